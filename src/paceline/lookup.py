@@ -1,0 +1,19 @@
+"""One way to say that a name is not known: list the choices, and the nearest one first."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def unknown(kind: str, name: object, choices: Iterable[str]) -> ValueError:
+    """The error for a name that is in no table.
+
+    >>> raise unknown("strategy", "fastestk", ["full", "fastest-k", "lgc"])
+    Traceback (most recent call last):
+    ValueError: unknown strategy 'fastestk'; did you mean 'fastest-k'? choose from full, fastest-k, lgc
+    """
+    names = list(choices)
+    near = difflib.get_close_matches(str(name), names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ValueError(f"unknown {kind} {name!r}; {hint}choose from {', '.join(names)}")
