@@ -1,0 +1,38 @@
+"""fastest-k: take the first K gradients of each round, throw the others away.
+
+    update_t = mean of the K gradients that came first
+
+Known as K-SGD or backup workers (Chen et al. 2016). Unbiased where stragglers are drawn anew each round;
+with persistent stragglers on skewed data the slow workers' classes are never learned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.strategies.choose_k import check_k, make_chooser
+from paceline.strategies.rounds import Rounds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FastestK:
+    """The fastest K of N workers make the update; late gradients are discarded.
+
+    >>> FastestK(k=3)
+    FastestK(k=3, warmup_rounds=0)
+    """
+
+    k: int | Literal["auto"]
+    warmup_rounds: int = 0
+
+    def __post_init__(self) -> None:
+        check_k(self.k, self.warmup_rounds)
+
+    def start(self) -> Rounds:
+        """The state of a run that begins now."""
+        return Rounds(chooser=make_chooser(self.k, compensated=False), warmup_rounds=self.warmup_rounds)
+
+    def updates_per_round(self, workers: int) -> int:
+        """Steps of the model in one round."""
+        return 1

@@ -1,0 +1,30 @@
+"""full: wait for everybody.
+
+    update_t = mean of all N gradients
+
+Unbiased, and as slow as the slowest worker of every round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.strategies.choose_k import Everybody
+from paceline.strategies.rounds import Rounds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Full:
+    """Synchronous SGD: every round takes all workers alive.
+
+    >>> Full().start().k
+    1
+    """
+
+    def start(self) -> Rounds:
+        """The state of a run that begins now."""
+        return Rounds(chooser=Everybody(), warmup_rounds=0)
+
+    def updates_per_round(self, workers: int) -> int:
+        """Steps of the model in one round."""
+        return 1

@@ -1,0 +1,110 @@
+"""lgc: take the first K gradients, and make up for the others one round late.
+
+    update_t = mean of the K fresh gradients of round t  +  e_{t-1}
+
+    e_{t-1}  = (1/N) * sum of the M late gradients of round t-1
+               - (M/N) * mean of the K fresh gradients of round t-1
+
+Live gradient compensation, J. Xu. With whole late work the bias of a round is cancelled by the next, so
+the updates add up to what `full` would have added up to, at the pace of the K-th worker.
+
+A late worker stops at the next block boundary and its gradient is the sum over the blocks it did divided by
+all blocks, so one that did r of s blocks counts r/s: the paper's linear scaling. `scale_partial=False`
+takes the unscaled mean over the r blocks instead.
+
+Where we differ: the server never waits for late gradients. M is the number that have arrived when the round
+closes; the paper takes all N - K. A gradient that misses that round too is dropped, and counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from paceline.events import Action, Drop, GradientArrived, Share, Step
+from paceline.strategies.choose_k import Chooser, check_k, make_chooser
+from paceline.strategies.rounds import Rounds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LGC:
+    """The fastest K of N workers, with the late work of the others added one round later.
+
+    >>> LGC(k=7, warmup_rounds=10)
+    LGC(k=7, warmup_rounds=10, scale_partial=True)
+    """
+
+    k: int | Literal["auto"]
+    warmup_rounds: int = 0
+    scale_partial: bool = True
+
+    def __post_init__(self) -> None:
+        check_k(self.k, self.warmup_rounds)
+
+    def start(self) -> CompensatedRounds:
+        """The state of a run that begins now."""
+        return CompensatedRounds(
+            chooser=make_chooser(self.k, compensated=True),
+            warmup_rounds=self.warmup_rounds,
+            scale_partial=self.scale_partial,
+        )
+
+    def updates_per_round(self, workers: int) -> int:
+        """Steps of the model in one round."""
+        return 1
+
+
+class CompensatedRounds(Rounds):
+    """Rounds that keep late gradients for the next update.
+
+    >>> state = LGC(k=1).start()
+    >>> state.version
+    0
+    """
+
+    def __init__(self, *, chooser: Chooser, warmup_rounds: int, scale_partial: bool) -> None:
+        super().__init__(chooser=chooser, warmup_rounds=warmup_rounds)
+        self._scale_partial = scale_partial
+        self._late_scales: dict[int, float] = {}
+        self._previous_fresh: set[int] = set()
+        self._previous_members = 0
+
+    def _late_arrived(self, event: GradientArrived) -> list[Action]:
+        if event.worker in self._late_scales or event.worker in self._previous_fresh:
+            return [Drop(worker=event.worker, version=event.version, reason="it came twice")]
+        unscaled = 1.0 if self._scale_partial else event.blocks / event.blocks_done
+        self._late_scales[event.worker] = unscaled
+        return []
+
+    def _step(self, at_seconds: float) -> Step:
+        members = self._previous_members
+        return Step(
+            version=self.version,
+            fresh=self._fresh_shares(),
+            late=tuple(
+                Share(worker=worker, version=self.version - 1, weight=scale / members)
+                for worker, scale in sorted(self._late_scales.items())
+            ),
+            previous_mean_weight=len(self._late_scales) / members if self._late_scales else 0.0,
+            at_seconds=at_seconds,
+        )
+
+    def _round_closed(self) -> None:
+        self._late_scales = {}
+        self._previous_fresh = set(self._fresh)
+        self._previous_members = self._members()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on later, as plain values."""
+        return super().state_dict() | {
+            "late_scales": sorted(self._late_scales.items()),
+            "previous_fresh": sorted(self._previous_fresh),
+            "previous_members": self._previous_members,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        super().load_state_dict(state)
+        self._late_scales = {int(worker): float(scale) for worker, scale in state["late_scales"]}
+        self._previous_fresh = set(state["previous_fresh"])
+        self._previous_members = state["previous_members"]

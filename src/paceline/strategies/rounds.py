@@ -1,0 +1,147 @@
+"""The round all synchronous strategies share: who is in, when it closes, what is late.
+
+       round 4 open                    closed by the K-th gradient: Step, Send to all alive
+    |--------------------------------|------------------------------|--> time
+    w0 #############>.................#############>.................    fresh, then waits
+    w1 ################>..............################>..............    fresh
+    w2 ##############################>|##########>###########>|             fresh: the K-th
+    w3 ################################ >                                 late: arrives in round 5
+
+A gradient of the open round is *fresh*, one of the round before is *late*, an older one is dropped.
+What becomes of late ones is the only thing in which the strategies differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from paceline.events import Action, Drop, Event, GradientArrived, Joined, Left, Send, Share, Step
+from paceline.strategies.choose_k import Chooser
+
+
+class Rounds:
+    """The state of a synchronous strategy; a subclass says what becomes of late gradients.
+
+    >>> from paceline.strategies.choose_k import FixedK
+    >>> rounds = Rounds(chooser=FixedK(1), warmup_rounds=0)
+    >>> _ = rounds.handle(Joined(worker=0)), rounds.handle(Joined(worker=1))
+    >>> rounds.handle(GradientArrived(worker=1, version=0))[0].fresh
+    (Share(worker=1, version=0, weight=1.0),)
+    """
+
+    def __init__(self, *, chooser: Chooser, warmup_rounds: int) -> None:
+        self.version = 0
+        self._chooser = chooser
+        self._warmup_rounds = warmup_rounds
+        self._alive: set[int] = set()
+        self._fresh: set[int] = set()
+        self._opened_seconds = 0.0
+
+    @property
+    def k(self) -> int:
+        """How many gradients close the round that is open."""
+        alive = max(1, len(self._alive))
+        if self.version < self._warmup_rounds:
+            return alive
+        return min(self._chooser.k(alive), alive)
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take in what happened; answer with what is to be done."""
+        match event:
+            case Joined():
+                if not self._alive:
+                    self._opened_seconds = event.at_seconds
+                self._alive.add(event.worker)
+                return [Send(workers=(event.worker,))]
+            case Left():
+                self._alive.discard(event.worker)
+                self._chooser.forget(event.worker)
+                return self._close_if_due(event.at_seconds)
+            case GradientArrived():
+                return self._arrived(event)
+
+    def _arrived(self, event: GradientArrived) -> list[Action]:
+        if event.version > self.version:
+            raise ValueError(
+                f"worker {event.worker} sent a gradient of version {event.version}, "
+                f"but the model is at version {self.version}"
+            )
+        if event.worker not in self._alive:
+            return [_drop(event, "its worker is not a member")]
+        self._chooser.observe(event, opened_seconds=self._opened_seconds, current=self.version)
+        if event.version == self.version:
+            if event.worker in self._fresh:
+                return [_drop(event, "it came twice")]
+            if not event.whole:
+                return [_drop(event, "it is incomplete and its round is still open")]
+            self._fresh.add(event.worker)
+            return self._close_if_due(event.at_seconds)
+        if event.version == self.version - 1:
+            return self._late_arrived(event)
+        return [_drop(event, f"it is {self.version - event.version} rounds old")]
+
+    def _close_if_due(self, at_seconds: float) -> list[Action]:
+        # A worker that delivered and then died still counts, so "everybody alive is in" is asked too.
+        if not self._fresh or (len(self._fresh) < self.k and not self._alive <= self._fresh):
+            return []
+        step = self._step(at_seconds)
+        self._chooser.closed(
+            version=self.version,
+            opened_seconds=self._opened_seconds,
+            closed_seconds=at_seconds,
+            fresh=len(self._fresh),
+        )
+        self._round_closed()
+        self.version += 1
+        self._fresh = set()
+        self._opened_seconds = at_seconds
+        return [step, Send(workers=tuple(sorted(self._alive)))]
+
+    def _step(self, at_seconds: float) -> Step:
+        return Step(version=self.version, fresh=self._fresh_shares(), at_seconds=at_seconds)
+
+    def _fresh_shares(self) -> tuple[Share, ...]:
+        weight = 1.0 / len(self._fresh)
+        return shares(self._fresh, self.version, weight)
+
+    def _members(self) -> int:
+        """N of the open round: everybody alive, and those who delivered before they died."""
+        return len(self._alive | self._fresh)
+
+    def _late_arrived(self, event: GradientArrived) -> list[Action]:
+        return [_drop(event, "its round had closed")]
+
+    def _round_closed(self) -> None:
+        """Called once a round, with the round's sets still in place."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on later, as plain values."""
+        return {
+            "version": self.version,
+            "alive": sorted(self._alive),
+            "fresh": sorted(self._fresh),
+            "opened_seconds": self._opened_seconds,
+            "chooser": self._chooser.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        self.version = state["version"]
+        self._alive = set(state["alive"])
+        self._fresh = set(state["fresh"])
+        self._opened_seconds = state["opened_seconds"]
+        self._chooser.load_state_dict(state["chooser"])
+
+
+def shares(workers: Iterable[int], version: int, weight: float) -> tuple[Share, ...]:
+    """Equal shares of several workers' gradients, in the order of the workers.
+
+    >>> [share.worker for share in shares({2, 0}, 1, 0.5)]
+    [0, 2]
+    """
+    return tuple(Share(worker=worker, version=version, weight=weight) for worker in sorted(workers))
+
+
+def _drop(event: GradientArrived, reason: str) -> Drop:
+    return Drop(worker=event.worker, version=event.version, reason=reason)

@@ -1,0 +1,102 @@
+"""The records of a run. All times are seconds since the run began, on the cluster's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+Outcome: TypeAlias = Literal["used", "late", "dropped"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One worker's work on one version of the model, and what came of it.
+
+       started       finished   arrived
+          |#############|~~~~~~~~~~|          # computing   ~ on the wire
+
+    `used` is in an update in time, `late` is in one as compensation, `dropped` is in none (`reason` says why).
+    `arrived_seconds` is None for work that never reached the server.
+
+    >>> Work(worker=0, version=0, started_seconds=0.0, finished_seconds=1.2, arrived_seconds=1.2).compute_seconds
+    1.2
+    """
+
+    worker: int
+    version: int
+    started_seconds: float
+    finished_seconds: float
+    arrived_seconds: float | None
+    blocks_done: int = 1
+    blocks: int = 1
+    outcome: Outcome = "used"
+    reason: str = ""
+
+    @property
+    def compute_seconds(self) -> float:
+        """How long the worker computed."""
+        return self.finished_seconds - self.started_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One step of the model: when its round opened and closed, and how many gradients it took.
+
+    >>> Round(version=0, opened_seconds=0.0, closed_seconds=2.0, k=3, used=3, late=0).seconds
+    2.0
+    """
+
+    version: int
+    opened_seconds: float
+    closed_seconds: float
+    k: int
+    used: int
+    late: int
+
+    @property
+    def seconds(self) -> float:
+        """How long the round was open."""
+        return self.closed_seconds - self.opened_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The model measured after some rounds: mean loss on the training data, accuracy on the test data.
+
+    >>> Evaluation(round=10, seconds=1.5, loss=0.7, accuracy=0.9).loss
+    0.7
+    """
+
+    round: int
+    seconds: float
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A whole run. `works` may be cut to the first rounds on large clusters; the counts never are.
+
+    >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=0, seconds=0.0)
+    >>> trace.clock, trace.late_work
+    ('virtual', 'partial')
+    """
+
+    strategy: str
+    seed: int
+    workers: int
+    recipe: Mapping[str, Any]
+    rounds_done: int
+    seconds: float
+    clock: Literal["virtual", "real"] = "virtual"
+    late_work: Literal["partial", "complete"] = "partial"
+    diverged: bool = False
+    used: int = 0
+    late: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    rounds: tuple[Round, ...] = ()
+    works: tuple[Work, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
