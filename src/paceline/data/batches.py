@@ -1,0 +1,103 @@
+"""The order in which one worker meets its samples.
+
+    pass 0              pass 1              pass 2
+    c a d b e | e b a c d | a d e c b | ...          each pass is a new permutation of the shard
+    [c a d b][e e b a][c d a d] ...                  batches of 4 run across the ends of passes
+
+So every batch has exactly the size asked for, no sample is dropped, and over any m passes every sample
+comes m times. A pass's permutation depends on the seed, the worker and the pass alone: not on the other
+workers, nor on what was drawn before, which is why two numbers are enough to resume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from paceline.randomness import torch_generator
+
+
+class BatchOrder:
+    """Endless batches of sample indices for one worker.
+
+    >>> order = BatchOrder(torch.tensor([10, 11, 12]), 2, seed=0, worker=4)
+    >>> sorted(torch.cat([order.next(), order.next(), order.next()]).tolist())
+    [10, 10, 11, 11, 12, 12]
+    >>> order.state_dict()
+    {'passes': 2, 'position': 0}
+    """
+
+    def __init__(self, shard: torch.Tensor, batch_size: int, *, seed: int, worker: int) -> None:
+        if shard.ndim != 1 or shard.dtype != torch.int64 or len(shard) == 0:
+            raise ValueError(
+                "shard must be an int64 tensor of at least one sample index "
+                f"(shape={tuple(shard.shape)}, dtype={shard.dtype})"
+            )
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1 (batch_size={batch_size})")
+        if worker < 0:
+            raise ValueError(f"worker must be at least 0 (worker={worker})")
+        self._shard = shard
+        self._batch_size = batch_size
+        self._seed = seed
+        self._worker = worker
+        self._begin_pass(0)
+
+    def next(self) -> torch.Tensor:
+        """The indices of the next batch, exactly `batch_size` of them.
+
+        >>> len(BatchOrder(torch.arange(3), 8, seed=0, worker=0).next())
+        8
+        """
+        pieces: list[torch.Tensor] = []
+        missing = self._batch_size
+        while missing > 0:
+            piece = self._permuted[self._position : self._position + missing]
+            pieces.append(piece)
+            missing -= len(piece)
+            self._position += len(piece)
+            if self._position == len(self._shard):
+                self._begin_pass(self._passes + 1)
+        return torch.cat(pieces)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        return self.next()
+
+    def state_dict(self) -> dict[str, int]:
+        """How many passes are done, and how far the present one is.
+
+        >>> BatchOrder(torch.arange(3), 2, seed=0, worker=0).state_dict()
+        {'passes': 0, 'position': 0}
+        """
+        return {"passes": self._passes, "position": self._position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on exactly where another order of the same shard, seed and worker stood.
+
+        >>> first, second = (BatchOrder(torch.arange(9), 2, seed=0, worker=0) for _ in range(2))
+        >>> _ = [first.next() for _ in range(7)]
+        >>> second.load_state_dict(first.state_dict())
+        >>> bool((first.next() == second.next()).all())
+        True
+        """
+        if set(state) != {"passes", "position"}:
+            raise ValueError(f"state must hold passes and position (it holds {', '.join(sorted(state))})")
+        if state["passes"] < 0:
+            raise ValueError(f"passes must be at least 0 (passes={state['passes']})")
+        if not 0 <= state["position"] < len(self._shard):
+            raise ValueError(
+                "position must be between 0 and the shard's last sample: the state is of another shard "
+                f"(position={state['position']}, samples={len(self._shard)})"
+            )
+        self._begin_pass(state["passes"])
+        self._position = state["position"]
+
+    def _begin_pass(self, number: int) -> None:
+        generator = torch_generator(self._seed, "batches", self._worker, number)
+        self._passes = number
+        self._position = 0
+        self._permuted = self._shard[torch.randperm(len(self._shard), generator=generator)]
