@@ -1,0 +1,182 @@
+"""The papers' networks at CIFAR size, and how a user's own is named.
+
+The rule: a network is its name, its input shape, its number of classes and its seed. The same four give
+the same parameters to the last bit, nothing here touches torch's global random numbers, and no network
+draws any later: there is no dropout. Importing this package does not import torch; building a network does.
+
+Every network in the table takes any image size and any number of channels, and is an `nn.Sequential` of its
+blocks, so a pipeline may cut it between any two. A new one is its file and one line in `MODELS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from paceline.lookup import unknown
+from paceline.randomness import seed_for
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["MODELS", "ModelEntry", "build_model", "count_parameters"]
+
+BATCH_OR_GROUP = ("batch", "group")
+BATCH_GROUP_OR_NONE = ("batch", "group", "none")
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One line of the table: where the network is built, what it is, and its choices of normalisation.
+
+    `location` is 'module:function'. The first of `norms` is the default; empty means there is no choice.
+
+    >>> entry = MODELS["vgg11"]
+    >>> entry.location, entry.norms, entry.takes_norm
+    ('paceline.models.vgg:vgg11', ('batch', 'group', 'none'), True)
+    """
+
+    location: str
+    description: str
+    norms: tuple[str, ...] = ()
+
+    @property
+    def takes_norm(self) -> bool:
+        """Whether the network's normalisation can be chosen.
+
+        >>> MODELS["mlp"].takes_norm
+        False
+        """
+        return bool(self.norms)
+
+
+def _entry(place: str, description: str, norms: tuple[str, ...] = ()) -> ModelEntry:
+    return ModelEntry(f"{__name__}.{place}", description, norms)
+
+
+MODELS = MappingProxyType(
+    {
+        "mlp": _entry("mlp:mlp", "two hidden layers of 128; the quickest"),
+        "lenet": _entry("lenet:lenet", "LeNet-5: two convolutions, three linear layers"),
+        "vgg11": _entry("vgg:vgg11", "VGG-11, one linear layer", BATCH_GROUP_OR_NONE),
+        "vgg13": _entry("vgg:vgg13", "VGG-13, one linear layer", BATCH_GROUP_OR_NONE),
+        "vgg16": _entry("vgg:vgg16", "VGG-16, one linear layer", BATCH_GROUP_OR_NONE),
+        "vgg19": _entry("vgg:vgg19", "VGG-19, one linear layer", BATCH_GROUP_OR_NONE),
+        "resnet18": _entry("resnet:resnet18", "ResNet-18, basic blocks", BATCH_OR_GROUP),
+        "resnet34": _entry("resnet:resnet34", "ResNet-34, basic blocks", BATCH_OR_GROUP),
+        "resnet50": _entry("resnet:resnet50", "ResNet-50, bottleneck blocks", BATCH_OR_GROUP),
+        "resnet101": _entry("resnet:resnet101", "ResNet-101, bottleneck blocks", BATCH_OR_GROUP),
+        "wrn10": _entry("wide_resnet:wrn10", "Wide ResNet 10-8", BATCH_OR_GROUP),
+        "wrn16": _entry("wide_resnet:wrn16", "Wide ResNet 16-8", BATCH_OR_GROUP),
+        "wrn22": _entry("wide_resnet:wrn22", "Wide ResNet 22-8", BATCH_OR_GROUP),
+        "alexnet": _entry("alexnet:alexnet", "AlexNet, local response normalisation"),
+        "alexnet-bn": _entry("alexnet:alexnet_bn", "AlexNet, batch normalisation", BATCH_OR_GROUP),
+        "googlenet": _entry("googlenet:googlenet", "GoogLeNet: nine inception modules", BATCH_OR_GROUP),
+        "densenet121": _entry("densenet:densenet121", "DenseNet-121, growth 32", BATCH_OR_GROUP),
+        "mobilenetv2": _entry("mobilenetv2:mobilenetv2", "MobileNetV2, width 1", BATCH_OR_GROUP),
+    }
+)
+"""Every network by its name on the command line."""
+
+
+def build_model(
+    name: str,
+    *,
+    input_shape: tuple[int, int, int],
+    classes: int,
+    norm: str | None = None,
+    seed: int = 0,
+) -> nn.Module:
+    """Build a network of the table, or a user's own named 'module:factory', with seeded parameters.
+
+    `input_shape` is (channels, height, width). `norm` is one of the network's choices; None is its default.
+    The parameters are drawn on the CPU; torch's global generator is left as it was.
+
+    >>> model = build_model("mlp", input_shape=(1, 8, 8), classes=10, seed=3)
+    >>> count_parameters(model)
+    26122
+    >>> build_model("mlp", input_shape=(1, 8, 8), classes=10, norm="group")
+    Traceback (most recent call last):
+    ValueError: model 'mlp' has no normalisation to choose (norm='group'); leave norm out, or take one of ...
+    """
+    shape = _checked_shape(input_shape)
+    classes, seed = _checked_integer("classes", classes), _checked_integer("seed", seed)
+    if classes < 1:
+        raise ValueError(f"classes must be at least 1 (classes={classes}); give the number of labels")
+    own = isinstance(name, str) and ":" in name
+    if not own and name not in MODELS:
+        raise unknown("model", name, MODELS)
+    norm = _checked_norm(name, norm)
+
+    import torch
+
+    # The CPU's generator alone is forked and seeded: torch.manual_seed would seed the GPUs' as well.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed_for(seed, "model"))
+        if own:
+            from paceline.models.own import build_own
+
+            return build_own(name, input_shape=shape, classes=classes)
+        return _build_listed(MODELS[name], shape, classes, norm)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """How many numbers a network learns.
+
+    >>> import torch
+    >>> count_parameters(torch.nn.Linear(3, 2))
+    8
+    """
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _build_listed(entry: ModelEntry, shape: tuple[int, int, int], classes: int, norm: str | None) -> nn.Module:
+    from paceline.models.initialisation import initialise
+
+    module, function = entry.location.split(":")
+    choice = {} if norm is None else {"norm": norm}
+    builder = getattr(importlib.import_module(module), function)
+    model: nn.Module = builder(input_shape=shape, classes=classes, **choice)
+    initialise(model)
+    return model
+
+
+def _checked_norm(name: str, norm: str | None) -> str | None:
+    norms = MODELS[name].norms if name in MODELS else ()
+    if norm is None:
+        return norms[0] if norms else None
+    if not norms:
+        takers = ", ".join(model for model, entry in MODELS.items() if entry.takes_norm)
+        raise ValueError(
+            f"model {name!r} has no normalisation to choose (norm={norm!r}); leave norm out, or take one of {takers}"
+        )
+    if norm not in norms:
+        raise unknown(f"norm for {name}", norm, norms)
+    return norm
+
+
+def _checked_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:
+    try:
+        channels, height, width = (_checked_integer("a side", side) for side in input_shape)
+        sound = min(channels, height, width) >= 1
+    except (TypeError, ValueError):
+        sound = False
+    if not sound:
+        raise ValueError(
+            "input_shape must be three whole numbers of at least 1, (channels, height, width), "
+            f"such as (3, 32, 32) (input_shape={input_shape!r})"
+        )
+    return channels, height, width
+
+
+def _checked_integer(what: str, value: object) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(f"{what} must be a whole number ({what}={value!r})") from None

@@ -1,0 +1,63 @@
+"""VGG: Simonyan and Zisserman 2015, "Very deep convolutional networks for large-scale image recognition".
+
+Five stages of 3x3 convolutions, each ended by a 2x2 max pooling; the maps double up to 512.
+
+Where we differ: one linear layer instead of three and no dropout, as is customary for CIFAR and as the LGC
+paper has it; normalisation after every convolution (norm="none" is the original). The convolutions keep their
+bias beside the normalisation, so that the parameters are as many as others count.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from paceline.models.layers import classifier, convolution
+from paceline.models.normalisation import norm_layer
+
+STAGE_CHANNELS = (64, 128, 256, 512, 512)
+
+
+def vgg11(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
+    """VGG-11: eight convolutions.
+
+    >>> len(vgg11(input_shape=(1, 8, 8), classes=10))
+    14
+    """
+    return _vgg((1, 1, 2, 2, 2), input_shape[0], classes, norm)
+
+
+def vgg13(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
+    """VGG-13: ten convolutions.
+
+    >>> len(vgg13(input_shape=(1, 8, 8), classes=10))
+    16
+    """
+    return _vgg((2, 2, 2, 2, 2), input_shape[0], classes, norm)
+
+
+def vgg16(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
+    """VGG-16: thirteen convolutions.
+
+    >>> len(vgg16(input_shape=(1, 8, 8), classes=10))
+    19
+    """
+    return _vgg((2, 2, 3, 3, 3), input_shape[0], classes, norm)
+
+
+def vgg19(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
+    """VGG-19: sixteen convolutions.
+
+    >>> len(vgg19(input_shape=(1, 8, 8), classes=10))
+    22
+    """
+    return _vgg((2, 2, 4, 4, 4), input_shape[0], classes, norm)
+
+
+def _vgg(convolutions_per_stage: tuple[int, ...], channels: int, classes: int, norm: str) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for convolutions, wide in zip(convolutions_per_stage, STAGE_CHANNELS, strict=True):
+        for _ in range(convolutions):
+            layers.append(nn.Sequential(convolution(channels, wide, 3, bias=True), norm_layer(norm, wide), nn.ReLU()))
+            channels = wide
+        layers.append(nn.MaxPool2d(2, ceil_mode=True))
+    return nn.Sequential(*layers, classifier(channels, classes))
