@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.traces.records import Trace
+from paceline.traces.records import Evaluation, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +54,10 @@ def seconds_to_target(trace: Trace) -> float | None:
 
     >>> seconds_to_target(Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=1.0))
     """
-    target = trace.recipe.get("target_loss")
+    target: float | None = trace.recipe.get("target_loss")
     if target is None:
         return None
-    before = None
+    before: Evaluation | None = None
     for evaluation in trace.evaluations:
         if evaluation.loss <= target:
             if before is None or before.loss <= evaluation.loss:

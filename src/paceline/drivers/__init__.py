@@ -1,0 +1,1 @@
+"""What drives the core: a virtual clock here, real processes elsewhere. Drivers do not know each other."""

@@ -1,0 +1,236 @@
+"""N workers and a server on a virtual clock: who computes when, and which steps come of it.
+
+Time does not depend on what the gradients hold, so the cluster deals in *tasks* (who, which version, how many
+blocks) and whoever trains computes the gradients a step asks for.
+
+What becomes of a worker that is still computing when it hears that its round has closed:
+
+    late_work="partial"    it stops at the next block boundary, sends what it has, begins the next round
+        round closed ------->|
+        ####|####|####|####|##|#> sends 5 of 8 blocks, joins the next round late
+
+    late_work="complete"   the paper's simplification: its whole gradient is there at once, for nothing
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from paceline.drivers.simulated.delays import Delays
+from paceline.drivers.simulated.ledger import Ledger
+from paceline.drivers.simulated.network import Direction, Network
+from paceline.drivers.simulated.task import Task, blocks_by
+from paceline.events import Drop, GradientArrived, Joined, Send, Step
+from paceline.strategies import Running
+
+LateWork: TypeAlias = Literal["partial", "complete"]
+_DRAWS_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """A step the strategy asked for, and the tasks behind its shares, in the same order."""
+
+    step: Step
+    k: int
+    opened_seconds: float
+    fresh: tuple[Task, ...]
+    late: tuple[Task, ...]
+
+
+class Cluster:
+    """Drives one strategy with simulated workers.
+
+    >>> from paceline.drivers.simulated.delays import Recorded
+    >>> from paceline.strategies import Full
+    >>> cluster = Cluster(Full().start(), workers=2, delays=Recorded(rows=((1.0, 2.0),)))
+    >>> [closed.step.at_seconds for closed in cluster.run(3)]
+    [2.0, 4.0, 6.0]
+    """
+
+    def __init__(
+        self,
+        strategy: Running,
+        *,
+        workers: int,
+        delays: Delays,
+        network: Network | None = None,
+        late_work: LateWork = "partial",
+        blocks: int = 1,
+        up_bytes: int = 0,
+        down_bytes: int = 0,
+        ledger: Ledger | None = None,
+    ) -> None:
+        network = network or Network()
+        self.ledger = ledger if ledger is not None else Ledger()
+        self.now_seconds = 0.0
+        self._strategy = strategy
+        self._delays = delays
+        self._blocks = blocks
+        self._late_work = late_work
+        self._up_bytes, self._down_bytes = up_bytes, down_bytes
+        self._up, self._down = Direction(network, workers), Direction(network, workers)
+        self._workers = [_Worker() for _ in range(workers)]
+        self._delay_chunks: list[tuple[int, list[float]]] = [(-1, [])] * workers
+        self._tasks: dict[tuple[int, int], Task] = {}
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._closed: list[Closed] = []
+        self._opened_seconds = 0.0
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest version whose gradients may still be asked for."""
+        return min((version for _, version in self._tasks), default=self._strategy.version)
+
+    def run(self, steps: int) -> Iterator[Closed]:
+        """Go on until so many steps were taken, and yield each."""
+        if steps < 1:
+            raise ValueError(f"steps must be 1 or more (steps={steps})")
+        for worker in range(len(self._workers)):
+            self._act(self._strategy.handle(Joined(worker=worker)))
+        taken = 0
+        while taken < steps:
+            self.now_seconds, _, happen = heapq.heappop(self._queue)
+            happen()
+            while self._closed and taken < steps:
+                taken += 1
+                yield self._closed.pop(0)
+        for task in self._tasks.values():
+            self.ledger.dropped(task, "the run ended", self.now_seconds)
+
+    # -- what happens ------------------------------------------------------------------------------------------
+
+    def _at(self, seconds: float, happen: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (seconds, next(self._order), happen))
+
+    def _delivered(self, worker: int, version: int) -> None:
+        state = self._workers[worker]
+        state.newest_version = version
+        if state.newest_sent > version:
+            self._deliver(worker)  # while this one was on the wire the model moved on
+        else:
+            state.on_the_wire = False
+        task = state.task
+        if task is None:
+            self._begin(worker)
+        elif self._late_work == "complete":
+            task.finished_seconds = self.now_seconds
+            self.ledger.received(self._up_bytes)
+            self._at(self.now_seconds, lambda: self._arrived(task))
+            self._begin(worker)
+        else:
+            self._stop_at_block_boundary(task)
+
+    def _begin(self, worker: int) -> None:
+        state = self._workers[worker]
+        seconds = self._delay(worker, state.draws)
+        task = Task(
+            worker=worker,
+            version=state.newest_version,
+            draw=state.draws,
+            started_seconds=self.now_seconds,
+            seconds=seconds,
+            blocks=self._blocks,
+            finished_seconds=self.now_seconds + seconds,
+            blocks_done=self._blocks,
+        )
+        state.task, state.draws = task, state.draws + 1
+        self._tasks[worker, task.version] = task
+        self._schedule_finish(task)
+
+    def _schedule_finish(self, task: Task) -> None:
+        finish = task.finished_seconds
+        self._at(finish, lambda: self._finished(task, finish))
+
+    def _stop_at_block_boundary(self, task: Task) -> None:
+        done = blocks_by(self.now_seconds - task.started_seconds, task.seconds / task.blocks, task.blocks)
+        if done < task.blocks_done:
+            task.blocks_done = int(done)
+            task.finished_seconds = task.started_seconds + int(done) * (task.seconds / task.blocks)
+            self._schedule_finish(task)
+
+    def _finished(self, task: Task, scheduled_seconds: float) -> None:
+        state = self._workers[task.worker]
+        if state.task is not task or task.finished_seconds != scheduled_seconds:
+            return  # it was stopped earlier than this
+        state.task = None
+        arrival = self._up.arrival(worker=task.worker, at_seconds=self.now_seconds, message_bytes=self._up_bytes)
+        self.ledger.received(self._up_bytes)
+        self._at(arrival, lambda: self._arrived(task))
+        if state.newest_version > task.version:
+            self._begin(task.worker)
+
+    def _arrived(self, task: Task) -> None:
+        task.arrived_seconds = self.now_seconds
+        event = GradientArrived(
+            worker=task.worker,
+            version=task.version,
+            blocks_done=task.blocks_done,
+            blocks=task.blocks,
+            at_seconds=self.now_seconds,
+            work_seconds=task.seconds * task.blocks_done / task.blocks,
+        )
+        self._act(self._strategy.handle(event))
+
+    # -- what is asked -----------------------------------------------------------------------------------------
+
+    def _act(self, actions: list[Step | Send | Drop]) -> None:
+        for action in actions:
+            match action:
+                case Step():
+                    self._step(action)
+                case Send():
+                    for worker in action.workers:
+                        self._send(worker)
+                case Drop():
+                    task = self._tasks.pop((action.worker, action.version))
+                    self.ledger.dropped(task, action.reason, self.now_seconds)
+
+    def _step(self, step: Step) -> None:
+        fresh = tuple(self._tasks.pop((share.worker, share.version)) for share in step.fresh)
+        late = tuple(self._tasks.pop((share.worker, share.version)) for share in step.late)
+        closed = Closed(step=step, k=len(fresh), opened_seconds=self._opened_seconds, fresh=fresh, late=late)
+        self.ledger.closed(closed.step, closed.opened_seconds, fresh, late)
+        self._closed.append(closed)
+        self._opened_seconds = self.now_seconds
+
+    def _send(self, worker: int) -> None:
+        state = self._workers[worker]
+        state.newest_sent = self._strategy.version
+        if not state.on_the_wire:
+            self._deliver(worker)
+
+    def _deliver(self, worker: int) -> None:
+        state = self._workers[worker]
+        state.on_the_wire = True
+        version = state.newest_sent
+        arrival = self._down.arrival(worker=worker, at_seconds=self.now_seconds, message_bytes=self._down_bytes)
+        self.ledger.sent(self._down_bytes)
+        self._at(arrival, lambda: self._delivered(worker, version))
+
+    def _delay(self, worker: int, draw: int) -> float:
+        chunk, times = self._delay_chunks[worker]
+        if draw // _DRAWS_AT_ONCE != chunk:
+            chunk = draw // _DRAWS_AT_ONCE
+            draws = np.arange(chunk * _DRAWS_AT_ONCE, (chunk + 1) * _DRAWS_AT_ONCE, dtype=np.int64)
+            times = self._delays.seconds(np.asarray(worker, dtype=np.int64), draws).tolist()
+            self._delay_chunks[worker] = chunk, times
+        return times[draw % _DRAWS_AT_ONCE]
+
+
+@dataclass(slots=True)
+class _Worker:
+    """What the cluster knows of one worker."""
+
+    task: Task | None = None
+    draws: int = 0
+    newest_version: int = -1
+    newest_sent: int = -1
+    on_the_wire: bool = False

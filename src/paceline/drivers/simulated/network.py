@@ -1,0 +1,68 @@
+"""What a message costs on its way: latency, a worker's own link, and the server's link that all share.
+
+A message flows through both links at once; each link carries one message at a time, in order:
+
+    server link   |==w0==|==w1==|==w2==|            bytes / server bandwidth each
+    w2's link                   |========|          bytes / worker bandwidth
+    arrives                              |~~>|      the later of the two ends, plus the latency
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from paceline.drivers.simulated.delays import check_not_negative
+
+BITS_PER_BYTE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Latency one way, and bandwidth in bits per second in each direction; infinite by default.
+
+    >>> Network(latency_seconds=0.001, worker_bits_per_second=1e9).free
+    False
+    """
+
+    latency_seconds: float = 0.0
+    worker_bits_per_second: float = math.inf
+    server_bits_per_second: float = math.inf
+
+    def __post_init__(self) -> None:
+        check_not_negative("latency_seconds", self.latency_seconds)
+        for name in ("worker_bits_per_second", "server_bits_per_second"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ValueError(f"{name} must be more than 0 ({name}={value})")
+
+    @property
+    def free(self) -> bool:
+        """Whether messages cost nothing but latency."""
+        return math.isinf(self.worker_bits_per_second) and math.isinf(self.server_bits_per_second)
+
+
+class Direction:
+    """All messages of one direction, up or down.
+
+    >>> up = Direction(Network(worker_bits_per_second=8.0), workers=2)
+    >>> up.arrival(worker=0, at_seconds=0.0, message_bytes=3)
+    3.0
+    """
+
+    def __init__(self, network: Network, workers: int) -> None:
+        self._network = network
+        self._worker_free = [0.0] * workers
+        self._server_free = 0.0
+
+    def arrival(self, *, worker: int, at_seconds: float, message_bytes: int) -> float:
+        """When a message that is ready at `at_seconds` has arrived; books both links."""
+        if self._network.free:
+            return at_seconds + self._network.latency_seconds
+        bits = message_bytes * BITS_PER_BYTE
+        start = max(at_seconds, self._worker_free[worker])
+        worker_end = start + bits / self._network.worker_bits_per_second
+        server_end = max(start, self._server_free) + bits / self._network.server_bits_per_second
+        self._worker_free[worker] = max(worker_end, server_end)
+        self._server_free = server_end
+        return max(worker_end, server_end) + self._network.latency_seconds

@@ -1,0 +1,125 @@
+"""One simulated run: the cluster says which steps are taken when, the learner takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.drivers.simulated.cluster import Cluster, LateWork
+from paceline.drivers.simulated.delays import Delays
+from paceline.drivers.simulated.learner import Learner, Training
+from paceline.drivers.simulated.network import Network
+from paceline.strategies import Strategy
+from paceline.traces import Evaluation, Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a run stands after a round; `loss` and `accuracy` are those last measured.
+
+    >>> Progress(round=3, seconds=0.4).loss is None
+    True
+    """
+
+    round: int
+    seconds: float
+    loss: float | None = None
+    accuracy: float | None = None
+
+
+class Simulation:
+    """A run that can be watched round by round: iterate over it, then ask for its `trace`."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        strategy: Strategy,
+        training: Training | None,
+        workers: int,
+        rounds: int,
+        delays: Delays,
+        network: Network,
+        late_work: LateWork,
+        blocks: int,
+        evaluate_every: int = 10,
+        seed: int = 0,
+        recipe: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._name, self._seed, self._recipe = name, seed, recipe or {}
+        self._workers, self._rounds, self._late_work = workers, rounds, late_work
+        self._evaluate_every = evaluate_every
+        self._steps_per_round = strategy.updates_per_round(workers)
+        self.learner = Learner(training) if training else None
+        message_bytes = self.learner.gradient_bytes if self.learner else 0
+        self._cluster = Cluster(
+            strategy.start(),
+            workers=workers,
+            delays=delays,
+            network=network,
+            late_work=late_work,
+            blocks=blocks,
+            up_bytes=message_bytes,
+            down_bytes=message_bytes,
+        )
+        self._evaluations: list[Evaluation] = []
+        self._rounds_done = 0
+        self._diverged = False
+
+    def __iter__(self) -> Iterator[Progress]:
+        if self.learner:
+            yield self._evaluate(0)
+        steps = 0
+        for closed in self._cluster.run(self._rounds * self._steps_per_round):
+            steps += 1
+            oldest = self._cluster.oldest_version
+            if self.learner and not self.learner.take(closed, oldest_version=oldest):
+                self._diverged = True
+                return
+            if steps % self._steps_per_round == 0:
+                self._rounds_done = steps // self._steps_per_round
+                yield self._progress()
+
+    def _progress(self) -> Progress:
+        due = self._rounds_done % self._evaluate_every == 0 or self._rounds_done == self._rounds
+        if self.learner and due:
+            return self._evaluate(self._rounds_done)
+        last = self._evaluations[-1] if self._evaluations else None
+        return Progress(
+            round=self._rounds_done,
+            seconds=self._cluster.now_seconds,
+            loss=last.loss if last else None,
+            accuracy=last.accuracy if last else None,
+        )
+
+    def _evaluate(self, after_round: int) -> Progress:
+        if self.learner is None:
+            raise ValueError("a run without training has nothing to evaluate")
+        loss, accuracy = self.learner.evaluate()
+        seconds = self._cluster.now_seconds
+        self._evaluations.append(Evaluation(round=after_round, seconds=seconds, loss=loss, accuracy=accuracy))
+        return Progress(round=after_round, seconds=seconds, loss=loss, accuracy=accuracy)
+
+    @property
+    def trace(self) -> Trace:
+        """What happened so far."""
+        ledger = self._cluster.ledger
+        return Trace(
+            strategy=self._name,
+            seed=self._seed,
+            workers=self._workers,
+            recipe=self._recipe,
+            rounds_done=self._rounds_done,
+            seconds=self._cluster.now_seconds,
+            late_work=self._late_work,
+            diverged=self._diverged,
+            used=ledger.used,
+            late=ledger.late,
+            dropped=dict(ledger.dropped_reasons),
+            sent_bytes=ledger.sent_bytes,
+            received_bytes=ledger.received_bytes,
+            rounds=tuple(ledger.rounds),
+            works=tuple(ledger.works),
+            evaluations=tuple(self._evaluations),
+        )

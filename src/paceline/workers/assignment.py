@@ -1,0 +1,51 @@
+"""What one worker is to compute, and what it gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Assignment:
+    """A worker's batch, and how many of its equal blocks it gets done.
+
+    >>> Assignment(inputs=torch.zeros(8, 2), targets=torch.zeros(8), blocks=4, blocks_done=3).samples_done
+    6
+    """
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    blocks: int = 1
+    blocks_done: int = 1
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) % self.blocks:
+            raise ValueError(
+                f"the batch must divide into equal blocks (batch size {len(self.inputs)}, blocks {self.blocks})"
+            )
+        if not 1 <= self.blocks_done <= self.blocks:
+            raise ValueError(
+                f"blocks_done must be between 1 and blocks (blocks_done={self.blocks_done}, blocks={self.blocks})"
+            )
+
+    @property
+    def samples_done(self) -> int:
+        """How many samples of the batch are in the gradient."""
+        return len(self.inputs) // self.blocks * self.blocks_done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Gradients:
+    """A row per worker: the flat gradient and the buffers after the pass; and each worker's mean loss.
+
+    A gradient is the sum over the blocks done of the block's mean gradient, divided by all blocks.
+
+    >>> Gradients(gradients=torch.zeros(2, 3), buffers=torch.zeros(2, 0), losses=torch.zeros(2)).losses.shape
+    torch.Size([2])
+    """
+
+    gradients: torch.Tensor
+    buffers: torch.Tensor
+    losses: torch.Tensor

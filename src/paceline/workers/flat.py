@@ -1,0 +1,53 @@
+"""A model's parameters and buffers as flat vectors, which is how they travel and are added up."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class FlatModel:
+    """A module whose parameters, and whose gradients, live in one flat float32 vector each.
+
+    >>> flat = FlatModel(nn.Linear(2, 1))
+    >>> flat.parameters.numel(), flat.buffers.numel()
+    (3, 0)
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if not trained:
+            raise ValueError("the model has no parameter that requires a gradient")
+        for parameter in trained:
+            if parameter.dtype is not torch.float32:
+                raise ValueError(f"parameters must be float32 (found {parameter.dtype}); convert the model first")
+        self.module = module
+        self.parameters = torch.cat([parameter.detach().reshape(-1) for parameter in trained])
+        self.gradient = torch.zeros_like(self.parameters)
+        self.offsets: dict[nn.Parameter, int] = {}
+        offset = 0
+        for parameter in trained:
+            end = offset + parameter.numel()
+            parameter.data = self.parameters[offset:end].view_as(parameter)
+            parameter.grad = self.gradient[offset:end].view_as(parameter)
+            self.offsets[parameter] = offset
+            offset = end
+
+    @property
+    def buffers(self) -> torch.Tensor:
+        """All buffers (BatchNorm's statistics) in one vector; whole numbers become floats."""
+        buffers = [buffer.detach().reshape(-1).float() for buffer in self.module.buffers()]
+        return torch.cat(buffers) if buffers else torch.zeros(0)
+
+    def load(self, parameters: torch.Tensor, buffers: torch.Tensor) -> None:
+        """Take over parameters and buffers from vectors."""
+        self.parameters.copy_(parameters)
+        self.load_buffers(buffers)
+
+    def load_buffers(self, buffers: torch.Tensor) -> None:
+        """Take over the buffers from a vector; whole numbers are rounded back."""
+        offset = 0
+        for buffer in self.module.buffers():
+            part = buffers[offset : offset + buffer.numel()].view_as(buffer)
+            buffer.copy_(part if buffer.is_floating_point() else part.round())
+            offset += buffer.numel()

@@ -1,0 +1,166 @@
+"""Gradients of all workers of a round in one pass.
+
+The obvious way, `torch.func.vmap(grad(...))`, turns every layer into a grouped one and gains nothing on
+convolutions. Here the samples of all workers run through the plain layers together, and only the weight
+gradients are kept apart (`layers.py`).
+
+A model qualifies when every layer that owns parameters is one we know, it has no dropout, and one
+comparison with the loop, on the first batches it sees, agrees. All else goes through `loop.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from paceline.workers import layers
+from paceline.workers.assignment import Assignment, Gradients
+from paceline.workers.flat import FlatModel
+from paceline.workers.layers import Rows
+
+Forward = Callable[[Any, torch.Tensor, Rows], torch.Tensor]
+
+LAYERS: dict[type[nn.Module], Forward] = {
+    nn.Linear: layers.linear,
+    nn.Conv2d: layers.conv2d,
+    nn.GroupNorm: layers.group_norm,
+}
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+_DROPOUTS = (nn.modules.dropout._DropoutNd,)
+_AGREEMENT = 1e-4
+
+
+class GroupedGradients:
+    """Computes the gradients of several workers in one forward and one backward pass.
+
+    >>> engine = GroupedGradients(nn.Linear(2, 3))
+    >>> batch = Assignment(inputs=torch.ones(4, 2), targets=torch.tensor([0, 1, 2, 0]))
+    >>> result = engine.compute(engine.model.parameters.clone(), engine.model.buffers, [batch, batch])
+    >>> result.gradients.shape
+    torch.Size([2, 9])
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        reason = why_not_grouped(module)
+        if reason:
+            raise ValueError(f"this model's gradients cannot be computed in one pass: {reason}")
+        self.model = FlatModel(module)
+
+    def compute(self, parameters: torch.Tensor, buffers: torch.Tensor, assignments: Sequence[Assignment]) -> Gradients:
+        """The gradient of each assignment at the given parameters."""
+        self.model.module.train()
+        self.model.load(parameters, buffers)
+        matrix = torch.zeros(len(assignments), parameters.numel())
+        batch = _Batch(assignments)
+        norms = _GroupedBatchNorms(self.model.module, batch)
+        with _forwards(self.model.module, Rows(matrix, self.model.offsets), norms):
+            losses = F.cross_entropy(self.model.module(batch.inputs), batch.targets, reduction="none")
+            (losses * batch.weights).sum().backward()  # type: ignore[no-untyped-call]
+        done = batch.weights.view(len(assignments), -1) > 0
+        per_worker = losses.detach().view(done.shape).where(done, torch.zeros(())).sum(1) / done.sum(1)
+        return Gradients(gradients=matrix, buffers=norms.buffers_after(self.model, buffers), losses=per_worker)
+
+
+class _Batch:
+    """All workers' samples in a row, cut where nobody gets to; samples not done weigh nothing."""
+
+    def __init__(self, assignments: Sequence[Assignment]) -> None:
+        sizes = {(len(assignment.inputs), assignment.blocks) for assignment in assignments}
+        if len(sizes) != 1:
+            raise ValueError(f"all workers of a pass need one batch size and one number of blocks (found {sizes})")
+        ((batch_size, blocks),) = sizes
+        self.workers = len(assignments)
+        self.blocks_done = [assignment.blocks_done for assignment in assignments]
+        self.blocks = max(self.blocks_done)
+        samples = batch_size // blocks * self.blocks
+        self.inputs = torch.cat([assignment.inputs[:samples] for assignment in assignments])
+        self.targets = torch.cat([assignment.targets[:samples] for assignment in assignments])
+        weights = torch.zeros(self.workers, samples)
+        for row, assignment in zip(weights, assignments, strict=True):
+            row[: assignment.samples_done] = 1.0 / batch_size
+        self.weights = weights.view(-1)
+
+
+class _GroupedBatchNorms:
+    """BatchNorm with the statistics of each worker's blocks, and running statistics per worker."""
+
+    def __init__(self, module: nn.Module, batch: _Batch) -> None:
+        self._batch = batch
+        self._running: dict[nn.Module, tuple[torch.Tensor, torch.Tensor]] = {}
+        for part in module.modules():
+            if isinstance(part, _BATCH_NORMS) and part.running_mean is not None and part.running_var is not None:
+                rows = (batch.workers, 1)
+                self._running[part] = part.running_mean.repeat(rows), part.running_var.repeat(rows)
+
+    def forward(self, layer: Any, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
+        parts = []
+        for index, block in enumerate(inputs.chunk(self._batch.workers * self._batch.blocks)):
+            worker, number = divmod(index, self._batch.blocks)
+            means, variances = None, None
+            if layer in self._running and number < self._batch.blocks_done[worker]:
+                means, variances = (running[worker] for running in self._running[layer])
+            parts.append(F.batch_norm(block, means, variances, None, None, True, layer.momentum, layer.eps))
+        return layers.affine(layer, torch.cat(parts), rows)
+
+    def buffers_after(self, model: FlatModel, before: torch.Tensor) -> torch.Tensor:
+        """A row of buffers per worker."""
+        columns = []
+        for part in model.module.modules():
+            for name, buffer in part.named_buffers(recurse=False):
+                columns.append(self._column(part, name, buffer))
+        return torch.cat(columns, dim=1) if columns else torch.zeros(self._batch.workers, 0)
+
+    def _column(self, part: nn.Module, name: str, buffer: torch.Tensor) -> torch.Tensor:
+        if part in self._running and name in ("running_mean", "running_var"):
+            return self._running[part][name == "running_var"]
+        column = buffer.detach().reshape(1, -1).float().repeat(self._batch.workers, 1)
+        if part in self._running and name == "num_batches_tracked":
+            column += torch.tensor(self._batch.blocks_done).view(-1, 1)
+        return column
+
+
+@contextmanager
+def _forwards(module: nn.Module, rows: Rows, norms: _GroupedBatchNorms) -> Iterator[None]:
+    """Let every layer that owns parameters run its grouped forward, for the length of a pass."""
+    changed = []
+    try:
+        for part in module.modules():
+            forward = norms.forward if isinstance(part, _BATCH_NORMS) else LAYERS.get(type(part))
+            if forward is not None:
+                part.forward = _bind(forward, part, rows)
+                changed.append(part)
+        yield
+    finally:
+        for part in changed:
+            del part.forward
+
+
+def _bind(forward: Forward, part: nn.Module, rows: Rows) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda inputs: forward(part, inputs, rows)
+
+
+def why_not_grouped(module: nn.Module) -> str | None:
+    """Why a model needs the loop; None if it does not.
+
+    >>> why_not_grouped(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
+    'it has dropout'
+    >>> why_not_grouped(nn.LSTM(2, 2))
+    'it has a layer of type LSTM'
+    """
+    for part in module.modules():
+        if isinstance(part, _DROPOUTS) and part.p > 0:
+            return "it has dropout"
+        if next(part.parameters(recurse=False), None) is None:
+            continue
+        if type(part) not in LAYERS and type(part) not in _BATCH_NORMS:
+            return f"it has a layer of type {type(part).__name__}"
+        if isinstance(part, nn.Conv2d) and (part.padding_mode != "zeros" or isinstance(part.padding, str)):
+            return "it has a convolution with a padding we do not know"
+        if isinstance(part, _BATCH_NORMS) and part.momentum is None:
+            return "it has batch norm with a cumulative average"
+    return None
