@@ -1,0 +1,185 @@
+"""How long gradients take to come in: a small histogram for every worker, slow ones to be seen at a glance.
+
+The dashed lines are the mean length of a round under each strategy. What lies to the right of a strategy's
+line is what that strategy does not wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.reports.chart import Chart, Json, axis, layout, plot_text
+from paceline.reports.groups import Group
+from paceline.reports.numbers import seconds_text
+from paceline.reports.results import BASELINE
+from paceline.reports.window import ASYNC
+
+MOST_RIDGES = 16
+TENTHS = 10
+BINS = 48
+RIDGE_PIXELS = 28
+RIDGE_HEIGHT = 0.92
+DASH_PIXELS = 8
+
+Ridge = tuple[str, npt.NDArray[np.float64]]
+
+
+def arrivals_chart(groups: Sequence[Group]) -> Chart | None:
+    """Time from the opening of a round to the arrival, per worker; None where no arrival was recorded.
+
+    >>> from paceline.traces import Trace, Work
+    >>> work = Work(worker=0, version=0, started_seconds=0.0, finished_seconds=1.0, arrived_seconds=1.0)
+    >>> trace = Trace(strategy="full", seed=0, workers=1, recipe={}, rounds_done=1, seconds=1, works=(work,))
+    >>> arrivals_chart([Group(label="full", strategy="full", traces=(trace,))]).name
+    'arrivals'
+    """
+    source = _source(groups)
+    if source is None:
+        return None
+    by_worker = arrival_seconds(source)
+    ridges = _ridges(by_worker)
+    everything = np.concatenate([values for _, values in ridges])
+    round_lines = _round_lines(groups, len(ridges))
+    furthest = max([float(np.quantile(everything, 0.995)), *(line["x"][0] for line in round_lines)])
+    edges = np.linspace(0.0, max(1.04 * furthest, 1e-9), BINS + 1)
+    figure = layout(
+        height=len(ridges) * RIDGE_PIXELS + 90,
+        xaxis=axis("seconds from opening to arrival", range=[0, float(edges[-1])]),
+        yaxis=axis(
+            tickvals=list(range(len(ridges))),
+            ticktext=[label for label, _ in reversed(ridges)],
+            range=[-0.25, len(ridges) + 0.15],
+            showgrid=False,
+            fixedrange=True,
+        ),
+    )
+    return Chart(
+        name="arrivals",
+        title="When gradients arrive",
+        caption=_caption(source, aggregated=len(by_worker) > MOST_RIDGES),
+        data=[*_ridge_lines(ridges, edges), *round_lines],
+        layout=figure,
+        legend="strategies",
+        wide=True,
+    )
+
+
+def arrival_seconds(group: Group) -> dict[int, npt.NDArray[np.float64]]:
+    """For each worker, how long after the opening of the round its gradients arrived.
+
+    >>> from paceline.traces import Trace, Work
+    >>> work = Work(worker=3, version=0, started_seconds=0.5, finished_seconds=1.0, arrived_seconds=1.25)
+    >>> trace = Trace(strategy="full", seed=0, workers=4, recipe={}, rounds_done=1, seconds=1, works=(work,))
+    >>> {worker: list(map(float, seconds)) for worker, seconds in
+    ...  arrival_seconds(Group(label="full", strategy="full", traces=(trace,))).items()}
+    {3: [0.75]}
+    """
+    gathered: dict[int, list[float]] = {}
+    for trace in group.traces:
+        # An asynchronous worker takes the model when it is free, so its own start is its opening.
+        opened = {} if trace.strategy == ASYNC else {step.version: step.opened_seconds for step in trace.rounds}
+        for work in trace.works:
+            if work.arrived_seconds is not None:
+                since = opened.get(work.version, work.started_seconds)
+                gathered.setdefault(work.worker, []).append(work.arrived_seconds - since)
+    return {worker: np.array(gathered[worker]) for worker in sorted(gathered)}
+
+
+def _source(groups: Sequence[Group]) -> Group | None:
+    """`full` if it is there: it waits for everybody, so nothing is cut short."""
+    able = [
+        group
+        for group in groups
+        if any(work.arrived_seconds is not None for trace in group.traces for work in trace.works)
+    ]
+    return next((group for group in able if group.strategy == BASELINE), able[0] if able else None)
+
+
+def _ridges(by_worker: dict[int, npt.NDArray[np.float64]]) -> list[Ridge]:
+    if len(by_worker) <= MOST_RIDGES:
+        return [(f"w{worker}", values) for worker, values in by_worker.items()]
+    ranked = sorted(by_worker, key=lambda worker: (float(np.mean(by_worker[worker])), worker))
+    tenths = np.array_split(np.array(ranked), TENTHS)
+    names = ["fastest 10 %", *(f"{10 * n}-{10 * n + 10} %" for n in range(1, TENTHS - 1)), "slowest 10 %"]
+    return [
+        (name, np.concatenate([by_worker[int(worker)] for worker in tenth]))
+        for name, tenth in zip(names, tenths, strict=True)
+    ]
+
+
+def _ridge_lines(ridges: list[Ridge], edges: npt.NDArray[np.float64]) -> list[Json]:
+    shares = [np.histogram(np.clip(values, 0.0, edges[-1]), edges)[0] / len(values) for _, values in ridges]
+    # The square root keeps a long flat tail visible beside a worker that always takes the same time.
+    heights = [np.sqrt(share / max(float(np.max(shares)), 1e-12)) for share in shares]
+    lines: list[Json] = []
+    for index, ((label, values), height) in enumerate(zip(ridges, heights, strict=True)):
+        floor = len(ridges) - 1 - index
+        x = [float(edges[0]), *np.repeat(edges, 2)[1:-1].tolist(), float(edges[-1])]
+        y = [float(floor), *(floor + RIDGE_HEIGHT * np.repeat(height, 2)).tolist(), float(floor)]
+        lines.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "x": [round(value, 6) for value in x],
+                "y": [round(value, 3) for value in y],
+                "fill": "toself",
+                "fillcolor": "used/0.35",
+                "line": {"color": "used", "width": 1},
+                "hoverinfo": "skip",
+            }
+        )
+        lines.append(_median_mark(label, values, floor))
+    return lines
+
+
+def _median_mark(label: str, values: npt.NDArray[np.float64], floor: int) -> Json:
+    median, slow = (float(np.quantile(values, share)) for share in (0.5, 0.9))
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [round(median, 6)],
+        "y": [floor],
+        "marker": {"symbol": "circle", "size": 7, "color": "ink", "line": {"color": "card", "width": 1.5}},
+        "hovertext": [
+            f"<b>{label}</b><br>median {seconds_text(median)} s<br>9 of 10 within {seconds_text(slow)} s"
+            f"<br>{len(values):,} arrivals"
+        ],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+    }
+
+
+def _round_lines(groups: Sequence[Group], ridges: int) -> list[Json]:
+    lines = []
+    # Strategies with the same K have rounds of the same length: their dashes take turns, so both are seen.
+    dash = f"{DASH_PIXELS}px,{DASH_PIXELS}px"
+    dash_height = DASH_PIXELS * (ridges + 0.4) / (ridges * RIDGE_PIXELS + 30)
+    for index, group in enumerate(groups):
+        lengths = [step.seconds for trace in group.traces for step in trace.rounds]
+        if group.strategy == ASYNC or not lengths:
+            continue
+        mean = fmean(lengths)
+        lines.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "legendgroup": f"s{index}",
+                "x": [round(mean, 6)] * 2,
+                "y": [round(-0.25 + index % 2 * dash_height, 4), ridges + 0.1],
+                "line": {"color": f"s{index}", "width": 2.4, "dash": dash},
+                "hovertext": [f"<b>{plot_text(group.label)}</b><br>mean round {seconds_text(mean)} s"] * 2,
+                "hovertemplate": "%{hovertext}<extra></extra>",
+            }
+        )
+    return lines
+
+
+def _caption(source: Group, *, aggregated: bool) -> str:
+    who = "tenth of the workers, ordered by speed" if aggregated else "worker"
+    return (
+        f"One histogram for each {who}, as seen under {source.label}; dots are medians. Dashed lines are the "
+        "mean round of each strategy: right of its line lies what a strategy, on average, does not wait for."
+    )

@@ -1,0 +1,213 @@
+"""How training went: loss and accuracy against time and rounds, a strong mean line over faint single runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Any
+
+from paceline.reports.chart import Chart, Json, axis, layout, plot_text, thinned
+from paceline.reports.conditions import target_losses
+from paceline.reports.groups import Group
+from paceline.reports.numbers import loss_text, percent_text, seconds_text
+from paceline.reports.palette import symbol
+from paceline.traces import Evaluation, Trace
+
+# From this ratio on, a linear axis shows the end of training as a flat line.
+LOG_FROM_RATIO = 8.0
+
+
+def curve_charts(groups: Sequence[Group]) -> list[Chart]:
+    """Loss against time, loss against rounds, test accuracy against time; none where nothing was evaluated.
+
+    >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=1.0,
+    ...               evaluations=(Evaluation(round=5, seconds=1.0, loss=0.7, accuracy=0.9),))
+    >>> [chart.name for chart in curve_charts([Group(label="full", strategy="full", traces=(trace,))])]
+    ['loss-time', 'loss-rounds', 'accuracy-time']
+    """
+    if not any(trace.evaluations for group in groups for trace in group.traces):
+        return []
+    clock = groups[0].traces[0].clock
+    shown = _loss_range(groups)
+    loss_axis = axis("training loss" + (" (log scale)" if "type" in shown else ""), **shown)
+    target = _target_line(groups, log="type" in shown)
+    seconds_axis = axis(f"{clock} seconds", rangemode="tozero")
+    return [
+        Chart(
+            name="loss-time",
+            title="Loss against time",
+            caption="The line that falls first wins: it has learnt as much in less time." + _seeds_note(groups),
+            data=_lines(groups, _seconds, _loss),
+            layout=layout(
+                height=380,
+                xaxis=seconds_axis,
+                yaxis=loss_axis,
+                **target,
+            ),
+            legend="strategies",
+            wide=True,
+        ),
+        Chart(
+            name="loss-rounds",
+            title="Loss against rounds",
+            caption="The same loss, counted in steps instead of seconds: the price of leaving gradients out.",
+            data=_lines(groups, _round, _loss),
+            layout=layout(height=320, xaxis=axis("rounds", rangemode="tozero"), yaxis=loss_axis, **target),
+            legend="strategies",
+        ),
+        Chart(
+            name="accuracy-time",
+            title="Test accuracy against time",
+            caption="Higher and further left is better. This is data the model was not trained on.",
+            data=_lines(groups, _seconds, _accuracy),
+            layout=layout(height=320, xaxis=seconds_axis, yaxis=axis("test accuracy", tickformat=".0%")),
+            legend="strategies",
+        ),
+    ]
+
+
+def mean_evaluations(traces: Sequence[Trace]) -> list[Evaluation]:
+    """The mean run: at every round that all runs evaluated, the mean time, loss and accuracy.
+
+    >>> def run(seconds, loss):
+    ...     return Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=1.0,
+    ...                  evaluations=(Evaluation(round=5, seconds=seconds, loss=loss, accuracy=0.5),))
+    >>> mean_evaluations([run(1.0, 0.4), run(2.0, 0.6)])
+    [Evaluation(round=5, seconds=1.5, loss=0.5, accuracy=0.5)]
+    """
+    runs = [{point.round: point for point in _finite(trace)} for trace in traces]
+    shared = sorted(set.intersection(*(set(run) for run in runs)))
+    return [
+        Evaluation(
+            round=number,
+            seconds=fmean(run[number].seconds for run in runs),
+            loss=fmean(run[number].loss for run in runs),
+            accuracy=fmean(run[number].accuracy for run in runs),
+        )
+        for number in shared
+    ]
+
+
+def _finite(trace: Trace) -> list[Evaluation]:
+    return [point for point in trace.evaluations if math.isfinite(point.loss) and math.isfinite(point.accuracy)]
+
+
+def _seconds(point: Evaluation) -> float:
+    return round(point.seconds, 6)
+
+
+def _round(point: Evaluation) -> float:
+    return point.round
+
+
+def _loss(point: Evaluation) -> float:
+    return float(f"{point.loss:.6g}")
+
+
+def _accuracy(point: Evaluation) -> float:
+    return round(point.accuracy, 5)
+
+
+def _lines(groups: Sequence[Group], x: Callable[[Evaluation], float], y: Callable[[Evaluation], float]) -> list[Json]:
+    lines = []
+    for index, group in enumerate(groups):
+        if len(group.traces) > 1:
+            for trace in group.traces:
+                lines.append(_line(index, thinned(_finite(trace)), x, y, faint=True))
+        line = _line(index, thinned(mean_evaluations(group.traces)), x, y, faint=False)
+        line["hovertext"] = [
+            f"<b>{plot_text(group.label)}</b>, round {point.round:,}<br>{seconds_text(point.seconds)} s"
+            f"<br>loss {loss_text(point.loss)}<br>test accuracy {percent_text(point.accuracy, 1)}"
+            for point in thinned(mean_evaluations(group.traces))
+        ]
+        lines.append(line)
+    return lines
+
+
+def _line(
+    index: int,
+    points: list[Evaluation],
+    x: Callable[[Evaluation], float],
+    y: Callable[[Evaluation], float],
+    *,
+    faint: bool,
+) -> Json:
+    line: Json = {
+        "type": "scatter",
+        "mode": "lines" if faint or len(points) > 60 else "lines+markers",
+        "legendgroup": f"s{index}",
+        "x": [x(point) for point in points],
+        "y": [y(point) for point in points],
+        "line": {"color": f"s{index}/0.28" if faint else f"s{index}", "width": 1 if faint else 2.4},
+        "cliponaxis": True,
+    }
+    if faint:
+        return {**line, "hoverinfo": "skip"}
+    marker = {"symbol": symbol(index), "size": 6, "color": f"s{index}"}
+    return {**line, "marker": marker, "hovertemplate": "%{hovertext}<extra></extra>"}
+
+
+def _loss_range(groups: Sequence[Group]) -> dict[str, Any]:
+    """The axis that shows the runs that went well; one that diverged leaves through the top."""
+    traces = [trace for group in groups for trace in group.traces]
+    sound = [trace for trace in traces if not trace.diverged] or traces
+    losses = [point.loss for trace in sound for point in _finite(trace)]
+    if not losses:
+        return {}
+    low, high = min(losses), max(losses)
+    if low > 0 and high / low > LOG_FROM_RATIO:
+        return {
+            "type": "log",
+            "range": [math.log10(low) - 0.05, math.log10(high) + 0.05],
+            **_log_ticks(low, high),
+        }
+    room = 0.05 * (high - low or abs(high) or 1.0)
+    return {"range": [max(0.0, low - room) if low >= 0 else low - room, high + room]}
+
+
+def _log_ticks(low: float, high: float) -> dict[str, Any]:
+    """1, 2, 5, 10, 20, ...; over many decades only the powers of ten."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if len(decades) <= 4 else (1,)
+    values = [step * 10.0**decade for decade in decades for step in steps]
+    return {"tickvals": values, "ticktext": [f"{value:g}" for value in values]}
+
+
+def _target_line(groups: Sequence[Group], *, log: bool) -> dict[str, Any]:
+    targets = target_losses([trace for group in groups for trace in group.traces])
+    targets = [target for target in targets if target > 0 or not log]
+    return {
+        "shapes": [
+            {
+                "type": "line",
+                "xref": "paper",
+                "x0": 0,
+                "x1": 1,
+                "y0": target,
+                "y1": target,
+                "line": {"color": "soft", "width": 1.2, "dash": "dash"},
+            }
+            for target in targets
+        ],
+        "annotations": [
+            {
+                "xref": "paper",
+                "x": 1,
+                "xanchor": "right",
+                # On a log axis plotly wants lines in data units, but labels in powers of ten.
+                "y": math.log10(target) if log else target,
+                "yanchor": "bottom",
+                "text": f"target {target:g}",
+                "showarrow": False,
+                "font": {"size": 11, "color": "soft"},
+            }
+            for target in targets
+        ],
+    }
+
+
+def _seeds_note(groups: Sequence[Group]) -> str:
+    if all(len(group.traces) == 1 for group in groups):
+        return ""
+    return " Strong lines are means over seeds, faint ones the single runs."

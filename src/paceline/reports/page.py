@@ -1,0 +1,116 @@
+"""The report: one HTML file that holds everything it needs and asks the network for nothing.
+
+The page carries a content security policy that forbids every request, so that this is not a promise but a
+rule its reader's browser keeps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from plotly.offline import get_plotlyjs
+
+from paceline.reports.arrivals import arrivals_chart
+from paceline.reports.chart import Chart
+from paceline.reports.conditions import conditions, target_losses
+from paceline.reports.curves import curve_charts
+from paceline.reports.groups import Group, group_traces
+from paceline.reports.headline import beyond_the_headline, headline
+from paceline.reports.palette import palette
+from paceline.reports.results import results
+from paceline.reports.sections import chart_card, prose, recipes, table, tiles
+from paceline.reports.timeline import timeline_chart
+from paceline.traces import Trace
+
+TITLE = "paceline race"
+
+
+def write_report(traces: Sequence[Trace], path: str | Path, *, title: str = TITLE) -> Path:
+    """Write the report and say where it is. A reader sees the old page or the new one, never half of one.
+
+    >>> import tempfile
+    >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=1.0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_report([trace], Path(folder) / "report.html").name
+    'report.html'
+    """
+    target = Path(path)
+    page = report_html(traces, title=title)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_text(page, encoding="utf-8")
+        beside.replace(target)
+    finally:
+        beside.unlink(missing_ok=True)
+    return target
+
+
+def report_html(traces: Sequence[Trace], *, title: str = TITLE) -> str:
+    """The page as text; the same traces give the same text.
+
+    >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=1.0)
+    >>> "<h1>full finished 5 rounds in 1.00\u00a0s</h1>" in report_html([trace])
+    True
+    """
+    groups = group_traces(traces)
+    rows = results(groups)
+    charts = _charts(groups)
+    targets = target_losses(traces)
+    said = beyond_the_headline(rows, targets[0] if len(targets) == 1 else None)
+    colours = palette(groups)
+    drawn = {"charts": {chart.name: {"data": chart.data, "layout": chart.layout} for chart in charts}}
+    page = Template(_asset("page.html")).substitute(
+        title=escape(title),
+        headline=prose(headline(rows)),
+        said="".join(f"<p>{prose(sentence)}</p>" for sentence in said),
+        conditions="".join(f"<li>{escape(phrase)}</li>" for phrase in conditions(groups)),
+        tiles=tiles(rows),
+        table=table(rows, ", ".join(conditions(groups)) + "."),
+        charts="\n".join(chart_card(chart, groups) for chart in charts) or _no_charts(),
+        recipes=recipes(groups),
+        style=_colour_variables(colours) + _asset("page.css"),
+        data=safe_json({**drawn, "colours": colours}),
+        plotly=get_plotlyjs() if charts else "",
+        script=_asset("page.js"),
+    )
+    return page
+
+
+def safe_json(value: Any) -> str:
+    """JSON that may stand inside a script element: no text in it can end the element.
+
+    >>> safe_json({"name": "</script>"})
+    '{"name":"\\\\u003c/script\\\\u003e"}'
+    """
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _charts(groups: Sequence[Group]) -> list[Chart]:
+    charts: list[Chart | None] = [*curve_charts(groups), timeline_chart(groups), arrivals_chart(groups)]
+    return [chart for chart in charts if chart is not None]
+
+
+def _colour_variables(colours: Any) -> str:
+    def block(scheme: str) -> str:
+        return "".join(f"--{token}:{colour};" for token, colour in colours[scheme].items())
+
+    dark = f"@media (prefers-color-scheme: dark){{:root{{{block('dark')}}}}}"
+    return f":root{{color-scheme:light dark;{block('light')}}}\n{dark}\n"
+
+
+def _no_charts() -> str:
+    said = "The traces hold no evaluations and no works to draw."
+    return f'<section class="card wide"><p class="caption">{said}</p></section>'
+
+
+def _asset(name: str) -> str:
+    return (files("paceline.reports") / "assets" / name).read_text(encoding="utf-8")

@@ -1,0 +1,97 @@
+"""One row per strategy: means over seeds, and what was saved against `full`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from paceline.reports.groups import Group
+from paceline.traces import Summary, summarise
+
+BASELINE = "full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What the runs of one strategy came to. Numbers are means over seeds; None is "cannot be said".
+
+    `saved` is the share of the time of `full` that was saved; it is None for `full` itself, where there is no
+    `full`, and where either diverged: a run that broke off early saved nothing.
+
+    >>> Result(label="lgc", strategy="lgc", seconds=6.5, saved=0.35).saved
+    0.35
+    """
+
+    label: str
+    strategy: str
+    runs: int = 1
+    diverged: int = 0
+    reached: int = 0
+    rounds: float = 0.0
+    seconds: float = 0.0
+    saved: float | None = None
+    seconds_to_target: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    used: float = 0.0
+    late: float = 0.0
+    dropped: float = 0.0
+
+
+def results(groups: Sequence[Group]) -> list[Result]:
+    """The rows of the table, in the order of the groups.
+
+    >>> from paceline.traces import Trace
+    >>> def run(name, seconds):
+    ...     trace = Trace(strategy=name, seed=0, workers=2, recipe={}, rounds_done=5, seconds=seconds)
+    ...     return Group(label=name, strategy=name, traces=(trace,))
+    >>> [row.saved for row in results([run("full", 4.0), run("lgc", 3.0)])]
+    [None, 0.25]
+    """
+    full = next((group for group in groups if group.strategy == BASELINE), None)
+    full_seconds = None
+    if full is not None and not any(trace.diverged for trace in full.traces):
+        full_seconds = fmean(trace.seconds for trace in full.traces)
+    return [_result(group, None if group is full else full_seconds) for group in groups]
+
+
+def baseline(rows: Iterable[Result]) -> Result | None:
+    """The row of `full`, if it is there.
+
+    >>> baseline([]) is None
+    True
+    """
+    return next((row for row in rows if row.strategy == BASELINE), None)
+
+
+def _result(group: Group, full_seconds: float | None) -> Result:
+    rows = [summarise(trace) for trace in group.traces]
+    diverged = sum(trace.diverged for trace in group.traces)
+    seconds = fmean(row.seconds for row in rows)
+    reached = [row.seconds_to_target for row in rows if row.seconds_to_target is not None]
+    comparable = full_seconds is not None and full_seconds > 0 and not diverged
+    return Result(
+        label=group.label,
+        strategy=group.strategy,
+        runs=len(rows),
+        diverged=diverged,
+        reached=len(reached),
+        rounds=fmean(row.rounds for row in rows),
+        seconds=seconds,
+        saved=1.0 - seconds / full_seconds if comparable and full_seconds else None,
+        # A mean over the lucky seeds only would flatter: all reach the target, or there is no mean.
+        seconds_to_target=fmean(reached) if len(reached) == len(rows) else None,
+        loss=_mean_or_none([row.loss for row in rows]),
+        accuracy=_mean_or_none([row.accuracy for row in rows]),
+        **_gradients(rows),
+    )
+
+
+def _gradients(rows: list[Summary]) -> dict[str, float]:
+    return {name: fmean(getattr(row, name) for row in rows) for name in ("used", "late", "dropped")}
+
+
+def _mean_or_none(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
