@@ -4,8 +4,8 @@ A driver (the simulator, the parameter server) tells a strategy what happened; t
 what is to be done. Nothing here or in a strategy reads a clock, opens a socket, draws a random number or
 touches a tensor: a gradient is known by who computed it and at which version of the model.
 
-    driver  -- Joined, Left, GradientArrived -->  strategy
-    driver  <-- Step, Send, Drop ---------------  strategy
+    driver  -- Joined, Left, GradientArrived, LossSeen -->  strategy
+    driver  <-- Step, Send, Drop -------------------------  strategy
 
 A *version* counts the steps the model has taken. For synchronous strategies it is the round.
 """
@@ -44,7 +44,8 @@ class Left:
 class GradientArrived:
     """A worker's gradient for one version is in: the sum over the blocks it did, divided by `blocks`.
 
-    `work_seconds` is how long the worker says it computed; `None` where nobody measured it.
+    `work_seconds` is how long the worker computed on the blocks it did, `transfer_seconds` how long the model and the
+    gradient were on the wire; `None` where nobody measured it.
 
     >>> GradientArrived(worker=0, version=4, blocks_done=3, blocks=4).whole
     False
@@ -56,6 +57,7 @@ class GradientArrived:
     blocks: int = 1
     at_seconds: float = 0.0
     work_seconds: float | None = None
+    transfer_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.blocks_done <= self.blocks:
@@ -69,7 +71,24 @@ class GradientArrived:
         return self.blocks_done == self.blocks
 
 
-Event: TypeAlias = Joined | Left | GradientArrived
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSeen:
+    """What a worker's gradient was the gradient of: the mean and the variance of its samples' losses.
+
+    Comes with the gradient or after it, or not at all. It closes no round; strategies may learn from it.
+
+    >>> LossSeen(worker=0, version=4, mean=0.7, variance=0.2, samples=32).samples
+    32
+    """
+
+    worker: int
+    version: int
+    mean: float
+    variance: float
+    samples: int
+
+
+Event: TypeAlias = Joined | Left | GradientArrived | LossSeen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

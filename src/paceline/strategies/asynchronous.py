@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.events import Action, Drop, Event, GradientArrived, Joined, Left, Send, Share, Step
+from paceline.events import Action, Drop, Event, GradientArrived, Joined, Left, LossSeen, Send, Share, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,8 @@ class AsyncSteps:
                 return [Send(workers=(event.worker,))]
             case Left():
                 self._alive.discard(event.worker)
+                return []
+            case LossSeen():
                 return []
             case GradientArrived():
                 return self._arrived(event)

@@ -1,13 +1,14 @@
-"""How many gradients close a round: a number, everybody, or chosen from what was seen.
+"""How many gradients close a round: what a round asks, and the two answers that never change.
 
-A chooser sees events after they happened and answers one question, `k(alive)`, before a round closes.
+A chooser hears of events after they happened and answers one question, `k(alive)`, before a round closes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any, Literal, Protocol
 
-from paceline.events import GradientArrived
+from paceline.events import GradientArrived, LossSeen
 
 
 class Chooser(Protocol):
@@ -16,11 +17,14 @@ class Chooser(Protocol):
     def k(self, alive: int) -> int:
         """Gradients that close the open round, with so many workers alive."""
 
-    def observe(self, event: GradientArrived, *, opened_seconds: float, current: int) -> None:
-        """A member's gradient came in while the model was at version `current`."""
+    def arrived(self, event: GradientArrived, *, round_seconds: float) -> None:
+        """A member's gradient came in, so long after the open round had opened."""
 
-    def closed(self, *, version: int, opened_seconds: float, closed_seconds: float, fresh: int) -> None:
-        """A round closed."""
+    def loss_seen(self, event: LossSeen) -> None:
+        """What a gradient was the gradient of."""
+
+    def closed(self, fresh: Set[int]) -> None:
+        """A round closed with the gradients of these workers."""
 
     def forget(self, worker: int) -> None:
         """A worker is gone."""
@@ -46,10 +50,13 @@ class FixedK:
         """The K given."""
         return self._k
 
-    def observe(self, event: GradientArrived, *, opened_seconds: float, current: int) -> None:
+    def arrived(self, event: GradientArrived, *, round_seconds: float) -> None:
         """Nothing to learn from it."""
 
-    def closed(self, *, version: int, opened_seconds: float, closed_seconds: float, fresh: int) -> None:
+    def loss_seen(self, event: LossSeen) -> None:
+        """Nothing to learn from it."""
+
+    def closed(self, fresh: Set[int]) -> None:
         """Nothing to learn from it."""
 
     def forget(self, worker: int) -> None:
@@ -76,17 +83,6 @@ class Everybody(FixedK):
     def k(self, alive: int) -> int:
         """All of them."""
         return alive
-
-
-def make_chooser(k: int | Literal["auto"], *, compensated: bool) -> Chooser:
-    """The chooser that a setting of k asks for.
-
-    >>> make_chooser(4, compensated=True).k(alive=10)
-    4
-    """
-    if k == "auto":
-        raise ValueError("auto comes later")
-    return FixedK(k)
 
 
 def check_k(k: int | Literal["auto"], warmup_rounds: int) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.strategies.choose_k import check_k, make_chooser
+from paceline.strategies.auto_k import DISCARDED, make_chooser
+from paceline.strategies.choose_k import check_k
 from paceline.strategies.rounds import Rounds
 
 
@@ -31,7 +32,7 @@ class FastestK:
 
     def start(self) -> Rounds:
         """The state of a run that begins now."""
-        return Rounds(chooser=make_chooser(self.k, compensated=False), warmup_rounds=self.warmup_rounds)
+        return Rounds(chooser=make_chooser(self.k, DISCARDED), warmup_rounds=self.warmup_rounds)
 
     def updates_per_round(self, workers: int) -> int:
         """Steps of the model in one round."""

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from paceline.events import Action, Drop, GradientArrived, Share, Step
-from paceline.strategies.choose_k import Chooser, check_k, make_chooser
+from paceline.strategies.auto_k import COMPENSATED, COMPENSATED_UNSCALED, make_chooser
+from paceline.strategies.choose_k import Chooser, check_k
 from paceline.strategies.rounds import Rounds
 
 
@@ -44,7 +45,7 @@ class LGC:
     def start(self) -> CompensatedRounds:
         """The state of a run that begins now."""
         return CompensatedRounds(
-            chooser=make_chooser(self.k, compensated=True),
+            chooser=make_chooser(self.k, COMPENSATED if self.scale_partial else COMPENSATED_UNSCALED),
             warmup_rounds=self.warmup_rounds,
             scale_partial=self.scale_partial,
         )

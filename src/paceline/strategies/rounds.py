@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from paceline.events import Action, Drop, Event, GradientArrived, Joined, Left, Send, Share, Step
+from paceline.events import Action, Drop, Event, GradientArrived, Joined, Left, LossSeen, Send, Share, Step
 from paceline.strategies.choose_k import Chooser
 
 
@@ -32,8 +32,8 @@ class Rounds:
 
     def __init__(self, *, chooser: Chooser, warmup_rounds: int) -> None:
         self.version = 0
-        self._chooser = chooser
-        self._warmup_rounds = warmup_rounds
+        self.chooser = chooser
+        self.warmup_rounds = warmup_rounds
         self._alive: set[int] = set()
         self._fresh: set[int] = set()
         self._opened_seconds = 0.0
@@ -42,9 +42,9 @@ class Rounds:
     def k(self) -> int:
         """How many gradients close the round that is open."""
         alive = max(1, len(self._alive))
-        if self.version < self._warmup_rounds:
+        if self.version < self.warmup_rounds:
             return alive
-        return min(self._chooser.k(alive), alive)
+        return min(self.chooser.k(alive), alive)
 
     def handle(self, event: Event) -> list[Action]:
         """Take in what happened; answer with what is to be done."""
@@ -56,10 +56,13 @@ class Rounds:
                 return [Send(workers=(event.worker,))]
             case Left():
                 self._alive.discard(event.worker)
-                self._chooser.forget(event.worker)
+                self.chooser.forget(event.worker)
                 return self._close_if_due(event.at_seconds)
             case GradientArrived():
                 return self._arrived(event)
+            case LossSeen():
+                self.chooser.loss_seen(event)
+                return []
 
     def _arrived(self, event: GradientArrived) -> list[Action]:
         if event.version > self.version:
@@ -69,7 +72,7 @@ class Rounds:
             )
         if event.worker not in self._alive:
             return [_drop(event, "its worker is not a member")]
-        self._chooser.observe(event, opened_seconds=self._opened_seconds, current=self.version)
+        self.chooser.arrived(event, round_seconds=event.at_seconds - self._opened_seconds)
         if event.version == self.version:
             if event.worker in self._fresh:
                 return [_drop(event, "it came twice")]
@@ -79,19 +82,14 @@ class Rounds:
             return self._close_if_due(event.at_seconds)
         if event.version == self.version - 1:
             return self._late_arrived(event)
-        return [_drop(event, f"it is {self.version - event.version} rounds old")]
+        return [_drop(event, "it missed the round after its own too")]
 
     def _close_if_due(self, at_seconds: float) -> list[Action]:
         # A worker that delivered and then died still counts, so "everybody alive is in" is asked too.
         if not self._fresh or (len(self._fresh) < self.k and not self._alive <= self._fresh):
             return []
         step = self._step(at_seconds)
-        self._chooser.closed(
-            version=self.version,
-            opened_seconds=self._opened_seconds,
-            closed_seconds=at_seconds,
-            fresh=len(self._fresh),
-        )
+        self.chooser.closed(self._fresh)
         self._round_closed()
         self.version += 1
         self._fresh = set()
@@ -122,7 +120,7 @@ class Rounds:
             "alive": sorted(self._alive),
             "fresh": sorted(self._fresh),
             "opened_seconds": self._opened_seconds,
-            "chooser": self._chooser.state_dict(),
+            "chooser": self.chooser.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -131,7 +129,7 @@ class Rounds:
         self._alive = set(state["alive"])
         self._fresh = set(state["fresh"])
         self._opened_seconds = state["opened_seconds"]
-        self._chooser.load_state_dict(state["chooser"])
+        self.chooser.load_state_dict(state["chooser"])
 
 
 def shares(workers: Iterable[int], version: int, weight: float) -> tuple[Share, ...]:

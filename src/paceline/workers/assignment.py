@@ -38,14 +38,17 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gradients:
-    """A row per worker: the flat gradient and the buffers after the pass; and each worker's mean loss.
+    """A row per worker: the flat gradient, the buffers after the pass, and the mean and variance of its losses.
 
     A gradient is the sum over the blocks done of the block's mean gradient, divided by all blocks.
 
-    >>> Gradients(gradients=torch.zeros(2, 3), buffers=torch.zeros(2, 0), losses=torch.zeros(2)).losses.shape
+    >>> rows = Gradients(gradients=torch.zeros(2, 3), buffers=torch.zeros(2, 0), losses=torch.zeros(2),
+    ...                  loss_variances=torch.zeros(2))
+    >>> rows.losses.shape
     torch.Size([2])
     """
 
     gradients: torch.Tensor
     buffers: torch.Tensor
     losses: torch.Tensor
+    loss_variances: torch.Tensor

@@ -40,8 +40,6 @@ class CheckedGradients:
 
     A module can do what its layers do not show: use a weight twice, or mix the samples of a batch.
 
-    >>> class Mixing(nn.Linear):
-    ...     pass
     >>> engine = make_engine(nn.Sequential(nn.Linear(2, 2)))
     >>> batch = Assignment(inputs=torch.eye(2), targets=torch.tensor([0, 1]))
     >>> engine.compute(torch.zeros(6), torch.zeros(0), [batch]).losses

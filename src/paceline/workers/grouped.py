@@ -32,7 +32,6 @@ LAYERS: dict[type[nn.Module], Forward] = {
 }
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 _DROPOUTS = (nn.modules.dropout._DropoutNd,)
-_AGREEMENT = 1e-4
 
 
 class GroupedGradients:
@@ -61,9 +60,14 @@ class GroupedGradients:
         with _forwards(self.model.module, Rows(matrix, self.model.offsets), norms):
             losses = F.cross_entropy(self.model.module(batch.inputs), batch.targets, reduction="none")
             (losses * batch.weights).sum().backward()  # type: ignore[no-untyped-call]
-        done = batch.weights.view(len(assignments), -1) > 0
-        per_worker = losses.detach().view(done.shape).where(done, torch.zeros(())).sum(1) / done.sum(1)
-        return Gradients(gradients=matrix, buffers=norms.buffers_after(self.model, buffers), losses=per_worker)
+        rows = losses.detach().view(len(assignments), -1)
+        seen = [row[: assignment.samples_done] for row, assignment in zip(rows, assignments, strict=True)]
+        return Gradients(
+            gradients=matrix,
+            buffers=norms.buffers_after(self.model),
+            losses=torch.stack([samples.mean() for samples in seen]),
+            loss_variances=torch.stack([samples.var(correction=0) for samples in seen]),
+        )
 
 
 class _Batch:
@@ -107,7 +111,7 @@ class _GroupedBatchNorms:
             parts.append(F.batch_norm(block, means, variances, None, None, True, layer.momentum, layer.eps))
         return layers.affine(layer, torch.cat(parts), rows)
 
-    def buffers_after(self, model: FlatModel, before: torch.Tensor) -> torch.Tensor:
+    def buffers_after(self, model: FlatModel) -> torch.Tensor:
         """A row of buffers per worker."""
         columns = []
         for part in model.module.modules():

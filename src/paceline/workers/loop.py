@@ -33,26 +33,32 @@ class LoopGradients:
     def compute(self, parameters: torch.Tensor, buffers: torch.Tensor, assignments: Sequence[Assignment]) -> Gradients:
         """The gradient of each assignment at the given parameters."""
         self.model.module.train()
-        rows, after, losses = [], [], []
+        rows, after, losses = [], [], list[torch.Tensor]()
         for assignment in assignments:
             self.model.load(parameters, buffers)
             self.model.gradient.zero_()
             losses.append(self._accumulate(assignment))
             rows.append(self.model.gradient.clone())
             after.append(self.model.buffers)
-        return Gradients(gradients=torch.stack(rows), buffers=torch.stack(after), losses=torch.stack(losses))
+        return Gradients(
+            gradients=torch.stack(rows),
+            buffers=torch.stack(after),
+            losses=torch.stack([samples.mean() for samples in losses]),
+            loss_variances=torch.stack([samples.var(correction=0) for samples in losses]),
+        )
 
     def _accumulate(self, assignment: Assignment) -> torch.Tensor:
+        """Add the gradient of the blocks done; returns the loss of every sample in them."""
         samples = assignment.samples_done
         parts = assignment.blocks_done if self._couples_samples else 1
-        total = torch.zeros(())
+        seen = []
         for inputs, targets in zip(
             assignment.inputs[:samples].chunk(parts), assignment.targets[:samples].chunk(parts), strict=True
         ):
-            loss = F.cross_entropy(self.model.module(inputs), targets, reduction="sum")
-            (loss / len(assignment.inputs)).backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-        return total / samples
+            losses = F.cross_entropy(self.model.module(inputs), targets, reduction="none")
+            (losses.sum() / len(assignment.inputs)).backward()  # type: ignore[no-untyped-call]
+            seen.append(losses.detach())
+        return torch.cat(seen)
 
 
 def has_batch_norm(module: nn.Module) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -26,7 +26,7 @@ from paceline.drivers.simulated.delays import Delays
 from paceline.drivers.simulated.ledger import Ledger
 from paceline.drivers.simulated.network import Direction, Network
 from paceline.drivers.simulated.task import Task, blocks_by
-from paceline.events import Drop, GradientArrived, Joined, Send, Step
+from paceline.events import Drop, GradientArrived, Joined, LossSeen, Send, Step
 from paceline.strategies import Running
 
 LateWork: TypeAlias = Literal["partial", "complete"]
@@ -105,6 +105,11 @@ class Cluster:
         for task in self._tasks.values():
             self.ledger.dropped(task, "the run ended", self.now_seconds)
 
+    def tell(self, losses: Iterable[LossSeen]) -> None:
+        """Pass on what gradients were the gradients of."""
+        for loss in losses:
+            self._strategy.handle(loss)
+
     # -- what happens ------------------------------------------------------------------------------------------
 
     def _at(self, seconds: float, happen: Callable[[], None]) -> None:
@@ -140,6 +145,7 @@ class Cluster:
             blocks=self._blocks,
             finished_seconds=self.now_seconds + seconds,
             blocks_done=self._blocks,
+            delivery_seconds=state.delivery_seconds,
         )
         state.task, state.draws = task, state.draws + 1
         self._tasks[worker, task.version] = task
@@ -176,6 +182,7 @@ class Cluster:
             blocks=task.blocks,
             at_seconds=self.now_seconds,
             work_seconds=task.seconds * task.blocks_done / task.blocks,
+            transfer_seconds=task.delivery_seconds + (self.now_seconds - task.finished_seconds),
         )
         self._act(self._strategy.handle(event))
 
@@ -212,6 +219,7 @@ class Cluster:
         state.on_the_wire = True
         version = state.newest_sent
         arrival = self._down.arrival(worker=worker, at_seconds=self.now_seconds, message_bytes=self._down_bytes)
+        state.delivery_seconds = arrival - self.now_seconds
         self.ledger.sent(self._down_bytes)
         self._at(arrival, lambda: self._delivered(worker, version))
 
@@ -234,3 +242,4 @@ class _Worker:
     newest_version: int = -1
     newest_sent: int = -1
     on_the_wire: bool = False
+    delivery_seconds: float = 0.0

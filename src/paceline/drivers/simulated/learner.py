@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from paceline.data import Augmentation, BatchOrder, Dataset, NoAugmentation, Samples
 from paceline.drivers.simulated.cluster import Closed
 from paceline.drivers.simulated.task import Task
+from paceline.events import LossSeen
 from paceline.optim import OptimizerSettings, make_optimizer
 from paceline.randomness import torch_generator
 from paceline.strategies.combine import Combiner
@@ -43,8 +44,17 @@ class Training:
     batch_size: int = 32
     blocks: int = 4
     seed: int = 0
-    augmentation: Augmentation = NoAugmentation()
+    augmentation: Augmentation = field(default_factory=NoAugmentation)
     evaluation_samples: int = 5000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Row:
+    """What one task comes to."""
+
+    gradient: torch.Tensor
+    buffers: torch.Tensor
+    loss: LossSeen
 
 
 class Learner:
@@ -77,23 +87,22 @@ class Learner:
         """What a worker's message weighs: gradient and buffers, float32."""
         return 4 * (self._model.parameters.numel() + self._model.buffers.numel())
 
-    def take(self, closed: Closed, *, oldest_version: int) -> bool:
-        """Take the step; False if the update is not finite, and then the model stays as it was."""
-        tasks = (*closed.late, *closed.fresh)
-        gradients = self._gradients(tasks)
+    def take(self, closed: Closed, *, oldest_version: int) -> list[LossSeen] | None:
+        """Take the step and tell the losses; None if the update is not finite, and the model stays as it was."""
+        rows = self._rows((*closed.late, *closed.fresh))
         shares = (*closed.step.late, *closed.step.fresh)
-        found = {(share.worker, share.version): row for share, row in zip(shares, gradients, strict=True)}
-        update = self._combiner.update(closed.step, lambda share: found[share.worker, share.version][0])
+        found = {(share.worker, share.version): row.gradient for share, row in zip(shares, rows, strict=True)}
+        update = self._combiner.update(closed.step, lambda share: found[share.worker, share.version])
         if not bool(torch.isfinite(update).all()):
-            return False
+            return None
         self._model.gradient.copy_(update)
         self._optimizer.step()
         self._schedule.step()
-        self._model.load_buffers(torch.stack([buffers for _, buffers in gradients]).mean(0))
+        self._model.load_buffers(torch.stack([row.buffers for row in rows]).mean(0))
         self._version += 1
         self._snapshots[self._version] = self._snapshot()
         self._snapshots = {v: kept for v, kept in self._snapshots.items() if v >= min(oldest_version, self._version)}
-        return True
+        return [row.loss for row in rows]
 
     def evaluate(self) -> tuple[float, float]:
         """Mean loss on the training data (at most `evaluation_samples` of it), accuracy on the test data."""
@@ -105,16 +114,26 @@ class Learner:
     def _snapshot(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self._model.parameters.clone(), self._model.buffers
 
-    def _gradients(self, tasks: Sequence[Task]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Gradient and buffers of each task, the tasks of a version computed together."""
+    def _rows(self, tasks: Sequence[Task]) -> list[_Row]:
+        """What each task comes to; the tasks of one version are computed together."""
         assignments = [self._assignment(task) for task in tasks]
-        rows: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * len(tasks)
+        rows: dict[int, _Row] = {}
         for version in sorted({task.version for task in tasks}):
             chosen = [index for index, task in enumerate(tasks) if task.version == version]
             result = self._engine.compute(*self._snapshots[version], [assignments[index] for index in chosen])
-            for index, gradient, buffers in zip(chosen, result.gradients, result.buffers, strict=True):
-                rows[index] = gradient, buffers
-        return [row for row in rows if row is not None]
+            losses = zip(result.losses.tolist(), result.loss_variances.tolist(), strict=True)
+            for index, gradient, buffers, (mean, variance) in zip(
+                chosen, result.gradients, result.buffers, losses, strict=True
+            ):
+                loss = LossSeen(
+                    worker=tasks[index].worker,
+                    version=version,
+                    mean=mean,
+                    variance=variance,
+                    samples=assignments[index].samples_done,
+                )
+                rows[index] = _Row(gradient=gradient, buffers=buffers, loss=loss)
+        return [rows[index] for index in range(len(tasks))]
 
     def _assignment(self, task: Task) -> Assignment:
         indices = self._batch(task)

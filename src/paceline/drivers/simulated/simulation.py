@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from paceline.drivers.simulated.cluster import Cluster, LateWork
 from paceline.drivers.simulated.delays import Delays
 from paceline.drivers.simulated.learner import Learner, Training
 from paceline.drivers.simulated.network import Network
+from paceline.drivers.simulated.progress import Progress
 from paceline.strategies import Strategy
 from paceline.traces import Evaluation, Trace
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Where a run stands after a round; `loss` and `accuracy` are those last measured.
-
-    >>> Progress(round=3, seconds=0.4).loss is None
-    True
-    """
-
-    round: int
-    seconds: float
-    loss: float | None = None
-    accuracy: float | None = None
 
 
 class Simulation:
@@ -44,6 +30,7 @@ class Simulation:
         late_work: LateWork,
         blocks: int,
         evaluate_every: int = 10,
+        message_bytes: int = 0,
         seed: int = 0,
         recipe: Mapping[str, Any] | None = None,
     ) -> None:
@@ -52,7 +39,7 @@ class Simulation:
         self._evaluate_every = evaluate_every
         self._steps_per_round = strategy.updates_per_round(workers)
         self.learner = Learner(training) if training else None
-        message_bytes = self.learner.gradient_bytes if self.learner else 0
+        message_bytes = self.learner.gradient_bytes if self.learner else message_bytes
         self._cluster = Cluster(
             strategy.start(),
             workers=workers,
@@ -70,13 +57,13 @@ class Simulation:
     def __iter__(self) -> Iterator[Progress]:
         if self.learner:
             yield self._evaluate(0)
-        steps = 0
-        for closed in self._cluster.run(self._rounds * self._steps_per_round):
-            steps += 1
-            oldest = self._cluster.oldest_version
-            if self.learner and not self.learner.take(closed, oldest_version=oldest):
-                self._diverged = True
-                return
+        for steps, closed in enumerate(self._cluster.run(self._rounds * self._steps_per_round), start=1):
+            if self.learner:
+                losses = self.learner.take(closed, oldest_version=self._cluster.oldest_version)
+                if losses is None:
+                    self._diverged = True
+                    return
+                self._cluster.tell(losses)
             if steps % self._steps_per_round == 0:
                 self._rounds_done = steps // self._steps_per_round
                 yield self._progress()

@@ -25,6 +25,7 @@ class Task:
     blocks: int
     finished_seconds: float
     blocks_done: int
+    delivery_seconds: float = 0.0
     arrived_seconds: float | None = None
 
 

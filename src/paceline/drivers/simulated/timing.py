@@ -1,0 +1,183 @@
+"""Only the times of a run, for clusters too large to play event by event.
+
+A round of all workers is a few array operations; the result is what `cluster` would have come to, which tests
+compare. Messages cost their latency and nothing else here: a limited bandwidth makes workers wait for each other, and
+needs the event queue.
+
+One round of `late_work="partial"`, for all workers at once:
+
+    start      when the worker gets the model, or is done with its last block of the round before
+    finish     start + its delay
+    closed     the K-th smallest finish + latency
+    stop       finish, or the first block boundary after it hears of `closed`; the next start
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.drivers.simulated.cluster import LateWork
+from paceline.drivers.simulated.delays import Delays
+from paceline.drivers.simulated.progress import Progress
+from paceline.drivers.simulated.task import blocks_by
+from paceline.strategies import LGC, FastestK, Full
+from paceline.strategies.auto_k import AutoK
+from paceline.traces import Round, Trace
+
+Times = NDArray[np.float64]
+
+
+class RoundTimes:
+    """The rounds of a synchronous strategy, without training; iterate over it, then ask for its `trace`.
+
+    >>> from paceline.drivers.simulated.delays import Recorded
+    >>> rows = ((1.0, 1.2, 2.0), (1.1, 1.5, 2.0), (1.0, 1.3, 2.5))
+    >>> run = RoundTimes(name="lgc", strategy=LGC(k=2), workers=3, rounds=3, delays=Recorded(rows=rows),
+    ...                  late_work="complete")
+    >>> [round(progress.seconds, 6) for progress in run]
+    [1.2, 2.7, 4.0]
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        strategy: Full | FastestK | LGC,
+        workers: int,
+        rounds: int,
+        delays: Delays,
+        late_work: LateWork = "partial",
+        blocks: int = 1,
+        latency_seconds: float = 0.0,
+        seed: int = 0,
+        recipe: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._name, self._seed, self._recipe = name, seed, recipe or {}
+        self._count, self._rounds, self._delays = workers, rounds, delays
+        self._late_work, self._blocks, self._latency = late_work, blocks, latency_seconds
+        self._uses_late = isinstance(strategy, LGC)
+        state = strategy.start()
+        self._chooser, self._warmup_rounds = state.chooser, state.warmup_rounds
+        self._workers = np.arange(workers, dtype=np.int64)
+        self._draws = np.zeros(workers, dtype=np.int64)
+        self._start = np.full(workers, latency_seconds)
+        self._late_arrival = np.full(workers, np.inf)
+        self._known = np.full(workers, np.nan)
+        self._late_known = np.zeros(workers)
+        self._missed_arrival = np.full(workers, np.inf)
+        self._missed_known = np.zeros(workers)
+        self._last_fresh: NDArray[np.bool_] | None = None
+        self._closed_seconds = 0.0
+        self._used = self._late = 0
+        self._dropped: Counter[str] = Counter()
+        self._records: list[Round] = []
+
+    def __iter__(self) -> Iterator[Progress]:
+        for version in range(self._rounds):
+            self._round(version)
+            yield Progress(round=version + 1, seconds=self._closed_seconds)
+        self._note_drop("the run ended", int(np.isfinite(self._late_arrival).sum()))
+
+    def _round(self, version: int) -> None:
+        last = version == self._rounds - 1
+        delay = self._delays.seconds(self._workers, self._draws)
+        finish = self._start + delay
+        arrival = finish + self._latency
+        k = self._count if version < self._warmup_rounds else min(self._chooser.k(self._count), self._count)
+        closed = float(np.partition(arrival, k - 1)[k - 1])
+        fresh = arrival <= closed
+        late = self._settle_late(closed, last=last)
+        self._record(version, closed, k, late)
+        self._learn(fresh, delay, k)
+        hears = closed if last else closed + self._latency  # nobody is told of the last one
+        if self._late_work == "complete":
+            self._begin_together(hears, arrival, finish, delay, closed)
+        else:
+            self._begin_at_block_boundaries(hears, arrival, finish, delay, closed)
+        self._closed_seconds = closed
+
+    def _settle_late(self, closed: float, *, last: bool) -> int:
+        """What became of the late work of the round before."""
+        waiting = np.isfinite(self._late_arrival)
+        in_time = waiting & (self._late_arrival <= closed)
+        self._known[in_time] = self._late_known[in_time]
+        self._hear_of_missed(waiting & ~in_time, closed)
+        late = int(in_time.sum()) if self._uses_late else 0
+        self._late += late
+        if not self._uses_late:
+            self._note_drop("its round had closed", int(in_time.sum()))
+        missed = "the run ended" if last else "it missed the round after its own too"
+        self._note_drop(missed, int(waiting.sum() - in_time.sum()))
+        return late
+
+    def _hear_of_missed(self, missed: NDArray[np.bool_], closed: float) -> None:
+        """Work that misses its last chance is no use to the model, but its time is known once it arrives."""
+        heard = self._missed_arrival <= closed
+        self._known[heard] = self._missed_known[heard]
+        self._missed_arrival[heard] = np.inf
+        self._missed_arrival[missed] = self._late_arrival[missed]
+        self._missed_known[missed] = self._late_known[missed]
+
+    def _note_drop(self, reason: str, count: int) -> None:
+        if count:
+            self._dropped[reason] += count
+
+    def _record(self, version: int, closed: float, k: int, late: int) -> None:
+        self._used += k
+        self._records.append(
+            Round(version=version, opened_seconds=self._closed_seconds, closed_seconds=closed, k=k, used=k, late=late)
+        )
+
+    def _learn(self, fresh: NDArray[np.bool_], delay: Times, k: int) -> None:
+        if not isinstance(self._chooser, AutoK):
+            return
+        self._chooser.blocks = self._blocks
+        self._known[fresh] = delay[fresh] + 2 * self._latency
+        again = None if self._last_fresh is None else float((fresh & self._last_fresh).sum() / fresh.sum())
+        seen = self._known[~np.isnan(self._known)]
+        self._chooser.learn(seen, again=again, by_chance=k / max(len(seen), k))
+        self._last_fresh = fresh
+
+    def _begin_together(self, hears: float, arrival: Times, finish: Times, delay: Times, closed: float) -> None:
+        under_way = finish <= hears
+        self._late_arrival = np.where(arrival <= closed, np.inf, np.where(under_way, arrival, hears))
+        self._late_known = delay + np.where(under_way, 2, 1) * self._latency
+        self._start = np.full(self._count, hears)
+        self._draws += 1
+
+    def _begin_at_block_boundaries(
+        self, hears: float, arrival: Times, finish: Times, delay: Times, closed: float
+    ) -> None:
+        block = delay / self._blocks
+        begun = self._start <= hears
+        done = blocks_by(np.maximum(hears - self._start, 0.0), block, self._blocks)
+        boundary = np.where(done >= self._blocks, finish, self._start + done * block)
+        unfinished = finish > hears
+        # An upload under way when the round closed is whole, and late; work cut short is late at its boundary.
+        cut = np.where(unfinished, boundary + self._latency, arrival)
+        self._late_arrival = np.where(begun & (arrival > closed), cut, np.inf)
+        self._late_known = delay + 2 * self._latency
+        self._start = np.where(begun, np.where(unfinished, boundary, hears), self._start)
+        self._draws += begun
+
+    @property
+    def trace(self) -> Trace:
+        """What happened so far."""
+        return Trace(
+            strategy=self._name,
+            seed=self._seed,
+            workers=self._count,
+            recipe=self._recipe,
+            rounds_done=len(self._records),
+            seconds=self._closed_seconds,
+            late_work=self._late_work,
+            used=self._used,
+            late=self._late,
+            dropped=dict(self._dropped),
+            rounds=tuple(self._records),
+        )

@@ -1,0 +1,169 @@
+"""The parts a recipe names, made and put together."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.drivers.simulated.delays import Delays, Pareto, ShiftedExponential, SlowWorkers, read_recorded
+from paceline.drivers.simulated.network import Network
+from paceline.optim import OptimizerSettings
+from paceline.recipes.recipe import Recipe
+from paceline.recipes.sections import DelaySection
+from paceline.strategies import STRATEGIES, Strategy
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from paceline.data import Dataset
+    from paceline.drivers.simulated.learner import Training
+    from paceline.drivers.simulated.simulation import Simulation
+
+
+def make_strategy(recipe: Recipe) -> Strategy:
+    """The strategy, with those of the section's settings that it has.
+
+    >>> make_strategy(Recipe())
+    LGC(k=7, warmup_rounds=0, scale_partial=True)
+    """
+    kind = STRATEGIES[recipe.strategy.name]
+    chosen = {field.name: getattr(recipe.strategy, field.name) for field in dataclasses.fields(kind)}
+    return kind(**chosen)
+
+
+def make_delays(recipe: Recipe) -> Delays:
+    """The delay model.
+
+    >>> make_delays(Recipe()).persistence
+    10
+    """
+    delay = recipe.delay
+    if delay.name == "pareto":
+        return Pareto(
+            scale_seconds=delay.scale_seconds, shape=delay.shape, persistence=delay.persistence, seed=recipe.seed
+        )
+    if delay.name == "recorded":
+        return _recorded(delay, recipe.cluster.workers)
+    base = ShiftedExponential(
+        shift_seconds=delay.shift_seconds,
+        mean_seconds=delay.mean_seconds,
+        persistence=delay.persistence,
+        seed=recipe.seed,
+    )
+    if delay.name == "slow-worker":
+        return SlowWorkers(base=base, slow=delay.slow_workers, factor=delay.slow_factor)
+    return base
+
+
+def _recorded(delay: DelaySection, workers: int) -> Delays:
+    recorded = read_recorded(Path(delay.file), persistence=delay.persistence)
+    if recorded.workers < workers:
+        raise ValueError(
+            f"{delay.file} has times for {recorded.workers} workers, and the cluster has {workers}; "
+            f"give cluster.workers {recorded.workers} or fewer"
+        )
+    return recorded
+
+
+def make_network(recipe: Recipe) -> Network:
+    """The network model.
+
+    >>> make_network(Recipe()).free
+    True
+    """
+    return Network(**dataclasses.asdict(recipe.network))
+
+
+def load_data(recipe: Recipe) -> Dataset:
+    """The data set.
+
+    >>> load_data(Recipe()).classes
+    10
+    """
+    from paceline.data import load_dataset
+
+    data = recipe.data
+    return load_dataset(
+        data.name,
+        directory=data.directory or None,
+        download=data.download,
+        seed=recipe.seed,
+        samples=data.samples,
+        classes=data.classes,
+        channels=data.channels,
+        size=data.size,
+    )
+
+
+def make_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
+    """The network, sized for the data.
+
+    >>> type(make_model(Recipe(), load_data(Recipe()))).__name__
+    'Sequential'
+    """
+    from paceline.models import build_model
+
+    return build_model(
+        recipe.model.name,
+        input_shape=dataset.input_shape,
+        classes=dataset.classes,
+        norm=recipe.model.norm or None,
+        seed=recipe.seed,
+    )
+
+
+def make_training(recipe: Recipe, dataset: Dataset) -> Training:
+    """What is trained, on what, and how.
+
+    >>> len(make_training(Recipe(), load_data(Recipe())).shards)
+    10
+    """
+    from paceline.data import NoAugmentation, PadCropFlip, split
+    from paceline.drivers.simulated.learner import Training
+
+    data, workers = recipe.data, recipe.cluster.workers
+    shards = split(
+        dataset.train.targets,
+        workers,
+        kind=data.split,
+        classes_per_worker=data.classes_per_worker if data.split == "non-iid" else None,
+        alpha=data.alpha if data.split == "dirichlet" else None,
+        seed=recipe.seed,
+    )
+    return Training(
+        module=make_model(recipe, dataset),
+        dataset=dataset,
+        shards=shards,
+        optimizer=OptimizerSettings(**dataclasses.asdict(recipe.optimizer)),
+        total_steps=recipe.rounds * make_strategy(recipe).updates_per_round(workers),
+        batch_size=recipe.worker.batch_size,
+        blocks=recipe.worker.blocks,
+        seed=recipe.seed,
+        augmentation=PadCropFlip() if data.augment else NoAugmentation(),
+        evaluation_samples=recipe.evaluation_samples,
+    )
+
+
+def make_simulation(recipe: Recipe, dataset: Dataset) -> Simulation:
+    """The whole run, ready to be iterated over.
+
+    >>> len(list(make_simulation(Recipe(rounds=2), load_data(Recipe()))))
+    3
+    """
+    from paceline.drivers.simulated.simulation import Simulation
+
+    return Simulation(
+        name=recipe.strategy.name,
+        strategy=make_strategy(recipe),
+        training=make_training(recipe, dataset),
+        workers=recipe.cluster.workers,
+        rounds=recipe.rounds,
+        delays=make_delays(recipe),
+        network=make_network(recipe),
+        late_work=recipe.cluster.late_work,
+        blocks=recipe.worker.blocks,
+        evaluate_every=recipe.evaluate_every,
+        seed=recipe.seed,
+        recipe=recipe.to_dict(),
+    )

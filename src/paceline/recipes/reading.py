@@ -1,0 +1,159 @@
+"""A recipe from a file and from overrides, with errors that say where.
+
+A value comes with its *place*: `my.toml:4` or `--strategy.k`. An error is one line that names the place, the value
+and what is allowed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from paceline.lookup import unknown
+from paceline.recipes.recipe import Recipe
+from paceline.recipes.settings import SettingError
+from paceline.recipes.values import convert, describe
+
+MOST_BYTES = 1_000_000
+
+Path_ = tuple[str, ...]
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be read, in one line.
+
+    >>> raise RecipeError("my.toml:3: unknown key 'ronds'")
+    Traceback (most recent call last):
+    paceline.recipes.reading.RecipeError: my.toml:3: unknown key 'ronds'
+    """
+
+
+def read_recipe(path: Path | None = None, overrides: Mapping[str, str] | None = None) -> Recipe:
+    """The recipe in a file (or the default), with dotted settings from the command line on top.
+
+    >>> read_recipe(overrides={"strategy.k": "3"}).strategy.k
+    3
+    >>> read_recipe(overrides={"strategy.k": "many"})
+    Traceback (most recent call last):
+    paceline.recipes.reading.RecipeError: --strategy.k: expected a whole number or 'auto', got 'many'
+    """
+    source = _Source(path)
+    values = dict(source.values())
+    places = {setting: source.place(setting) for setting in values}
+    for dotted, text in (overrides or {}).items():
+        setting = tuple(dotted.split("."))
+        values[setting] = text
+        places[setting] = f"--{dotted.replace('_', '-')}"
+    return _build(values, places)
+
+
+class _Source:
+    """A recipe file: its values by path, and the line each stands in."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._text = "" if path is None else _text_of(path)
+
+    def values(self) -> dict[Path_, Any]:
+        try:
+            table = tomllib.loads(self._text)
+        except tomllib.TOMLDecodeError as error:
+            raise RecipeError(f"{self._path}: not valid TOML: {str(error).splitlines()[0]}") from None
+        except RecursionError:
+            raise RecipeError(f"{self._path}: not valid TOML: nested too deeply") from None
+        found: dict[Path_, Any] = {}
+        for name, value in table.items():
+            if isinstance(value, dict) and name in _sections():
+                found.update({(name, inner): entry for inner, entry in value.items()})
+            else:
+                found[(name,)] = value
+        return found
+
+    def place(self, setting: Path_) -> str:
+        """`my.toml:4`, the line found by looking for the section and the key; the file alone if it is hidden."""
+        section = ""
+        for number, line in enumerate(self._text.splitlines(), start=1):
+            heading = re.match(r"\s*\[\s*\"?([\w-]+)\"?\s*\]", line)
+            if heading:
+                section = heading.group(1)
+                if setting == (section,):
+                    return f"{self._path}:{number}"
+            key = re.match(r"\s*([\w\".-]+)\s*=", line)
+            if key:
+                written = tuple(part.strip('"') for part in key.group(1).split("."))
+                if (*((section,) if section else ()), *written) in (setting, setting[:1]):
+                    return f"{self._path}:{number}"
+        return str(self._path)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise RecipeError(f"{path}: a recipe is at most {MOST_BYTES:,} bytes, and this file has {size:,}")
+        data = path.read_bytes()
+    except OSError as error:
+        raise RecipeError(f"cannot read recipe {path}: {error.strerror or error}") from None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path}: not UTF-8 text (byte {error.start})") from None
+
+
+def _sections() -> dict[str, type]:
+    hints = get_type_hints(Recipe)
+    return {name: hint for name, hint in hints.items() if isinstance(hint, type) and dataclasses.is_dataclass(hint)}
+
+
+def _build(values: Mapping[Path_, Any], places: Mapping[Path_, str]) -> Recipe:
+    sections = _sections()
+    chosen: dict[str, dict[str, Any]] = {name: {} for name in sections}
+    top: dict[str, Any] = {}
+    for path, value in values.items():
+        hint = _hint_of(path, places[path])
+        try:
+            converted = convert(value, hint)
+        except ValueError:
+            raise RecipeError(f"{places[path]}: expected {describe(hint)}, got {_short(value)}") from None
+        (chosen[path[0]] if len(path) == 2 else top)[path[-1]] = converted
+    parts = {name: _make(sections[name], (name,), chosen[name], places) for name in sections}
+    recipe = _make(Recipe, (), {**top, **parts}, places)
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"expected a Recipe, made a {type(recipe).__name__}")
+    return recipe
+
+
+def _hint_of(path: Path_, place: str) -> Any:
+    """The type a setting must have; an error if there is no such setting."""
+    sections = _sections()
+    if len(path) == 1:
+        if path[0] in sections:
+            raise RecipeError(f"{place}: {path[0]!r} is a section: write [{path[0]}] and its settings below")
+        names = [field.name for field in dataclasses.fields(Recipe)]
+        hints, where = get_type_hints(Recipe), "a recipe"
+    else:
+        if path[0] not in sections:
+            raise RecipeError(f"{place}: {unknown('section', path[0], sections)}")
+        names = [field.name for field in dataclasses.fields(sections[path[0]])]
+        hints, where = get_type_hints(sections[path[0]]), f"[{path[0]}]"
+    if len(path) > 2 or path[-1] not in names:
+        raise RecipeError(f"{place}: {unknown(f'key in {where}', '.'.join(path[1:]) or path[0], names)}")
+    return hints[path[-1]]
+
+
+def _make(kind: type, prefix: Path_, chosen: Mapping[str, Any], places: Mapping[Path_, str]) -> Any:
+    try:
+        return kind(**chosen)
+    except SettingError as error:
+        full = (*prefix, *error.path)
+        place = places.get(full) or next((places[path] for path in places if path[:1] == full[:1]), None)
+        raise RecipeError(f"{place}: {error}" if place else str(error)) from None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

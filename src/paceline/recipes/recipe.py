@@ -1,0 +1,93 @@
+"""A whole run as one frozen value."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.recipes.sections import (
+    ClusterSection,
+    DataSection,
+    DelaySection,
+    ModelSection,
+    NetworkSection,
+    OptimizerSection,
+    StrategySection,
+    WorkerSection,
+)
+from paceline.recipes.settings import Checked, SettingError, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Checked):
+    """A whole run: what is trained, on which cluster, under which strategy.
+
+    >>> recipe = Recipe(rounds=100)
+    >>> recipe.strategy.name, recipe.cluster.workers
+    ('lgc', 10)
+    >>> Recipe(strategy=StrategySection(k=12))
+    Traceback (most recent call last):
+    paceline.recipes.settings.SettingError: k must be between 1 and workers (k=12, workers=10)
+    """
+
+    seed: int = setting(0, "everything random follows from it", least=0, most=2**53, alias="seed")
+    rounds: int = setting(
+        300, "rounds to run; for async one round is as many gradients as workers", least=1, most=10**7
+    )
+    target_loss: float | None = setting(0.05, "training loss whose time of arrival is told; none: no target", above=0)
+    evaluate_every: int = setting(10, "rounds between two measurements of loss and accuracy", least=1)
+    evaluation_samples: int = setting(5000, "samples measured at most, of training and of test data", least=1)
+    data: DataSection = field(default_factory=DataSection)
+    model: ModelSection = field(default_factory=ModelSection)
+    worker: WorkerSection = field(default_factory=WorkerSection)
+    optimizer: OptimizerSection = field(default_factory=OptimizerSection)
+    cluster: ClusterSection = field(default_factory=ClusterSection)
+    delay: DelaySection = field(default_factory=DelaySection)
+    network: NetworkSection = field(default_factory=NetworkSection)
+    strategy: StrategySection = field(default_factory=StrategySection)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        k, workers = self.strategy.k, self.cluster.workers
+        if isinstance(k, int) and self.strategy.name in ("fastest-k", "lgc") and k > workers:
+            raise SettingError(("strategy", "k"), f"k must be between 1 and workers (k={k}, workers={workers})")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Recipe:
+        """Read a recipe from a TOML file; what it does not name keeps its default.
+
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp(), "my.toml")
+        >>> _ = file.write_text('rounds = 20\\n[strategy]\\nk = 3\\n')
+        >>> Recipe.load(file).strategy.k
+        3
+        """
+        from paceline.recipes.reading import read_recipe
+
+        return read_recipe(Path(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The recipe as nested plain values.
+
+        >>> Recipe().to_dict()["strategy"]["k"]
+        7
+        """
+        return dataclasses.asdict(self)
+
+    def with_strategy(self, name: str) -> Recipe:
+        """The same run under another strategy.
+
+        >>> Recipe().with_strategy("full").strategy.name
+        'full'
+        """
+        return dataclasses.replace(self, strategy=dataclasses.replace(self.strategy, name=name))
+
+    def with_seed(self, seed: int) -> Recipe:
+        """The same run with another seed.
+
+        >>> Recipe().with_seed(3).seed
+        3
+        """
+        return dataclasses.replace(self, seed=seed)

@@ -1,0 +1,177 @@
+"""The sections of a recipe, one frozen dataclass each. What a setting may be stands beside it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.data import DATASETS
+from paceline.optim import OPTIMIZERS
+from paceline.recipes.settings import Checked, SettingError, setting
+from paceline.strategies import STRATEGIES
+
+DELAYS = ("shifted-exponential", "pareto", "slow-worker", "recorded")
+SPLIT_KINDS = ("iid", "non-iid", "dirichlet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSection(Checked):
+    """Which samples, and who holds them.
+
+    >>> DataSection(classes_per_worker=1).name
+    'digits'
+    """
+
+    name: str = setting("digits", "data set", choices=lambda: DATASETS, alias="data")
+    directory: str = setting("", "folder with the data set's files; empty: $PACELINE_DATA or ~/.cache/paceline")
+    download: bool = setting(True, "fetch missing files where there is a network")
+    split: str = setting("non-iid", "how samples are dealt to workers", choices=lambda: SPLIT_KINDS, alias="split")
+    classes_per_worker: int = setting(3, "non-iid: classes that each worker holds", least=1, alias="classes-per-worker")
+    alpha: float = setting(0.5, "dirichlet: small is skewed, large is even", above=0, alias="alpha")
+    augment: bool = setting(False, "random crops and flips, as is usual for CIFAR-10")
+    samples: int = setting(2000, "synthetic: training samples", least=1, most=10_000_000)
+    classes: int = setting(10, "synthetic: classes", least=2, most=10_000)
+    channels: int = setting(3, "synthetic: channels", least=1, most=64)
+    size: int = setting(16, "synthetic: height and width", least=1, most=512)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSection(Checked):
+    """Which network.
+
+    >>> ModelSection().name
+    'mlp'
+    """
+
+    name: str = setting("mlp", "a network by name, or your own as module:factory", alias="model")
+    norm: str = setting("", "batch, group or none, where the network has the choice; empty: its default")
+
+    def __post_init__(self) -> None:
+        from paceline.lookup import unknown
+        from paceline.models import MODELS
+
+        if ":" not in self.name and self.name not in MODELS:
+            raise SettingError(("name",), str(unknown("model", self.name, MODELS)))
+        norms = MODELS[self.name].norms if self.name in MODELS else ()
+        if self.norm and self.norm not in norms:
+            choices = ", ".join(norms) or "none: this network has no choice; leave it out"
+            raise SettingError(("norm",), f"unknown norm {self.norm!r} for {self.name}; choose from {choices}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSection(Checked):
+    """What a worker does in a round.
+
+    >>> WorkerSection(batch_size=32, blocks=5)
+    Traceback (most recent call last):
+    paceline.recipes.settings.SettingError: blocks must divide the batch evenly (blocks=5, batch_size=32)
+    """
+
+    batch_size: int = setting(32, "samples of a worker's batch", least=1, most=1_000_000, alias="batch-size")
+    blocks: int = setting(4, "equal parts of a batch; a late worker stops between two", least=1, alias="blocks")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch_size % self.blocks:
+            raise SettingError(
+                ("blocks",),
+                f"blocks must divide the batch evenly (blocks={self.blocks}, batch_size={self.batch_size})",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSection(Checked):
+    """What the server does with an update.
+
+    >>> OptimizerSection(lr=0.1).momentum
+    0.9
+    """
+
+    name: str = setting("sgd", "optimiser", choices=lambda: OPTIMIZERS)
+    lr: float = setting(0.05, "learning rate", above=0, most=1e6, alias="lr")
+    momentum: float = setting(0.9, "sgd: momentum", least=0, most=1)
+    weight_decay: float = setting(5e-4, "weight decay", least=0)
+    nesterov: bool = setting(False, "sgd: Nesterov momentum")
+    decay: float = setting(0.1, "factor on the learning rate at each of decay_at", above=0, most=1)
+    decay_at: tuple[float, ...] = setting((), "shares of the run, such as 0.5,0.75", least=0, most=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and not self.momentum:
+            raise SettingError(("nesterov",), "nesterov needs momentum above 0 (momentum=0)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSection(Checked):
+    """How many workers, and what becomes of late work.
+
+    >>> ClusterSection(workers=20).late_work
+    'complete'
+    """
+
+    workers: int = setting(10, "workers", least=1, most=10_000_000, alias="workers")
+    late_work: Literal["complete", "partial"] = setting(
+        "complete",
+        "complete: late gradients come whole, for nothing (the paper); partial: what really happens",
+        choices=lambda: ("complete", "partial"),
+        alias="late-work",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DelaySection(Checked):
+    """How long a worker computes on a batch.
+
+    >>> DelaySection(persistence=50).name
+    'shifted-exponential'
+    """
+
+    name: str = setting("shifted-exponential", "delay model", choices=lambda: DELAYS, alias="delay")
+    persistence: int = setting(10, "batches for which a worker keeps its delay", least=1, alias="persistence")
+    shift_seconds: float = setting(0.05, "shifted-exponential, slow-worker: the fixed part", least=0)
+    mean_seconds: float = setting(0.02, "shifted-exponential, slow-worker: mean of the random part", least=0)
+    scale_seconds: float = setting(0.05, "pareto: the shortest delay", above=0)
+    shape: float = setting(2.5, "pareto: smaller is a heavier tail", above=1)
+    slow_workers: int = setting(1, "slow-worker: how many are slow for ever", least=0)
+    slow_factor: float = setting(5.0, "slow-worker: how many times slower they are", above=0)
+    file: str = setting("", "recorded: CSV file, a line per batch, a column of seconds per worker")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name in ("shifted-exponential", "slow-worker") and self.shift_seconds + self.mean_seconds == 0:
+            raise SettingError(
+                ("shift_seconds",), "shift_seconds and mean_seconds must not both be 0: no time would ever pass"
+            )
+        if self.name == "recorded" and not self.file:
+            raise SettingError(("file",), "recorded delays need a file; give delay.file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSection(Checked):
+    """What a message costs.
+
+    >>> NetworkSection(latency_seconds=0.001).worker_bits_per_second
+    inf
+    """
+
+    latency_seconds: float = setting(0.0, "one way", least=0)
+    worker_bits_per_second: float = setting(math.inf, "a worker's link, each way", above=0, infinite=True)
+    server_bits_per_second: float = setting(math.inf, "the server's link, each way", above=0, infinite=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategySection(Checked):
+    """When to step, and with whose gradients.
+
+    >>> StrategySection(name="fastest-k", k=3).k
+    3
+    """
+
+    name: str = setting("lgc", "strategy", choices=lambda: STRATEGIES)
+    k: int | Literal["auto"] = setting(
+        7, "fastest-k, lgc: gradients that close a round, or auto", least=1, choices=lambda: ("auto",), alias="k"
+    )
+    warmup_rounds: int = setting(0, "fastest-k, lgc: rounds that begin as full", least=0, alias="warmup-rounds")
+    scale_partial: bool = setting(True, "lgc: weigh late work by the share of blocks done")
+    staleness_scaling: bool = setting(True, "async: weigh a gradient down by its staleness")

@@ -1,0 +1,222 @@
+"""Every algorithm in its slowest, plainest form: the specification, and what the fast code is tested against.
+
+Gradients are lists of floats. A round is written down completely before anything is computed: what every worker
+would compute block by block, in which order the workers get there, and how far the late ones came. Nothing here
+is shared with the code it specifies.
+
+    full        update = mean of all N gradients
+    fastest-k   update = mean of the K that came first                       (backup workers, Chen et al. 2016)
+    lgc         update = mean of the K that came first + e                   (live gradient compensation, J. Xu)
+                e = (1/N) * sum of the M late gradients of the round before
+                    - (M/N) * mean of the K first of the round before
+    async       update = gradient / (1 + staleness)
+
+Where we differ from the paper: the server never waits for late gradients, so M counts those that arrived by the
+time the next round closes, not all N - K; and `late_work="partial"` gives late workers the time their blocks take
+(`partial_rounds`), where the paper lets them finish for nothing (`complete_rounds`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+Vector: TypeAlias = Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainRound:
+    """One round on paper.
+
+    `block_gradients[i]` holds the mean gradient of each of worker i's equal blocks. `order` is the order in which the
+    workers come to an end. `late_blocks_done[i]` is how many blocks worker i had done when it stopped, for those
+    stragglers whose gradient arrives before the next round closes; a straggler not named there misses it too.
+
+    >>> PlainRound(block_gradients=[[[1.0], [3.0]]], order=[0]).gradient(0)
+    [2.0]
+    """
+
+    block_gradients: Sequence[Sequence[Vector]]
+    order: Sequence[int]
+    late_blocks_done: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def workers(self) -> int:
+        """N: everybody who takes part.
+
+        >>> PlainRound(block_gradients=[[[1.0]], [[5.0]]], order=[1, 0]).workers
+        2
+        """
+        return len(self.order)
+
+    def gradient(self, worker: int) -> list[float]:
+        """A whole gradient: the mean over all blocks.
+
+        >>> PlainRound(block_gradients=[[[1.0, 0.0], [3.0, 2.0]]], order=[0]).gradient(0)
+        [2.0, 1.0]
+        """
+        return mean(self.block_gradients[worker])
+
+    def late_gradient(self, worker: int, *, scale_partial: bool) -> list[float]:
+        """What a straggler sends: the sum over the r blocks it did, divided by all s, or else by r.
+
+        >>> late = PlainRound(block_gradients=[[[1.0], [3.0], [9.0], [9.0]]], order=[0], late_blocks_done={0: 2})
+        >>> late.late_gradient(0, scale_partial=True), late.late_gradient(0, scale_partial=False)
+        ([1.0], [2.0])
+        """
+        done = self.late_blocks_done[worker]
+        parts = len(self.block_gradients[worker]) if scale_partial else done
+        return [value / parts for value in total(self.block_gradients[worker][:done])]
+
+
+def total(vectors: Sequence[Vector]) -> list[float]:
+    """The sum, element by element.
+
+    >>> total([[1.0, 2.0], [3.0, 4.0]])
+    [4.0, 6.0]
+    """
+    return [math.fsum(column) for column in zip(*vectors, strict=True)]
+
+
+def mean(vectors: Sequence[Vector]) -> list[float]:
+    """The mean, element by element.
+
+    >>> mean([[1.0, 2.0], [3.0, 4.0]])
+    [2.0, 3.0]
+    """
+    return [value / len(vectors) for value in total(vectors)]
+
+
+def full(rounds: Sequence[PlainRound]) -> list[list[float]]:
+    """The update of every round when the server waits for everybody.
+
+    >>> full([PlainRound(block_gradients=[[[1.0]], [[5.0]]], order=[1, 0])])
+    [[3.0]]
+    """
+    return [mean([plain.gradient(worker) for worker in plain.order]) for plain in rounds]
+
+
+def fastest_k(rounds: Sequence[PlainRound], *, k: int, warmup_rounds: int = 0) -> list[list[float]]:
+    """The update of every round when the server takes the first K; the first rounds run as `full`.
+
+    >>> fastest_k([PlainRound(block_gradients=[[[1.0]], [[5.0]]], order=[1, 0])], k=1)
+    [[5.0]]
+    """
+    updates = []
+    for number, plain in enumerate(rounds):
+        first = plain.order if number < warmup_rounds else plain.order[:k]
+        updates.append(mean([plain.gradient(worker) for worker in first]))
+    return updates
+
+
+def lgc(
+    rounds: Sequence[PlainRound], *, k: int, warmup_rounds: int = 0, scale_partial: bool = True
+) -> list[list[float]]:
+    """The update of every round when late gradients make up for the bias one round later.
+
+    >>> plain = PlainRound(block_gradients=[[[1.0]], [[5.0]]], order=[1, 0], late_blocks_done={0: 1})
+    >>> lgc([plain, plain], k=1)  # the second: 5 + 1/2 * 1 - 1/2 * 5
+    [[5.0], [3.0]]
+    """
+    fresh_means = fastest_k(rounds, k=k, warmup_rounds=warmup_rounds)
+    updates = [fresh_means[0]]
+    for number in range(1, len(rounds)):
+        before = rounds[number - 1]
+        late = [before.late_gradient(worker, scale_partial=scale_partial) for worker in before.late_blocks_done]
+        late_sum = total(late) if late else [0.0 for _ in fresh_means[0]]
+        update = []
+        for fresh, late_part, fresh_before in zip(fresh_means[number], late_sum, fresh_means[number - 1], strict=True):
+            update.append(fresh + late_part / before.workers - len(late) / before.workers * fresh_before)
+        updates.append(update)
+    return updates
+
+
+def asynchronous(arrivals: Sequence[tuple[Vector, int]], *, staleness_scaling: bool = True) -> list[list[float]]:
+    """The update of every gradient, each with the version it was computed at; the model's version counts updates.
+
+    >>> asynchronous([([4.0], 0), ([4.0], 0), ([4.0], 1)])
+    [[4.0], [2.0], [2.0]]
+    """
+    updates = []
+    for version, (gradient, computed_at) in enumerate(arrivals):
+        divisor = 1 + version - computed_at if staleness_scaling else 1
+        updates.append([value / divisor for value in gradient])
+    return updates
+
+
+def complete_rounds(seconds: Sequence[Sequence[float]], *, k: int) -> list[float]:
+    """How long each round is open when late workers finish for nothing: the K-th of the sorted times.
+
+    The paper's figure 1 takes 6.5 with everybody and 4 with the fastest two:
+
+    >>> figure_1 = [(1.0, 1.2, 2.0), (1.1, 1.5, 2.0), (1.0, 1.3, 2.5)]
+    >>> sum(complete_rounds(figure_1, k=3)), sum(complete_rounds(figure_1, k=2))
+    (6.5, 4.0)
+    """
+    return [sorted(row)[k - 1] for row in seconds]
+
+
+def stop_at_block_boundary(
+    *, started_seconds: float, seconds: float, blocks: int, told_seconds: float
+) -> tuple[int, float]:
+    """How many blocks a worker has done, and when it stops, if it is told at some time that its round has closed.
+
+        |####|####|####|####|        a batch of 4 blocks
+                ^ told        ^      stops here: 2 blocks done
+
+    >>> stop_at_block_boundary(started_seconds=0.0, seconds=4.0, blocks=4, told_seconds=1.5)
+    (2, 2.0)
+    """
+    for done in range(1, blocks):
+        boundary = started_seconds + done * (seconds / blocks)
+        if boundary >= told_seconds:
+            return done, boundary
+    return blocks, started_seconds + seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialRound:
+    """What `partial_rounds` says of a round: when it closed, who was fresh, whose late blocks its update takes.
+
+    >>> PartialRound(closed_seconds=1.0, fresh={0}, late_blocks_done={}).fresh
+    {0}
+    """
+
+    closed_seconds: float
+    fresh: set[int]
+    late_blocks_done: dict[int, int]
+
+
+def partial_rounds(seconds: Sequence[Sequence[float]], *, k: int, blocks: int, rounds: int) -> list[PartialRound]:
+    """The rounds of a cluster whose late workers stop at a block boundary and join the next round from there.
+
+    `seconds[d][i]` is how long worker i needs for its d-th batch. No network; no two times may be equal.
+    A late gradient is used if it is there when the next round closes. A worker whose block outlasts that
+    round too begins with whatever round is open when it gets there.
+
+    >>> times = [(1.0, 4.0), (1.0, 9.0), (1.0, 9.0)]
+    >>> [(plain.closed_seconds, plain.late_blocks_done) for plain in partial_rounds(times, k=1, blocks=8, rounds=3)]
+    [(1.0, {}), (2.0, {1: 2}), (3.0, {1: 1})]
+    """
+    workers = range(len(seconds[0]))
+    free_seconds, draws = [0.0 for _ in workers], [0 for _ in workers]
+    late: dict[int, tuple[int, float]] = {}
+    result = []
+    for _ in range(rounds):
+        finish = [free_seconds[i] + seconds[draws[i]][i] for i in workers]
+        closed = sorted(finish)[k - 1]
+        used = {i: done for i, (done, arrived) in late.items() if arrived <= closed}
+        fresh = {i for i in workers if finish[i] <= closed}
+        late = {}
+        for i in workers:
+            if i not in fresh and free_seconds[i] < closed:
+                late[i] = stop_at_block_boundary(
+                    started_seconds=free_seconds[i], seconds=seconds[draws[i]][i], blocks=blocks, told_seconds=closed
+                )
+        for i in fresh | set(late):
+            free_seconds[i] = late[i][1] if i in late else closed
+            draws[i] += 1
+        result.append(PartialRound(closed_seconds=closed, fresh=fresh, late_blocks_done=used))
+    return result

@@ -1,0 +1,235 @@
+"""k="auto": the K that should reach a given loss soonest, from what was seen so far.
+
+    seconds to target  ~  T(K) / progress(K) * (1 + noise(K))          the smallest wins
+
+T(K)         the K-th smallest of the workers' times for a whole batch, averaged over the rounds seen
+progress(K)  what a round is worth against a full one: a worker that gets w of its batch done before the round
+             closes adds w. Where all hold alike data that is the mean of w. Where each holds its own kind, the kind
+             that is done least is learned last, and it is the harmonic mean. `skew` says how much of each:
+             (1 - skew) * mean + skew * harmonic mean
+noise(K)     grows like 1/K - 1/N, and more with skew: few workers speak for few kinds of data
+
+skew is the share of the variance of losses that lies between workers and not between the samples of one
+worker (the intraclass correlation of a one-way analysis of variance): 0 for equally dealt data, 0.7 for one class per
+worker on digits at the start of training. Losses grow alike as training goes on though the data does not, so the
+highest skew seen fades slowly.
+
+The paper leaves the choice of K open. The two constants of each noise term were fitted to measured times to target
+for K = 1..10; `benchmarks/choice_of_k.py` measures them against every fixed K.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.events import GradientArrived, LossSeen
+from paceline.strategies.choose_k import Chooser, FixedK
+
+SKEW_UNSEEN = 0.3
+SKEW_FADES = 0.998
+RECENT = 0.2
+MOST_CANDIDATES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateWorkUse:
+    """What becomes of late work, as far as the choice of K goes.
+
+    >>> COMPENSATED.noise(skew=0.0), COMPENSATED.noise(skew=1.0)
+    (0.1, 3.1)
+    """
+
+    counts: bool
+    scaled: bool
+    noise_always: float
+    noise_with_skew: float
+    skew_power: int
+    persistence_power: float
+
+    def noise(self, skew: float) -> float:
+        """The factor of 1/K - 1/N."""
+        return self.noise_always + self.noise_with_skew * skew**self.skew_power
+
+
+COMPENSATED = LateWorkUse(
+    counts=True, scaled=True, noise_always=0.1, noise_with_skew=3.0, skew_power=2, persistence_power=0.2
+)
+COMPENSATED_UNSCALED = LateWorkUse(
+    counts=True, scaled=False, noise_always=0.1, noise_with_skew=3.0, skew_power=2, persistence_power=0.2
+)
+DISCARDED = LateWorkUse(
+    counts=False, scaled=True, noise_always=1.6, noise_with_skew=13.0, skew_power=2, persistence_power=0.5
+)
+
+
+def make_chooser(k: int | Literal["auto"], use: LateWorkUse) -> Chooser:
+    """The chooser that a setting of k asks for.
+
+    >>> make_chooser(4, COMPENSATED).k(alive=10)
+    4
+    """
+    return AutoK(use) if k == "auto" else FixedK(k)
+
+
+class AutoK:
+    """Chooses K anew for every round from arrival times and losses.
+
+    >>> chooser = AutoK(COMPENSATED)
+    >>> chooser.k(alive=10)  # nothing seen yet
+    5
+    """
+
+    def __init__(self, use: LateWorkUse) -> None:
+        self._use = use
+        self._batch_seconds: dict[int, float] = {}
+        self.blocks = 1
+        self._order_seconds: NDArray[np.float64] = np.zeros(0)
+        self._skew = Skew()
+        self._last_fresh: frozenset[int] = frozenset()
+        self._same_again = 0.0
+        self._chosen: tuple[int, int] | None = None
+
+    def k(self, alive: int) -> int:
+        """The K with the smallest expected time to target; half of the workers while nothing is known."""
+        if len(self._order_seconds) == 0:
+            return max(1, (alive + 1) // 2)
+        if self._chosen is None or self._chosen[0] != alive:
+            self._chosen = alive, self._choose(alive)
+        return self._chosen[1]
+
+    def arrived(self, event: GradientArrived, *, round_seconds: float) -> None:
+        """Note how long a whole batch takes this worker."""
+        self.blocks = event.blocks
+        if event.work_seconds is None:
+            self._batch_seconds[event.worker] = max(round_seconds, 0.0)
+        else:
+            whole = event.work_seconds * event.blocks / event.blocks_done
+            self._batch_seconds[event.worker] = whole + event.transfer_seconds
+
+    def loss_seen(self, event: LossSeen) -> None:
+        """Note how much the workers' losses differ."""
+        self._skew.note(event)
+
+    def closed(self, fresh: Set[int]) -> None:
+        """Take the round's times into the averages; the next K is chosen anew."""
+        now, before = frozenset(fresh), self._last_fresh
+        members = max(len(self._batch_seconds), len(now))
+        self.learn(
+            np.fromiter(self._batch_seconds.values(), dtype=np.float64),
+            again=len(now & before) / len(now) if before else None,
+            by_chance=len(now) / members,
+        )
+        self._last_fresh = now
+
+    def learn(self, batch_seconds: NDArray[np.float64], *, again: float | None, by_chance: float) -> None:
+        """A round closed: the times last known of all workers, and how much more often than by chance its workers
+        were `again` those of the round before."""
+        times = np.sort(batch_seconds)
+        if len(times) == len(self._order_seconds):
+            times = (1 - RECENT) * self._order_seconds + RECENT * times
+        self._order_seconds = times
+        if again is not None and by_chance < 1:
+            excess = max((again - by_chance) / (1 - by_chance), 0.0)
+            self._same_again += RECENT * (excess - self._same_again)
+        self._chosen = None
+
+    def forget(self, worker: int) -> None:
+        """A worker is gone: its times no longer count."""
+        self._batch_seconds.pop(worker, None)
+        self._chosen = None
+
+    def _choose(self, alive: int) -> int:
+        candidates = np.unique(np.linspace(1, alive, min(alive, MOST_CANDIDATES)).round().astype(int))
+        costs = [self._cost(int(k), alive) for k in candidates]
+        return int(candidates[int(np.argmin(costs))])
+
+    def _cost(self, k: int, alive: int) -> float:
+        times = self._order_seconds
+        seconds = float(times[min(len(times) - 1, round(k * len(times) / alive) - 1 if alive > len(times) else k - 1)])
+        persistence = (1.0 - min(self._same_again, 0.99)) ** -self._use.persistence_power
+        noise = self._use.noise(self._skew.value) * float(persistence) * (1.0 / k - 1.0 / alive)
+        return seconds / self._progress(seconds) * (1.0 + noise)
+
+    def _progress(self, seconds: float) -> float:
+        if not (self._use.counts and self._use.scaled):
+            return 1.0
+        share = seconds / self._order_seconds
+        done = np.where(share * self.blocks >= 1, np.ceil(share * self.blocks - 1e-9) / self.blocks, share)
+        done = np.clip(done, 1e-6, 1.0)
+        skew = self._skew.value
+        return float((1 - skew) * done.mean() + skew / np.mean(1 / done))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on later, as plain values."""
+        return {
+            "batch_seconds": sorted(self._batch_seconds.items()),
+            "blocks": self.blocks,
+            "order_seconds": self._order_seconds.tolist(),
+            "skew": self._skew.state_dict(),
+            "last_fresh": sorted(self._last_fresh),
+            "same_again": self._same_again,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        self._batch_seconds = {int(worker): float(seconds) for worker, seconds in state["batch_seconds"]}
+        self.blocks = state["blocks"]
+        self._order_seconds = np.array(state["order_seconds"], dtype=np.float64)
+        self._skew.load_state_dict(state["skew"])
+        self._last_fresh = frozenset(state["last_fresh"])
+        self._same_again = state["same_again"]
+        self._chosen = None
+
+
+class Skew:
+    """How much of the variance of losses lies between workers: the highest share seen, fading.
+
+    >>> skew = Skew()
+    >>> for version in (0, 1, 2):
+    ...     for worker, loss in enumerate((1.0, 5.0, 9.0)):
+    ...         skew.note(LossSeen(worker=worker, version=version, mean=loss, variance=1.0, samples=32))
+    >>> round(skew.value, 2)
+    0.94
+    """
+
+    def __init__(self) -> None:
+        self.value = SKEW_UNSEEN
+        self._recent: float | None = None
+        self._seen: defaultdict[int, dict[int, tuple[float, float, int]]] = defaultdict(dict)
+
+    def note(self, event: LossSeen) -> None:
+        """A version is judged once two newer ones have been heard of: its late gradients are in by then."""
+        self._seen[event.version][event.worker] = event.mean, event.variance, event.samples
+        for version in [version for version in self._seen if version <= event.version - 2]:
+            self._judge(list(self._seen.pop(version).values()))
+
+    def _judge(self, losses: list[tuple[float, float, int]]) -> None:
+        if len(losses) < 3:
+            return
+        means, variances, samples = (np.array(column, dtype=np.float64) for column in zip(*losses, strict=True))
+        within = float(variances.mean())
+        between = max(0.0, float(means.var(ddof=1)) - float((variances / samples).mean()))
+        if not within + between > 0:
+            return
+        share = between / (within + between)
+        first = self._recent is None
+        self._recent = share if self._recent is None else self._recent + RECENT * (share - self._recent)
+        self.value = self._recent if first else max(self._recent, SKEW_FADES * self.value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on later, as plain values."""
+        seen = [(version, sorted(by.items())) for version, by in sorted(self._seen.items())]
+        return {"value": self.value, "recent": self._recent, "seen": seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        self.value, self._recent = state["value"], state["recent"]
+        self._seen = defaultdict(dict)
+        for version, entries in state["seen"]:
+            self._seen[int(version)] = {int(worker): tuple(entry) for worker, entry in entries}
