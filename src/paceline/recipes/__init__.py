@@ -5,6 +5,19 @@ Bad values are refused where they are written: one line names the place, the val
 
 from paceline.recipes.reading import RecipeError, read_recipe
 from paceline.recipes.recipe import Recipe
+from paceline.recipes.running import Race, Result, as_document, check_strategies, make_run, result_of, simulate
 from paceline.recipes.settings import SettingError
 
-__all__ = ["Recipe", "RecipeError", "SettingError", "read_recipe"]
+__all__ = [
+    "Race",
+    "Recipe",
+    "RecipeError",
+    "Result",
+    "SettingError",
+    "as_document",
+    "check_strategies",
+    "make_run",
+    "read_recipe",
+    "result_of",
+    "simulate",
+]

@@ -168,7 +168,7 @@ class StrategySection(Checked):
     3
     """
 
-    name: str = setting("lgc", "strategy", choices=lambda: STRATEGIES)
+    name: str = setting("lgc", "strategy", choices=lambda: STRATEGIES, alias="strategy")
     k: int | Literal["auto"] = setting(
         7, "fastest-k, lgc: gradients that close a round, or auto", least=1, choices=lambda: ("auto",), alias="k"
     )

@@ -83,9 +83,9 @@ class Learner:
         return self._model.parameters
 
     @property
-    def gradient_bytes(self) -> int:
-        """What a worker's message weighs: gradient and buffers, float32."""
-        return 4 * (self._model.parameters.numel() + self._model.buffers.numel())
+    def message_bytes(self) -> int:
+        """What a gradient or the model weighs on the wire."""
+        return self._model.message_bytes
 
     def take(self, closed: Closed, *, oldest_version: int) -> list[LossSeen] | None:
         """Take the step and tell the losses; None if the update is not finite, and the model stays as it was."""

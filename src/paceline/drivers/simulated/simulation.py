@@ -39,7 +39,7 @@ class Simulation:
         self._evaluate_every = evaluate_every
         self._steps_per_round = strategy.updates_per_round(workers)
         self.learner = Learner(training) if training else None
-        message_bytes = self.learner.gradient_bytes if self.learner else message_bytes
+        message_bytes = self.learner.message_bytes if self.learner else message_bytes
         self._cluster = Cluster(
             strategy.start(),
             workers=workers,

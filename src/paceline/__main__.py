@@ -1,0 +1,7 @@
+"""`python -m paceline` is the command line."""
+
+import sys
+
+from paceline.cli import main
+
+sys.exit(main())

@@ -1,0 +1,95 @@
+"""What each command does with its options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from paceline.cli.lanes import Lanes
+from paceline.recipes import Race, Recipe, Result, as_document, check_strategies, read_recipe
+
+
+@dataclass(frozen=True)
+class Common:
+    """Options that every command has."""
+
+    recipe_file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(name="recipe", metavar="[RECIPE]")] = ""
+    """A recipe (TOML); without one, the default."""
+    json: bool = False
+    """Print one JSON document to stdout, and nothing else there."""
+    timing_only: bool = False
+    """Only the cluster's times: no training, any number of workers."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True)
+class RaceOptions(Common):
+    """Run the same training under several strategies, side by side, on a simulated cluster."""
+
+    strategies: str = "full,fastest-k,lgc,async"
+    """Who races, with commas between."""
+    seeds: int = 1
+    """How many seeds, counting up from the recipe's; the table shows means."""
+    out: str = "runs/race"
+    """Folder for report.html and results.json."""
+
+
+@dataclass(frozen=True)
+class SimulateOptions(Common):
+    """Run one recipe on a simulated cluster."""
+
+    out: str = "runs/simulate"
+    """Folder for report.html and results.json."""
+
+
+def race(options: RaceOptions, overrides: dict[str, str]) -> None:
+    """`paceline race`."""
+    names = [name.strip() for name in options.strategies.split(",") if name.strip()]
+    check_strategies(names)
+    recipe = _read(options, overrides, strategies=names)
+    _run(options, recipe, names, seeds=options.seeds, out=Path(options.out))
+
+
+def simulate(options: SimulateOptions, overrides: dict[str, str]) -> None:
+    """`paceline simulate`."""
+    recipe = _read(options, overrides)
+    _run(options, recipe, [recipe.strategy.name], seeds=1, out=Path(options.out))
+
+
+def _read(options: Common, overrides: dict[str, str], *, strategies: Sequence[str] = ()) -> Recipe:
+    recipe = read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
+    for name in strategies:
+        recipe.with_strategy(name)  # refuses a K that one of them cannot have
+    return recipe
+
+
+def _run(options: Common, recipe: Recipe, names: Sequence[str], *, seeds: int, out: Path) -> None:
+    notes = Console(stderr=True)
+    with notes.status("making ready"):
+        contest = Race(recipe, strategies=names, seeds=seeds, timing_only=options.timing_only)
+    with Lanes(notes, contest.lanes, rounds=recipe.rounds) as lanes:
+        for lane, standing in contest:
+            lanes.show(lane, standing)
+    _tell(options, recipe, contest.results, out, notes)
+
+
+def _tell(options: Common, recipe: Recipe, results: Sequence[Result], out: Path, notes: Console) -> None:
+    from paceline.reports import results_table, write_report
+
+    document = json.dumps(as_document(recipe, results), indent=2, allow_nan=False)
+    traces = [result.trace for result in results]
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(document + "\n", encoding="utf-8")
+    report = write_report(traces, out / "report.html", title=f"paceline: {recipe.data.name}, {recipe.model.name}")
+    if options.json:
+        print(document)
+    else:
+        Console().print(results_table(traces))
+    notes.print(f"report: {report}", soft_wrap=True, highlight=False)

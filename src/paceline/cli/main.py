@@ -1,0 +1,79 @@
+"""The entry point: which command, and how an error is told."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paceline import __version__
+from paceline.cli.commands import RaceOptions, SimulateOptions, race, simulate
+from paceline.cli.options import UsageError, parse
+from paceline.lookup import unknown
+
+COMMANDS: dict[str, tuple[type[Any], Callable[[Any, dict[str, str]], None]]] = {
+    "race": (RaceOptions, race),
+    "simulate": (SimulateOptions, simulate),
+}
+
+USER_ERROR, OTHER_ERROR, INTERRUPTED = 2, 1, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code.
+
+    >>> main(["--version"])
+    paceline 0.1.0
+    0
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(given)
+    except (UsageError, ValueError) as error:
+        return _tell(error, given, USER_ERROR)
+    except KeyboardInterrupt:
+        print("paceline: stopped", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read us is gone; there is nobody to tell
+        return OTHER_ERROR
+    except (OSError, MemoryError) as error:
+        return _tell(error, given, OTHER_ERROR)
+    except Exception as error:
+        hint = "" if "--debug" in given else " (a bug in paceline or in your model; --debug shows where)"
+        return _tell(error, given, OTHER_ERROR, prefix=f"{type(error).__name__}: ", suffix=hint)
+
+
+def _dispatch(given: list[str]) -> int:
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if given[0] in ("-V", "--version"):
+        print(f"paceline {__version__}")
+        return 0
+    name, *rest = given
+    if name not in COMMANDS:
+        raise UsageError(str(unknown("command", name, COMMANDS)))
+    kind, call = COMMANDS[name]
+    try:
+        options, overrides = parse(kind, rest, prog=f"paceline {name}")
+    except SystemExit as stop:  # --help
+        return int(stop.code or 0)
+    call(options, overrides)
+    return 0
+
+
+def _help() -> str:
+    lines = ["paceline: train at the pace of the pack, not of its slowest rider.", "", "Commands:"]
+    lines += [f"  paceline {name:<10} {str(kind.__doc__).splitlines()[0]}" for name, (kind, _) in COMMANDS.items()]
+    lines += ["", "`paceline COMMAND --help` lists a command's options; `paceline race` is a good start."]
+    return "\n".join(lines)
+
+
+def _tell(error: BaseException, given: Sequence[str], code: int, *, prefix: str = "", suffix: str = "") -> int:
+    if "--debug" in given:
+        traceback.print_exception(error)
+    text = " ".join(str(error).split()) or type(error).__name__
+    print(f"paceline: error: {prefix}{text}{suffix}", file=sys.stderr)
+    return code
