@@ -24,6 +24,7 @@ from paceline.strategies.combine import Combiner
 from paceline.workers.assignment import Assignment
 from paceline.workers.engine import make_engine
 from paceline.workers.flat import FlatModel
+from paceline.workers.threads import threads_for
 
 _EVALUATION_BATCH = 512
 
@@ -89,6 +90,10 @@ class Learner:
 
     def take(self, closed: Closed, *, oldest_version: int) -> list[LossSeen] | None:
         """Take the step and tell the losses; None if the update is not finite, and the model stays as it was."""
+        with threads_for(self._model.parameters.numel()):
+            return self._take(closed, oldest_version)
+
+    def _take(self, closed: Closed, oldest_version: int) -> list[LossSeen] | None:
         rows = self._rows((*closed.late, *closed.fresh))
         shares = (*closed.step.late, *closed.step.fresh)
         found = {(share.worker, share.version): row.gradient for share, row in zip(shares, rows, strict=True)}
@@ -107,8 +112,9 @@ class Learner:
     def evaluate(self) -> tuple[float, float]:
         """Mean loss on the training data (at most `evaluation_samples` of it), accuracy on the test data."""
         limit = self._training.evaluation_samples
-        loss, _ = self._measure(self._train, limit)
-        _, accuracy = self._measure(self._test, limit)
+        with threads_for(self._model.parameters.numel()):
+            loss, _ = self._measure(self._train, limit)
+            _, accuracy = self._measure(self._test, limit)
         return loss, accuracy
 
     def _snapshot(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,34 @@
+"""How many threads torch gets for a model.
+
+A pass of a small network is shorter than the time its threads take to meet, many times so where other processes want
+the cores too. The rule goes by the model alone, never by a measurement: the number of threads is part of what makes a
+result the same to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+SMALL_MODEL_PARAMETERS = 300_000
+
+
+@contextmanager
+def threads_for(parameters: int) -> Iterator[None]:
+    """One thread for a small model; for any other, what torch was set to.
+
+    >>> with threads_for(1000):
+    ...     torch.get_num_threads()
+    1
+    """
+    before = torch.get_num_threads()
+    if parameters >= SMALL_MODEL_PARAMETERS or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
