@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from data_files import idx_bytes, write_idx_dataset
 
 from paceline.data import DatasetError, Request, load_dataset
 from paceline.data.mnist import FASHION_MNIST, MNIST, load_idx_dataset
+from tests.data.data_files import idx_bytes, write_idx_dataset
 
 LABELS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
 

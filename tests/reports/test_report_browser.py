@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from race_traces import race, synchronous
-from test_report_page import EDGES, HOSTILE
 
 from paceline.reports import report_html
 from paceline.reports.palette import PAGE
+from tests.reports.race_traces import race, synchronous
+from tests.reports.test_report_page import EDGES, HOSTILE
 
 pytestmark = pytest.mark.browser
 

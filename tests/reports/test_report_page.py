@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from plotly.offline import get_plotlyjs
-from race_traces import asynchronous, race, synchronous
 
 from paceline.reports import report_html, write_report
 from paceline.reports.groups import group_traces
@@ -18,6 +17,7 @@ from paceline.reports.headline import beyond_the_headline, headline
 from paceline.reports.results import results
 from paceline.reports.segments import segments
 from paceline.traces import Evaluation, Trace, Work
+from tests.reports.race_traces import asynchronous, race, synchronous
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=hacked()>&\"'"
 

@@ -6,13 +6,13 @@ import io
 from dataclasses import replace
 
 import pytest
-from race_traces import asynchronous, race, synchronous
 from rich.console import Console
 
 from paceline.reports import results_table
 from paceline.reports.groups import group_traces
 from paceline.reports.results import results
 from paceline.traces import Evaluation, Trace
+from tests.reports.race_traces import asynchronous, race, synchronous
 
 
 def rendered(traces: list[Trace], width: int = 80) -> list[str]:

@@ -72,6 +72,7 @@ def _read(options: Common, overrides: dict[str, str], *, strategies: Sequence[st
 
 def _run(options: Common, recipe: Recipe, names: Sequence[str], *, seeds: int, out: Path) -> None:
     notes = Console(stderr=True)
+    out.mkdir(parents=True, exist_ok=True)  # better refused now than after the run
     with notes.status("making ready"):
         contest = Race(recipe, strategies=names, seeds=seeds, timing_only=options.timing_only)
     with Lanes(notes, contest.lanes, rounds=recipe.rounds) as lanes:
@@ -85,7 +86,6 @@ def _tell(options: Common, recipe: Recipe, results: Sequence[Result], out: Path,
 
     document = json.dumps(as_document(recipe, results), indent=2, allow_nan=False)
     traces = [result.trace for result in results]
-    out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(document + "\n", encoding="utf-8")
     report = write_report(traces, out / "report.html", title=f"paceline: {recipe.data.name}, {recipe.model.name}")
     if options.json:

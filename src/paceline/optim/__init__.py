@@ -42,6 +42,9 @@ class OptimizerSettings:
     def __post_init__(self) -> None:
         if self.name not in OPTIMIZERS:
             raise unknown("optimizer", self.name, OPTIMIZERS)
+        for share in self.decay_at:
+            if not 0 <= share <= 1:
+                raise ValueError(f"decay_at must hold shares of the run, between 0 and 1 (decay_at={self.decay_at})")
 
 
 def make_optimizer(

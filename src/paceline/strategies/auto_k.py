@@ -159,7 +159,7 @@ class AutoK:
     def _progress(self, seconds: float) -> float:
         if not (self._use.counts and self._use.scaled):
             return 1.0
-        share = seconds / self._order_seconds
+        share = seconds / np.maximum(self._order_seconds, 1e-12)
         done = np.where(share * self.blocks >= 1, np.ceil(share * self.blocks - 1e-9) / self.blocks, share)
         done = np.clip(done, 1e-6, 1.0)
         skew = self._skew.value

@@ -68,17 +68,19 @@ class CompensatedRounds(Rounds):
         self._scale_partial = scale_partial
         self._late_scales: dict[int, float] = {}
         self._previous_fresh: set[int] = set()
-        self._previous_members = 0
+        self._previous_members: set[int] = set()
 
     def _late_arrived(self, event: GradientArrived) -> list[Action]:
         if event.worker in self._late_scales or event.worker in self._previous_fresh:
             return [Drop(worker=event.worker, version=event.version, reason="it came twice")]
+        if event.worker not in self._previous_members:
+            return [Drop(worker=event.worker, version=event.version, reason="its worker was not in that round")]
         unscaled = 1.0 if self._scale_partial else event.blocks / event.blocks_done
         self._late_scales[event.worker] = unscaled
         return []
 
     def _step(self, at_seconds: float) -> Step:
-        members = self._previous_members
+        members = len(self._previous_members)
         return Step(
             version=self.version,
             fresh=self._fresh_shares(),
@@ -93,14 +95,14 @@ class CompensatedRounds(Rounds):
     def _round_closed(self) -> None:
         self._late_scales = {}
         self._previous_fresh = set(self._fresh)
-        self._previous_members = self._members()
+        self._previous_members = self._alive | self._fresh
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on later, as plain values."""
         return super().state_dict() | {
             "late_scales": sorted(self._late_scales.items()),
             "previous_fresh": sorted(self._previous_fresh),
-            "previous_members": self._previous_members,
+            "previous_members": sorted(self._previous_members),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -108,4 +110,4 @@ class CompensatedRounds(Rounds):
         super().load_state_dict(state)
         self._late_scales = {int(worker): float(scale) for worker, scale in state["late_scales"]}
         self._previous_fresh = set(state["previous_fresh"])
-        self._previous_members = state["previous_members"]
+        self._previous_members = set(state["previous_members"])

@@ -41,10 +41,11 @@ class Rounds:
     @property
     def k(self) -> int:
         """How many gradients close the round that is open."""
-        alive = max(1, len(self._alive))
+        # Those who delivered and then died count: else a death would let `full` close without the living.
+        members = max(1, self._members())
         if self.version < self.warmup_rounds:
-            return alive
-        return min(self.chooser.k(alive), alive)
+            return members
+        return min(self.chooser.k(members), members)
 
     def handle(self, event: Event) -> list[Action]:
         """Take in what happened; answer with what is to be done."""

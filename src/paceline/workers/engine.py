@@ -59,10 +59,21 @@ class CheckedGradients:
     def compute(self, parameters: torch.Tensor, buffers: torch.Tensor, assignments: Sequence[Assignment]) -> Gradients:
         """The gradient of each assignment at the given parameters."""
         if self._chosen is not None:
-            return self._chosen.compute(parameters, buffers, assignments)
+            return self._compute_chosen(self._chosen, parameters, buffers, assignments)
         if len(assignments) == 1:  # nothing could be mixed up between workers yet: compare later
             return self._loop.compute(parameters, buffers, assignments)
         return self._compare(parameters, buffers, assignments)
+
+    def _compute_chosen(
+        self, chosen: Engine, parameters: torch.Tensor, buffers: torch.Tensor, assignments: Sequence[Assignment]
+    ) -> Gradients:
+        try:
+            return chosen.compute(parameters, buffers, assignments)
+        except RuntimeError:  # a path through the model that the comparison did not take
+            if chosen is self._loop:
+                raise
+            self._chosen = self._loop
+            return self._loop.compute(parameters, buffers, assignments)
 
     def _compare(self, parameters: torch.Tensor, buffers: torch.Tensor, assignments: Sequence[Assignment]) -> Gradients:
         expected = self._loop.compute(parameters, buffers, assignments)

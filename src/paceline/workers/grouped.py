@@ -54,12 +54,16 @@ class GroupedGradients:
         """The gradient of each assignment at the given parameters."""
         self.model.module.train()
         self.model.load(parameters, buffers)
+        for parameter in self.model.offsets:
+            parameter.grad = None
         matrix = torch.zeros(len(assignments), parameters.numel())
         batch = _Batch(assignments)
         norms = _GroupedBatchNorms(self.model.module, batch)
         with _forwards(self.model.module, Rows(matrix, self.model.offsets), norms):
             losses = F.cross_entropy(self.model.module(batch.inputs), batch.targets, reduction="none")
             (losses * batch.weights).sum().backward()  # type: ignore[no-untyped-call]
+        if any(parameter.grad is not None for parameter in self.model.offsets):
+            raise RuntimeError("the model uses a weight outside its layer")  # autograd saw it, our layers did not
         rows = losses.detach().view(len(assignments), -1)
         seen = [row[: assignment.samples_done] for row, assignment in zip(rows, assignments, strict=True)]
         return Gradients(

@@ -22,7 +22,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from paceline.drivers.simulated.delays import Delays
+from paceline.drivers.simulated.delays import Delays, Recorded
 from paceline.drivers.simulated.ledger import Ledger
 from paceline.drivers.simulated.network import Direction, Network
 from paceline.drivers.simulated.task import Task, blocks_by
@@ -67,6 +67,14 @@ class Cluster:
         down_bytes: int = 0,
         ledger: Ledger | None = None,
     ) -> None:
+        if workers < 1:
+            raise ValueError(f"workers must be 1 or more (workers={workers})")
+        if blocks < 1:
+            raise ValueError(f"blocks must be 1 or more (blocks={blocks})")
+        if isinstance(delays, Recorded) and delays.workers < workers:
+            raise ValueError(
+                f"recorded delays need a column for every worker (workers={workers}, columns={delays.workers})"
+            )
         network = network or Network()
         self.ledger = ledger if ledger is not None else Ledger()
         self.now_seconds = 0.0
@@ -96,14 +104,16 @@ class Cluster:
         for worker in range(len(self._workers)):
             self._act(self._strategy.handle(Joined(worker=worker)))
         taken = 0
-        while taken < steps:
-            self.now_seconds, _, happen = heapq.heappop(self._queue)
-            happen()
-            while self._closed and taken < steps:
-                taken += 1
-                yield self._closed.pop(0)
-        for task in self._tasks.values():
-            self.ledger.dropped(task, "the run ended", self.now_seconds)
+        try:
+            while taken < steps:
+                self.now_seconds, _, happen = heapq.heappop(self._queue)
+                happen()
+                while self._closed and taken < steps:
+                    taken += 1
+                    yield self._closed.pop(0)
+        finally:  # also when nobody wants the steps that are left: training diverged
+            for task in self._tasks.values():
+                self.ledger.dropped(task, "the run ended", self.now_seconds)
 
     def tell(self, losses: Iterable[LossSeen]) -> None:
         """Pass on what gradients were the gradients of."""
@@ -159,7 +169,8 @@ class Cluster:
         done = blocks_by(self.now_seconds - task.started_seconds, task.seconds / task.blocks, task.blocks)
         if done < task.blocks_done:
             task.blocks_done = int(done)
-            task.finished_seconds = task.started_seconds + int(done) * (task.seconds / task.blocks)
+            boundary = task.started_seconds + int(done) * (task.seconds / task.blocks)
+            task.finished_seconds = max(boundary, self.now_seconds)  # rounding must not turn the clock back
             self._schedule_finish(task)
 
     def _finished(self, task: Task, scheduled_seconds: float) -> None:

@@ -103,11 +103,17 @@ class Learner:
         self._model.gradient.copy_(update)
         self._optimizer.step()
         self._schedule.step()
-        self._model.load_buffers(torch.stack([row.buffers for row in rows]).mean(0))
+        self._move_buffers(rows, weight=min(1.0, sum(share.weight for share in closed.step.fresh)))
         self._version += 1
         self._snapshots[self._version] = self._snapshot()
         self._snapshots = {v: kept for v, kept in self._snapshots.items() if v >= min(oldest_version, self._version)}
         return [row.loss for row in rows]
+
+    def _move_buffers(self, rows: Sequence[_Row], *, weight: float) -> None:
+        """BatchNorm's statistics: the mean of what the step's workers changed; a stale gradient's weigh as it does."""
+        if self._model.buffers.numel():
+            changes = [row.buffers - self._snapshots[row.loss.version][1] for row in rows]
+            self._model.load_buffers(self._model.buffers + weight * torch.stack(changes).mean(0))
 
     def evaluate(self) -> tuple[float, float]:
         """Mean loss on the training data (at most `evaluation_samples` of it), accuracy on the test data."""

@@ -62,7 +62,9 @@ class Direction:
         bits = message_bytes * BITS_PER_BYTE
         start = max(at_seconds, self._worker_free[worker])
         worker_end = start + bits / self._network.worker_bits_per_second
-        server_end = max(start, self._server_free) + bits / self._network.server_bits_per_second
+        server_seconds = bits / self._network.server_bits_per_second
+        # Its turn on the server's link counts from when it is ready: a queue on one worker's link holds up nobody else.
+        self._server_free = max(at_seconds, self._server_free) + server_seconds
+        server_end = max(start + server_seconds, self._server_free)
         self._worker_free[worker] = max(worker_end, server_end)
-        self._server_free = server_end
         return max(worker_end, server_end) + self._network.latency_seconds

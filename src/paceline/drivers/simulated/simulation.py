@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -67,6 +68,8 @@ class Simulation:
             if steps % self._steps_per_round == 0:
                 self._rounds_done = steps // self._steps_per_round
                 yield self._progress()
+                if self._diverged:
+                    return
 
     def _progress(self) -> Progress:
         due = self._rounds_done % self._evaluate_every == 0 or self._rounds_done == self._rounds
@@ -84,6 +87,7 @@ class Simulation:
         if self.learner is None:
             raise ValueError("a run without training has nothing to evaluate")
         loss, accuracy = self.learner.evaluate()
+        self._diverged = self._diverged or not math.isfinite(loss)
         seconds = self._cluster.now_seconds
         self._evaluations.append(Evaluation(round=after_round, seconds=seconds, loss=loss, accuracy=accuracy))
         return Progress(round=after_round, seconds=seconds, loss=loss, accuracy=accuracy)

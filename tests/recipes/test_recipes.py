@@ -1,0 +1,131 @@
+"""Recipes: what is written is what is run, wherever it is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline import Recipe, simulate
+from paceline.cli.options import parse, settings
+from paceline.recipes import Race, make_run, read_recipe, result_of
+from paceline.recipes.assembly import make_delays, make_strategy
+
+
+def as_toml(value) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(as_toml, value)) + "]"
+    return repr(value) if not isinstance(value, str) else f'"{value}"'
+
+
+def test_every_default_survives_a_file(tmp_path) -> None:
+    lines, section = [], None
+    for setting in settings():
+        if setting.path[:-1] != (section,) and len(setting.path) == 2:
+            section = setting.path[0]
+            lines.append(f"[{section}]")
+        lines.append(f"{setting.path[-1]} = {as_toml(setting.default)}")
+    file = tmp_path / "all.toml"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    assert tomllib.loads(file.read_text(encoding="utf-8"))
+    assert Recipe.load(file) == Recipe()
+
+
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """Nothing of its own."""
+
+
+def test_every_setting_has_an_option() -> None:
+    for setting in settings():
+        for flag in setting.flags:
+            _, given_settings = parse(NoOptions, [flag, "some-text"], prog="x")
+            assert given_settings == {".".join(setting.path): "some-text"}
+
+
+@given(rounds=st.integers(1, 10**6), k=st.integers(1, 10), lr=st.floats(1e-6, 10))
+def test_a_file_and_the_command_line_say_the_same(rounds, k, lr) -> None:
+    texts = {"rounds": str(rounds), "strategy.k": str(k), "optimizer.lr": repr(lr)}
+    recipe = read_recipe(overrides=texts)
+    assert (recipe.rounds, recipe.strategy.k, recipe.optimizer.lr) == (rounds, k, lr)
+
+
+def test_the_command_line_wins_over_the_file(tmp_path) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text("rounds = 5\n[strategy]\nk = 2\n", encoding="utf-8")
+    recipe = read_recipe(file, {"strategy.k": "auto"})
+    assert (recipe.rounds, recipe.strategy.k) == (5, "auto")
+
+
+def test_a_strategy_takes_its_own_settings_alone() -> None:
+    assert make_strategy(Recipe().with_strategy("async")).staleness_scaling
+    assert not hasattr(make_strategy(Recipe().with_strategy("full")), "k")
+
+
+def test_the_same_recipe_gives_the_same_result_to_the_last_bit() -> None:
+    recipe = read_recipe(overrides={"rounds": "12", "cluster.late_work": "partial", "strategy.k": "auto"})
+    first, second = simulate(recipe), simulate(recipe)
+    assert first.trace == second.trace
+    assert first.parameters is not None
+    assert second.parameters is not None
+    assert bool((first.parameters == second.parameters).all())
+
+
+def test_racing_changes_nothing_for_the_racers() -> None:
+    recipe = read_recipe(overrides={"rounds": "8"})
+    race = Race(recipe, strategies=["full", "fastest-k", "lgc", "async"])
+    for _ in race:
+        pass
+    for result in race.results:
+        alone = simulate(recipe.with_strategy(result.strategy))
+        assert alone.summary == result.summary
+
+
+def test_everybody_races_on_the_same_delays() -> None:
+    recipe = Recipe()
+    tables = [make_delays(recipe.with_strategy(name)) for name in ("full", "lgc")]
+    assert tables[0] == tables[1]
+
+
+def test_a_race_shows_who_is_ahead() -> None:
+    """Whoever is behind on the cluster's clock goes next: the first to end is the fastest."""
+    race = Race(read_recipe(overrides={"rounds": "20"}), strategies=["full", "lgc"], timing_only=True)
+    ended = [lane for lane, progress in race if progress.round == 20]
+    assert [race.lanes[lane] for lane in ended] == ["lgc", "full"]
+
+
+def test_bandwidth_is_charged_in_timing_and_in_training_alike() -> None:
+    overrides = {"rounds": "6", "network.worker_bits_per_second": "1e8", "network.server_bits_per_second": "1e9"}
+    recipe = read_recipe(overrides=overrides)
+    timed, trained = simulate(recipe, timing_only=True), simulate(recipe)
+    assert timed.seconds == trained.seconds
+    assert timed.seconds > simulate(read_recipe(overrides={"rounds": "6"}), timing_only=True).seconds
+
+
+def test_too_large_a_cluster_with_limited_bandwidth_is_refused() -> None:
+    overrides = {"cluster.workers": "100000", "rounds": "1000", "network.server_bits_per_second": "1e9"}
+    with pytest.raises(ValueError, match="at most 5,000,000"):
+        simulate(read_recipe(overrides=overrides), timing_only=True)
+
+
+def test_skew_breaks_fastest_k_and_not_lgc() -> None:
+    """The story of the race, small: one class per worker, stragglers that stay."""
+    overrides = {
+        "rounds": "120",
+        "data.classes_per_worker": "1",
+        "delay.persistence": "50",
+        "evaluate_every": "120",
+    }
+    losses = {}
+    for name in ("full", "fastest-k", "lgc"):
+        run = make_run(read_recipe(overrides=overrides).with_strategy(name))
+        for _ in run:
+            pass
+        losses[name] = result_of(run).loss
+    assert losses["fastest-k"] > 1.5 * losses["full"]
+    assert losses["lgc"] < 1.25 * losses["full"]
