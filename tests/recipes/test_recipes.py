@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,8 @@ from paceline import Recipe, simulate
 from paceline.cli.options import parse, settings
 from paceline.recipes import Race, make_run, read_recipe, result_of
 from paceline.recipes.assembly import make_delays, make_strategy
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def as_toml(value) -> str:
@@ -53,6 +56,11 @@ def test_a_file_and_the_command_line_say_the_same(rounds, k, lr) -> None:
     texts = {"rounds": str(rounds), "strategy.k": str(k), "optimizer.lr": repr(lr)}
     recipe = read_recipe(overrides=texts)
     assert (recipe.rounds, recipe.strategy.k, recipe.optimizer.lr) == (rounds, k, lr)
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.toml")), ids=lambda file: file.stem)
+def test_the_examples_are_recipes(file) -> None:
+    assert Recipe.load(file) != Recipe()
 
 
 def test_the_command_line_wins_over_the_file(tmp_path) -> None:
