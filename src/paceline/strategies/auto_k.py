@@ -9,10 +9,7 @@ progress(K)  what a round is worth against a full one: a worker that gets w of i
              (1 - skew) * mean + skew * harmonic mean
 noise(K)     grows like 1/K - 1/N, and more with skew: few workers speak for few kinds of data
 
-skew is the share of the variance of losses that lies between workers and not between the samples of one
-worker (the intraclass correlation of a one-way analysis of variance): 0 for equally dealt data, 0.7 for one class per
-worker on digits at the start of training. Losses grow alike as training goes on though the data does not, so the
-highest skew seen fades slowly.
+`skew` is measured too: see `skew.py`.
 
 The paper leaves the choice of K open. The two constants of each noise term were fitted to measured times to target
 for K = 1..10; `benchmarks/choice_of_k.py` measures them against every fixed K.
@@ -20,7 +17,6 @@ for K = 1..10; `benchmarks/choice_of_k.py` measures them against every fixed K.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,9 +26,8 @@ from numpy.typing import NDArray
 
 from paceline.events import GradientArrived, LossSeen
 from paceline.strategies.choose_k import Chooser, FixedK
+from paceline.strategies.skew import Skew
 
-SKEW_UNSEEN = 0.3
-SKEW_FADES = 0.998
 RECENT = 0.2
 MOST_CANDIDATES = 32
 
@@ -185,51 +180,3 @@ class AutoK:
         self._last_fresh = frozenset(state["last_fresh"])
         self._same_again = state["same_again"]
         self._chosen = None
-
-
-class Skew:
-    """How much of the variance of losses lies between workers: the highest share seen, fading.
-
-    >>> skew = Skew()
-    >>> for version in (0, 1, 2):
-    ...     for worker, loss in enumerate((1.0, 5.0, 9.0)):
-    ...         skew.note(LossSeen(worker=worker, version=version, mean=loss, variance=1.0, samples=32))
-    >>> round(skew.value, 2)
-    0.94
-    """
-
-    def __init__(self) -> None:
-        self.value = SKEW_UNSEEN
-        self._recent: float | None = None
-        self._seen: defaultdict[int, dict[int, tuple[float, float, int]]] = defaultdict(dict)
-
-    def note(self, event: LossSeen) -> None:
-        """A version is judged once two newer ones have been heard of: its late gradients are in by then."""
-        self._seen[event.version][event.worker] = event.mean, event.variance, event.samples
-        for version in [version for version in self._seen if version <= event.version - 2]:
-            self._judge(list(self._seen.pop(version).values()))
-
-    def _judge(self, losses: list[tuple[float, float, int]]) -> None:
-        if len(losses) < 3:
-            return
-        means, variances, samples = (np.array(column, dtype=np.float64) for column in zip(*losses, strict=True))
-        within = float(variances.mean())
-        between = max(0.0, float(means.var(ddof=1)) - float((variances / samples).mean()))
-        if not within + between > 0:
-            return
-        share = between / (within + between)
-        first = self._recent is None
-        self._recent = share if self._recent is None else self._recent + RECENT * (share - self._recent)
-        self.value = self._recent if first else max(self._recent, SKEW_FADES * self.value)
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on later, as plain values."""
-        seen = [(version, sorted(by.items())) for version, by in sorted(self._seen.items())]
-        return {"value": self.value, "recent": self._recent, "seen": seen}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`."""
-        self.value, self._recent = state["value"], state["recent"]
-        self._seen = defaultdict(dict)
-        for version, entries in state["seen"]:
-            self._seen[int(version)] = {int(worker): tuple(entry) for worker, entry in entries}
