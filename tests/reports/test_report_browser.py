@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from paceline import STRATEGIES, Race, Recipe
 from paceline.reports import report_html
 from paceline.reports.palette import PAGE
 from tests.reports.race_traces import race, synchronous
@@ -106,7 +107,7 @@ def opened(folder: Path, pages: dict[str, tuple[str, int]], *more: str) -> dict[
         wrapper += f'<iframe src="{name}.html#{name}" style="width:{width}px;height:900px;border:0"></iframe>'
     (folder / "wrapper.html").write_text(wrapper, encoding="utf-8")
     command = [chromium(), *FLAGS, *more, f"--user-data-dir={folder / 'profile'}", (folder / "wrapper.html").as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     found = re.search(r'data-found="([^"]*)"', done.stdout)
     assert found, f"the page told nothing: {done.stderr[-2000:]}"
     results: dict[str, Any] = json.loads(html.unescape(found.group(1)))
@@ -148,3 +149,14 @@ def test_odd_traces_and_hostile_names_are_drawn_on_a_phone(tmp_path: Path) -> No
     for found in results.values():
         check(found)
         assert not found["hacked"]
+
+
+def test_a_race_that_was_really_run_is_drawn(tmp_path: Path) -> None:
+    contest = Race(Recipe(rounds=12), strategies=list(STRATEGIES))
+    for _ in contest:
+        pass
+    page = report_html([result.trace for result in contest.results])
+    results = opened(tmp_path, {name: (page, width) for name, width in WIDTHS.items()})
+    for found in results.values():
+        check(found)
+        assert len(found["charts"]) == 5
