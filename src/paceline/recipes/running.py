@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.data import Dataset
 
 MOST_GRADIENTS_BY_EVENT = 5_000_000
+MOST_SEEDS = 100
 
 
 class Run(Protocol):
@@ -185,8 +186,8 @@ class Race:
 
     def __init__(self, recipe: Recipe, *, strategies: Sequence[str], seeds: int = 1, timing_only: bool = False) -> None:
         check_strategies(strategies)
-        if seeds < 1:
-            raise ValueError(f"seeds must be 1 or more (seeds={seeds})")
+        if not 1 <= seeds <= MOST_SEEDS:
+            raise ValueError(f"seeds must be between 1 and {MOST_SEEDS} (seeds={seeds})")
         entries = [(name, recipe.seed + extra) for name in strategies for extra in range(seeds)]
         self.recipes = [recipe.with_strategy(name).with_seed(seed) for name, seed in entries]
         dataset = None if timing_only or recipe.data.name == "synthetic" else load_data(recipe)

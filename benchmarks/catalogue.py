@@ -1,0 +1,34 @@
+"""Every benchmark by its name on the command line. A new one is its file and one line here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from benchmarks.options import Options
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One line of the table: where the benchmark is ('module:function') and what it measures."""
+
+    location: str
+    description: str
+
+    def load(self) -> Callable[[Options], None]:
+        """The function that runs it; only now is torch imported."""
+        module, function = self.location.split(":")
+        run: Callable[[Options], None] = getattr(importlib.import_module(module), function)
+        return run
+
+
+BENCHMARKS = MappingProxyType(
+    {
+        "claims": Benchmark("benchmarks.claims:run", "the paper's claims: time saved by lgc, and at what loss"),
+        "choice-of-k": Benchmark("benchmarks.choice_of_k:run", "k=auto against every fixed K, by time to target"),
+        "gradients": Benchmark("benchmarks.gradients:run", "all workers' gradients in one pass against a loop"),
+        "timing": Benchmark("benchmarks.timing:run", "seconds and memory for the times of 100,000 workers"),
+    }
+)

@@ -1,0 +1,41 @@
+"""The options of `python -m benchmarks`; every benchmark reads those it knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tyro
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Run benchmarks by name. Tables go to stdout, progress to stderr, raw numbers to <out>/<name>.json."""
+
+    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Which; 'all' runs all, none lists them."""
+    quick: bool = False
+    """A tiny version that takes seconds: shows that it runs, its figures mean nothing."""
+    seeds: int | None = None
+    """claims, choice-of-k: runs that are averaged; 3 if not given."""
+    only: str = ""
+    """choice-of-k: delay models, gradients: networks, with commas between; empty: all."""
+    strategies: str = ""
+    """choice-of-k: strategies, with commas between; empty: all."""
+    out: str = "runs/bench"
+    """Folder for the raw numbers."""
+
+
+def chosen(text: str, choices: tuple[str, ...], what: str) -> tuple[str, ...]:
+    """Those of the choices that a list with commas names, in the order of the choices; all if it is empty.
+
+    >>> chosen("lgc", ("fastest-k", "lgc"), "strategy")
+    ('lgc',)
+    >>> chosen("lgd", ("fastest-k", "lgc"), "strategy")
+    Traceback (most recent call last):
+    ValueError: unknown strategy 'lgd'; choose from fastest-k, lgc
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in choices:
+            raise ValueError(f"unknown {what} {name!r}; choose from {', '.join(choices)}")
+    return tuple(choice for choice in choices if choice in names) if names else choices
