@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from paceline.workers.assignment import Assignment
-from paceline.workers.engine import make_engine
+from paceline.workers.engine import CheckedGradients, make_engine
 from paceline.workers.grouped import GroupedGradients, why_not_grouped
 from paceline.workers.loop import LoopGradients, has_batch_norm
 
@@ -35,7 +35,7 @@ def choice(module: nn.Module, assignments: Sequence[Assignment]) -> Choice:
     engine = make_engine(module)
     loop = LoopGradients(copy.deepcopy(module))
     engine.compute(loop.model.parameters.clone(), loop.model.buffers, assignments)
-    return "grouped" if getattr(engine, "in_one_pass", False) else "loop"
+    return "grouped" if isinstance(engine, CheckedGradients) and engine.takes_one_pass(assignments) else "loop"
 
 
 def exact(module: nn.Module, assignment: Assignment) -> torch.Tensor:

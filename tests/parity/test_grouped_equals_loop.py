@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from paceline.models import build_model
-from paceline.workers import flat
 from paceline.workers.assignment import Assignment
 from paceline.workers.engine import CheckedGradients, make_engine
 from paceline.workers.flat import FlatModel
@@ -68,17 +67,8 @@ def apart(expected, found):
     return float(((expected - found).norm(dim=1) / expected.norm(dim=1).clamp_min(1e-12)).max())
 
 
-class _DoubleForSingle:
-    """torch as `flat.py` sees it, with float64 where it says float32."""
-
-    float32 = torch.float64
-
-    def __getattr__(self, name):
-        return getattr(torch, name)
-
-
 @pytest.fixture
-def double_precision(monkeypatch):
+def double_precision():
     """Everything in float64, so that what is left between two results is a mistake and not rounding.
 
     In float32, blocks of two samples make deep BatchNorm networks so sensitive that two right answers differ by
@@ -86,7 +76,6 @@ def double_precision(monkeypatch):
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
-    monkeypatch.setattr(flat, "torch", _DoubleForSingle())
     yield
     torch.set_default_dtype(before)
 

@@ -42,8 +42,10 @@ def test_buffers_go_round_through_a_vector_and_whole_numbers_stay_whole():
 def test_a_model_with_nothing_to_train_and_one_in_another_precision_are_refused():
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
         FlatModel(nn.ReLU())
-    with pytest.raises(ValueError, match=r"float32 \(found torch.float64\)"):
-        FlatModel(nn.Linear(2, 2).double())
+    with pytest.raises(ValueError, match=r"all float64 \(found torch.float16\)"):
+        FlatModel(nn.Linear(2, 2).half())
+    with pytest.raises(ValueError, match=r"found torch\.float32, torch\.float64"):
+        FlatModel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
 
 
 def test_a_batch_that_does_not_divide_and_blocks_that_cannot_be_are_refused_with_both_numbers():

@@ -7,7 +7,7 @@ from torch import nn
 
 
 class FlatModel:
-    """A module whose parameters, and whose gradients, live in one flat float32 vector each.
+    """A module whose parameters, and whose gradients, live in one flat vector each.
 
     >>> flat = FlatModel(nn.Linear(2, 1))
     >>> flat.parameters.numel(), flat.buffers.numel()
@@ -18,9 +18,10 @@ class FlatModel:
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not trained:
             raise ValueError("the model has no parameter that requires a gradient")
-        for parameter in trained:
-            if parameter.dtype is not torch.float32:
-                raise ValueError(f"parameters must be float32 (found {parameter.dtype}); convert the model first")
+        kinds = {parameter.dtype for parameter in trained}
+        if kinds not in ({torch.float32}, {torch.float64}):
+            found = ", ".join(sorted(str(kind) for kind in kinds))
+            raise ValueError(f"parameters must all be float32, or all float64 (found {found}); convert the model first")
         self.module = module
         self.parameters = torch.cat([parameter.detach().reshape(-1) for parameter in trained])
         self.gradient = torch.zeros_like(self.parameters)
@@ -36,8 +37,9 @@ class FlatModel:
     @property
     def buffers(self) -> torch.Tensor:
         """All buffers (BatchNorm's statistics) in one vector; whole numbers become floats."""
-        buffers = [buffer.detach().reshape(-1).float() for buffer in self.module.buffers()]
-        return torch.cat(buffers) if buffers else torch.zeros(0)
+        kind = self.parameters.dtype
+        buffers = [buffer.detach().reshape(-1).to(kind) for buffer in self.module.buffers()]
+        return torch.cat(buffers) if buffers else torch.zeros(0, dtype=kind)
 
     @property
     def message_bytes(self) -> int:

@@ -56,8 +56,8 @@ class GroupedGradients:
         self.model.load(parameters, buffers)
         for parameter in self.model.offsets:
             parameter.grad = None
-        matrix = torch.zeros(len(assignments), parameters.numel())
-        batch = _Batch(assignments)
+        matrix = torch.zeros(len(assignments), parameters.numel(), dtype=parameters.dtype)
+        batch = _Batch(assignments, parameters.dtype)
         norms = _GroupedBatchNorms(self.model.module, batch)
         with _forwards(self.model.module, Rows(matrix, self.model.offsets), norms):
             losses = F.cross_entropy(self.model.module(batch.inputs), batch.targets, reduction="none")
@@ -77,18 +77,19 @@ class GroupedGradients:
 class _Batch:
     """All workers' samples in a row, cut where nobody gets to; samples not done weigh nothing."""
 
-    def __init__(self, assignments: Sequence[Assignment]) -> None:
+    def __init__(self, assignments: Sequence[Assignment], kind: torch.dtype) -> None:
         sizes = {(len(assignment.inputs), assignment.blocks) for assignment in assignments}
         if len(sizes) != 1:
             raise ValueError(f"all workers of a pass need one batch size and one number of blocks (found {sizes})")
         ((batch_size, blocks),) = sizes
         self.workers = len(assignments)
+        self.kind = kind
         self.blocks_done = [assignment.blocks_done for assignment in assignments]
         self.blocks = max(self.blocks_done)
         samples = batch_size // blocks * self.blocks
         self.inputs = torch.cat([assignment.inputs[:samples] for assignment in assignments])
         self.targets = torch.cat([assignment.targets[:samples] for assignment in assignments])
-        weights = torch.zeros(self.workers, samples)
+        weights = torch.zeros(self.workers, samples, dtype=kind)
         for row, assignment in zip(weights, assignments, strict=True):
             row[: assignment.samples_done] = 1.0 / batch_size
         self.weights = weights.view(-1)
@@ -121,12 +122,12 @@ class _GroupedBatchNorms:
         for part in model.module.modules():
             for name, buffer in part.named_buffers(recurse=False):
                 columns.append(self._column(part, name, buffer))
-        return torch.cat(columns, dim=1) if columns else torch.zeros(self._batch.workers, 0)
+        return torch.cat(columns, dim=1) if columns else torch.zeros(self._batch.workers, 0, dtype=self._batch.kind)
 
     def _column(self, part: nn.Module, name: str, buffer: torch.Tensor) -> torch.Tensor:
         if part in self._running and name in ("running_mean", "running_var"):
             return self._running[part][name == "running_var"]
-        column = buffer.detach().reshape(1, -1).float().repeat(self._batch.workers, 1)
+        column = buffer.detach().reshape(1, -1).to(self._batch.kind).repeat(self._batch.workers, 1)
         if part in self._running and name == "num_batches_tracked":
             column += torch.tensor(self._batch.blocks_done).view(-1, 1)
         return column

@@ -64,6 +64,8 @@ class Learner:
     def __init__(self, training: Training) -> None:
         self._training = training
         self._model = FlatModel(copy.deepcopy(training.module))
+        if self._model.parameters.dtype is not torch.float32:
+            raise ValueError(f"the model must be float32 (it is {self._model.parameters.dtype}); call .float() on it")
         self._engine = make_engine(training.module)
         self._optimizer, self._schedule = make_optimizer(
             training.optimizer, self._model.module.parameters(), total_steps=training.total_steps
