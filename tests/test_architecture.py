@@ -23,7 +23,7 @@ LEVELS = [
     {"drivers.simulated", "drivers.served", "drivers.collective", "drivers", "reports"},
     {"traces", "pipeline", "reference"},
     {"data", "models", "workers", "codecs", "strategies", "optim"},
-    {"events", "randomness", "lookup"},
+    {"events", "randomness", "lookup", "lazy"},
 ]
 BOTTOM = LEVELS[-1]
 ONLY_THESE = {"reports": {"traces", *BOTTOM}}

@@ -10,8 +10,9 @@ Public names are imported when they are first used, so that the command line sta
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from paceline.lazy import lazy_names
 
 __version__ = "0.1.0"
 
@@ -35,11 +36,4 @@ _HOMES = {
 __all__ = ["LGC", "STRATEGIES", "Async", "FastestK", "Full", "Race", "Recipe", "RecipeError", "Result", "simulate"]
 
 if not TYPE_CHECKING:  # mypy reads the imports above instead, and so still sees a misspelt name
-
-    def __getattr__(name: str) -> object:
-        """Import a public name's package when the name is first used."""
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
+    __getattr__ = lazy_names(__name__, _HOMES)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli import main
+
 
 def paceline(*arguments: str, cwd: Path, seconds: float = 120) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -103,8 +105,9 @@ def test_a_run_that_diverges_says_so(tmp_path) -> None:
 def test_a_folder_that_cannot_be_written_is_told_before_the_run(tmp_path) -> None:
     (tmp_path / "runs").write_text("a file is in the way", encoding="utf-8")
     done = paceline("simulate", "--rounds", "2", cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "runs" in done.stderr
+    assert "--out" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -120,3 +123,41 @@ def test_a_model_of_the_user_s_own(tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)["results"]
     assert 0 < result["loss"] < 2.3
+
+
+def test_an_interrupted_race_tells_what_was_done(tmp_path, monkeypatch, capsys) -> None:
+    def shown(self, lane, standing) -> None:
+        if standing.round == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("paceline.cli.lanes.Lanes.show", shown)
+    assert main(["race", "--strategies", "full,lgc", "--rounds", "50", "--evaluate-every", "1"]) == 130
+    out, err = capsys.readouterr()
+    assert "what was done so far" in err
+    assert "lgc" in out
+    assert (tmp_path / "runs/race/report.html").exists()
+    rounds = [result["rounds"] for result in json.loads((tmp_path / "runs/race/results.json").read_text())["results"]]
+    assert max(rounds) == 5
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("nn.Linear(64, 5)", "(2, 10)"),
+        ("nn.Linear(63, 10)", "fails on a batch of shape (2, 1, 8, 8)"),
+        ("nn.LSTM(64, 10)", "tuple"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_told_before_the_run(code, message, tmp_path) -> None:
+    text = f"from torch import nn\ndef build():\n    return nn.Sequential(nn.Flatten(), {code})\n"
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    done = paceline("simulate", "--model", "mine:build", cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_race_refuses_what_it_would_ignore(tmp_path) -> None:
+    done = paceline("race", "--strategy", "full", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--strategies full" in done.stderr

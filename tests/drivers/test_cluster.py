@@ -14,6 +14,7 @@ from paceline import reference
 from paceline.drivers.simulated.cluster import Cluster
 from paceline.drivers.simulated.delays import Pareto, Recorded, ShiftedExponential, SlowWorkers
 from paceline.drivers.simulated.network import Network
+from paceline.drivers.simulated.setup import Setup
 from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full
 
 FIGURE_1 = ((1.0, 1.2, 2.0), (1.1, 1.5, 2.0), (1.0, 1.3, 2.5))
@@ -23,8 +24,12 @@ quick = settings(deadline=None, max_examples=25, derandomize=True)
 
 def run(strategy, steps, **cluster):
     """The steps taken, and the books afterwards."""
-    made = Cluster(strategy.start(), **cluster)
+    made = make(strategy, **cluster)
     return list(made.run(steps)), made
+
+
+def make(strategy, *, up_bytes=0, down_bytes=0, **setup):
+    return Cluster(Setup(name="x", strategy=strategy, rounds=1, **setup), up_bytes=up_bytes, down_bytes=down_bytes)
 
 
 @pytest.mark.parametrize(("strategy", "total"), [(Full(), 6.5), (FastestK(k=2), 4.0), (LGC(k=2), 4.0)], ids=str)
@@ -189,14 +194,14 @@ def test_bytes_are_counted_for_every_message(finished):
 
 @pytest.mark.parametrize("strategy", [FastestK(k=1), LGC(k=1), LGC(k=3)], ids=str)
 def test_a_worker_that_begins_with_an_old_model_has_the_newest_on_its_way(strategy):
-    cluster = Cluster(strategy.start(), workers=5, **CLUSTERS[-1])
+    cluster = make(strategy, workers=5, **CLUSTERS[-1])
     begin, behind = cluster._begin, []
 
     def watched(worker):
         state = cluster._workers[worker]
         if state.newest_version < state.newest_sent:
             behind.append(worker)
-            assert state.on_the_wire
+            assert state.version_on_the_wire is not None
         begin(worker)
 
     cluster._begin = watched
@@ -240,7 +245,7 @@ def test_the_same_cluster_runs_the_same_way_twice():
 @example(times=[24, 20, 33], blocks=6, k=1)
 def test_time_does_not_go_back_by_rounding_when_block_boundaries_and_rounds_coincide(times, blocks, k):
     row = tuple(time / 10 for time in times)  # tenths are not exact in binary, so boundaries just miss each other
-    cluster = Cluster(LGC(k=k).start(), workers=len(row), delays=Recorded(rows=(row,)), blocks=blocks)
+    cluster = make(LGC(k=k), workers=len(row), delays=Recorded(rows=(row,)), blocks=blocks)
     before, happened = 0.0, []
     schedule = cluster._at
 
@@ -257,7 +262,7 @@ def test_time_does_not_go_back_by_rounding_when_block_boundaries_and_rounds_coin
 
 def test_a_run_needs_steps():
     with pytest.raises(ValueError, match="steps=0"):
-        list(Cluster(Full().start(), workers=1, delays=ShiftedExponential()).run(0))
+        list(make(Full(), workers=1, delays=ShiftedExponential()).run(0))
 
 
 @pytest.mark.parametrize(
@@ -271,4 +276,4 @@ def test_a_run_needs_steps():
 )
 def test_a_cluster_that_cannot_run_is_refused_at_construction(bad, message):
     with pytest.raises(ValueError, match=message):
-        Cluster(Full().start(), **({"delays": ShiftedExponential()} | bad))
+        make(Full(), **({"delays": ShiftedExponential()} | bad))

@@ -77,8 +77,6 @@ def test_slow_workers_are_slower_by_the_factor_and_nobody_else_is():
 def test_recorded_times_begin_again_at_the_top():
     rows = ((1.0, 2.0), (3.0, 4.0), (5.0, 6.0))
     assert table(Recorded(rows=rows), 2, 7).tolist() == [list(rows[draw % 3]) for draw in range(7)]
-    held = table(Recorded(rows=rows, persistence=2), 2, 8)
-    assert held.tolist() == [list(rows[draw // 2 % 3]) for draw in range(8)]
 
 
 def test_recorded_times_are_read_from_a_file(tmp_path):

@@ -15,6 +15,7 @@ from paceline.drivers.simulated.cluster import Closed
 from paceline.drivers.simulated.delays import ShiftedExponential, SlowWorkers
 from paceline.drivers.simulated.learner import Learner, Training
 from paceline.drivers.simulated.network import Network
+from paceline.drivers.simulated.setup import Setup
 from paceline.drivers.simulated.simulation import Simulation
 from paceline.drivers.simulated.task import Task
 from paceline.events import Share, Step
@@ -46,19 +47,17 @@ def training(digits, *, model="mlp", workers=WORKERS, seed=0, norm=None, rounds=
 
 
 def simulate(strategy, trained, *, workers=WORKERS, rounds=ROUNDS, seed=0, late_work="partial", delays=None):
-    simulation = Simulation(
+    setup = Setup(
         name=str(strategy),
         strategy=strategy,
-        training=trained,
         workers=workers,
         rounds=rounds,
         delays=delays or ShiftedExponential(seed=seed),
-        network=Network(),
         late_work=late_work,
         blocks=4,
-        evaluate_every=3,
         seed=seed,
     )
+    simulation = Simulation(setup, training=trained, evaluate_every=3)
     simulation.progress = list(simulation)
     return simulation
 
@@ -236,3 +235,21 @@ def test_a_batch_norm_model_is_evaluated_without_changing_its_statistics(digits)
     assert torch.equal(before, simulation.learner._model.buffers)
     assert math.isfinite(simulation.trace.evaluations[-1].loss)
     assert simulation.trace.late > 0
+
+
+@pytest.mark.parametrize("strategy", [Full(), FastestK(k=2), LGC(k=2), Async()], ids=str)
+@pytest.mark.parametrize(
+    "network",
+    [Network(latency_seconds=0.5), Network(worker_bits_per_second=2e6), Network(server_bits_per_second=4e6)],
+    ids=["latency", "slow-links", "slow-server"],
+)
+def test_a_network_slower_than_the_rounds_keeps_every_version_that_is_on_its_way(digits, strategy, network):
+    """A version still on the wire had no task yet, its parameters were forgotten, and the run ended in a KeyError."""
+    setup = Setup(
+        name="x", strategy=strategy, workers=WORKERS, rounds=8, delays=ShiftedExponential(), network=network, blocks=4
+    )
+    simulation = Simulation(setup, training=training(digits, rounds=8 * strategy.updates_per_round(WORKERS)))
+    for _ in simulation:
+        pass
+    assert simulation.trace.rounds_done == 8
+    assert not simulation.trace.diverged

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from paceline.drivers.simulated.async_timing import AsyncTimes
 from paceline.drivers.simulated.delays import Pareto, Recorded, ShiftedExponential, SlowWorkers
 from paceline.drivers.simulated.network import Network
+from paceline.drivers.simulated.setup import Setup
 from paceline.drivers.simulated.simulation import Simulation
 from paceline.drivers.simulated.timing import RoundTimes
 from paceline.strategies import LGC, Async, FastestK, Full
@@ -34,17 +35,16 @@ def ran(run) -> Trace:
     return run.trace
 
 
-def event_by_event(strategy, latency, **common) -> Trace:
-    network = Network(latency_seconds=latency)
-    return ran(Simulation(name="x", strategy=strategy, training=None, network=network, **common))
+def setup_of(strategy, latency=0.0, **common) -> Setup:
+    return Setup(name="x", strategy=strategy, network=Network(latency_seconds=latency), **common)
 
 
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(strategy=STRATEGY, delay=delays(), latency=LATENCY, late_work=LATE_WORK, workers=st.integers(3, 8))
 def test_rounds_of_arrays_are_the_rounds_of_events(strategy, delay, latency, late_work, workers) -> None:
     common = {"workers": workers, "rounds": 30, "delays": delay, "late_work": late_work, "blocks": 4}
-    expected = event_by_event(strategy, latency, **common)
-    found = ran(RoundTimes(name="x", strategy=strategy, latency_seconds=latency, **common))
+    setup = setup_of(strategy, latency, **common)
+    expected, found = ran(Simulation(setup)), ran(RoundTimes(setup))
     assert [entry.k for entry in found.rounds] == [entry.k for entry in expected.rounds]
     closings = [entry.closed_seconds for entry in expected.rounds]
     assert [entry.closed_seconds for entry in found.rounds] == pytest.approx(closings, abs=1e-9)
@@ -55,8 +55,8 @@ def test_rounds_of_arrays_are_the_rounds_of_events(strategy, delay, latency, lat
 @settings(deadline=None, max_examples=30, derandomize=True)
 @given(delay=delays(), latency=LATENCY, workers=st.integers(1, 8))
 def test_asynchronous_times_are_those_of_events(delay, latency, workers) -> None:
-    expected = event_by_event(Async(), latency, workers=workers, rounds=20, delays=delay, late_work="partial", blocks=1)
-    found = ran(AsyncTimes(name="x", workers=workers, rounds=20, delays=delay, latency_seconds=latency))
+    setup = setup_of(Async(), latency, workers=workers, rounds=20, delays=delay)
+    expected, found = ran(Simulation(setup)), ran(AsyncTimes(setup))
     assert found.seconds == pytest.approx(expected.seconds, abs=1e-9)
     assert (found.used, found.dropped) == (expected.used, expected.dropped)
 
@@ -64,18 +64,19 @@ def test_asynchronous_times_are_those_of_events(delay, latency, workers) -> None
 @pytest.mark.parametrize(("strategy", "seconds"), [(Full(), 6.5), (FastestK(k=2), 4.0), (LGC(k=2), 4.0)])
 def test_the_paper_s_first_figure(strategy, seconds) -> None:
     rows = ((1.0, 1.2, 2.0), (1.1, 1.5, 2.0), (1.0, 1.3, 2.5))
-    trace = ran(
-        RoundTimes(name="x", strategy=strategy, workers=3, rounds=3, delays=Recorded(rows=rows), late_work="complete")
-    )
+    setup = setup_of(strategy, workers=3, rounds=3, delays=Recorded(rows=rows), late_work="complete")
+    trace = ran(RoundTimes(setup))
     assert trace.seconds == pytest.approx(seconds, abs=1e-12)
 
 
 def test_a_hundred_thousand_workers_are_a_matter_of_seconds() -> None:
     """No time is asserted: event by event this would take hours, and the test would not end."""
-    trace = ran(
-        RoundTimes(
-            name="lgc", strategy=LGC(k=70_000), workers=100_000, rounds=20, delays=ShiftedExponential(), blocks=4
-        )
-    )
+    setup = setup_of(LGC(k=70_000), workers=100_000, rounds=20, delays=ShiftedExponential(), blocks=4)
+    trace = ran(RoundTimes(setup))
     assert trace.rounds_done == 20
     assert trace.used == 20 * 70_000
+
+
+def test_a_strategy_without_rounds_is_sent_elsewhere() -> None:
+    with pytest.raises(ValueError, match="AsyncTimes"):
+        RoundTimes(setup_of(Async(), workers=2, rounds=2, delays=ShiftedExponential()))

@@ -137,3 +137,36 @@ def test_skew_breaks_fastest_k_and_not_lgc() -> None:
         losses[name] = result_of(run).loss
     assert losses["fastest-k"] > 1.5 * losses["full"]
     assert losses["lgc"] < 1.25 * losses["full"]
+
+
+def test_recorded_delays_are_replayed_line_by_line(tmp_path) -> None:
+    """The default persistence once held every line of a recording for ten batches."""
+    (tmp_path / "times.csv").write_text("0.1,0.2,0.3\n0.1,0.2,0.9\n", encoding="utf-8")
+    text = 'rounds = 10\n[delay]\nname = "recorded"\nfile = "times.csv"\n[cluster]\nworkers = 3\n[strategy]\nk = 2\n'
+    (tmp_path / "my.toml").write_text(text, encoding="utf-8")
+    recipe = Recipe.load(tmp_path / "my.toml").with_strategy("full")
+    assert simulate(recipe, timing_only=True).seconds == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"rounds": "3"}, {"rounds": 2.5}, {"strategy": "full"}, {"target_loss": "low"}, {"seed": True}],
+    ids=str,
+)
+def test_a_recipe_made_in_python_is_checked_too(bad) -> None:
+    (name,) = bad
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        Recipe(**bad)
+
+
+def test_settings_are_changed_by_name() -> None:
+    assert Recipe().with_settings(data={"alpha": 2}).data.alpha == 2
+    with pytest.raises(ValueError, match="did you mean 'rounds'"):
+        Recipe().with_settings(ronds=3)
+    with pytest.raises(ValueError, match="unknown setting in strategy 'kk'"):
+        Recipe().with_settings(strategy={"kk": 3})
+
+
+def test_simulate_takes_a_recipe_and_says_so() -> None:
+    with pytest.raises(TypeError, match=r"Recipe\.load"):
+        simulate("my.toml")

@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 
 from paceline.cli.lanes import Lanes
+from paceline.cli.options import UsageError
 from paceline.recipes import Race, Recipe, Result, as_document, check_strategies, read_recipe
 
 
@@ -31,7 +32,7 @@ class Common:
 
 @dataclass(frozen=True)
 class RaceOptions(Common):
-    """Run the same training under several strategies, side by side, on a simulated cluster."""
+    """Race several strategies on a simulated cluster, side by side."""
 
     strategies: str = "full,fastest-k,lgc,async"
     """Who races, with commas between."""
@@ -51,6 +52,8 @@ class SimulateOptions(Common):
 
 def race(options: RaceOptions, overrides: dict[str, str]) -> None:
     """`paceline race`."""
+    if "strategy.name" in overrides:
+        raise UsageError(f"race takes --strategies, with commas between (--strategies {overrides['strategy.name']})")
     names = [name.strip() for name in options.strategies.split(",") if name.strip()]
     check_strategies(names)
     recipe = _read(options, overrides, strategies=names)
@@ -72,12 +75,21 @@ def _read(options: Common, overrides: dict[str, str], *, strategies: Sequence[st
 
 def _run(options: Common, recipe: Recipe, names: Sequence[str], *, seeds: int, out: Path) -> None:
     notes = Console(stderr=True)
-    out.mkdir(parents=True, exist_ok=True)  # better refused now than after the run
-    with notes.status("making ready"):
+    try:
+        out.mkdir(parents=True, exist_ok=True)  # better refused now than after the run
+    except OSError as error:
+        raise UsageError(f"cannot write results to {out}: {error.strerror or error}; give another --out") from None
+    what = "making ready" if options.timing_only else f"loading torch, {recipe.data.name} and {recipe.model.name}"
+    with notes.status(what):
         contest = Race(recipe, strategies=names, seeds=seeds, timing_only=options.timing_only)
-    with Lanes(notes, contest.lanes, rounds=recipe.rounds) as lanes:
-        for lane, standing in contest:
-            lanes.show(lane, standing)
+    try:
+        with Lanes(notes, contest.lanes, rounds=recipe.rounds) as lanes:
+            for lane, standing in contest:
+                lanes.show(lane, standing)
+    except KeyboardInterrupt:
+        notes.print("stopped: what follows is what was done so far")
+        _tell(options, recipe, contest.results_so_far, out, notes)
+        raise
     _tell(options, recipe, contest.results, out, notes)
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from paceline.data.errors import DatasetError
 from paceline.data.request import Request
+from paceline.lazy import lazy_names
 from paceline.lookup import unknown
 
 if TYPE_CHECKING:
@@ -160,11 +161,4 @@ _HOMES = {
 }
 
 if not TYPE_CHECKING:  # mypy reads the imports above instead, and so still sees a misspelt name
-
-    def __getattr__(name: str) -> object:
-        """Import a public name's module when the name is first used."""
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
+    __getattr__ = lazy_names(__name__, _HOMES)

@@ -63,6 +63,7 @@ def download(file: RemoteFile, *, base: str, folder: Path, patience: Patience | 
     if not address.startswith(("http://", "https://")):
         raise DatasetError(f"{address} must begin with http:// or https://")
     part = folder / f".{file.name}.{secrets.token_hex(8)}.part"
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with part.open("xb") as sink:
@@ -80,6 +81,9 @@ def download(file: RemoteFile, *, base: str, folder: Path, patience: Patience | 
     finally:
         with contextlib.suppress(OSError):  # it is gone, or the folder could not be made
             part.unlink()
+        for made in missing:
+            with contextlib.suppress(OSError):  # what we made and what stayed empty: a mistyped path leaves nothing
+                made.rmdir()
     return folder / file.name
 
 

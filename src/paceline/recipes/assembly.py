@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.drivers.simulated.delays import Delays, Pareto, ShiftedExponential, SlowWorkers, read_recorded
 from paceline.drivers.simulated.network import Network
+from paceline.drivers.simulated.setup import Setup
 from paceline.optim import OptimizerSettings
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.sections import DelaySection
@@ -57,7 +58,7 @@ def make_delays(recipe: Recipe) -> Delays:
 
 
 def _recorded(delay: DelaySection, workers: int) -> Delays:
-    recorded = read_recorded(Path(delay.file), persistence=delay.persistence)
+    recorded = read_recorded(Path(delay.file))
     if recorded.workers < workers:
         raise ValueError(
             f"{delay.file} has times for {recorded.workers} workers, and the cluster has {workers}; "
@@ -104,13 +105,34 @@ def make_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
     """
     from paceline.models import build_model
 
-    return build_model(
+    model = build_model(
         recipe.model.name,
         input_shape=dataset.input_shape,
         classes=dataset.classes,
         norm=recipe.model.norm or None,
         seed=recipe.seed,
     )
+    if ":" in recipe.model.name:
+        _check_output(recipe.model.name, model, dataset)
+    return model
+
+
+def _check_output(name: str, model: nn.Module, dataset: Dataset) -> None:
+    """A user's own network is tried on two samples before the run, so that a mistake is told for what it is."""
+    import torch
+
+    batch, expected = dataset.train.inputs[:2], (2, dataset.classes)
+    training = model.training
+    try:
+        with torch.no_grad():
+            output = model.eval()(batch)
+    except Exception as error:
+        raise ValueError(f"model {name!r} fails on a batch of shape {tuple(batch.shape)}: {error}") from error
+    finally:
+        model.train(training)
+    found = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+    if found != expected:
+        raise ValueError(f"model {name!r} must return a tensor of shape {expected} for two samples (it gave {found})")
 
 
 def make_training(recipe: Recipe, dataset: Dataset) -> Training:
@@ -145,6 +167,26 @@ def make_training(recipe: Recipe, dataset: Dataset) -> Training:
     )
 
 
+def make_setup(recipe: Recipe) -> Setup:
+    """The cluster.
+
+    >>> make_setup(Recipe()).workers
+    10
+    """
+    return Setup(
+        name=recipe.strategy.name,
+        strategy=make_strategy(recipe),
+        workers=recipe.cluster.workers,
+        rounds=recipe.rounds,
+        delays=make_delays(recipe),
+        network=make_network(recipe),
+        late_work=recipe.cluster.late_work,
+        blocks=recipe.worker.blocks,
+        seed=recipe.seed,
+        recipe=recipe.to_dict(),
+    )
+
+
 def make_simulation(recipe: Recipe, dataset: Dataset) -> Simulation:
     """The whole run, ready to be iterated over.
 
@@ -153,17 +195,5 @@ def make_simulation(recipe: Recipe, dataset: Dataset) -> Simulation:
     """
     from paceline.drivers.simulated.simulation import Simulation
 
-    return Simulation(
-        name=recipe.strategy.name,
-        strategy=make_strategy(recipe),
-        training=make_training(recipe, dataset),
-        workers=recipe.cluster.workers,
-        rounds=recipe.rounds,
-        delays=make_delays(recipe),
-        network=make_network(recipe),
-        late_work=recipe.cluster.late_work,
-        blocks=recipe.worker.blocks,
-        evaluate_every=recipe.evaluate_every,
-        seed=recipe.seed,
-        recipe=recipe.to_dict(),
-    )
+    training = make_training(recipe, dataset)
+    return Simulation(make_setup(recipe), training=training, evaluate_every=recipe.evaluate_every)

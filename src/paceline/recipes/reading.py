@@ -19,6 +19,7 @@ from paceline.recipes.settings import SettingError
 from paceline.recipes.values import convert, describe
 
 MOST_BYTES = 1_000_000
+PATHS = (("delay", "file"), ("data", "directory"))  # in a file they are meant relative to it
 
 Path_ = tuple[str, ...]
 
@@ -32,7 +33,7 @@ class RecipeError(ValueError):
     """
 
 
-def read_recipe(path: Path | None = None, overrides: Mapping[str, str] | None = None) -> Recipe:
+def read_recipe(path: str | Path | None = None, overrides: Mapping[str, str] | None = None) -> Recipe:
     """The recipe in a file (or the default), with dotted settings from the command line on top.
 
     >>> read_recipe(overrides={"strategy.k": "3"}).strategy.k
@@ -41,7 +42,7 @@ def read_recipe(path: Path | None = None, overrides: Mapping[str, str] | None = 
     Traceback (most recent call last):
     paceline.recipes.reading.RecipeError: --strategy.k: expected a whole number or 'auto', got 'many'
     """
-    source = _Source(path)
+    source = _Source(None if path is None else Path(path))
     values = dict(source.values())
     places = {setting: source.place(setting) for setting in values}
     for dotted, text in (overrides or {}).items():
@@ -71,6 +72,9 @@ class _Source:
                 found.update({(name, inner): entry for inner, entry in value.items()})
             else:
                 found[(name,)] = value
+        for setting in PATHS:
+            if found.get(setting) and isinstance(found[setting], str) and self._path is not None:
+                found[setting] = str(self._path.parent / Path(found[setting]).expanduser())
         return found
 
     def place(self, setting: Path_) -> str:
@@ -99,7 +103,7 @@ def _text_of(path: Path) -> str:
     except OSError as error:
         raise RecipeError(f"cannot read recipe {path}: {error.strerror or error}") from None
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path}: not UTF-8 text (byte {error.start})") from None
 

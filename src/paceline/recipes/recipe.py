@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.lookup import unknown
 from paceline.recipes.sections import (
     ClusterSection,
     DataSection,
@@ -29,7 +30,7 @@ class Recipe(Checked):
     ('lgc', 10)
     >>> Recipe(strategy=StrategySection(k=12))
     Traceback (most recent call last):
-    paceline.recipes.settings.SettingError: k must be between 1 and workers (k=12, workers=10)
+    paceline.recipes.settings.SettingError: k must be between 1 and workers (k=12, workers=10); give k = 10 or less, ...
     """
 
     seed: int = setting(0, "everything random follows from it", least=0, most=2**53, alias="seed")
@@ -52,7 +53,16 @@ class Recipe(Checked):
         super().__post_init__()
         k, workers = self.strategy.k, self.cluster.workers
         if isinstance(k, int) and self.strategy.name in ("fastest-k", "lgc") and k > workers:
-            raise SettingError(("strategy", "k"), f"k must be between 1 and workers (k={k}, workers={workers})")
+            raise SettingError(
+                ("strategy", "k"),
+                f"k must be between 1 and workers (k={k}, workers={workers}); give k = {workers} or less, or auto",
+            )
+        slow = self.delay.slow_workers
+        if self.delay.name == "slow-worker" and slow > workers:
+            raise SettingError(
+                ("delay", "slow_workers"),
+                f"slow_workers must be between 0 and workers (slow_workers={slow}, workers={workers})",
+            )
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
@@ -75,6 +85,25 @@ class Recipe(Checked):
         7
         """
         return dataclasses.asdict(self)
+
+    def with_settings(self, **changes: Any) -> Recipe:
+        """The same run with other settings; those of a section as a dict.
+
+        >>> Recipe().with_settings(rounds=60, strategy={"k": "auto"}).strategy
+        StrategySection(name='lgc', k='auto', warmup_rounds=0, scale_partial=True, staleness_scaling=True)
+        """
+        known = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        for name, value in changes.items():
+            if name not in known:
+                raise unknown("setting", name, known)
+            if dataclasses.is_dataclass(known[name]) and isinstance(value, dict):
+                names = [each.name for each in dataclasses.fields(known[name])]
+                for inner in value:
+                    if inner not in names:
+                        raise unknown(f"setting in {name}", inner, names)
+                value = dataclasses.replace(known[name], **value)
+            known[name] = value
+        return Recipe(**known)
 
     def with_strategy(self, name: str) -> Recipe:
         """The same run under another strategy.

@@ -11,7 +11,7 @@ from paceline.drivers.simulated.async_timing import AsyncTimes
 from paceline.drivers.simulated.progress import Progress
 from paceline.drivers.simulated.timing import RoundTimes
 from paceline.lookup import unknown
-from paceline.recipes.assembly import load_data, make_delays, make_model, make_network, make_simulation, make_strategy
+from paceline.recipes.assembly import load_data, make_model, make_setup, make_simulation
 from paceline.recipes.recipe import Recipe
 from paceline.strategies import STRATEGIES, Async
 from paceline.traces import Summary, Trace, summarise
@@ -88,6 +88,8 @@ def simulate(
     >>> simulate(Recipe(rounds=3), timing_only=True).loss is None
     True
     """
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"simulate takes a Recipe, not a {type(recipe).__name__}; Recipe.load reads one from a file")
     run = make_run(recipe, timing_only=timing_only)
     for progress in run:
         if on_progress is not None:
@@ -115,32 +117,10 @@ def make_run(recipe: Recipe, *, timing_only: bool = False, dataset: Dataset | No
 
 
 def _make_timing(recipe: Recipe) -> Run:
-    network, strategy = make_network(recipe), make_strategy(recipe)
-    if not network.free:
+    setup = make_setup(recipe)
+    if not setup.network.free:
         return _make_timing_by_event(recipe)
-    if isinstance(strategy, Async):
-        return AsyncTimes(
-            name=recipe.strategy.name,
-            workers=recipe.cluster.workers,
-            rounds=recipe.rounds,
-            delays=make_delays(recipe),
-            late_work=recipe.cluster.late_work,
-            latency_seconds=network.latency_seconds,
-            seed=recipe.seed,
-            recipe=recipe.to_dict(),
-        )
-    return RoundTimes(
-        name=recipe.strategy.name,
-        strategy=strategy,
-        workers=recipe.cluster.workers,
-        rounds=recipe.rounds,
-        delays=make_delays(recipe),
-        late_work=recipe.cluster.late_work,
-        blocks=recipe.worker.blocks,
-        latency_seconds=network.latency_seconds,
-        seed=recipe.seed,
-        recipe=recipe.to_dict(),
-    )
+    return AsyncTimes(setup) if isinstance(setup.strategy, Async) else RoundTimes(setup)
 
 
 def _make_timing_by_event(recipe: Recipe) -> Run:
@@ -155,20 +135,7 @@ def _make_timing_by_event(recipe: Recipe) -> Run:
             f"{MOST_GRADIENTS_BY_EVENT:,} (it is {gradients:,}); lower one, or leave the bandwidth unlimited"
         )
     model = FlatModel(make_model(recipe, load_data(recipe)))
-    return Simulation(
-        name=recipe.strategy.name,
-        strategy=make_strategy(recipe),
-        training=None,
-        workers=recipe.cluster.workers,
-        rounds=recipe.rounds,
-        delays=make_delays(recipe),
-        network=make_network(recipe),
-        late_work=recipe.cluster.late_work,
-        blocks=recipe.worker.blocks,
-        message_bytes=model.message_bytes,
-        seed=recipe.seed,
-        recipe=recipe.to_dict(),
-    )
+    return Simulation(make_setup(recipe), message_bytes=model.message_bytes)
 
 
 class Race:
@@ -184,7 +151,15 @@ class Race:
     ['full', 'lgc']
     """
 
-    def __init__(self, recipe: Recipe, *, strategies: Sequence[str], seeds: int = 1, timing_only: bool = False) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        strategies: Sequence[str] = tuple(STRATEGIES),
+        seeds: int = 1,
+        timing_only: bool = False,
+    ) -> None:
+        strategies = [strategies] if isinstance(strategies, str) else strategies
         check_strategies(strategies)
         if not 1 <= seeds <= MOST_SEEDS:
             raise ValueError(f"seeds must be between 1 and {MOST_SEEDS} (seeds={seeds})")
@@ -212,6 +187,11 @@ class Race:
     def results(self) -> list[Result]:
         """The results of the runs that have ended."""
         return [result for result in self._results if result is not None]
+
+    @property
+    def results_so_far(self) -> list[Result]:
+        """What all runs have come to, also those that have not ended."""
+        return [result or result_of(run) for result, run in zip(self._results, self._runs, strict=True)]
 
 
 def check_strategies(names: Sequence[str]) -> None:

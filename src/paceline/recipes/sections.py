@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.data import DATASETS
+from paceline.lookup import unknown
+from paceline.models import MODELS
 from paceline.optim import OPTIMIZERS
 from paceline.recipes.settings import Checked, SettingError, setting
 from paceline.strategies import STRATEGIES
@@ -48,15 +50,13 @@ class ModelSection(Checked):
     norm: str = setting("", "batch, group or none, where the network has the choice; empty: its default")
 
     def __post_init__(self) -> None:
-        from paceline.lookup import unknown
-        from paceline.models import MODELS
-
+        super().__post_init__()
         if ":" not in self.name and self.name not in MODELS:
             raise SettingError(("name",), str(unknown("model", self.name, MODELS)))
         norms = MODELS[self.name].norms if self.name in MODELS else ()
         if self.norm and self.norm not in norms:
-            choices = ", ".join(norms) or "none: this network has no choice; leave it out"
-            raise SettingError(("norm",), f"unknown norm {self.norm!r} for {self.name}; choose from {choices}")
+            hint = f"choose from {', '.join(norms)}" if norms else "it has no normalisation to choose; leave norm out"
+            raise SettingError(("norm",), f"unknown norm {self.norm!r} for {self.name}; {hint}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,9 @@ class DelaySection(Checked):
     shape: float = setting(2.5, "pareto: smaller is a heavier tail", above=1)
     slow_workers: int = setting(1, "slow-worker: how many are slow for ever", least=0)
     slow_factor: float = setting(5.0, "slow-worker: how many times slower they are", above=0)
-    file: str = setting("", "recorded: CSV file, a line per batch, a column of seconds per worker")
+    file: str = setting(
+        "", "recorded: CSV file, a line per batch (persistence does not apply), a column of seconds per worker"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,12 +6,14 @@ The reader of files, the command line, the help text and the checks at construct
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 from paceline.lookup import unknown
+from paceline.recipes.values import convert, describe
 
 
 class SettingError(ValueError):
@@ -49,7 +51,7 @@ class Rule:
             if isinstance(part, str) and self.choices is not None and part not in (allowed := list(self.choices())):
                 raise SettingError((name,), str(unknown(name.replace("_", " "), part, allowed)))
             if isinstance(part, (int, float)) and not isinstance(part, bool) and not self._allows(part):
-                raise SettingError((name,), f"{name} must be {self.range} ({name}={part:,})".replace(",", ""))
+                raise SettingError((name,), f"{name} must be {self.range} ({name}={part})")
 
     def _allows(self, value: float) -> bool:
         if math.isnan(value) or (math.isinf(value) and not self.infinite):
@@ -68,10 +70,15 @@ class Rule:
         ('more than 0', 'between 0 and 1')
         """
         if self.least is not None and self.most is not None:
-            return f"between {self.least:g} and {self.most:g}"
+            return f"between {_number(self.least)} and {_number(self.most)}"
         if self.above is not None:
-            return f"more than {self.above:g}" + (f" and at most {self.most:g}" if self.most is not None else "")
-        return f"{self.least:g} or more" if self.least is not None else "a finite number"
+            most = f" and at most {_number(self.most)}" if self.most is not None else ""
+            return f"more than {_number(self.above)}{most}"
+        return f"{_number(self.least)} or more" if self.least is not None else "a finite number"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def setting(default: Any, help: str, **rule: Any) -> Any:
@@ -90,7 +97,34 @@ class Checked:
     """A frozen dataclass whose settings are checked when it is made."""
 
     def __post_init__(self) -> None:
+        kind: Any = type(self)
+        hints = _hints(kind)
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, hint = getattr(self, field.name), hints[field.name]
+            if not _fits(value, hint):
+                raise SettingError((field.name,), f"{field.name} must be {_wanted(hint)} ({field.name}={value!r:.60})")
             rule: Rule | None = field.metadata.get("rule")
             if rule is not None:
-                rule.check(field.name, getattr(self, field.name))
+                rule.check(field.name, value)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return isinstance(value, hint)
+    if isinstance(value, tuple):
+        value = list(value)
+    try:
+        converted = convert(value, hint)
+    except ValueError:
+        return False
+    return isinstance(value, list) or isinstance(value, str) == isinstance(converted, str)
+
+
+def _wanted(hint: Any) -> str:
+    is_section = isinstance(hint, type) and dataclasses.is_dataclass(hint)
+    return f"a {hint.__name__}" if is_section else describe(hint)

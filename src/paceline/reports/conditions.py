@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from paceline.reports.groups import Group
 from paceline.traces import Trace
@@ -14,7 +15,7 @@ def conditions(groups: Sequence[Group]) -> list[str]:
     >>> asked = {"target_loss": 0.5}
     >>> trace = Trace(strategy="full", seed=0, workers=2, recipe=asked, rounds_done=5, seconds=1.0)
     >>> conditions([Group(label="full", strategy="full", traces=(trace, trace))])
-    ['2 workers', 'virtual seconds', 'late work partial', 'target loss 0.5', '2 seeds, means']
+    ['2 workers', 'virtual seconds', 'late work partial', 'timing only, nothing was trained', '2 seeds, means']
     """
     traces = [trace for group in groups for trace in group.traces]
     workers = sorted({trace.workers for trace in traces})
@@ -25,10 +26,27 @@ def conditions(groups: Sequence[Group]) -> list[str]:
         f"late work {_joined(sorted({trace.late_work for trace in traces}))}",
     ]
     targets = target_losses(traces)
-    if targets:
+    if not any(trace.evaluations for trace in traces):
+        phrases.append("timing only, nothing was trained")
+    elif targets:
         phrases.append(f"target loss {_joined(f'{target:g}' for target in targets)}")
+    phrases += _setting(traces[0].recipe)
     phrases.append(_seeds([len(group.traces) for group in groups]))
     return phrases
+
+
+def _setting(recipe: Mapping[str, Any]) -> list[str]:
+    """What the runs of a race share, as far as the recipe says: data, network, K, delays."""
+    data, delay = recipe.get("data", {}), recipe.get("delay", {})
+    dealt = {
+        "non-iid": f"non-IID({data.get('classes_per_worker')})",
+        "dirichlet": f"Dirichlet({data.get('alpha')})",
+    }.get(data.get("split"), data.get("split"))
+    network, k = recipe.get("model", {}).get("name"), recipe.get("strategy", {}).get("k")
+    words = [data.get("name"), dealt, network, k and f"K={k}", delay.get("name") and f"{delay['name']} delays"]
+    if delay.get("persistence") and delay.get("name") != "recorded":
+        words.append(f"persistence {delay['persistence']}")
+    return [str(word) for word in words if word]
 
 
 def target_losses(traces: Sequence[Trace]) -> list[float]:

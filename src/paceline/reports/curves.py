@@ -61,7 +61,9 @@ def curve_charts(groups: Sequence[Group]) -> list[Chart]:
             title="Test accuracy against time",
             caption="Higher and further left is better. This is data the model was not trained on.",
             data=_lines(groups, _seconds, _accuracy),
-            layout=layout(height=320, xaxis=seconds_axis, yaxis=axis("test accuracy", tickformat=".0%")),
+            layout=layout(
+                height=320, xaxis=seconds_axis, yaxis=axis("test accuracy", tickformat=".0%", range=[0, 1.03])
+            ),
             legend="strategies",
         ),
     ]

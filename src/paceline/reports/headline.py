@@ -25,7 +25,8 @@ def headline(rows: Sequence[Result]) -> str:
         return against_full(best, full)
     first = min(rows, key=lambda row: (row.diverged, row.seconds))
     if first.diverged:
-        return f"{first.label} diverged after {seconds_text(first.seconds)} s"
+        who = first.label if len(rows) == 1 else f"All {len(rows)} strategies"
+        return f"{who} diverged: try a smaller learning rate"
     loss = "" if first.loss is None else f", with a loss of {loss_text(first.loss)}"
     order = " first," if sum(not row.diverged for row in rows) > 1 else ""
     rounds = f"{count_text(first.rounds)} round" + ("" if first.rounds == 1 else "s")
@@ -81,7 +82,7 @@ def beyond_the_headline(rows: Sequence[Result], target_loss: float | None) -> li
     if best is not None and full is not None and target_loss is not None:
         sentences += _target_sentence(best, full, target_loss)
     others = [row for row in rows if row is not best and row is not full]
-    if full is not None and others:
+    if full is not None and others and not all(row.diverged for row in rows):
         said = [against_full(row, full) for row in others]
         sentences.append("; ".join(said) + ".")
     return sentences

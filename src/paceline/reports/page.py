@@ -108,7 +108,7 @@ def _colour_variables(colours: Any) -> str:
 
 
 def _no_charts() -> str:
-    said = "The traces hold no evaluations and no works to draw."
+    said = "Timing only: nothing was trained, so there is no loss to draw."
     return f'<section class="card wide"><p class="caption">{said}</p></section>'
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from rich import box
@@ -35,6 +36,9 @@ HEADINGS = (
 )
 
 
+CAPTION_WIDTH = 64  # rich wraps at the width of the table
+
+
 def results_table(traces: Sequence[Trace]) -> Table:
     """Time, loss, accuracy and the fate of the gradients, for each strategy; means where there are seeds.
 
@@ -49,10 +53,12 @@ def results_table(traces: Sequence[Trace]) -> Table:
      full           5  4.00       -       -     -     -    10     0       0
      lgc            5  3.00    25 %       -     -     -     5     5       0
     <BLANKLINE>
-         2 workers, virtual seconds, late work partial, 1 seed
+    2 workers, virtual seconds, late work partial, timing only,
+    nothing was trained, 1 seed
     """
     groups = group_traces(traces)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0), pad_edge=False, caption=", ".join(conditions(groups)))
+    caption = "\n".join(textwrap.wrap(", ".join(conditions(groups)), CAPTION_WIDTH))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0), pad_edge=False, caption=caption, caption_justify="left")
     table.add_column("\nstrategy", overflow="fold", min_width=9, header_style="bold")
     for heading in HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)

@@ -90,9 +90,9 @@ def check_k(k: int | Literal["auto"], warmup_rounds: int) -> None:
 
     >>> check_k(0, 0)
     Traceback (most recent call last):
-    ValueError: k must be 1 or more, or "auto" (k=0)
+    ValueError: k must be a whole number of 1 or more, or "auto" (k=0)
     """
     if k != "auto" and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
-        raise ValueError(f'k must be 1 or more, or "auto" (k={k!r})')
+        raise ValueError(f'k must be a whole number of 1 or more, or "auto" (k={k!r})')
     if warmup_rounds < 0:
         raise ValueError(f"warmup_rounds must be 0 or more (warmup_rounds={warmup_rounds})")

@@ -20,6 +20,8 @@ from paceline.strategies.rounds import Rounds
 class FastestK:
     """The fastest K of N workers make the update; late gradients are discarded.
 
+    `k` gradients close a round, or "auto". The first `warmup_rounds` run as `full`.
+
     >>> FastestK(k=3)
     FastestK(k=3, warmup_rounds=0)
     """

@@ -31,6 +31,9 @@ from paceline.strategies.rounds import Rounds
 class LGC:
     """The fastest K of N workers, with the late work of the others added one round later.
 
+    `k` gradients close a round, or "auto". The first `warmup_rounds` run as `full`. With `scale_partial` a late
+    gradient weighs as much as the share of its blocks that was done.
+
     >>> LGC(k=7, warmup_rounds=10)
     LGC(k=7, warmup_rounds=10, scale_partial=True)
     """

@@ -6,15 +6,13 @@ counted, and only those of the window in which the round ends are sorted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.drivers.simulated.cluster import LateWork
-from paceline.drivers.simulated.delays import Delays
 from paceline.drivers.simulated.progress import Progress
+from paceline.drivers.simulated.setup import Setup
 from paceline.traces import Trace
 
 
@@ -22,26 +20,16 @@ class AsyncTimes:
     """The rounds of `async`, without training; iterate over it, then ask for its `trace`.
 
     >>> from paceline.drivers.simulated.delays import Recorded
-    >>> run = AsyncTimes(name="async", workers=2, rounds=2, delays=Recorded(rows=((1.0, 2.5),)))
+    >>> from paceline.strategies import Async
+    >>> delays = Recorded(rows=((1.0, 2.5),))
+    >>> run = AsyncTimes(Setup(name="async", strategy=Async(), workers=2, rounds=2, delays=delays))
     >>> [progress.seconds for progress in run]
     [2.0, 3.0]
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        workers: int,
-        rounds: int,
-        delays: Delays,
-        late_work: LateWork = "partial",
-        latency_seconds: float = 0.0,
-        seed: int = 0,
-        recipe: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._name, self._seed, self._recipe = name, seed, recipe or {}
-        self._count, self._rounds, self._delays = workers, rounds, delays
-        self._late_work, self._latency = late_work, latency_seconds
+    def __init__(self, setup: Setup) -> None:
+        self._setup, self._latency = setup, setup.network.latency_seconds
+        workers = setup.workers
         self._workers = np.arange(workers, dtype=np.int64)
         self._draws = np.zeros(workers, dtype=np.int64)
         self._last_arrival = np.zeros(workers)
@@ -52,16 +40,19 @@ class AsyncTimes:
         arrival = self._turnaround(self._draws)
         step = float(np.median(arrival)) / 2
         horizon, counted = 0.0, 0
-        while self._rounds_done < self._rounds:
+        while self._rounds_done < self._setup.rounds:
             horizon += step
             owners, window = self._advance(arrival, horizon)
-            while self._rounds_done < self._rounds and counted + len(window) >= (self._rounds_done + 1) * self._count:
-                rank = (self._rounds_done + 1) * self._count - counted - 1
+            while self._rounds_done < self._setup.rounds:
+                rank = (self._rounds_done + 1) * self._setup.workers - counted - 1
+                if rank >= len(window):
+                    break
                 self._seconds = float(np.partition(window, rank)[rank])
                 self._rounds_done += 1
                 yield Progress(round=self._rounds_done, seconds=self._seconds)
             counted += len(window)
-            taken = window <= self._seconds if self._rounds_done == self._rounds else np.ones(len(window), dtype=bool)
+            ended = self._rounds_done == self._setup.rounds
+            taken = window <= (self._seconds if ended else np.inf)
             np.maximum.at(self._last_arrival, owners[taken], window[taken])
 
     def _advance(self, arrival: NDArray[np.float64], horizon: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -76,7 +67,7 @@ class AsyncTimes:
 
     def _turnaround(self, draws: NDArray[np.int64], workers: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
         """From the model being sent to the gradient being in."""
-        delays = self._delays.seconds(self._workers if workers is None else workers, draws)
+        delays = self._setup.delays.seconds(self._workers if workers is None else workers, draws)
         return delays + 2 * self._latency
 
     @property
@@ -85,13 +76,13 @@ class AsyncTimes:
         # Whoever had the model again before the end was at work on a gradient that nobody took.
         at_work = int((self._last_arrival + self._latency < self._seconds).sum())
         return Trace(
-            strategy=self._name,
-            seed=self._seed,
-            workers=self._count,
-            recipe=self._recipe,
+            strategy=self._setup.name,
+            seed=self._setup.seed,
+            workers=self._setup.workers,
+            recipe=self._setup.recipe,
             rounds_done=self._rounds_done,
             seconds=self._seconds,
-            late_work=self._late_work,
-            used=self._rounds_done * self._count,
-            dropped={"the run ended": at_work} if self._rounds_done == self._rounds and at_work else {},
+            late_work=self._setup.late_work,
+            used=self._rounds_done * self._setup.workers,
+            dropped={"the run ended": at_work} if self._rounds_done == self._setup.rounds and at_work else {},
         )

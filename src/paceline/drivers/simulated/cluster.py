@@ -18,18 +18,16 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
 
-from paceline.drivers.simulated.delays import Delays, Recorded
 from paceline.drivers.simulated.ledger import Ledger
-from paceline.drivers.simulated.network import Direction, Network
+from paceline.drivers.simulated.network import Direction
+from paceline.drivers.simulated.setup import Setup
 from paceline.drivers.simulated.task import Task, blocks_by
 from paceline.events import Drop, GradientArrived, Joined, LossSeen, Send, Step
 from paceline.strategies import Running
 
-LateWork: TypeAlias = Literal["partial", "complete"]
 _DRAWS_AT_ONCE = 256
 
 
@@ -49,41 +47,20 @@ class Cluster:
 
     >>> from paceline.drivers.simulated.delays import Recorded
     >>> from paceline.strategies import Full
-    >>> cluster = Cluster(Full().start(), workers=2, delays=Recorded(rows=((1.0, 2.0),)))
+    >>> delays = Recorded(rows=((1.0, 2.0),))
+    >>> cluster = Cluster(Setup(name="full", strategy=Full(), workers=2, rounds=3, delays=delays))
     >>> [closed.step.at_seconds for closed in cluster.run(3)]
     [2.0, 4.0, 6.0]
     """
 
-    def __init__(
-        self,
-        strategy: Running,
-        *,
-        workers: int,
-        delays: Delays,
-        network: Network | None = None,
-        late_work: LateWork = "partial",
-        blocks: int = 1,
-        up_bytes: int = 0,
-        down_bytes: int = 0,
-        ledger: Ledger | None = None,
-    ) -> None:
-        if workers < 1:
-            raise ValueError(f"workers must be 1 or more (workers={workers})")
-        if blocks < 1:
-            raise ValueError(f"blocks must be 1 or more (blocks={blocks})")
-        if isinstance(delays, Recorded) and delays.workers < workers:
-            raise ValueError(
-                f"recorded delays need a column for every worker (workers={workers}, columns={delays.workers})"
-            )
-        network = network or Network()
+    def __init__(self, setup: Setup, *, up_bytes: int = 0, down_bytes: int = 0, ledger: Ledger | None = None) -> None:
+        workers = setup.workers
         self.ledger = ledger if ledger is not None else Ledger()
         self.now_seconds = 0.0
-        self._strategy = strategy
-        self._delays = delays
-        self._blocks = blocks
-        self._late_work = late_work
+        self._setup = setup
+        self._strategy: Running = setup.strategy.start()
         self._up_bytes, self._down_bytes = up_bytes, down_bytes
-        self._up, self._down = Direction(network, workers), Direction(network, workers)
+        self._up, self._down = Direction(setup.network, workers), Direction(setup.network, workers)
         self._workers = [_Worker() for _ in range(workers)]
         self._delay_chunks: list[tuple[int, list[float]]] = [(-1, [])] * workers
         self._tasks: dict[tuple[int, int], Task] = {}
@@ -94,8 +71,10 @@ class Cluster:
 
     @property
     def oldest_version(self) -> int:
-        """The oldest version whose gradients may still be asked for."""
-        return min((version for _, version in self._tasks), default=self._strategy.version)
+        """The oldest version whose gradients may still be asked for: worked on, about to be, or on its way."""
+        worked_on = {version for _, version in self._tasks}
+        coming = {version for state in self._workers for version in state.versions_coming}
+        return min(worked_on | coming, default=self._strategy.version)
 
     def run(self, steps: int) -> Iterator[Closed]:
         """Go on until so many steps were taken, and yield each."""
@@ -127,15 +106,13 @@ class Cluster:
 
     def _delivered(self, worker: int, version: int) -> None:
         state = self._workers[worker]
-        state.newest_version = version
+        state.newest_version, state.version_on_the_wire = version, None
         if state.newest_sent > version:
             self._deliver(worker)  # while this one was on the wire the model moved on
-        else:
-            state.on_the_wire = False
         task = state.task
         if task is None:
             self._begin(worker)
-        elif self._late_work == "complete":
+        elif self._setup.late_work == "complete":
             task.finished_seconds = self.now_seconds
             self.ledger.received(self._up_bytes)
             self._at(self.now_seconds, lambda: self._arrived(task))
@@ -152,9 +129,9 @@ class Cluster:
             draw=state.draws,
             started_seconds=self.now_seconds,
             seconds=seconds,
-            blocks=self._blocks,
+            blocks=self._setup.blocks,
             finished_seconds=self.now_seconds + seconds,
-            blocks_done=self._blocks,
+            blocks_done=self._setup.blocks,
             delivery_seconds=state.delivery_seconds,
         )
         state.task, state.draws = task, state.draws + 1
@@ -222,13 +199,12 @@ class Cluster:
     def _send(self, worker: int) -> None:
         state = self._workers[worker]
         state.newest_sent = self._strategy.version
-        if not state.on_the_wire:
+        if state.version_on_the_wire is None:
             self._deliver(worker)
 
     def _deliver(self, worker: int) -> None:
         state = self._workers[worker]
-        state.on_the_wire = True
-        version = state.newest_sent
+        version = state.version_on_the_wire = state.newest_sent
         arrival = self._down.arrival(worker=worker, at_seconds=self.now_seconds, message_bytes=self._down_bytes)
         state.delivery_seconds = arrival - self.now_seconds
         self.ledger.sent(self._down_bytes)
@@ -239,7 +215,7 @@ class Cluster:
         if draw // _DRAWS_AT_ONCE != chunk:
             chunk = draw // _DRAWS_AT_ONCE
             draws = np.arange(chunk * _DRAWS_AT_ONCE, (chunk + 1) * _DRAWS_AT_ONCE, dtype=np.int64)
-            times = self._delays.seconds(np.asarray(worker, dtype=np.int64), draws).tolist()
+            times = self._setup.delays.seconds(np.asarray(worker, dtype=np.int64), draws).tolist()
             self._delay_chunks[worker] = chunk, times
         return times[draw % _DRAWS_AT_ONCE]
 
@@ -252,5 +228,12 @@ class _Worker:
     draws: int = 0
     newest_version: int = -1
     newest_sent: int = -1
-    on_the_wire: bool = False
+    version_on_the_wire: int | None = None
     delivery_seconds: float = 0.0
+
+    @property
+    def versions_coming(self) -> list[int]:
+        """The versions it may begin on next: the one it has and has not begun, and the one on its way."""
+        has = [] if self.task is not None and self.task.version == self.newest_version else [self.newest_version]
+        coming = [] if self.version_on_the_wire is None else [self.version_on_the_wire]
+        return [version for version in has + coming if version >= 0]

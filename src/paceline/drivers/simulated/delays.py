@@ -119,11 +119,9 @@ class Recorded:
     """
 
     rows: tuple[tuple[float, ...], ...]
-    persistence: int = 1
     _table: Seconds = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_persistence(self.persistence)
         if not self.rows or not self.rows[0]:
             raise ValueError("recorded delays need at least one row with one time per worker")
         for number, row in enumerate(self.rows, start=1):
@@ -143,10 +141,10 @@ class Recorded:
 
     def seconds(self, workers: Indices, draws: Indices) -> Seconds:
         """Compute time of each (worker, draw)."""
-        return np.asarray(self._table[(np.asarray(draws) // self.persistence) % len(self.rows), workers])
+        return np.asarray(self._table[np.asarray(draws) % len(self.rows), workers])
 
 
-def read_recorded(path: Path, *, persistence: int = 1) -> Recorded:
+def read_recorded(path: Path) -> Recorded:
     """Delays from a CSV file: a line per draw, a column of seconds per worker, no heading.
 
     >>> import tempfile
@@ -161,16 +159,21 @@ def read_recorded(path: Path, *, persistence: int = 1) -> Recorded:
             for number, line in enumerate(csv.reader(lines), start=1):
                 if line:
                     rows.append(tuple(_seconds_from(text, path, number) for text in line))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read recorded delays from {path}: {error}") from error
-    return Recorded(rows=tuple(rows), persistence=persistence)
+    except OSError as error:
+        raise ValueError(f"cannot read recorded delays from {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"cannot read recorded delays from {path}: not UTF-8 text (byte {error.start})") from error
+    try:
+        return Recorded(rows=tuple(rows))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _seconds_from(text: str, path: Path, line: int) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"{path}:{line}: not a number of seconds: {text[:40]!r}") from None
+        raise ValueError(f"{path}:{line}: not a number of seconds: {text[:40]!r} (no heading line is needed)") from None
 
 
 def check_not_negative(name: str, value: float) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from paceline.drivers.simulated.cluster import Cluster, LateWork
-from paceline.drivers.simulated.delays import Delays
+from paceline.drivers.simulated.cluster import Cluster
 from paceline.drivers.simulated.learner import Learner, Training
-from paceline.drivers.simulated.network import Network
 from paceline.drivers.simulated.progress import Progress
-from paceline.strategies import Strategy
+from paceline.drivers.simulated.setup import Setup
 from paceline.traces import Evaluation, Trace
 
 
@@ -19,38 +16,14 @@ class Simulation:
     """A run that can be watched round by round: iterate over it, then ask for its `trace`."""
 
     def __init__(
-        self,
-        *,
-        name: str,
-        strategy: Strategy,
-        training: Training | None,
-        workers: int,
-        rounds: int,
-        delays: Delays,
-        network: Network,
-        late_work: LateWork,
-        blocks: int,
-        evaluate_every: int = 10,
-        message_bytes: int = 0,
-        seed: int = 0,
-        recipe: Mapping[str, Any] | None = None,
+        self, setup: Setup, *, training: Training | None = None, evaluate_every: int = 10, message_bytes: int = 0
     ) -> None:
-        self._name, self._seed, self._recipe = name, seed, recipe or {}
-        self._workers, self._rounds, self._late_work = workers, rounds, late_work
+        self._setup = setup
         self._evaluate_every = evaluate_every
-        self._steps_per_round = strategy.updates_per_round(workers)
+        self._steps_per_round = setup.strategy.updates_per_round(setup.workers)
         self.learner = Learner(training) if training else None
-        message_bytes = self.learner.message_bytes if self.learner else message_bytes
-        self._cluster = Cluster(
-            strategy.start(),
-            workers=workers,
-            delays=delays,
-            network=network,
-            late_work=late_work,
-            blocks=blocks,
-            up_bytes=message_bytes,
-            down_bytes=message_bytes,
-        )
+        weight = self.learner.message_bytes if self.learner else message_bytes
+        self._cluster = Cluster(setup, up_bytes=weight, down_bytes=weight)
         self._evaluations: list[Evaluation] = []
         self._rounds_done = 0
         self._diverged = False
@@ -58,11 +31,12 @@ class Simulation:
     def __iter__(self) -> Iterator[Progress]:
         if self.learner:
             yield self._evaluate(0)
-        for steps, closed in enumerate(self._cluster.run(self._rounds * self._steps_per_round), start=1):
+        for steps, closed in enumerate(self._cluster.run(self._setup.rounds * self._steps_per_round), start=1):
             if self.learner:
                 losses = self.learner.take(closed, oldest_version=self._cluster.oldest_version)
                 if losses is None:
                     self._diverged = True
+                    self._rounds_done = steps // self._steps_per_round
                     return
                 self._cluster.tell(losses)
             if steps % self._steps_per_round == 0:
@@ -72,7 +46,7 @@ class Simulation:
                     return
 
     def _progress(self) -> Progress:
-        due = self._rounds_done % self._evaluate_every == 0 or self._rounds_done == self._rounds
+        due = self._rounds_done % self._evaluate_every == 0 or self._rounds_done == self._setup.rounds
         if self.learner and due:
             return self._evaluate(self._rounds_done)
         last = self._evaluations[-1] if self._evaluations else None
@@ -97,13 +71,13 @@ class Simulation:
         """What happened so far."""
         ledger = self._cluster.ledger
         return Trace(
-            strategy=self._name,
-            seed=self._seed,
-            workers=self._workers,
-            recipe=self._recipe,
+            strategy=self._setup.name,
+            seed=self._setup.seed,
+            workers=self._setup.workers,
+            recipe=self._setup.recipe,
             rounds_done=self._rounds_done,
             seconds=self._cluster.now_seconds,
-            late_work=self._late_work,
+            late_work=self._setup.late_work,
             diverged=self._diverged,
             used=ledger.used,
             late=ledger.late,

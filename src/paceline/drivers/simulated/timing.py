@@ -15,18 +15,17 @@ One round of `late_work="partial"`, for all workers at once:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.drivers.simulated.cluster import LateWork
-from paceline.drivers.simulated.delays import Delays
 from paceline.drivers.simulated.progress import Progress
+from paceline.drivers.simulated.setup import Setup
 from paceline.drivers.simulated.task import blocks_by
-from paceline.strategies import LGC, FastestK, Full
+from paceline.strategies import LGC
 from paceline.strategies.auto_k import AutoK
+from paceline.strategies.rounds import Rounds
 from paceline.traces import Round, Trace
 
 Times = NDArray[np.float64]
@@ -37,35 +36,24 @@ class RoundTimes:
 
     >>> from paceline.drivers.simulated.delays import Recorded
     >>> rows = ((1.0, 1.2, 2.0), (1.1, 1.5, 2.0), (1.0, 1.3, 2.5))
-    >>> run = RoundTimes(name="lgc", strategy=LGC(k=2), workers=3, rounds=3, delays=Recorded(rows=rows),
-    ...                  late_work="complete")
+    >>> setup = Setup(name="lgc", strategy=LGC(k=2), workers=3, rounds=3, delays=Recorded(rows=rows),
+    ...               late_work="complete")
+    >>> run = RoundTimes(setup)
     >>> [round(progress.seconds, 6) for progress in run]
     [1.2, 2.7, 4.0]
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        strategy: Full | FastestK | LGC,
-        workers: int,
-        rounds: int,
-        delays: Delays,
-        late_work: LateWork = "partial",
-        blocks: int = 1,
-        latency_seconds: float = 0.0,
-        seed: int = 0,
-        recipe: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._name, self._seed, self._recipe = name, seed, recipe or {}
-        self._count, self._rounds, self._delays = workers, rounds, delays
-        self._late_work, self._blocks, self._latency = late_work, blocks, latency_seconds
-        self._uses_late = isinstance(strategy, LGC)
-        state = strategy.start()
+    def __init__(self, setup: Setup) -> None:
+        state = setup.strategy.start()
+        if not isinstance(state, Rounds):
+            raise ValueError(f"{setup.name!r} has no rounds that close; AsyncTimes times it")
+        self._setup, self._latency = setup, setup.network.latency_seconds
+        self._uses_late = isinstance(setup.strategy, LGC)
+        workers = setup.workers
         self._chooser, self._warmup_rounds = state.chooser, state.warmup_rounds
         self._workers = np.arange(workers, dtype=np.int64)
         self._draws = np.zeros(workers, dtype=np.int64)
-        self._start = np.full(workers, latency_seconds)
+        self._start = np.full(workers, self._latency)
         self._late_arrival = np.full(workers, np.inf)
         self._known = np.full(workers, np.nan)
         self._late_known = np.zeros(workers)
@@ -78,28 +66,36 @@ class RoundTimes:
         self._records: list[Round] = []
 
     def __iter__(self) -> Iterator[Progress]:
-        for version in range(self._rounds):
+        for version in range(self._setup.rounds):
             self._round(version)
             yield Progress(round=version + 1, seconds=self._closed_seconds)
         self._note_drop("the run ended", int(np.isfinite(self._late_arrival).sum()))
 
     def _round(self, version: int) -> None:
-        last = version == self._rounds - 1
-        delay = self._delays.seconds(self._workers, self._draws)
+        last = version == self._setup.rounds - 1
+        delay = self._setup.delays.seconds(self._workers, self._draws)
         finish = self._start + delay
         arrival = finish + self._latency
-        k = self._count if version < self._warmup_rounds else min(self._chooser.k(self._count), self._count)
+        k = (
+            self._setup.workers
+            if version < self._warmup_rounds
+            else min(self._chooser.k(self._setup.workers), self._setup.workers)
+        )
         closed = float(np.partition(arrival, k - 1)[k - 1])
         fresh = arrival <= closed
         late = self._settle_late(closed, last=last)
         self._record(version, closed, k, late)
         self._learn(fresh, delay, k)
         hears = closed if last else closed + self._latency  # nobody is told of the last one
-        if self._late_work == "complete":
+        if self._setup.late_work == "complete":
             self._begin_together(hears, arrival, finish, delay, closed)
         else:
             self._begin_at_block_boundaries(hears, arrival, finish, delay, closed)
         self._closed_seconds = closed
+
+    def _k(self, version: int) -> int:
+        workers = self._setup.workers
+        return workers if version < self._warmup_rounds else min(self._chooser.k(workers), workers)
 
     def _settle_late(self, closed: float, *, last: bool) -> int:
         """What became of the late work of the round before."""
@@ -136,7 +132,7 @@ class RoundTimes:
     def _learn(self, fresh: NDArray[np.bool_], delay: Times, k: int) -> None:
         if not isinstance(self._chooser, AutoK):
             return
-        self._chooser.blocks = self._blocks
+        self._chooser.blocks = self._setup.blocks
         self._known[fresh] = delay[fresh] + 2 * self._latency
         again = None if self._last_fresh is None else float((fresh & self._last_fresh).sum() / fresh.sum())
         seen = self._known[~np.isnan(self._known)]
@@ -147,16 +143,16 @@ class RoundTimes:
         under_way = finish <= hears
         self._late_arrival = np.where(arrival <= closed, np.inf, np.where(under_way, arrival, hears))
         self._late_known = delay + np.where(under_way, 2, 1) * self._latency
-        self._start = np.full(self._count, hears)
+        self._start = np.full(self._setup.workers, hears)
         self._draws += 1
 
     def _begin_at_block_boundaries(
         self, hears: float, arrival: Times, finish: Times, delay: Times, closed: float
     ) -> None:
-        block = delay / self._blocks
+        block = delay / self._setup.blocks
         begun = self._start <= hears
-        done = blocks_by(np.maximum(hears - self._start, 0.0), block, self._blocks)
-        boundary = np.where(done >= self._blocks, finish, self._start + done * block)
+        done = blocks_by(np.maximum(hears - self._start, 0.0), block, self._setup.blocks)
+        boundary = np.where(done >= self._setup.blocks, finish, self._start + done * block)
         unfinished = finish > hears
         # An upload under way when the round closed is whole, and late; work cut short is late at its boundary.
         cut = np.where(unfinished, boundary + self._latency, arrival)
@@ -169,13 +165,13 @@ class RoundTimes:
     def trace(self) -> Trace:
         """What happened so far."""
         return Trace(
-            strategy=self._name,
-            seed=self._seed,
-            workers=self._count,
-            recipe=self._recipe,
+            strategy=self._setup.name,
+            seed=self._setup.seed,
+            workers=self._setup.workers,
+            recipe=self._setup.recipe,
             rounds_done=len(self._records),
             seconds=self._closed_seconds,
-            late_work=self._late_work,
+            late_work=self._setup.late_work,
             used=self._used,
             late=self._late,
             dropped=dict(self._dropped),
