@@ -104,4 +104,4 @@ def _tell(options: Common, recipe: Recipe, results: Sequence[Result], out: Path,
         print(document)
     else:
         Console().print(results_table(traces))
-    notes.print(f"report: {report}", soft_wrap=True, highlight=False)
+    notes.print(f"report: {report}", soft_wrap=True, highlight=False, markup=False)

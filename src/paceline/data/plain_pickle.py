@@ -12,8 +12,9 @@ looked up: a few names that numpy's arrays need are known, and stand for constru
     all others         listed in _Machine, or refused
 
 Sizes: an array has exactly the bytes the file holds for it, and the number of instructions is bounded,
-so what is built is bounded by a multiple of the file. Keys of dicts are strings, bytes or whole
-numbers: hashing nested tuples that share parts could take for ever.
+and bytes encoded from text are together no longer than the file, so what is built is bounded by a multiple
+of the file. Keys of dicts are strings, bytes or whole numbers: hashing nested tuples that share parts could
+take for ever.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def read_plain_pickle(data: bytes) -> dict[str, object]:
     Traceback (most recent call last):
     paceline.data.errors.DatasetError: it names 'builtins print', and nothing but plain data is read
     """
-    machine = _Machine()
+    machine = _Machine(encoded_bytes_left=len(data))
     try:
         for count, (instruction, argument, _) in enumerate(pickletools.genops(io.BytesIO(data))):
             if count >= LARGEST_INSTRUCTIONS:
@@ -73,7 +74,8 @@ def read_plain_pickle(data: bytes) -> dict[str, object]:
 class _Machine:
     """The stack and the memo, and what each instruction does to them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, encoded_bytes_left: int) -> None:
+        self._encoded_bytes_left = encoded_bytes_left
         self.stack: list[object] = []
         self.memo: dict[int, object] = {}
 
@@ -138,7 +140,12 @@ class _Machine:
                 self.stack.append(known(f"{module} {last}" if type(module) is type(last) is str else "?"))
             case "REDUCE":
                 arguments, function = self._pop(), self._pop()
-                self.stack.append(constructed(function, arguments))
+                built = constructed(function, arguments)
+                if isinstance(built, bytes):  # a copy: a text remembered once could be encoded a thousand times
+                    self._encoded_bytes_left -= len(built)
+                    if self._encoded_bytes_left < 0:
+                        raise DatasetError("it builds more bytes than it holds")
+                self.stack.append(built)
             case "BUILD":
                 state, target = self._pop(), self.stack[-1]
                 if not isinstance(target, Kind | Array):

@@ -64,6 +64,8 @@ class _Source:
             table = tomllib.loads(self._text)
         except tomllib.TOMLDecodeError as error:
             raise RecipeError(f"{self._path}: not valid TOML: {str(error).splitlines()[0]}") from None
+        except ValueError as error:  # a whole number of thousands of digits
+            raise RecipeError(f"{self._path}: not valid TOML: {error}") from None
         except RecursionError:
             raise RecipeError(f"{self._path}: not valid TOML: nested too deeply") from None
         found: dict[Path_, Any] = {}
@@ -99,7 +101,10 @@ def _text_of(path: Path) -> str:
         size = path.stat().st_size
         if size > MOST_BYTES:
             raise RecipeError(f"{path}: a recipe is at most {MOST_BYTES:,} bytes, and this file has {size:,}")
-        data = path.read_bytes()
+        with path.open("rb") as stream:  # a device or a pipe has no size
+            data = stream.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise RecipeError(f"{path}: a recipe is at most {MOST_BYTES:,} bytes")
     except OSError as error:
         raise RecipeError(f"cannot read recipe {path}: {error.strerror or error}") from None
     try:

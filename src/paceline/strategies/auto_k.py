@@ -102,7 +102,7 @@ class AutoK:
         """Note how long a whole batch takes this worker."""
         self.blocks = event.blocks
         if event.work_seconds is None:
-            self._batch_seconds[event.worker] = max(round_seconds, 0.0)
+            self._batch_seconds[event.worker] = max(round_seconds, 0.0) * event.blocks / event.blocks_done
         else:
             whole = event.work_seconds * event.blocks / event.blocks_done
             self._batch_seconds[event.worker] = whole + event.transfer_seconds
@@ -140,13 +140,14 @@ class AutoK:
         self._chosen = None
 
     def _choose(self, alive: int) -> int:
-        candidates = np.unique(np.linspace(1, alive, min(alive, MOST_CANDIDATES)).round().astype(int))
+        # Who was never heard of is not waited for: nobody knows how long that would take.
+        most = min(alive, len(self._order_seconds))
+        candidates = np.unique(np.linspace(1, most, min(most, MOST_CANDIDATES)).round().astype(int))
         costs = [self._cost(int(k), alive) for k in candidates]
         return int(candidates[int(np.argmin(costs))])
 
     def _cost(self, k: int, alive: int) -> float:
-        times = self._order_seconds
-        seconds = float(times[min(len(times) - 1, round(k * len(times) / alive) - 1 if alive > len(times) else k - 1)])
+        seconds = float(self._order_seconds[k - 1])
         persistence = (1.0 - min(self._same_again, 0.99)) ** -self._use.persistence_power
         noise = self._use.noise(self._skew.value) * float(persistence) * (1.0 / k - 1.0 / alive)
         return seconds / self._progress(seconds) * (1.0 + noise)

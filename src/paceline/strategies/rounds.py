@@ -37,6 +37,7 @@ class Rounds:
         self._alive: set[int] = set()
         self._fresh: set[int] = set()
         self._opened_seconds = 0.0
+        self._previous_opened_seconds = 0.0
 
     @property
     def k(self) -> int:
@@ -73,7 +74,10 @@ class Rounds:
             )
         if event.worker not in self._alive:
             return [_drop(event, "its worker is not a member")]
-        self.chooser.arrived(event, round_seconds=event.at_seconds - self._opened_seconds)
+        # Of older rounds nobody remembers when they opened; what the worker itself measured is as good as ever.
+        if event.version >= self.version - 1 or event.work_seconds is not None:
+            opened = self._opened_seconds if event.version == self.version else self._previous_opened_seconds
+            self.chooser.arrived(event, round_seconds=event.at_seconds - opened)
         if event.version == self.version:
             if event.worker in self._fresh:
                 return [_drop(event, "it came twice")]
@@ -94,7 +98,7 @@ class Rounds:
         self._round_closed()
         self.version += 1
         self._fresh = set()
-        self._opened_seconds = at_seconds
+        self._previous_opened_seconds, self._opened_seconds = self._opened_seconds, at_seconds
         return [step, Send(workers=tuple(sorted(self._alive)))]
 
     def _step(self, at_seconds: float) -> Step:
@@ -121,6 +125,7 @@ class Rounds:
             "alive": sorted(self._alive),
             "fresh": sorted(self._fresh),
             "opened_seconds": self._opened_seconds,
+            "previous_opened_seconds": self._previous_opened_seconds,
             "chooser": self.chooser.state_dict(),
         }
 
@@ -130,6 +135,7 @@ class Rounds:
         self._alive = set(state["alive"])
         self._fresh = set(state["fresh"])
         self._opened_seconds = state["opened_seconds"]
+        self._previous_opened_seconds = state["previous_opened_seconds"]
         self.chooser.load_state_dict(state["chooser"])
 
 

@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Assignment:
-    """A worker's batch, and how many of its equal blocks it gets done.
+    """A worker's batch, and how many of its equal blocks it gets done; `seed` is for what the model draws (dropout).
 
     >>> Assignment(inputs=torch.zeros(8, 2), targets=torch.zeros(8), blocks=4, blocks_done=3).samples_done
     6
@@ -19,6 +19,7 @@ class Assignment:
     targets: torch.Tensor
     blocks: int = 1
     blocks_done: int = 1
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if len(self.inputs) % self.blocks:

@@ -150,7 +150,7 @@ def _forwards(module: nn.Module, rows: Rows, norms: _GroupedBatchNorms) -> Itera
 
 
 def _bind(forward: Forward, part: nn.Module, rows: Rows) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda inputs: forward(part, inputs, rows)
+    return lambda input: forward(part, input, rows)  # torch's own name: a model may pass it by keyword
 
 
 def why_not_grouped(module: nn.Module) -> str | None:
@@ -164,12 +164,12 @@ def why_not_grouped(module: nn.Module) -> str | None:
     for part in module.modules():
         if isinstance(part, _DROPOUTS) and part.p > 0:
             return "it has dropout"
+        if isinstance(part, _BATCH_NORMS) and part.momentum is None:
+            return "it has batch norm with a cumulative average"
         if next(part.parameters(recurse=False), None) is None:
             continue
         if type(part) not in LAYERS and type(part) not in _BATCH_NORMS:
             return f"it has a layer of type {type(part).__name__}"
         if isinstance(part, nn.Conv2d) and (part.padding_mode != "zeros" or isinstance(part.padding, str)):
             return "it has a convolution with a padding we do not know"
-        if isinstance(part, _BATCH_NORMS) and part.momentum is None:
-            return "it has batch norm with a cumulative average"
     return None

@@ -6,6 +6,9 @@ and is written straight into that worker's row of the gradient matrix:
 
     inputs   w0 w0 w0 w1 w1 w1         one big matrix product forward and for the inputs
     d weight [ row w0 ][ row w1 ]      one batched product, a result per worker
+
+Weight and bias are arguments of each function although their gradients are not returned: with either frozen, autograd
+must still see that the other wants one, or it never calls `backward`.
 """
 
 from __future__ import annotations
@@ -42,10 +45,12 @@ class Rows:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, layer: nn.Linear, rows: Rows, weight: nn.Parameter) -> torch.Tensor:
+    def forward(
+        ctx: Any, inputs: torch.Tensor, layer: nn.Linear, rows: Rows, weight: nn.Parameter, bias: nn.Parameter | None
+    ) -> torch.Tensor:
         ctx.save_for_backward(inputs)
         ctx.layer, ctx.rows = layer, rows
-        return F.linear(inputs, weight, layer.bias)
+        return F.linear(inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> Any:
@@ -57,15 +62,17 @@ class _Linear(torch.autograd.Function):
             weight_rows.baddbmm_(by_worker.mT, inputs.reshape(rows.workers, -1, inputs.shape[-1]))
         if layer.bias is not None and (bias_rows := rows.of(layer.bias)) is not None:
             bias_rows.add_(by_worker.sum(1))
-        return (upstream @ layer.weight if ctx.needs_input_grad[0] else None), None, None, None
+        return (upstream @ layer.weight if ctx.needs_input_grad[0] else None), None, None, None, None
 
 
 class _Conv2d(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, layer: nn.Conv2d, rows: Rows, weight: nn.Parameter) -> torch.Tensor:
+    def forward(
+        ctx: Any, inputs: torch.Tensor, layer: nn.Conv2d, rows: Rows, weight: nn.Parameter, bias: nn.Parameter | None
+    ) -> torch.Tensor:
         ctx.save_for_backward(inputs)
         ctx.layer, ctx.rows = layer, rows
-        return F.conv2d(inputs, weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+        return F.conv2d(inputs, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
 
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> Any:
@@ -81,6 +88,7 @@ class _Conv2d(torch.autograd.Function):
         wanted = ctx.needs_input_grad[0]
         return (
             (_conv_backward(upstream, inputs, layer, (True, False, False))[0] if wanted else None),
+            None,
             None,
             None,
             None,
@@ -109,11 +117,13 @@ class _Affine(torch.autograd.Function):
     """weight * normalised + bias, per channel (dimension 1)."""
 
     @staticmethod
-    def forward(ctx: Any, normalised: torch.Tensor, layer: Any, rows: Rows, weight: nn.Parameter) -> torch.Tensor:
+    def forward(
+        ctx: Any, normalised: torch.Tensor, layer: Any, rows: Rows, weight: nn.Parameter, bias: nn.Parameter
+    ) -> torch.Tensor:
         ctx.save_for_backward(normalised)
         ctx.layer, ctx.rows = layer, rows
         shape = (1, -1, *(1,) * (normalised.dim() - 2))
-        return torch.addcmul(layer.bias.view(shape), normalised, weight.view(shape))
+        return torch.addcmul(bias.view(shape), normalised, weight.view(shape))
 
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> Any:
@@ -126,17 +136,17 @@ class _Affine(torch.autograd.Function):
         if (bias_rows := rows.of(layer.bias)) is not None:
             bias_rows.add_(upstream_rows.sum((1, 3)))
         shape = (1, -1, *(1,) * (upstream.dim() - 2))
-        return upstream * layer.weight.view(shape), None, None, None
+        return upstream * layer.weight.view(shape), None, None, None, None
 
 
 def linear(layer: nn.Linear, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
     """`nn.Linear` with a weight gradient per worker."""
-    return _Linear.apply(inputs, layer, rows, layer.weight)  # type: ignore[no-any-return, no-untyped-call]
+    return _Linear.apply(inputs, layer, rows, layer.weight, layer.bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def conv2d(layer: nn.Conv2d, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
     """`nn.Conv2d` with a weight gradient per worker."""
-    return _Conv2d.apply(inputs, layer, rows, layer.weight)  # type: ignore[no-any-return, no-untyped-call]
+    return _Conv2d.apply(inputs, layer, rows, layer.weight, layer.bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def group_norm(layer: nn.GroupNorm, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
@@ -148,4 +158,4 @@ def affine(layer: Any, normalised: torch.Tensor, rows: Rows) -> torch.Tensor:
     """A normalisation layer's weight and bias, if it has them, with gradients per worker."""
     if layer.weight is None:
         return normalised
-    return _Affine.apply(normalised, layer, rows, layer.weight)  # type: ignore[no-any-return, no-untyped-call]
+    return _Affine.apply(normalised, layer, rows, layer.weight, layer.bias)  # type: ignore[no-any-return, no-untyped-call]

@@ -34,12 +34,14 @@ class LoopGradients:
         """The gradient of each assignment at the given parameters."""
         self.model.module.train()
         rows, after, losses = [], [], list[torch.Tensor]()
-        for assignment in assignments:
-            self.model.load(parameters, buffers)
-            self.model.gradient.zero_()
-            losses.append(self._accumulate(assignment))
-            rows.append(self.model.gradient.clone())
-            after.append(self.model.buffers)
+        with torch.random.fork_rng(devices=[]):
+            for assignment in assignments:
+                torch.default_generator.manual_seed(assignment.seed)
+                self.model.load(parameters, buffers)
+                self.model.gradient.zero_()
+                losses.append(self._accumulate(assignment))
+                rows.append(self.model.gradient.clone())
+                after.append(self.model.buffers)
         return Gradients(
             gradients=torch.stack(rows),
             buffers=torch.stack(after),

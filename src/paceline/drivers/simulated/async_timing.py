@@ -37,11 +37,13 @@ class AsyncTimes:
         self._seconds = 0.0
 
     def __iter__(self) -> Iterator[Progress]:
-        arrival = self._turnaround(self._draws)
-        step = float(np.median(arrival)) / 2
+        self._last_turnaround = self._turnaround(self._draws)
+        arrival = self._last_turnaround.copy()
         horizon, counted = 0.0, 0
         while self._rounds_done < self._setup.rounds:
-            horizon += step
+            # Half a round at the present pace: a worker far faster than the others must not fill a window alone.
+            half_a_round = self._setup.workers / 2 / float((1 / self._last_turnaround).sum())
+            horizon = max(horizon, float(arrival.min())) + half_a_round
             owners, window = self._advance(arrival, horizon)
             while self._rounds_done < self._setup.rounds:
                 rank = (self._rounds_done + 1) * self._setup.workers - counted - 1
@@ -62,7 +64,8 @@ class AsyncTimes:
             owners.append(due)
             times.append(arrival[due])
             self._draws[due] += 1
-            arrival[due] += self._turnaround(self._draws[due], due)
+            self._last_turnaround[due] = self._turnaround(self._draws[due], due)
+            arrival[due] += self._last_turnaround[due]
         return np.concatenate(owners), np.concatenate(times)
 
     def _turnaround(self, draws: NDArray[np.int64], workers: NDArray[np.int64] | None = None) -> NDArray[np.float64]:

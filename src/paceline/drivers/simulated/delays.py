@@ -163,6 +163,8 @@ def read_recorded(path: Path) -> Recorded:
         raise ValueError(f"cannot read recorded delays from {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"cannot read recorded delays from {path}: not UTF-8 text (byte {error.start})") from error
+    except csv.Error as error:
+        raise ValueError(f"cannot read recorded delays from {path}: {error}") from error
     try:
         return Recorded(rows=tuple(rows))
     except ValueError as error:

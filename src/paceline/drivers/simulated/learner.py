@@ -19,7 +19,7 @@ from paceline.drivers.simulated.cluster import Closed
 from paceline.drivers.simulated.task import Task
 from paceline.events import LossSeen
 from paceline.optim import OptimizerSettings, make_optimizer
-from paceline.randomness import torch_generator
+from paceline.randomness import seed_for, torch_generator
 from paceline.strategies.combine import Combiner
 from paceline.workers.assignment import Assignment
 from paceline.workers.engine import make_engine
@@ -157,6 +157,7 @@ class Learner:
             targets=self._train.targets[indices],
             blocks=task.blocks,
             blocks_done=task.blocks_done,
+            seed=seed_for(self._training.seed, "pass", task.worker, task.draw),
         )
 
     def _batch(self, task: Task) -> torch.Tensor:

@@ -82,16 +82,25 @@ class RoundTimes:
             else min(self._chooser.k(self._setup.workers), self._setup.workers)
         )
         closed = float(np.partition(arrival, k - 1)[k - 1])
-        fresh = arrival <= closed
+        fresh = self._first(arrival, k, closed)
         late = self._settle_late(closed, last=last)
         self._record(version, closed, k, late)
         self._learn(fresh, delay, k)
         hears = closed if last else closed + self._latency  # nobody is told of the last one
         if self._setup.late_work == "complete":
-            self._begin_together(hears, arrival, finish, delay, closed)
+            self._begin_together(hears, arrival, finish, delay, fresh)
         else:
-            self._begin_at_block_boundaries(hears, arrival, finish, delay, closed)
+            self._begin_at_block_boundaries(hears, arrival, finish, delay, fresh)
         self._closed_seconds = closed
+
+    def _first(self, arrival: Times, k: int, closed: float) -> NDArray[np.bool_]:
+        """The K that close the round; of those that arrive in the same moment, who began first, as in `cluster`."""
+        fresh = arrival < closed
+        tied = np.flatnonzero(arrival == closed)
+        if len(tied) > 1:
+            tied = tied[np.argsort(self._start[tied], kind="stable")]
+        fresh[tied[: k - int(fresh.sum())]] = True
+        return fresh
 
     def _k(self, version: int) -> int:
         workers = self._setup.workers
@@ -139,15 +148,17 @@ class RoundTimes:
         self._chooser.learn(seen, again=again, by_chance=k / max(len(seen), k))
         self._last_fresh = fresh
 
-    def _begin_together(self, hears: float, arrival: Times, finish: Times, delay: Times, closed: float) -> None:
+    def _begin_together(
+        self, hears: float, arrival: Times, finish: Times, delay: Times, fresh: NDArray[np.bool_]
+    ) -> None:
         under_way = finish <= hears
-        self._late_arrival = np.where(arrival <= closed, np.inf, np.where(under_way, arrival, hears))
+        self._late_arrival = np.where(fresh, np.inf, np.where(under_way, arrival, hears))
         self._late_known = delay + np.where(under_way, 2, 1) * self._latency
         self._start = np.full(self._setup.workers, hears)
         self._draws += 1
 
     def _begin_at_block_boundaries(
-        self, hears: float, arrival: Times, finish: Times, delay: Times, closed: float
+        self, hears: float, arrival: Times, finish: Times, delay: Times, fresh: NDArray[np.bool_]
     ) -> None:
         block = delay / self._setup.blocks
         begun = self._start <= hears
@@ -156,7 +167,7 @@ class RoundTimes:
         unfinished = finish > hears
         # An upload under way when the round closed is whole, and late; work cut short is late at its boundary.
         cut = np.where(unfinished, boundary + self._latency, arrival)
-        self._late_arrival = np.where(begun & (arrival > closed), cut, np.inf)
+        self._late_arrival = np.where(begun & ~fresh, cut, np.inf)
         self._late_known = delay + 2 * self._latency
         self._start = np.where(begun, np.where(unfinished, boundary, hears), self._start)
         self._draws += begun
