@@ -16,6 +16,7 @@ $(READY): pyproject.toml constraints.txt
 
 race: $(READY)
 	@$(BIN)/paceline race $(ARGS)
+	@echo "next: . $(BIN)/activate; paceline race --classes-per-worker 1 --persistence 50"
 
 test: $(READY)
 	@$(BIN)/python -m pytest -n auto $(ARGS)

@@ -66,8 +66,8 @@ def _dispatch(given: list[str]) -> int:
 
 def _help() -> str:
     lines = ["paceline: train at the pace of the pack, not of its slowest rider.", "", "Commands:"]
-    lines += [f"  paceline {name:<10} {str(kind.__doc__).splitlines()[0]}" for name, (kind, _) in COMMANDS.items()]
-    lines += ["", "`paceline COMMAND --help` lists a command's options; `paceline race` is a good start."]
+    lines += [f"  paceline {name:<9} {str(kind.__doc__).splitlines()[0]}" for name, (kind, _) in COMMANDS.items()]
+    lines += ["", "`paceline COMMAND --help` lists its options; `paceline race` is a good start."]
     return "\n".join(lines)
 
 
