@@ -2,4 +2,9 @@
 
 import os
 
+from hypothesis import settings
+
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, and for the processes that tests start
+
+settings.register_profile("paceline", deadline=None, derandomize=True)  # this machine is slow, and a test is no lottery
+settings.load_profile("paceline")

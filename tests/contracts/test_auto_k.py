@@ -98,3 +98,8 @@ def test_no_workers_no_times_no_crash() -> None:
     chooser.arrived(GradientArrived(worker=0, version=0), round_seconds=0.0)
     chooser.closed({0})
     assert chooser.k(alive=1) == 1
+
+
+def test_nobody_waits_for_workers_never_heard_of() -> None:
+    chooser = chooser_after([1.0, 1.0, 1.0, 1.0, 1.0], skew=5.0)
+    assert chooser.k(alive=10) <= 5

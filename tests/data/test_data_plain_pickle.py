@@ -60,7 +60,7 @@ plain = st.recursive(
         st.lists(inner)
         | st.tuples(inner, inner)
         | st.tuples(inner, inner, inner, inner)
-        | st.dictionaries(st.text() | st.integers(), inner)
+        | st.dictionaries(st.text() | st.integers(1 - 2**60, 2**60 - 1), inner)
     ),
     max_leaves=20,
 )
@@ -241,3 +241,20 @@ def test_a_damaged_batch_is_a_dict_or_a_dataset_error(data):
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     assert is_dict_or_refused(bytes(damaged))
+
+
+def test_whole_numbers_that_could_all_hash_alike_are_no_keys():
+    with pytest.raises(DatasetError, match="keys"):
+        read_plain_pickle(pickle.dumps({2**61 - 1: 0, 2 * (2**61 - 1): 0}))
+
+
+def test_a_text_encoded_again_and_again_is_refused():
+    """A megabyte of instructions that encode one remembered text made gigabytes of bytes."""
+    copies = pickle.dumps({"data": ["x" * 1000]}, protocol=2)
+    encode = b"c_codecs\nencode\n"
+    text = b"X" + (1000).to_bytes(4, "little") + b"x" * 1000 + b"q\x00"
+    repeated = b"".join(encode + b"(h\x00X\x06\x00\x00\x00latin1tR" for _ in range(50))
+    hostile = b"\x80\x02}X\x01\x00\x00\x00a](" + text + repeated + b"es."
+    assert read_plain_pickle(copies) == {"data": ["x" * 1000]}
+    with pytest.raises(DatasetError, match="more bytes than it holds"):
+        read_plain_pickle(hostile)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from dataclasses import replace
 
@@ -253,3 +254,17 @@ def test_a_network_slower_than_the_rounds_keeps_every_version_that_is_on_its_way
         pass
     assert simulation.trace.rounds_done == 8
     assert not simulation.trace.diverged
+
+
+def test_a_model_that_draws_gives_the_same_result_twice(digits):
+    """Dropout drew from torch's global generator, and no two runs were alike."""
+
+    def losses():
+        trained = training(digits)
+        module = torch.nn.Sequential(trained.module, torch.nn.Dropout(0.5))
+        return simulate(LGC(k=2), dataclasses.replace(trained, module=module)).trace.evaluations
+
+    torch.rand(3)
+    first = losses()
+    torch.rand(5)
+    assert losses() == first

@@ -39,7 +39,7 @@ def setup_of(strategy, latency=0.0, **common) -> Setup:
     return Setup(name="x", strategy=strategy, network=Network(latency_seconds=latency), **common)
 
 
-@settings(deadline=None, max_examples=60, derandomize=True)
+@settings(max_examples=60)
 @given(strategy=STRATEGY, delay=delays(), latency=LATENCY, late_work=LATE_WORK, workers=st.integers(3, 8))
 def test_rounds_of_arrays_are_the_rounds_of_events(strategy, delay, latency, late_work, workers) -> None:
     common = {"workers": workers, "rounds": 30, "delays": delay, "late_work": late_work, "blocks": 4}
@@ -52,7 +52,7 @@ def test_rounds_of_arrays_are_the_rounds_of_events(strategy, delay, latency, lat
     assert found.dropped == expected.dropped
 
 
-@settings(deadline=None, max_examples=30, derandomize=True)
+@settings(max_examples=30)
 @given(delay=delays(), latency=LATENCY, workers=st.integers(1, 8))
 def test_asynchronous_times_are_those_of_events(delay, latency, workers) -> None:
     setup = setup_of(Async(), latency, workers=workers, rounds=20, delays=delay)
@@ -80,3 +80,17 @@ def test_a_hundred_thousand_workers_are_a_matter_of_seconds() -> None:
 def test_a_strategy_without_rounds_is_sent_elsewhere() -> None:
     with pytest.raises(ValueError, match="AsyncTimes"):
         RoundTimes(setup_of(Async(), workers=2, rounds=2, delays=ShiftedExponential()))
+
+
+@settings(max_examples=60)
+@given(
+    strategy=STRATEGY,
+    rows=st.lists(st.lists(st.integers(1, 3), min_size=5, max_size=5), min_size=1, max_size=4),
+    late_work=LATE_WORK,
+)
+def test_workers_that_arrive_in_the_same_moment_are_counted_as_by_events(strategy, rows, late_work) -> None:
+    recorded = Recorded(rows=tuple(tuple(map(float, row)) for row in rows))
+    setup = setup_of(strategy, workers=5, rounds=12, delays=recorded, late_work=late_work, blocks=1)
+    expected, found = ran(Simulation(setup)), ran(RoundTimes(setup))
+    assert found.seconds == pytest.approx(expected.seconds)
+    assert (found.used, found.late) == (expected.used, expected.late)

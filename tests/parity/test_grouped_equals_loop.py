@@ -116,6 +116,18 @@ def test_a_frozen_parameter_has_no_column_and_the_others_keep_theirs(frozen):
 
 
 @pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize("frozen", ["0.weight", "2.weight", "5.weight"])
+def test_a_frozen_weight_leaves_its_bias_a_gradient(frozen):
+    """The bias of a frozen first layer was never asked for one: nothing told autograd that it wanted any."""
+    layers = [nn.Conv2d(1, 6, 3), nn.ReLU(), nn.GroupNorm(2, 6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 36, 10)]
+    module = nn.Sequential(*layers)
+    module.get_parameter(frozen).requires_grad_(False)
+    expected, found = both(module, assignments(GREY, workers=3))
+    assert float(expected.gradients.abs().max(0).values.min()) > 0, "every parameter has a gradient to lose"
+    assert apart(expected.gradients, found.gradients) < 1e-12
+
+
+@pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("norm", [{"affine": False}, {"track_running_stats": False}, {"momentum": 0.5}], ids=str)
 def test_every_kind_of_batch_norm_layer_is_known(norm):
     expected, found = both(small_network(**norm), assignments(GREY, workers=3))

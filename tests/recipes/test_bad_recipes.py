@@ -25,6 +25,11 @@ IN_FILES = {
     "k zero": ("[strategy]\nk = 0", ["bad.toml:2", "k must be 1 or more", "k=0"]),
     "k negative": ("[strategy]\nk = -7", ["bad.toml:2", "k=-7"]),
     "k more than workers": ("[cluster]\nworkers = 4\n[strategy]\nk = 5", ["bad.toml:4", "k=5, workers=4"]),
+    "workers fewer than the default k": ("[cluster]\nworkers = 4", ["bad.toml:2", "k=7, workers=4", "auto"]),
+    "more slow workers than workers": (
+        '[delay]\nname = "slow-worker"\nslow_workers = 11',
+        ["bad.toml:3", "slow_workers=11, workers=10"],
+    ),
     "k as a word": ('[strategy]\nk = "most"', ["bad.toml:2", "'auto'", "'most'"]),
     "k as a fraction": ("[strategy]\nk = 0.5", ["bad.toml:2", "a whole number or 'auto'", "0.5"]),
     "unknown strategy": ('[strategy]\nname = "lgd"', ["bad.toml:2", "'lgd'", "did you mean 'lgc'", "fastest-k"]),
@@ -49,7 +54,10 @@ IN_FILES = {
     "unknown data": ('[data]\nname = "cifar"', ["bad.toml:2", "'cifar'", "did you mean 'cifar10'"]),
     "unknown split": ('[data]\nsplit = "odd"', ["bad.toml:2", "'odd'", "dirichlet"]),
     "no classes": ("[data]\nclasses_per_worker = 0", ["bad.toml:2", "classes_per_worker=0"]),
-    "more classes than there are": ("[data]\nclasses_per_worker = 11", ["classes_per_worker=11, classes=10"]),
+    "more classes than there are": (
+        "[data]\nclasses_per_worker = 11",
+        ["bad.toml:2", "classes_per_worker=11, classes=10"],
+    ),
     "alpha zero": ('[data]\nsplit = "dirichlet"\nalpha = 0.0', ["bad.toml:3", "alpha must be more than 0"]),
     "files missing": (
         '[data]\nname = "mnist"\ndownload = false\ndirectory = "nowhere"',

@@ -45,10 +45,12 @@ class NoOptions:
 
 
 def test_every_setting_has_an_option() -> None:
-    for setting in settings():
-        for flag in setting.flags:
-            _, given_settings = parse(NoOptions, [flag, "some-text"], prog="x")
-            assert given_settings == {".".join(setting.path): "some-text"}
+    everything = {".".join(setting.path): f"text {number}" for number, setting in enumerate(settings())}
+    for pick in (0, -1):  # the dotted name, then the short one where there is one
+        arguments = [
+            part for number, setting in enumerate(settings()) for part in (setting.flags[pick], f"text {number}")
+        ]
+        assert parse(NoOptions, arguments, prog="x")[1] == everything
 
 
 @given(rounds=st.integers(1, 10**6), k=st.integers(1, 10), lr=st.floats(1e-6, 10))

@@ -49,6 +49,8 @@ __all__ = [
 class DatasetEntry:
     """One line of the table: what a data set is, and where its loader is found when it is wanted.
 
+    `classes` is None where the caller chooses.
+
     >>> DATASETS["digits"].needs_files
     False
     """
@@ -57,6 +59,7 @@ class DatasetEntry:
     module: str
     function: str
     needs_files: bool
+    classes: int | None = 10
 
     def loader(self) -> Callable[[Request], Dataset]:
         """The function that reads it; only now is its module imported.
@@ -98,6 +101,7 @@ DATASETS: dict[str, DatasetEntry] = {
         module="paceline.data.synthetic",
         function="load_synthetic",
         needs_files=False,
+        classes=None,
     ),
 }
 """Every data set by name; adding one is its file and an entry here.

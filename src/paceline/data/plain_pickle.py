@@ -25,6 +25,7 @@ import pickletools
 from paceline.data.errors import DatasetError
 from paceline.data.pickled_arrays import Array, Kind, constructed, known
 
+LARGEST_KEY = 2**60  # beyond it, whole numbers can be chosen that all hash alike
 LARGEST_INSTRUCTIONS = 500_000  # ten times those of a real batch
 
 
@@ -182,7 +183,7 @@ class _Machine:
         if not isinstance(target, dict) or len(items) % 2:
             raise DatasetError("it sets items of something that is no dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            if not isinstance(key, str | bytes | int):
+            if not isinstance(key, str | bytes | int) or (isinstance(key, int) and abs(key) >= LARGEST_KEY):
                 raise DatasetError("it has a dict whose keys are not strings or whole numbers")
             target[key] = value
 

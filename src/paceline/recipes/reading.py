@@ -159,7 +159,11 @@ def _make(kind: type, prefix: Path_, chosen: Mapping[str, Any], places: Mapping[
         return kind(**chosen)
     except SettingError as error:
         full = (*prefix, *error.path)
-        place = places.get(full) or next((places[path] for path in places if path[:1] == full[:1]), None)
+        place = (
+            places.get(full)
+            or places.get(error.beside or ())
+            or next((places[path] for path in places if path[:1] == full[:1]), None)
+        )
         raise RecipeError(f"{place}: {error}" if place else str(error)) from None
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.data import DATASETS
 from paceline.lookup import unknown
 from paceline.recipes.sections import (
     ClusterSection,
@@ -56,12 +57,21 @@ class Recipe(Checked):
             raise SettingError(
                 ("strategy", "k"),
                 f"k must be between 1 and workers (k={k}, workers={workers}); give k = {workers} or less, or auto",
+                beside=("cluster", "workers"),
             )
         slow = self.delay.slow_workers
         if self.delay.name == "slow-worker" and slow > workers:
             raise SettingError(
                 ("delay", "slow_workers"),
                 f"slow_workers must be between 0 and workers (slow_workers={slow}, workers={workers})",
+                beside=("cluster", "workers"),
+            )
+        classes = DATASETS[self.data.name].classes or self.data.classes
+        if self.data.split == "non-iid" and self.data.classes_per_worker > classes:
+            raise SettingError(
+                ("data", "classes_per_worker"),
+                f"classes_per_worker must be between 1 and classes "
+                f"(classes_per_worker={self.data.classes_per_worker}, classes={classes})",
             )
 
     @classmethod

@@ -129,12 +129,12 @@ class DelaySection(Checked):
 
     name: str = setting("shifted-exponential", "delay model", choices=lambda: DELAYS, alias="delay")
     persistence: int = setting(10, "batches for which a worker keeps its delay", least=1, alias="persistence")
-    shift_seconds: float = setting(0.05, "shifted-exponential, slow-worker: the fixed part", least=0)
-    mean_seconds: float = setting(0.02, "shifted-exponential, slow-worker: mean of the random part", least=0)
-    scale_seconds: float = setting(0.05, "pareto: the shortest delay", above=0)
+    shift_seconds: float = setting(0.05, "shifted-exponential, slow-worker: the fixed part", least=0, most=1e6)
+    mean_seconds: float = setting(0.02, "shifted-exponential, slow-worker: mean of the random part", least=0, most=1e6)
+    scale_seconds: float = setting(0.05, "pareto: the shortest delay", above=0, most=1e6)
     shape: float = setting(2.5, "pareto: smaller is a heavier tail", above=1)
     slow_workers: int = setting(1, "slow-worker: how many are slow for ever", least=0)
-    slow_factor: float = setting(5.0, "slow-worker: how many times slower they are", above=0)
+    slow_factor: float = setting(5.0, "slow-worker: how many times slower they are", above=0, most=1e6)
     file: str = setting(
         "", "recorded: CSV file, a line per batch (persistence does not apply), a column of seconds per worker"
     )
@@ -157,7 +157,7 @@ class NetworkSection(Checked):
     inf
     """
 
-    latency_seconds: float = setting(0.0, "one way", least=0)
+    latency_seconds: float = setting(0.0, "one way", least=0, most=1e6)
     worker_bits_per_second: float = setting(math.inf, "a worker's link, each way", above=0, infinite=True)
     server_bits_per_second: float = setting(math.inf, "the server's link, each way", above=0, infinite=True)
 

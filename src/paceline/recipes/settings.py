@@ -17,15 +17,16 @@ from paceline.recipes.values import convert, describe
 
 
 class SettingError(ValueError):
-    """A setting that cannot be; `path` says which, such as ('strategy', 'k').
+    """A setting that cannot be; `path` says which, such as ('strategy', 'k'), `beside` with which other it clashes.
 
     >>> str(SettingError(("strategy", "k"), "k must be 1 or more (k=0)"))
     'k must be 1 or more (k=0)'
     """
 
-    def __init__(self, path: tuple[str, ...], message: str) -> None:
+    def __init__(self, path: tuple[str, ...], message: str, *, beside: tuple[str, ...] | None = None) -> None:
         super().__init__(message)
         self.path = path
+        self.beside = beside
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,7 +60,7 @@ def seconds_to_target(trace: Trace) -> float | None:
     before: Evaluation | None = None
     for evaluation in trace.evaluations:
         if evaluation.loss <= target:
-            if before is None or before.loss <= evaluation.loss:
+            if before is None:
                 return evaluation.seconds
             share = (before.loss - target) / (before.loss - evaluation.loss)
             return before.seconds + share * (evaluation.seconds - before.seconds)

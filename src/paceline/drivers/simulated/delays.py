@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from paceline.randomness import seed_for, uniform
 
+MOST_RECORDED_BYTES = 100_000_000
+
 Indices = NDArray[np.int64]
 Seconds = NDArray[np.float64]
 
@@ -155,6 +157,8 @@ def read_recorded(path: Path) -> Recorded:
     """
     rows: list[tuple[float, ...]] = []
     try:
+        if path.stat().st_size > MOST_RECORDED_BYTES:
+            raise ValueError(f"{path}: recorded delays are at most {MOST_RECORDED_BYTES:,} bytes")
         with path.open(newline="", encoding="utf-8") as lines:
             for number, line in enumerate(csv.reader(lines), start=1):
                 if line:

@@ -76,11 +76,7 @@ class RoundTimes:
         delay = self._setup.delays.seconds(self._workers, self._draws)
         finish = self._start + delay
         arrival = finish + self._latency
-        k = (
-            self._setup.workers
-            if version < self._warmup_rounds
-            else min(self._chooser.k(self._setup.workers), self._setup.workers)
-        )
+        k = self._k(version)
         closed = float(np.partition(arrival, k - 1)[k - 1])
         fresh = self._first(arrival, k, closed)
         late = self._settle_late(closed, last=last)
