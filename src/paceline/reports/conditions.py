@@ -26,16 +26,17 @@ def conditions(groups: Sequence[Group]) -> list[str]:
         f"late work {_joined(sorted({trace.late_work for trace in traces}))}",
     ]
     targets = target_losses(traces)
-    if not any(trace.evaluations for trace in traces):
+    trained = any(trace.evaluations for trace in traces)
+    if not trained:
         phrases.append("timing only, nothing was trained")
     elif targets:
         phrases.append(f"target loss {_joined(f'{target:g}' for target in targets)}")
-    phrases += _setting(traces[0].recipe)
+    phrases += _setting(traces[0].recipe, trained=trained)
     phrases.append(_seeds([len(group.traces) for group in groups]))
     return phrases
 
 
-def _setting(recipe: Mapping[str, Any]) -> list[str]:
+def _setting(recipe: Mapping[str, Any], *, trained: bool) -> list[str]:
     """What the runs of a race share, as far as the recipe says: data, network, K, delays."""
     data, delay = recipe.get("data", {}), recipe.get("delay", {})
     dealt = {
@@ -43,7 +44,8 @@ def _setting(recipe: Mapping[str, Any]) -> list[str]:
         "dirichlet": f"Dirichlet({data.get('alpha')})",
     }.get(data.get("split"), data.get("split"))
     network, k = recipe.get("model", {}).get("name"), recipe.get("strategy", {}).get("k")
-    words = [data.get("name"), dealt, network, k and f"K={k}", delay.get("name") and f"{delay['name']} delays"]
+    words = [data.get("name"), dealt, network] if trained else []
+    words += [k and f"K={k}", delay.get("name") and f"{delay['name']} delays"]
     if delay.get("persistence") and delay.get("name") != "recorded":
         words.append(f"persistence {delay['persistence']}")
     return [str(word) for word in words if word]
