@@ -174,8 +174,9 @@ def test_what_cannot_be_done_is_refused_with_the_numbers(workers, options, says)
 
 def test_the_advice_of_the_error_works():
     targets = torch.arange(100) % 10
-    split(targets, 3, kind="non-iid", classes_per_worker=4)
-    split(targets, 5, kind="non-iid", classes_per_worker=2)
+    for workers, classes in ((3, 4), (5, 2)):
+        shards = split(targets, workers, kind="non-iid", classes_per_worker=classes)
+        assert sum(map(len, shards)) == 100
 
 
 @pytest.mark.parametrize("targets", [torch.zeros(3, 2, dtype=torch.int64), torch.zeros(5), torch.zeros(0).long()])

@@ -47,7 +47,9 @@ def test_whole_numbers_of_any_library_are_taken():
     import numpy as np
 
     shape = tuple(np.array([1, 8, 8]))
-    build_model("mlp", input_shape=shape, classes=np.int64(10), seed=np.int32(3))
+    theirs = build_model("mlp", input_shape=shape, classes=np.int64(10), seed=np.int32(3))
+    ours = build_model("mlp", input_shape=(1, 8, 8), classes=10, seed=3)
+    assert all((a == b).all() for a, b in zip(theirs.parameters(), ours.parameters(), strict=True))
 
 
 def test_the_table_cannot_be_changed_by_accident():

@@ -7,12 +7,13 @@ progress(K)  what a round is worth against a full one: a worker that gets w of i
              closes adds w. Where all hold alike data that is the mean of w. Where each holds its own kind, the kind
              that is done least is learned last, and it is the harmonic mean. `skew` says how much of each:
              (1 - skew) * mean + skew * harmonic mean
-noise(K)     grows like 1/K - 1/N, and more with skew: few workers speak for few kinds of data
+noise(K)     grows like 1/K - 1/N, and more with skew: few workers speak for few kinds of data; and more where the
+             workers of a round are again those of the round before
 
 `skew` is measured too: see `skew.py`.
 
-The paper leaves the choice of K open. The two constants of each noise term were fitted to measured times to target
-for K = 1..10; `benchmarks/choice_of_k.py` measures them against every fixed K.
+The paper leaves the choice of K open. The constants of the noise were fitted to times to target on digits, K = 1..10,
+seeds 0 to 2; `benchmarks/choice_of_k.py` measures the choice against every fixed K.
 """
 
 from __future__ import annotations
@@ -40,8 +41,7 @@ class LateWorkUse:
     (0.1, 3.1)
     """
 
-    counts: bool
-    scaled: bool
+    unfinished_shrinks_step: bool
     noise_always: float
     noise_with_skew: float
     skew_power: int
@@ -53,13 +53,13 @@ class LateWorkUse:
 
 
 COMPENSATED = LateWorkUse(
-    counts=True, scaled=True, noise_always=0.1, noise_with_skew=3.0, skew_power=2, persistence_power=0.2
+    unfinished_shrinks_step=True, noise_always=0.1, noise_with_skew=3.0, skew_power=2, persistence_power=0.2
 )
 COMPENSATED_UNSCALED = LateWorkUse(
-    counts=True, scaled=False, noise_always=0.1, noise_with_skew=3.0, skew_power=2, persistence_power=0.2
+    unfinished_shrinks_step=False, noise_always=0.1, noise_with_skew=3.0, skew_power=2, persistence_power=0.2
 )
 DISCARDED = LateWorkUse(
-    counts=False, scaled=True, noise_always=1.6, noise_with_skew=13.0, skew_power=2, persistence_power=0.5
+    unfinished_shrinks_step=False, noise_always=1.6, noise_with_skew=13.0, skew_power=2, persistence_power=0.5
 )
 
 
@@ -153,7 +153,7 @@ class AutoK:
         return seconds / self._progress(seconds) * (1.0 + noise)
 
     def _progress(self, seconds: float) -> float:
-        if not (self._use.counts and self._use.scaled):
+        if not self._use.unfinished_shrinks_step:
             return 1.0
         share = seconds / np.maximum(self._order_seconds, 1e-12)
         done = np.where(share * self.blocks >= 1, np.ceil(share * self.blocks - 1e-9) / self.blocks, share)
