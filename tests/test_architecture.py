@@ -20,8 +20,8 @@ LEVELS = [
     {"__main__"},
     {"cli"},
     {"recipes"},
-    {"drivers.simulated", "drivers.served", "drivers.collective", "drivers", "reports"},
-    {"traces", "pipeline", "reference"},
+    {"drivers.simulated", "drivers.served", "drivers.collective", "drivers.replayed", "drivers", "reports"},
+    {"traces", "training", "pipeline", "reference"},
     {"data", "models", "workers", "codecs", "strategies", "optim"},
     {"events", "randomness", "lookup", "lazy"},
 ]

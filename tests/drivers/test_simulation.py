@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from torch.nn import functional as F
 from paceline.data import BatchOrder, load_dataset, split
 from paceline.drivers.simulated.cluster import Closed
 from paceline.drivers.simulated.delays import ShiftedExponential, SlowWorkers
-from paceline.drivers.simulated.learner import Learner, Training
+from paceline.drivers.simulated.learner import Learner
 from paceline.drivers.simulated.network import Network
 from paceline.drivers.simulated.setup import Setup
 from paceline.drivers.simulated.simulation import Simulation
@@ -24,6 +23,7 @@ from paceline.models import build_model
 from paceline.optim import OptimizerSettings
 from paceline.strategies import LGC, Async, FastestK, Full
 from paceline.traces import summarise
+from paceline.training import Training
 
 ROUNDS, WORKERS = 6, 4
 
@@ -88,27 +88,6 @@ def test_compensation_changes_what_is_learned_and_the_pace_stays_that_of_fastest
     assert not torch.equal(fastest.learner.parameters, compensated.learner.parameters)
     assert fastest.trace.seconds == compensated.trace.seconds
     assert compensated.trace.late > 0 == fastest.trace.late
-
-
-def test_a_workers_batches_do_not_depend_on_how_many_workers_there_are(digits):
-    shards = split(digits.train.targets, workers=4, kind="iid", seed=0)
-    alone, among = (Learner(replace(training(digits), shards=shards[: 1 + others])) for others in (0, 3))
-    for draw in range(3):
-        task = Task(
-            worker=0, version=0, draw=draw, started_seconds=0, seconds=1, blocks=4, finished_seconds=1, blocks_done=4
-        )
-        assert torch.equal(alone._assignment(task).inputs, among._assignment(task).inputs)
-
-
-def test_batches_that_nobody_asked_for_are_skipped_and_not_handed_out_later(digits):
-    trained = training(digits, workers=1)
-    learner, order = Learner(trained), BatchOrder(trained.shards[0], 16, seed=0, worker=0)
-    batches = [order.next() for _ in range(6)]
-    for draw in (0, 3, 5):
-        task = Task(
-            worker=0, version=0, draw=draw, started_seconds=0, seconds=1, blocks=4, finished_seconds=1, blocks_done=4
-        )
-        assert torch.equal(learner._batch(task), batches[draw])
 
 
 def test_full_with_one_worker_is_a_plain_training_loop(digits):

@@ -44,6 +44,15 @@ class BatchOrder:
         self._worker = worker
         self._begin_pass(0)
 
+    @property
+    def samples(self) -> int:
+        """How many samples the shard has.
+
+        >>> BatchOrder(torch.arange(3), 2, seed=0, worker=0).samples
+        3
+        """
+        return len(self._shard)
+
     def next(self) -> torch.Tensor:
         """The indices of the next batch, exactly `batch_size` of them.
 

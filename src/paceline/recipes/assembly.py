@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from paceline.data import Dataset
-    from paceline.drivers.simulated.learner import Training
     from paceline.drivers.simulated.simulation import Simulation
+    from paceline.training import Training
 
 
 def make_strategy(recipe: Recipe) -> Strategy:
@@ -142,7 +142,7 @@ def make_training(recipe: Recipe, dataset: Dataset) -> Training:
     10
     """
     from paceline.data import NoAugmentation, PadCropFlip, split
-    from paceline.drivers.simulated.learner import Training
+    from paceline.training import Training
 
     data, workers = recipe.data, recipe.cluster.workers
     shards = split(

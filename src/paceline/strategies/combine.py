@@ -27,9 +27,12 @@ class Combiner:
         self._previous_fresh: torch.Tensor | None = None
 
     def update(self, step: Step, gradient_of: Callable[[Share], torch.Tensor]) -> torch.Tensor:
-        """The update that a step asks for; `gradient_of` finds the gradient behind a share."""
+        """The update that a step asks for; `gradient_of` finds the gradient behind a share.
+
+        It may be the very vector that is remembered: read it, and leave it as it is.
+        """
         fresh = _weighted_sum(step.fresh, gradient_of)
-        update = fresh.clone()
+        update = fresh.clone() if step.late or step.previous_mean_weight else fresh
         for share in step.late:
             update.add_(gradient_of(share), alpha=share.weight)
         if step.previous_mean_weight:

@@ -1,12 +1,13 @@
 """Gradients of several workers one after the other: works with every model, and is what `grouped` must equal.
 
 A model with BatchNorm is taken block by block, because its statistics are those of a block, as on a real
-worker; any other model gives the same gradient for all its blocks at once.
+worker; any other model gives the same gradient for all its blocks at once, but for the rounding. With
+`block_by_block` every model is taken so, and the result is a real worker's to the last bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -26,9 +27,9 @@ class LoopGradients:
     torch.Size([1, 9])
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, block_by_block: bool = False) -> None:
         self.model = FlatModel(module)
-        self._couples_samples = has_batch_norm(module)
+        self._in_blocks = block_by_block or has_batch_norm(module)
 
     def compute(self, parameters: torch.Tensor, buffers: torch.Tensor, assignments: Sequence[Assignment]) -> Gradients:
         """The gradient of each assignment at the given parameters."""
@@ -39,7 +40,8 @@ class LoopGradients:
                 torch.default_generator.manual_seed(assignment.seed)
                 self.model.load(parameters, buffers)
                 self.model.gradient.zero_()
-                losses.append(self._accumulate(assignment))
+                parts = assignment.blocks_done if self._in_blocks else 1
+                losses.append(accumulate(self.model.module, assignment, parts=parts)[0])
                 rows.append(self.model.gradient.clone())
                 after.append(self.model.buffers)
         return Gradients(
@@ -49,18 +51,31 @@ class LoopGradients:
             loss_variances=torch.stack([samples.var(correction=0) for samples in losses]),
         )
 
-    def _accumulate(self, assignment: Assignment) -> torch.Tensor:
-        """Add the gradient of the blocks done; returns the loss of every sample in them."""
-        samples = assignment.samples_done
-        parts = assignment.blocks_done if self._couples_samples else 1
-        seen = []
-        for inputs, targets in zip(
-            assignment.inputs[:samples].chunk(parts), assignment.targets[:samples].chunk(parts), strict=True
-        ):
-            losses = F.cross_entropy(self.model.module(inputs), targets, reduction="none")
-            (losses.sum() / len(assignment.inputs)).backward()  # type: ignore[no-untyped-call]
-            seen.append(losses.detach())
-        return torch.cat(seen)
+
+def accumulate(
+    module: nn.Module, assignment: Assignment, *, parts: int, go_on: Callable[[int], bool] = lambda done: True
+) -> tuple[torch.Tensor, int]:
+    """Add the gradient of the blocks done, part by part; returns the loss of every sample in them, and the parts taken.
+
+    `go_on(parts taken)` is asked after every part but the last.
+
+    >>> network = nn.Linear(2, 2)
+    >>> batch = Assignment(inputs=torch.ones(4, 2), targets=torch.zeros(4, dtype=torch.int64), blocks=2, blocks_done=2)
+    >>> losses, taken = accumulate(network, batch, parts=2, go_on=lambda taken: False)
+    >>> len(losses), taken
+    (2, 1)
+    """
+    samples = assignment.samples_done
+    seen: list[torch.Tensor] = []
+    for inputs, targets in zip(
+        assignment.inputs[:samples].chunk(parts), assignment.targets[:samples].chunk(parts), strict=True
+    ):
+        losses = F.cross_entropy(module(inputs), targets, reduction="none")
+        (losses.sum() / len(assignment.inputs)).backward()  # type: ignore[no-untyped-call]
+        seen.append(losses.detach())
+        if len(seen) < parts and not go_on(len(seen)):
+            break
+    return torch.cat(seen), len(seen)
 
 
 def has_batch_norm(module: nn.Module) -> bool:

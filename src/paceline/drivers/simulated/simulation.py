@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator
 
 from paceline.drivers.simulated.cluster import Cluster
-from paceline.drivers.simulated.learner import Learner, Training
+from paceline.drivers.simulated.learner import Learner
 from paceline.drivers.simulated.progress import Progress
 from paceline.drivers.simulated.setup import Setup
 from paceline.traces import Evaluation, Trace
+from paceline.training import Training
 
 
 class Simulation:

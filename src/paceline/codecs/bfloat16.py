@@ -1,0 +1,40 @@
+"""bfloat16: the upper half of each float32, rounded to nearest. Half the bytes, eight bits of precision.
+
+A finite number above about 3.39e38 would round to infinity; it becomes the largest bfloat16 instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from paceline.codecs.identity import check_whole
+
+_LARGEST = torch.finfo(torch.bfloat16).max
+
+
+@dataclass(frozen=True, slots=True)
+class BFloat16:
+    """Two bytes an element.
+
+    >>> vector = torch.tensor([1.0, 0.1])
+    >>> BFloat16().decode(BFloat16().encode(vector))
+    tensor([1.0000, 0.1001])
+    """
+
+    def encode(self, vector: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        """The rounded vector as bytes."""
+        rounded = vector.contiguous().to(torch.bfloat16)
+        if bool(rounded.isinf().any()):
+            rounded = torch.where(vector.isinf(), rounded, rounded.clamp(-_LARGEST, _LARGEST))
+        return rounded.view(torch.uint8)
+
+    def decode(self, payload: torch.Tensor) -> torch.Tensor:
+        """The bytes as a vector."""
+        check_whole(payload, 2)
+        return payload.view(torch.bfloat16).to(torch.float32)
+
+    def most_bytes(self, elements: int) -> int:
+        """Two bytes an element."""
+        return 2 * elements

@@ -1,0 +1,43 @@
+"""identity: the vector as it is, four bytes an element, without a copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The null codec: the vector's own memory, looked at as bytes.
+
+    >>> vector = torch.tensor([1.0, -2.0])
+    >>> Identity().decode(Identity().encode(vector))
+    tensor([ 1., -2.])
+    """
+
+    def encode(self, vector: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        """The vector's memory as bytes."""
+        return vector.contiguous().view(torch.uint8)
+
+    def decode(self, payload: torch.Tensor) -> torch.Tensor:
+        """The bytes as a vector."""
+        check_whole(payload, 4)
+        return payload.view(torch.float32)
+
+    def most_bytes(self, elements: int) -> int:
+        """Four bytes an element."""
+        return 4 * elements
+
+
+def check_whole(payload: torch.Tensor, element_bytes: int) -> None:
+    """Refuse a payload that ends within an element.
+
+    >>> check_whole(torch.zeros(5, dtype=torch.uint8), 4)
+    Traceback (most recent call last):
+    ValueError: a payload must hold whole elements of 4 bytes (it has 5 bytes)
+    """
+    if payload.numel() % element_bytes:
+        raise ValueError(
+            f"a payload must hold whole elements of {element_bytes} bytes (it has {payload.numel()} bytes)"
+        )

@@ -1,0 +1,115 @@
+"""The model that is trained, and all that a step changes: parameters, buffers, optimiser, schedule, one remembered sum.
+
+step + gradients -> Combiner -> update -> optimiser -> parameters
+       changes of buffers (BatchNorm) -> their mean -> buffers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from paceline.events import Share, Step
+from paceline.strategies.combine import Combiner
+from paceline.training.plain import with_tensors, without_tensors
+from paceline.workers.flat import FlatModel
+
+
+class Schedule(Protocol):
+    """A learning-rate schedule, as far as a step is concerned."""
+
+    def step(self) -> None:
+        """One step of the model was taken."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it needs to go on later."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+
+
+class Trainee:
+    """A model, its optimiser and its schedule, moved one step at a time.
+
+    >>> network = nn.Linear(2, 1)
+    >>> trainee = Trainee(network, torch.optim.SGD(network.parameters(), lr=0.1))
+    >>> step = Step(version=0, fresh=(Share(worker=0, version=0, weight=1.0),))
+    >>> trainee.take(step, lambda share: torch.ones(3), [])
+    True
+    >>> trainee.version
+    1
+    """
+
+    def __init__(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule | None = None, *, version: int = 0
+    ) -> None:
+        self.model = FlatModel(module)
+        if self.model.parameters.dtype is not torch.float32:
+            raise ValueError(f"the model must be float32 (it is {self.model.parameters.dtype}); call .float() on it")
+        self.version = version
+        self._optimizer, self._schedule = optimizer, schedule
+        self._combiner = Combiner()
+
+    def take(
+        self,
+        step: Step,
+        gradient_of: Callable[[Share], torch.Tensor],
+        buffer_changes: Sequence[torch.Tensor],
+    ) -> bool:
+        """Take a step; False if the update is not finite, and then the model stays as it was.
+
+        `buffer_changes`: what each worker of the step changed in its buffers, late ones first.
+        """
+        update = self._combiner.update(step, gradient_of)
+        if not bool(torch.isfinite(update.sum())) and not bool(torch.isfinite(update).all()):
+            return False
+        self.model.gradient.copy_(update)
+        self._optimizer.step()
+        if self._schedule is not None:
+            self._schedule.step()
+        self._move_buffers(buffer_changes, weight=min(1.0, sum(share.weight for share in step.fresh)))
+        self.version += 1
+        return True
+
+    def _move_buffers(self, changes: Sequence[torch.Tensor], *, weight: float) -> None:
+        """BatchNorm's statistics: the mean of what the step's workers changed; a stale gradient's weigh as it does."""
+        if changes and changes[0].numel():
+            self.model.load_buffers(self.model.buffers + weight * torch.stack(list(changes)).mean(0))
+
+    def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """All that is needed to go on later: plain values, and tensors by name (which share the model's memory)."""
+        tensors: dict[str, torch.Tensor] = {"parameters": self.model.parameters, "buffers": self.model.buffers}
+        plain = {
+            "version": self.version,
+            "optimizer": without_tensors(self._optimizer.state_dict(), "optimizer", tensors),
+            "schedule": without_tensors(self._schedule.state_dict() if self._schedule else {}, "schedule", tensors),
+            "combiner": without_tensors(self._combiner.state_dict(), "combiner", tensors),
+        }
+        return plain, tensors
+
+    def load_state(self, plain: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        """Go on from a `state`."""
+        for name, own in (("parameters", self.model.parameters), ("buffers", self.model.buffers)):
+            if tensors[name].shape != own.shape:
+                raise ValueError(
+                    f"the state is of another model: it has {tensors[name].numel():,} {name}, and the model has "
+                    f"{own.numel():,}"
+                )
+        self.model.load(tensors["parameters"], tensors["buffers"])
+        self._optimizer.load_state_dict(with_tensors(plain["optimizer"], tensors))
+        if self._schedule is not None:
+            self._schedule.load_state_dict(with_tensors(plain["schedule"], tensors))
+        self._combiner.load_state_dict(with_tensors(plain["combiner"], tensors))
+        self.version = int(plain["version"])
+
+
+def fingerprint(vector: torch.Tensor) -> int:
+    """A number that changes with any bit of a float32 vector: the sum of its words. Runs at the speed of memory.
+
+    >>> fingerprint(torch.tensor([1.0])) == fingerprint(torch.tensor([1.0000001]))
+    False
+    """
+    return int(vector.detach().contiguous().view(torch.int32).sum(dtype=torch.int64))
