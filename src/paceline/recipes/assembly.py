@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.codecs import make_codec
 from paceline.drivers.simulated.delays import Delays, Pareto, ShiftedExponential, SlowWorkers, read_recorded
 from paceline.drivers.simulated.network import Network
 from paceline.drivers.simulated.setup import Setup
@@ -164,6 +165,7 @@ def make_training(recipe: Recipe, dataset: Dataset) -> Training:
         seed=recipe.seed,
         augmentation=PadCropFlip() if data.augment else NoAugmentation(),
         evaluation_samples=recipe.evaluation_samples,
+        codec=make_codec(recipe.codec.name),
     )
 
 

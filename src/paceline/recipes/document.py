@@ -16,18 +16,10 @@ def as_document(recipe: Recipe, results: Sequence[Result]) -> dict[str, object]:
     ['recipe', 'results']
     """
     return {
-        "recipe": _finite(recipe.to_dict()),
+        "recipe": recipe.to_document(),
         "results": [
             dataclasses.asdict(result.summary)
             | {"late_work": result.trace.late_work, "clock": result.trace.clock, "diverged": result.trace.diverged}
             for result in results
         ],
     }
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return None
-    return value

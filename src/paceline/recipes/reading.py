@@ -7,6 +7,7 @@ and what is allowed.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -50,6 +51,24 @@ def read_recipe(path: str | Path | None = None, overrides: Mapping[str, str] | N
         values[setting] = text
         places[setting] = f"--{dotted.replace('_', '-')}"
     return _build(values, places)
+
+
+def recipe_from_document(document: Mapping[str, Any]) -> Recipe:
+    """A recipe from nested plain values; null stands for an infinite number.
+
+    >>> recipe_from_document({"network": {"server_bits_per_second": None}}).network.server_bits_per_second
+    inf
+    """
+    values: dict[Path_, Any] = {}
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            values |= {(str(name), str(inner)): entry for inner, entry in value.items()}
+        else:
+            values[(str(name),)] = value
+    for path, value in values.items():
+        if value is None:
+            values[path] = "none" if path == ("target_loss",) else math.inf
+    return _build(values, {path: ".".join(path) for path in values})
 
 
 class _Source:

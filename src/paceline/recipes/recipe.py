@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,13 @@ from paceline.data import DATASETS
 from paceline.lookup import unknown
 from paceline.recipes.sections import (
     ClusterSection,
+    CodecSection,
     DataSection,
     DelaySection,
     ModelSection,
     NetworkSection,
     OptimizerSection,
+    ServerSection,
     StrategySection,
     WorkerSection,
 )
@@ -49,6 +53,8 @@ class Recipe(Checked):
     delay: DelaySection = field(default_factory=DelaySection)
     network: NetworkSection = field(default_factory=NetworkSection)
     strategy: StrategySection = field(default_factory=StrategySection)
+    codec: CodecSection = field(default_factory=CodecSection)
+    server: ServerSection = field(default_factory=ServerSection)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,6 +70,13 @@ class Recipe(Checked):
             raise SettingError(
                 ("delay", "slow_workers"),
                 f"slow_workers must be between 0 and workers (slow_workers={slow}, workers={workers})",
+                beside=("cluster", "workers"),
+            )
+        most = self.server.most_workers
+        if 0 < most < workers:
+            raise SettingError(
+                ("server", "most_workers"),
+                f"most_workers must be at least workers (most_workers={most}, workers={workers}), or 0",
                 beside=("cluster", "workers"),
             )
         classes = DATASETS[self.data.name].classes or self.data.classes
@@ -87,6 +100,28 @@ class Recipe(Checked):
         from paceline.recipes.reading import read_recipe
 
         return read_recipe(Path(path))
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Recipe:
+        """A recipe from the plain values of a trace, a checkpoint or a message; what it does not name is the default.
+
+        >>> Recipe.from_document({"rounds": 20, "strategy": {"k": 3}}).strategy.k
+        3
+        """
+        from paceline.recipes.reading import recipe_from_document
+
+        return recipe_from_document(document)
+
+    def to_document(self) -> dict[str, Any]:
+        """The recipe as nested plain values that JSON can hold: an infinite number is null.
+
+        >>> Recipe.from_document(Recipe(rounds=3).to_document()) == Recipe(rounds=3)
+        True
+        """
+        return {
+            name: {inner: _plain(entry) for inner, entry in value.items()} if isinstance(value, dict) else _plain(value)
+            for name, value in self.to_dict().items()
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as nested plain values.
@@ -130,3 +165,9 @@ class Recipe(Checked):
         3
         """
         return dataclasses.replace(self, seed=seed)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return None if isinstance(value, float) and math.isinf(value) else value

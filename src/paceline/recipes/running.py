@@ -122,6 +122,7 @@ def _make_timing(recipe: Recipe) -> Run:
 
 def _make_timing_by_event(recipe: Recipe) -> Run:
     """With limited bandwidth workers wait for each other's messages, and only the event queue knows for how long."""
+    from paceline.codecs import make_codec
     from paceline.drivers.simulated.simulation import Simulation
     from paceline.workers.flat import FlatModel
 
@@ -132,4 +133,5 @@ def _make_timing_by_event(recipe: Recipe) -> Run:
             f"{MOST_GRADIENTS_BY_EVENT:,} (it is {gradients:,}); lower one, or leave the bandwidth unlimited"
         )
     model = FlatModel(make_model(recipe, load_data(recipe)))
-    return Simulation(make_setup(recipe), message_bytes=model.message_bytes)
+    payload_bytes = make_codec(recipe.codec.name).most_bytes(model.parameters.numel())
+    return Simulation(make_setup(recipe), message_bytes=payload_bytes + 4 * model.buffers.numel())

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.codecs import CODECS
 from paceline.data import DATASETS
 from paceline.lookup import unknown
 from paceline.models import MODELS
@@ -135,6 +136,7 @@ class DelaySection(Checked):
     shape: float = setting(2.5, "pareto: smaller is a heavier tail", above=1)
     slow_workers: int = setting(1, "slow-worker: how many are slow for ever", least=0)
     slow_factor: float = setting(5.0, "slow-worker: how many times slower they are", above=0, most=1e6)
+    inject: bool = setting(False, "real runs: slow the workers down to these times", alias="inject-delays")
     file: str = setting(
         "", "recorded: CSV file, a line per batch (persistence does not apply), a column of seconds per worker"
     )
@@ -177,3 +179,29 @@ class StrategySection(Checked):
     warmup_rounds: int = setting(0, "fastest-k, lgc: rounds that begin as full", least=0, alias="warmup-rounds")
     scale_partial: bool = setting(True, "lgc: weigh late work by the share of blocks done")
     staleness_scaling: bool = setting(True, "async: weigh a gradient down by its staleness")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecSection(Checked):
+    """How gradients and parameters are encoded on the wire.
+
+    >>> CodecSection().name
+    'identity'
+    """
+
+    name: str = setting("identity", "codec", choices=lambda: CODECS, alias="codec")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSection(Checked):
+    """How the server of a real run keeps house.
+
+    >>> ServerSection().checkpoint_every
+    50
+    """
+
+    checkpoint_every: int = setting(50, "rounds between two checkpoints", least=1, alias="checkpoint-every")
+    silence_seconds: float = setting(15.0, "a worker that is silent for so long is gone", least=1, most=86_400)
+    stall_seconds: float = setting(120.0, "so is one that has work and gets no further", least=1, most=864_000)
+    gather_seconds: float = setting(60.0, "longest wait for all workers before the first round", least=0, most=864_000)
+    most_workers: int = setting(0, "workers that may be there at once; 0: twice as many as shards", least=0, most=10**6)

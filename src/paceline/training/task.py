@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from paceline.codecs import Codec
+from paceline.codecs.identity import Identity
 from paceline.data import Augmentation, Dataset, NoAugmentation
 from paceline.optim import OptimizerSettings
 
@@ -30,3 +32,4 @@ class Training:
     seed: int = 0
     augmentation: Augmentation = field(default_factory=NoAugmentation)
     evaluation_samples: int = 5000
+    codec: Codec = field(default_factory=Identity)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
@@ -33,6 +35,37 @@ class FlatModel:
             parameter.grad = self.gradient[offset:end].view_as(parameter)
             self.offsets[parameter] = offset
             offset = end
+
+    def attach_gradient(self) -> None:
+        """Let every parameter's `.grad` be its part of the flat gradient again, whatever was done to it meanwhile.
+
+        >>> flat = FlatModel(nn.Linear(2, 1))
+        >>> flat.module.zero_grad()
+        >>> flat.attach_gradient()
+        >>> flat.module.weight.grad
+        tensor([[0., 0.]])
+        """
+        for parameter, part in self._gradient_parts():
+            parameter.grad = part
+
+    def gradient_from_parameters(self) -> None:
+        """Gather gradients that somebody put elsewhere; a parameter without one counts as zero.
+
+        >>> flat = FlatModel(nn.Linear(2, 1, bias=False))
+        >>> flat.module.weight.grad = torch.ones(1, 2)
+        >>> flat.gradient_from_parameters()
+        >>> flat.gradient
+        tensor([1., 1.])
+        """
+        for parameter, part in self._gradient_parts():
+            if parameter.grad is None:
+                part.zero_()
+            elif parameter.grad.data_ptr() != part.data_ptr():
+                part.copy_(parameter.grad)
+
+    def _gradient_parts(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+        for parameter, offset in self.offsets.items():
+            yield parameter, self.gradient[offset : offset + parameter.numel()].view_as(parameter)
 
     @property
     def buffers(self) -> torch.Tensor:

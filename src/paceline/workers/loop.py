@@ -57,7 +57,7 @@ def accumulate(
 ) -> tuple[torch.Tensor, int]:
     """Add the gradient of the blocks done, part by part; returns the loss of every sample in them, and the parts taken.
 
-    `go_on(parts taken)` is asked after every part but the last.
+    `go_on(parts taken)` is asked after every part.
 
     >>> network = nn.Linear(2, 2)
     >>> batch = Assignment(inputs=torch.ones(4, 2), targets=torch.zeros(4, dtype=torch.int64), blocks=2, blocks_done=2)
@@ -73,7 +73,7 @@ def accumulate(
         losses = F.cross_entropy(module(inputs), targets, reduction="none")
         (losses.sum() / len(assignment.inputs)).backward()  # type: ignore[no-untyped-call]
         seen.append(losses.detach())
-        if len(seen) < parts and not go_on(len(seen)):
+        if not go_on(len(seen)):
             break
     return torch.cat(seen), len(seen)
 

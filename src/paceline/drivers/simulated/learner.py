@@ -51,7 +51,7 @@ class Learner:
     @property
     def message_bytes(self) -> int:
         """What a gradient or the model weighs on the wire."""
-        return self._model.message_bytes
+        return self._training.codec.most_bytes(self._model.parameters.numel()) + 4 * self._model.buffers.numel()
 
     def take(self, closed: Closed, *, oldest_version: int) -> list[LossSeen] | None:
         """Take the step and tell the losses; None if the update is not finite, and the model stays as it was."""
@@ -76,7 +76,12 @@ class Learner:
             return measure(self._model.module, self._training.dataset, self._training.evaluation_samples)
 
     def _snapshot(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._model.parameters.clone(), self._model.buffers
+        """The model as workers get it."""
+        return self._travelled(self._model.parameters).clone(), self._model.buffers
+
+    def _travelled(self, vector: torch.Tensor) -> torch.Tensor:
+        codec = self._training.codec
+        return codec.decode(codec.encode(vector))
 
     def _rows(self, tasks: Sequence[Task]) -> list[_Row]:
         """What each task comes to; the tasks of one version are computed together."""
@@ -101,5 +106,5 @@ class Learner:
                     variance=variance,
                     samples=assignments[index].samples_done,
                 )
-                rows[index] = _Row(gradient=gradient, buffers=buffers, loss=loss)
+                rows[index] = _Row(gradient=self._travelled(gradient), buffers=buffers, loss=loss)
         return [rows[index] for index in range(len(tasks))]

@@ -1,0 +1,298 @@
+"""The run itself, without its network: events of real workers -> strategy -> steps of the model, and a journal of both.
+
+    joined, left, gradient  ->  strategy  ->  Step: the model moves
+                                              Send: `to_send` names the workers that are to get it
+                                              Drop: the gradient is let go, and why is written down
+
+Nothing here opens a socket, starts a thread or reads a clock: times are told. Every time that a strategy hears is a
+whole number of microseconds, as it is in the journal, so that a recorded run can be decided again exactly as it was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paceline.codecs import Codec
+from paceline.drivers.served.members import Member, Received, events_of, microseconds, nobody_there
+from paceline.drivers.served.messages import Gradient, ProtocolError
+from paceline.drivers.served.roster import Roster, Seat
+from paceline.events import Action, Drop, Event, Joined, Left, Send, Share, Step
+from paceline.strategies import Strategy
+from paceline.traces.journal import (
+    Arrival,
+    Arrived,
+    Dropped,
+    JournalRecord,
+    Refused,
+    Stepped,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.training import Trainee, fingerprint
+
+
+class Conductor:
+    """Drives a strategy and a trainee with what real workers do.
+
+    `wait_for` workers are gathered before the first round begins (`begin` begins it sooner).
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: Strategy,
+        trainee: Trainee,
+        codec: Codec,
+        roster: Roster,
+        total_steps: int,
+        wait_for: int,
+        write: Callable[[JournalRecord], None] = lambda record: None,
+    ) -> None:
+        self.strategy, self.trainee, self.codec, self.roster = strategy.start(), trainee, codec, roster
+        self.total_steps, self.wait_for = total_steps, wait_for
+        self.begun = self.diverged = False
+        self.members: dict[int, Member] = {}
+        self.dropped_reasons: Counter[str] = Counter()
+        self.refused_reasons: Counter[str] = Counter()
+        self.sent_bytes = self.received_bytes = 0
+        self.to_send: list[int] = []
+        self.boundary = self._boundary_state()
+        self._write = write
+        self._pending: dict[tuple[int, int], list[Received]] = {}
+        self._arrivals: list[Arrival] = []
+        self._dropped: list[Dropped] = []
+        self._bytes_before = (0, 0)
+        self._opened_seconds = 0.0
+        self._bad_at_version: set[int] = set()
+
+    @property
+    def done(self) -> bool:
+        """Whether the run is over."""
+        return self.diverged or self.trainee.version >= self.total_steps
+
+    @property
+    def alive(self) -> list[int]:
+        """The workers that take part."""
+        return sorted(number for number, member in self.members.items() if member.alive)
+
+    # -- what happens ------------------------------------------------------------------------------------------
+
+    def joined(self, seat: Seat, *, threads: int, host: str, now: float) -> None:
+        """A worker is ready."""
+        before = self.members.get(seat.worker)
+        member = Member(seat=seat, host=host, last="joined")
+        if before is not None:
+            member.used, member.late, member.dropped = before.used, before.late, before.dropped
+            member.refused = before.refused
+        self.members[seat.worker] = member
+        self._flush()
+        self._write(
+            WorkerJoined(
+                at_seconds=now,
+                worker=seat.worker,
+                shard=seat.shard,
+                first_draw=seat.first_draw,
+                threads=threads,
+                host=host,
+            )
+        )
+        if self.begun:
+            self._handle(Joined(worker=seat.worker, at_seconds=now))
+        elif len(self.alive) >= self.wait_for:
+            self.begin(now)
+
+    def begin(self, now: float) -> None:
+        """Begin the first round with the workers that are there."""
+        if self.begun or self.done:
+            return
+        self.begun = True
+        self._opened_seconds = now
+        for worker in self.alive:
+            self._handle(Joined(worker=worker, at_seconds=now))
+
+    def left(self, worker: int, reason: str, now: float) -> None:
+        """A worker is gone. What it had delivered stays valid."""
+        self.roster.leave(worker)
+        member = self.members.get(worker)
+        if member is None or not member.alive:
+            return
+        member.alive, member.last = False, reason
+        self._flush()
+        self._write(WorkerLeft(at_seconds=now, worker=worker, reason=reason))
+        if self.begun:
+            self._handle(Left(worker=worker, at_seconds=now))
+
+    def gradient(self, received: Received, *, now: float) -> None:
+        """A gradient is in, and fits the model; ProtocolError if it is of a version that its worker cannot have."""
+        message, member = received.message, self.members[received.worker]
+        self._check_version(member, message)
+        member.answered_version = message.version
+        self.roster.drawn(received.worker, message.draw)
+        if self.done:
+            received.release()
+            return
+        if not _all_finite(received):
+            self._refuse(received, now)
+            return
+        member.bad_in_a_row = 0
+        transfer = max(0.0, now - member.sent_seconds - message.held_seconds) if message.held_seconds >= 0 else 0.0
+        arrival = Arrival(
+            worker=received.worker,
+            version=message.version,
+            draw=message.draw,
+            blocks_done=message.blocks_done,
+            blocks=message.blocks,
+            at_seconds=now,
+            work_seconds=microseconds(max(0.0, message.work_seconds)),
+            transfer_seconds=microseconds(transfer),
+            loss_mean=message.loss_mean,
+            loss_variance=message.loss_variance,
+            samples=message.samples,
+        )
+        self._arrivals.append(arrival)
+        # One that died and came back may deliver a version twice: the strategy drops the second.
+        self._pending.setdefault((received.worker, message.version), []).append(received)
+        for event in events_of(arrival):
+            self._handle(event)
+
+    def _check_version(self, member: Member, message: Gradient) -> None:
+        if not member.answered_version < message.version <= member.sent_version:
+            raise ProtocolError(
+                f"a gradient of version {message.version} cannot be: the worker was sent up to {member.sent_version} "
+                f"and has answered {member.answered_version}"
+            )
+        if message.blocks_done > message.blocks:
+            raise ProtocolError(f"{message.blocks_done} of {message.blocks} blocks cannot be done")
+        if message.draw < self.roster.next_draw(member.seat.worker):
+            raise ProtocolError(f"batch {message.draw} of this worker has been in before")
+
+    def _refuse(self, received: Received, now: float) -> None:
+        """Numbers that are not finite never come near the model; the worker gets another try."""
+        member, version = self.members[received.worker], received.message.version
+        received.release()
+        member.bad_in_a_row += 1
+        member.refused += 1
+        member.last = "sent numbers that are not finite"
+        self.refused("not finite", worker=received.worker, peer=member.host, now=now)
+        if version == self.trainee.version:
+            self._bad_at_version.add(received.worker)
+        if set(self.alive) <= self._bad_at_version:
+            self.diverged = True
+        elif version == member.sent_version:
+            self.to_send.append(received.worker)
+
+    def refused(self, reason: str, *, worker: int | None, peer: str, now: float) -> None:
+        """Something was turned away: it is counted and written down."""
+        self.refused_reasons[reason] += 1
+        self._flush()
+        self._write(Refused(at_seconds=now, worker=worker, peer=peer, reason=reason))
+
+    # -- what is asked -----------------------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        if not self.done:
+            self._act(self.strategy.handle(event))
+
+    def _act(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Step():
+                    self._step(action)
+                    if self.done:
+                        return
+                case Send():
+                    self.to_send.extend(action.workers)
+                case Drop():
+                    self._drop(action)
+
+    def _step(self, step: Step) -> None:
+        late, fresh = ([self._take(share) for share in shares] for shares in (step.late, step.fresh))
+        found = {(received.worker, received.message.version): received for received in (*late, *fresh)}
+
+        def gradient_of(share: Share) -> torch.Tensor:
+            return found[share.worker, share.version].vector
+
+        changes = [received.buffer_changes for received in (*late, *fresh)]
+        self.diverged = not self.trainee.take(step, gradient_of, changes)
+        for received in found.values():
+            received.release()
+        self._count(step)
+        self._bad_at_version = set()
+        self._record(step)
+        self._opened_seconds = step.at_seconds
+        self.boundary = self._boundary_state()
+
+    def _take(self, share: Share) -> Received:
+        (received,) = self._pending.pop((share.worker, share.version))
+        return received
+
+    def _count(self, step: Step) -> None:
+        for share in step.fresh:
+            self.members[share.worker].used += 1
+            self.members[share.worker].last = "on time"
+        for share in step.late:
+            self.members[share.worker].late += 1
+            self.members[share.worker].last = "late"
+
+    def _record(self, step: Step) -> None:
+        sent, received = self.sent_bytes - self._bytes_before[0], self.received_bytes - self._bytes_before[1]
+        self._bytes_before = self.sent_bytes, self.received_bytes
+        self._write(
+            Stepped(
+                at_seconds=step.at_seconds,
+                version=step.version,
+                opened_seconds=self._opened_seconds,
+                fresh=tuple((share.worker, share.version) for share in step.fresh),
+                late=tuple((share.worker, share.version) for share in step.late),
+                dropped=tuple(self._dropped),
+                arrivals=tuple(self._arrivals),
+                fingerprint=fingerprint(self.trainee.model.parameters),
+                sent_bytes=sent,
+                received_bytes=received,
+            )
+        )
+        self._arrivals, self._dropped = [], []
+
+    def _drop(self, drop: Drop) -> None:
+        held = self._pending[drop.worker, drop.version]
+        held.pop().release()
+        if not held:
+            del self._pending[drop.worker, drop.version]
+        member = self.members[drop.worker]
+        member.dropped += 1
+        member.last = "late"
+        self.dropped_reasons[drop.reason] += 1
+        self._dropped.append(Dropped(worker=drop.worker, version=drop.version, reason=drop.reason))
+
+    def _flush(self) -> None:
+        """Arrivals are written with the next step, unless something else happens before."""
+        if self._arrivals or self._dropped:
+            self._write(Arrived(arrivals=tuple(self._arrivals), dropped=tuple(self._dropped)))
+            self._arrivals, self._dropped = [], []
+
+    def flush(self) -> None:
+        """Write down what has arrived and is in no step yet."""
+        self._flush()
+
+    # -- going on later ----------------------------------------------------------------------------------------
+
+    def _boundary_state(self) -> dict[str, Any]:
+        """Where strategy and batches stand between two rounds; a gradient of the open round is computed again."""
+        return {"strategy": self.strategy.state_dict(), "roster": self.roster.state_dict()}
+
+    def load_boundary(self, state: dict[str, Any]) -> None:
+        """Go on from a boundary, with nobody there."""
+        self.strategy.load_state_dict(nobody_there(state["strategy"]))
+        self.roster.load_state_dict(state["roster"])
+        self.boundary = self._boundary_state()
+
+
+def _all_finite(received: Received) -> bool:
+    for vector in (received.vector, received.buffer_changes):
+        if not bool(torch.isfinite(vector.sum())) and not bool(torch.isfinite(vector).all()):
+            return False
+    return True

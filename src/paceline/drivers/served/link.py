@@ -1,0 +1,252 @@
+"""One connection of a worker to the server: what comes in is put in its place, what goes out is queued.
+
+    reader thread:  Model  -> `begun_version` at its first byte (the round has closed), staged when whole
+                    Goodbye, or the end of the stream -> `goodbye`, `lost`
+    sender (gRPC's):  frames from the queue, a gradient cut into frames as they go
+    beat thread:    a sign of life, with the progress made
+
+A link is never mended: when it is lost, the worker makes a new one.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import grpc
+
+from paceline.drivers.served.frames import Assembly, Sizes, memory_for
+from paceline.drivers.served.messages import (
+    Beat,
+    Chunk,
+    Goodbye,
+    Hello,
+    Message,
+    Model,
+    ProtocolError,
+    Ready,
+    Welcome,
+    decode,
+    encode,
+)
+from paceline.drivers.served.transport import METHOD, worker_options
+
+Out = bytes | Iterable[bytes] | None
+BEATS_BEFORE_WELCOME_SECONDS = 2.0
+
+
+class LinkLost(ConnectionError):  # noqa: N818 - what happened, in the past tense
+    """The connection is gone; a new one may be tried.
+
+    >>> raise LinkLost("the server said nothing for 15 s")
+    Traceback (most recent call last):
+    paceline.drivers.served.link.LinkLost: the server said nothing for 15 s
+    """
+
+
+class TrainingOver(ConnectionError):  # noqa: N818 - an end, not a fault
+    """The server has nothing more to do.
+
+    >>> raise TrainingOver("all rounds are done")
+    Traceback (most recent call last):
+    paceline.drivers.served.link.TrainingOver: all rounds are done
+    """
+
+
+class Link:
+    """A connection from its opening to its loss."""
+
+    def __init__(
+        self,
+        address: str,
+        hello: Hello,
+        *,
+        credentials: Any = None,
+        answer_seconds: float = 15.0,
+        silence_seconds: float = 15.0,
+    ) -> None:
+        options = worker_options(silence_seconds)
+        if credentials is None:
+            self._channel = grpc.insecure_channel(address, options=options)
+        else:
+            self._channel = grpc.secure_channel(address, credentials, options=options)
+        self._out: queue.SimpleQueue[Out] = queue.SimpleQueue()
+        self._news = threading.Condition()
+        self._closed = threading.Event()
+        self._heard = time.monotonic()
+        self._silence_seconds = silence_seconds
+        self._welcome: Welcome | None = None
+        self._assembly: Assembly | None = None
+        self._staged: Model | None = None
+        self._arriving: Model | None = None
+        self.begun_version = -1
+        self.progress = 0
+        self.goodbye: Goodbye | None = None
+        self.lost: str | None = None
+        self._out.put(encode(hello))
+        self._call = self._channel.stream_stream(METHOD)(self._outgoing())
+        threading.Thread(target=self._read, name="paceline-link", daemon=True).start()
+        threading.Thread(target=self._beat, name="paceline-beat", daemon=True).start()
+        self.welcome = self._wait_welcome(answer_seconds)
+        self._silence_seconds = max(self.welcome.silence_seconds, 1.0)
+
+    # -- what the worker asks ----------------------------------------------------------------------------------
+
+    def ready(self, signature: str, sizes: Sizes) -> None:
+        """Tell that model and data are there; from now on models come."""
+        self._assembly = Assembly(sizes, memory_for(sizes))
+        self._out.put(encode(Ready(signature=signature)))
+
+    def send(self, frames: Iterable[bytes], sent: Callable[[], None]) -> None:
+        """Queue a message of several frames; `sent` is called when the last has been taken."""
+
+        def counted() -> Iterator[bytes]:
+            yield from frames
+            sent()
+
+        self._out.put(counted())
+
+    def say(self, message: Message) -> None:
+        """Queue a small message."""
+        self._out.put(encode(message))
+
+    def take_model(self, load: Callable[[Model, Assembly], None]) -> int:
+        """Wait for a whole model and load it. LinkLost if the server is gone, TrainingOver if it says so."""
+        with self._news:
+            while True:
+                self._raise_if_over()
+                staged = self._staged
+                if staged is not None and self._assembly is not None:
+                    load(staged, self._assembly)
+                    self._staged = None
+                    return staged.version
+                self._news.wait(0.5)
+                self._raise_if_silent()
+
+    def check(self) -> None:
+        """LinkLost if the connection is gone."""
+        with self._news:
+            self._raise_if_over()
+
+    def close(self) -> None:
+        """Close the connection, after what is queued has gone out or a second has passed."""
+        self._closed.set()
+        self._out.put(None)
+        done = threading.Event()
+        self._call.add_done_callback(lambda _: done.set())
+        done.wait(1.0)
+        self._call.cancel()
+        self._channel.close()
+
+    # -- waiting -----------------------------------------------------------------------------------------------
+
+    def _wait_welcome(self, seconds: float) -> Welcome:
+        deadline = time.monotonic() + seconds
+        try:
+            with self._news:
+                while self._welcome is None:
+                    self._raise_if_over()
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise LinkLost(f"no answer within {seconds:g} s")
+                    self._news.wait(left)
+                return self._welcome
+        except BaseException:
+            self._closed.set()
+            self._call.cancel()
+            self._channel.close()
+            raise
+
+    def _raise_if_over(self) -> None:
+        if self.goodbye is not None:
+            if self.goodbye.what == "refused":
+                raise ConnectionRefusedError(self.goodbye.reason)
+            if self.goodbye.what == "over":
+                raise TrainingOver(self.goodbye.reason)
+            if self.goodbye.what == "return":
+                raise LinkLost(self.goodbye.reason)
+        elif self.lost is not None:
+            raise LinkLost(self.lost)
+
+    def _raise_if_silent(self) -> None:
+        silent = time.monotonic() - self._heard
+        if silent > self._silence_seconds:
+            raise LinkLost(f"the server said nothing for {silent:.0f} s")
+
+    # -- threads -----------------------------------------------------------------------------------------------
+
+    def _outgoing(self) -> Iterator[bytes]:
+        while (item := self._out.get()) is not None:
+            if isinstance(item, bytes):
+                yield item
+            else:
+                yield from item
+
+    def _beat(self) -> None:
+        while True:
+            welcome = self._welcome
+            if self._closed.wait(welcome.silence_seconds / 4 if welcome else BEATS_BEFORE_WELCOME_SECONDS):
+                return
+            if welcome is not None and self._out.empty():
+                self._out.put(encode(Beat(progress=self.progress)))
+
+    def _read(self) -> None:
+        lost = "the server closed the stream"
+        try:
+            for frame in self._call:
+                self._heard = time.monotonic()
+                self._hear(*decode(frame))
+        except grpc.RpcError as error:
+            lost = _reason(error)
+        except ProtocolError as error:
+            lost = f"the server broke the protocol: {error}"
+        finally:
+            with self._news:
+                self.lost = lost
+                self._news.notify_all()
+            self._closed.set()
+            self._call.cancel()
+            self._out.put(None)
+
+    def _hear(self, message: Message, body: memoryview) -> None:
+        match message:
+            case Welcome():
+                with self._news:
+                    self._welcome = message
+                    self._news.notify_all()
+            case Model():
+                with self._news:  # whoever loads the staged model is done with it, or comes too late for it
+                    self._staged, self._arriving = None, message
+                    self.begun_version = message.version
+                self._whole_assembly().begin(message)
+                self._add(body)
+            case Chunk():
+                self._add(body)
+            case Beat():
+                pass
+            case Goodbye():
+                with self._news:
+                    self.goodbye = message
+                    self._news.notify_all()
+            case _:
+                raise ProtocolError(f"a {type(message).__name__} is out of place here")
+
+    def _add(self, body: memoryview) -> None:
+        if self._whole_assembly().add(body):
+            with self._news:
+                self._staged = self._arriving
+                self._news.notify_all()
+
+    def _whole_assembly(self) -> Assembly:
+        if self._assembly is None:
+            raise ProtocolError("a model came before it was asked for")
+        return self._assembly
+
+
+def _reason(error: grpc.RpcError) -> str:
+    code = error.code().name.lower().replace("_", " ") if hasattr(error, "code") else "lost"
+    details = str(error.details() or "").splitlines() if hasattr(error, "details") else []
+    return f"{code}: {details[0][:300]}" if details else code

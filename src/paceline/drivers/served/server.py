@@ -1,0 +1,242 @@
+"""The parameter server's front: gRPC streams in, a conductor behind, a watchman beside.
+
+Everything runs in one event loop, so nothing here needs a lock. Work that takes long (measuring the model, writing a
+checkpoint) is done elsewhere, on copies; see `run.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import torch
+
+from paceline.drivers.served.conductor import Conductor
+from paceline.drivers.served.frames import Sizes, frames
+from paceline.drivers.served.limits import Limits
+from paceline.drivers.served.members import Received, microseconds
+from paceline.drivers.served.messages import PROTOCOL, Hello, Model, ProtocolError, Ready, Welcome
+from paceline.drivers.served.roster import NoRoom, Seat
+from paceline.drivers.served.stream import Gone, Stream
+from paceline.drivers.served.transport import METHOD, server_options
+
+log = logging.getLogger("paceline.served")
+
+WATCH_SECONDS = 0.25
+BUSY_SECONDS = 1.0
+
+
+class Server:
+    """Serves a conductor to workers that come and go.
+
+    `changed` is called after everything that may have moved the run on.
+    """
+
+    def __init__(
+        self,
+        conductor: Conductor,
+        *,
+        sizes: Sizes,
+        signature: str,
+        codec: str,
+        blocks: int,
+        limits: Limits,
+        recipe: dict[str, Any],
+        started_seconds: float = 0.0,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.conductor, self.sizes, self.limits = conductor, sizes, limits
+        self.port = 0
+        self._signature, self._codec, self._blocks, self._recipe = signature, codec, blocks, recipe
+        self._offset = started_seconds - time.monotonic()
+        self._opened = self.now()
+        self.changed = changed
+        self._streams: set[Stream] = set()
+        self._members: dict[int, Stream] = {}
+        self._seats: dict[Stream, Seat] = {}
+        self._frames: tuple[int, tuple[bytes, ...]] = (-1, ())
+        self._grpc: Any = None
+        self._watchman: asyncio.Task[None] | None = None
+
+    def now(self) -> float:
+        """Seconds since the run began, in whole microseconds."""
+        return microseconds(time.monotonic() + self._offset)
+
+    async def open(self, address: str, credentials: Any = None) -> int:
+        """Listen; returns the port."""
+        self._grpc = grpc.aio.server(
+            options=server_options(self.sizes, self.limits),
+            maximum_concurrent_rpcs=self.conductor.roster.most + self.limits.most_strangers,
+        )
+        handlers = {METHOD.rpartition("/")[2]: grpc.stream_stream_rpc_method_handler(self._work)}
+        service = METHOD.strip("/").partition("/")[0]
+        self._grpc.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        try:
+            if credentials is None:
+                self.port = self._grpc.add_insecure_port(address)
+            else:
+                self.port = self._grpc.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}: is the port in use? ({str(error).splitlines()[0]})") from None
+        await self._grpc.start()
+        self._opened = self.now()
+        self._watchman = asyncio.create_task(self._watch())
+        return self.port
+
+    async def close(self, what: str, reason: str) -> None:
+        """Say goodbye to everybody and stop listening."""
+        for stream in tuple(self._streams):
+            stream.dismiss(Gone(what, reason))
+        deadline = time.monotonic() + self.limits.farewell_seconds
+        while self._streams and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        if self._watchman is not None:
+            self._watchman.cancel()
+        await self._grpc.stop(grace=0.2)
+
+    # -- streams -----------------------------------------------------------------------------------------------
+
+    async def _work(self, _: Any, context: Any) -> None:
+        stream = Stream(self, context)
+        if len(self._streams) - len(self._seats) >= self.limits.most_strangers:
+            self._refused(stream, "too many connections that have not said who they are")
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many connections")
+        self._streams.add(stream)
+        fate = Gone("return", "its connection was lost")
+        try:
+            fate = await stream.serve()
+        finally:
+            self._streams.discard(stream)
+            self._ended(stream, fate)
+
+    def _ended(self, stream: Stream, fate: Gone) -> None:
+        seat = self._seats.pop(stream, None)
+        if fate.refused:
+            self._refused(stream, fate.reason)
+        if seat is None:
+            return
+        if self._members.get(seat.worker) is stream:
+            del self._members[seat.worker]
+            log.info("worker %d left: %s", seat.worker, fate.reason)
+            self.conductor.left(seat.worker, fate.reason, self.now())
+            if self.conductor.begun and not self.conductor.alive and not self.conductor.done:
+                log.warning("no worker is left: waiting for one to come")
+            self._act()
+        else:
+            self.conductor.roster.leave(seat.worker)
+
+    def _refused(self, stream: Stream, reason: str) -> None:
+        who = f"worker {stream.worker}" if stream.worker is not None else stream.peer
+        log.warning("refused %s: %s", who, reason)
+        self.conductor.refused(reason, worker=stream.worker, peer=stream.peer, now=self.now())
+
+    def admit(self, stream: Stream, hello: Hello) -> Welcome:
+        """Give a newcomer a seat."""
+        if self.conductor.done:
+            raise Gone("over", "training is over")
+        try:
+            seat = self.conductor.roster.seat(hello.wish)
+        except NoRoom as error:
+            raise Gone("refused", str(error), refused=True) from None
+        self._seats[stream] = seat
+        return Welcome(
+            protocol=PROTOCOL,
+            worker=seat.worker,
+            shard=seat.shard,
+            first_draw=seat.first_draw,
+            blocks=self._blocks,
+            codec=self._codec,
+            signature=self._signature,
+            silence_seconds=self.limits.silence_seconds,
+            recipe=self._recipe,
+        )
+
+    def ready(self, stream: Stream, ready: Ready) -> None:
+        """It has its model, and takes part."""
+        if ready.signature != self._signature:
+            raise ProtocolError("its model is another one: names, shapes or kinds of its parameters differ")
+        seat = self._seats[stream]
+        stream.member = True
+        self._members[seat.worker] = stream
+        log.info("worker %d joined from %s (shard %d)", seat.worker, stream.host or stream.peer, seat.shard)
+        self.conductor.joined(seat, threads=stream.threads, host=stream.host, now=self.now())
+        self._act()
+
+    def arrived(self, stream: Stream, received: Received) -> None:
+        """A gradient is in."""
+        member = self.conductor.members[received.worker]
+        self.conductor.gradient(received, now=self.now())
+        stream.owes = member.owes
+        if member.bad_in_a_row:
+            log.warning("worker %d sent a gradient that is not finite: refused", received.worker)
+            if member.bad_in_a_row >= self.limits.most_bad_gradients:
+                raise Gone("refused", f"it sent {member.bad_in_a_row} gradients in a row that are not finite")
+        self._act()
+
+    def decoded(self, payload: torch.Tensor) -> torch.Tensor:
+        """The vector of a payload."""
+        try:
+            vector = self.conductor.codec.decode(payload)
+        except ValueError as error:
+            raise ProtocolError(str(error)) from None
+        elements = self.conductor.trainee.model.parameters.numel()
+        if vector.numel() != elements:
+            raise ProtocolError(f"a gradient of this model has {elements} elements (this one has {vector.numel()})")
+        return vector
+
+    def traffic(self, *, sent: int = 0, received: int = 0) -> None:
+        """Bytes went over the wire."""
+        self.conductor.sent_bytes += sent
+        self.conductor.received_bytes += received
+
+    # -- what the conductor asks -------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        workers, self.conductor.to_send = self.conductor.to_send, []
+        for worker in workers:
+            stream, member = self._members.get(worker), self.conductor.members[worker]
+            if stream is None or self.conductor.done:
+                continue
+            if member.sent_version == self.conductor.trainee.version:  # another try at the same version
+                member.answered_version = member.sent_version - 1
+            member.sent_version, member.sent_seconds = self.conductor.trainee.version, self.now()
+            stream.owes = True
+            stream.send_model(self._model_frames())
+        self.changed()
+
+    def _model_frames(self) -> tuple[bytes, ...]:
+        """The model as frames, made once for all workers."""
+        trainee = self.conductor.trainee
+        if self._frames[0] != trainee.version:
+            payload, buffers = self.conductor.codec.encode(trainee.model.parameters), trainee.model.buffers
+            begin = Model(version=trainee.version, payload_bytes=payload.numel(), buffer_bytes=4 * buffers.numel())
+            self._frames = trainee.version, tuple(frames(begin, payload, buffers))
+        return self._frames[1]
+
+    # -- the watchman ------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        before = self.now()
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            now = self.now()
+            if now - before > WATCH_SECONDS + BUSY_SECONDS:
+                for stream in self._streams:
+                    stream.excuse(now - before - WATCH_SECONDS)
+            before = now
+            for stream in tuple(self._streams):
+                fate = stream.overdue(now)
+                if fate is not None:
+                    stream.dismiss(fate)
+            self._begin_if_patience_is_out(now)
+
+    def _begin_if_patience_is_out(self, now: float) -> None:
+        conductor = self.conductor
+        if not conductor.begun and conductor.alive and now - self._opened > self.limits.gather_seconds:
+            log.warning("begins with %d of %d workers", len(conductor.alive), conductor.wait_for)
+            conductor.begin(now)
+            self._act()

@@ -1,0 +1,309 @@
+"""A worker in a user's own script: gradient out, new parameters in.
+
+training() --> blocks() --> send() --> training() ...
+                  |            waits for the next model; a lost server is looked for again, for `patience_seconds`
+                  ends early once the round has closed
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.codecs import Codec, make_codec
+from paceline.drivers.served.frames import Assembly, Sizes, frames, with_sizes
+from paceline.drivers.served.link import Link, LinkLost, TrainingOver
+from paceline.drivers.served.messages import PROTOCOL, Gradient, Hello, Leave, Model, Welcome
+from paceline.drivers.served.security import channel_credentials, join_address, parse_address
+from paceline.drivers.served.signature import signature
+from paceline.drivers.served.transport import keep_memory
+from paceline.workers.flat import FlatModel
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 2.0
+SENT_WITHIN_SECONDS = 600.0
+
+
+class Worker:
+    """A member of the pack: computes gradients of `model` at the parameters the server sends.
+
+        with paceline.Worker("host:29400", model, tls="keys/worker") as worker:
+            while worker.training():
+                inputs, targets = next(batches)
+                for x, y in worker.blocks(inputs, targets):
+                    loss_function(model(x), y).backward()
+                worker.send()
+
+    `tls` names a certificate and its key (`keys/worker` for `keys/worker.crt` and `keys/worker.key`, with `ca.crt`
+    beside). A server that cannot be reached is tried again for `patience_seconds`. After the `with`, the model holds
+    the last parameters that came.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        model: nn.Module | None,
+        *,
+        tls: str | Path | None = None,
+        patience_seconds: float = 60.0,
+        wish: int | None = None,
+    ) -> None:
+        host, port = parse_address(address)
+        self.address = join_address(host, port)
+        self.version = -1
+        self.draw = 0
+        self._credentials = channel_credentials(tls) if tls is not None else None
+        self._patience_seconds = patience_seconds
+        self._wish = wish
+        self._link: Link | None = None
+        self._over = False
+        self._sent = threading.Event()
+        self._sent.set()
+        self._blocks_done = self._blocks = 0
+        self._started = self._held_since = 0.0
+        self._model: FlatModel | None = None
+        self._welcome: Welcome | None = None
+        if model is not None:
+            self.hold(model)
+
+    def hold(self, model: nn.Module) -> None:
+        """Take the model to be trained, if it was not given at once."""
+        self._model = FlatModel(model)
+        if self._model.parameters.dtype is not torch.float32:
+            raise ValueError(f"the model must be float32 (it is {self._model.parameters.dtype}); call .float() on it")
+        self._signature = signature(model)
+        self._buffers_before = self._model.buffers
+
+    # -- who and where -----------------------------------------------------------------------------------------
+
+    @property
+    def welcome(self) -> Welcome:
+        """What the server said when this worker came, the last time it came."""
+        if self._welcome is None:
+            raise RuntimeError("the worker has not met its server: use it in a `with`")
+        return self._welcome
+
+    @property
+    def number(self) -> int:
+        """The number the server gave this worker."""
+        return self.welcome.worker
+
+    @property
+    def shard(self) -> int:
+        """Which shard of the data this worker is to hold."""
+        return self.welcome.shard
+
+    @property
+    def training_may_begin(self) -> bool:
+        """Whether the server is there and has something to do."""
+        return not self._over
+
+    def __enter__(self) -> Worker:
+        keep_memory()
+        self._connect()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.leave("" if error is None else type(error).__name__)
+
+    def leave(self, reason: str = "") -> None:
+        """Go, politely."""
+        if self._link is not None:
+            if not self._over:
+                self._link.say(Leave(reason=reason))
+            self._link.close()
+            self._link = None
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    def training(self) -> bool:
+        """Whether there is a batch to do; False once the server says that training is over."""
+        if not self._over and self.version < 0:
+            self._receive()
+        return not self._over
+
+    def blocks(self, *batch: torch.Tensor) -> Iterator[Any]:
+        """The batch in equal blocks, as many as the server wishes; ends early once the round has closed.
+
+        A batch that does not divide evenly comes in fewer blocks, at the least in one.
+        """
+        if not batch or not len(batch[0]):
+            raise ValueError("blocks() needs a batch of at least one sample")
+        if any(len(part) != len(batch[0]) for part in batch):
+            sizes = ", ".join(str(len(part)) for part in batch)
+            raise ValueError(f"blocks() needs tensors of one length (they have {sizes})")
+        samples = len(batch[0])
+        blocks = next(count for count in range(min(self.welcome.blocks, samples), 0, -1) if samples % count == 0)
+        self.begin_batch(blocks)
+        for part in zip(*(tensor.chunk(blocks) for tensor in batch), strict=True):
+            yield part if len(part) > 1 else part[0]
+            if not self.block_done():
+                break
+        self._held().gradient_from_parameters()
+        self._held().gradient.div_(blocks)  # the sum over the blocks done of a block's mean, divided by all blocks
+
+    def begin_batch(self, blocks: int) -> None:
+        """A batch begins: the gradient is zero."""
+        self._wait_sent()
+        self._held().gradient.zero_()
+        self._held().attach_gradient()
+        self._blocks, self._blocks_done = blocks, 0
+        self._started = time.monotonic()
+
+    def block_done(self) -> bool:
+        """A block is done; whether to go on with the next."""
+        self._blocks_done += 1
+        link = self._link
+        if link is None or link.lost is not None:
+            return False
+        link.progress += 1
+        return link.begun_version <= self.version
+
+    def send(self, losses: torch.Tensor | None = None) -> None:
+        """Gradient out, new parameters in. `losses`, of every sample done, help the server to choose K."""
+        if not self._blocks_done:
+            raise RuntimeError("send() comes after a batch: go through worker.blocks(...) first")
+        worked = time.monotonic() - self._started
+        draw, self.draw = self.draw, self.draw + 1
+        link, model = self._link, self._held()
+        if link is not None and link.lost is None:
+            payload = self._codec.encode(model.gradient)
+            changes = model.buffers - self._buffers_before
+            message = Gradient(
+                version=self.version,
+                draw=draw,
+                blocks_done=self._blocks_done,
+                blocks=self._blocks,
+                work_seconds=worked,
+                held_seconds=time.monotonic() - self._held_since,
+                samples=0 if losses is None else losses.numel(),
+                loss_mean=None if losses is None else _finite(losses.mean()),
+                loss_variance=None if losses is None else _finite(losses.var(correction=0)),
+                payload_bytes=0,
+                buffer_bytes=0,
+            )
+            self._sent.clear()
+            message = with_sizes(message, payload, changes)
+            link.send(frames(message, payload, changes), self._sent.set)
+        self._blocks_done = 0
+        self._receive()
+
+    # -- the server --------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """Find the server, for as long as patience lasts, and say who we are."""
+        deadline = time.monotonic() + self._patience_seconds
+        pause, reason = FIRST_PAUSE_SECONDS, "never tried"
+        while True:
+            try:
+                self._link = self._open_link(max(1.0, min(15.0, deadline - time.monotonic())))
+                return
+            except TrainingOver:
+                self._link, self._over = None, True
+                return
+            except LinkLost as error:
+                reason = str(error)
+            if time.monotonic() + pause > deadline:
+                raise ConnectionError(
+                    f"no server at {self.address} for {self._patience_seconds:g} s: {reason}{self._hint}"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    @property
+    def _hint(self) -> str:
+        if self._credentials is None:
+            return " (does the server want TLS? give tls, or --tls)"
+        return " (with TLS both sides need certificates of the same CA: see `paceline keys`)"
+
+    def _open_link(self, answer_seconds: float) -> Link:
+        wish = self._welcome.worker if self._welcome is not None else self._wish
+        hello = Hello(
+            protocol=PROTOCOL,
+            wish=wish,
+            threads=torch.get_num_threads(),
+            host=f"{platform.node()[:200]} pid {os.getpid()}",
+        )
+        try:
+            link = Link(self.address, hello, credentials=self._credentials, answer_seconds=answer_seconds)
+        except ConnectionRefusedError as error:
+            raise ConnectionRefusedError(f"the server at {self.address} refused this worker: {error}") from None
+        self._welcome = link.welcome
+        self._codec: Codec = make_codec(link.welcome.codec)
+        self.draw = link.welcome.first_draw
+        self.version = -1
+        self._sent.set()
+        if self._model is not None:
+            self._say_ready(link)
+        return link
+
+    def ready(self) -> None:
+        """Say that model and data are there, if the model was not given at once."""
+        if self._link is None:
+            raise RuntimeError("the worker has not met its server: use it in a `with`")
+        self._say_ready(self._link)
+
+    def _say_ready(self, link: Link) -> None:
+        model = self._held()
+        if link.welcome.signature != self._signature:
+            link.close()
+            raise ValueError(
+                f"the server at {self.address} trains another model: names, shapes or kinds of its parameters differ"
+            )
+        payload_bytes = self._codec.most_bytes(model.parameters.numel())
+        link.ready(
+            self._signature, Sizes(most_payload_bytes=payload_bytes, buffer_bytes=4 * self._buffers_before.numel())
+        )
+
+    def _receive(self) -> None:
+        while not self._over:
+            link = self._link
+            try:
+                if link is None:
+                    raise LinkLost("the connection is closed")
+                self.version = link.take_model(self._load)
+                self._held_since = time.monotonic()
+                return
+            except TrainingOver:
+                self._over = True
+            except LinkLost:
+                if link is not None:
+                    link.close()
+                self._connect()
+            except ConnectionRefusedError as error:
+                raise ConnectionRefusedError(f"the server at {self.address} refused this worker: {error}") from None
+
+    def _load(self, message: Model, assembly: Assembly) -> None:
+        self._wait_sent()
+        model = self._held()
+        model.load(self._codec.decode(assembly.payload), assembly.buffers)
+        self._buffers_before = model.buffers
+
+    def _wait_sent(self) -> None:
+        """The gradient's memory is being read until its last frame is out."""
+        deadline = time.monotonic() + SENT_WITHIN_SECONDS
+        while not self._sent.wait(0.5):
+            if self._link is None or self._link.lost is not None:
+                return
+            if time.monotonic() > deadline:
+                raise ConnectionError(f"the server at {self.address} took no gradient for {SENT_WITHIN_SECONDS:g} s")
+
+    def _held(self) -> FlatModel:
+        if self._model is None:
+            raise RuntimeError("the worker holds no model yet")
+        return self._model
+
+
+def _finite(value: torch.Tensor) -> float | None:
+    number = float(value)
+    return number if number - number == 0 else None

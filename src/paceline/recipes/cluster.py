@@ -1,0 +1,287 @@
+"""A recipe carried out on real workers: the server's side, a worker's side, and both on one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.recipes.assembly import load_data, make_delays, make_strategy, make_training
+from paceline.recipes.recipe import Recipe
+from paceline.recipes.running import Result
+from paceline.traces import summarise
+
+if TYPE_CHECKING:
+    from paceline.data import Dataset
+    from paceline.drivers.served.job import Delay
+    from paceline.drivers.served.opening import Served
+    from paceline.drivers.served.run import Outcome, Standing
+
+OnStanding = Callable[["Standing"], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    """Where a server listens, and who may come in; refused if it is open to strangers.
+
+    >>> Door(listen="127.0.0.1:0").tls is None
+    True
+    >>> Door(listen="0.0.0.0:29400")
+    Traceback (most recent call last):
+    ValueError: ...
+    """
+
+    listen: str = "127.0.0.1:29400"
+    tls: str | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        from paceline.drivers.served.security import check_exposed
+
+        host, _ = self.address
+        check_exposed(host, tls=self.tls, insecure=self.insecure)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        from paceline.drivers.served.security import parse_address
+
+        return parse_address(self.listen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A served run that is over: how it ended, and its result if it got anywhere."""
+
+    outcome: Outcome
+    result: Result
+    folder: Path
+
+
+def make_served(recipe: Recipe, folder: Path, dataset: Dataset | None = None) -> Served:
+    """The server's side of a recipe."""
+    from paceline.drivers.served.limits import Limits
+    from paceline.drivers.served.opening import Served
+    from paceline.drivers.served.serving import measure_with
+    from paceline.optim import make_optimizer
+    from paceline.training import measure
+
+    training = make_training(recipe, load_data(recipe) if dataset is None else dataset)
+    module = training.module
+    optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
+    return Served(
+        module=module,
+        optimizer=optimizer,
+        schedule=schedule,
+        strategy=make_strategy(recipe),
+        rounds=recipe.rounds,
+        workers=recipe.cluster.workers,
+        folder=folder,
+        codec=recipe.codec.name,
+        blocks=recipe.worker.blocks,
+        seed=recipe.seed,
+        most_workers=recipe.server.most_workers,
+        limits=Limits(
+            silence_seconds=recipe.server.silence_seconds,
+            stall_seconds=recipe.server.stall_seconds,
+            gather_seconds=recipe.server.gather_seconds,
+        ),
+        measure=measure_with(module, lambda model: measure(model, training.dataset, training.evaluation_samples)),
+        evaluate_every=recipe.evaluate_every,
+        checkpoint_every=recipe.server.checkpoint_every,
+        recipe=recipe.to_document(),
+    )
+
+
+def serve_recipe(
+    recipe: Recipe,
+    door: Door,
+    folder: Path,
+    *,
+    resume: bool = False,
+    on_open: Callable[[str], None] = lambda address: None,
+    on_standing: OnStanding = lambda standing: None,
+) -> Trained:
+    """Serve a recipe until all rounds are done, or somebody stops it."""
+    from paceline.drivers.served.opening import TRACE, open_run
+    from paceline.drivers.served.security import join_address, server_credentials
+    from paceline.traces.history import trace_of
+    from paceline.traces.journal_files import read_journal
+    from paceline.workers.threads import threads_for
+
+    credentials = server_credentials(door.tls) if door.tls else None
+    host, port = door.address
+    served = make_served(recipe, folder)
+    size = sum(parameter.numel() for parameter in served.module.parameters())
+
+    async def run() -> tuple[Outcome, Any]:
+        opened = open_run(served, resume=resume)
+        outcome = await opened.serve(
+            join_address(host, port),
+            credentials,
+            on_open=lambda port: on_open(join_address(host, port)),
+            on_standing=on_standing,
+        )
+        return outcome, opened.conductor.trainee.model.parameters
+
+    with threads_for(size):
+        outcome, parameters = asyncio.run(run())
+    trace = trace_of(read_journal(folder / TRACE))
+    result = Result(summary=summarise(trace), trace=trace, parameters=parameters)
+    return Trained(outcome=outcome, result=result, folder=folder)
+
+
+# -- a worker's side -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """What a worker brings itself, because no message may name it: code, paths, and how patient it is.
+
+    >>> Own(model="my_models:net").patience_seconds
+    60.0
+    """
+
+    tls: str | None = None
+    model: str = ""
+    data_directory: str = ""
+    delay_file: str = ""
+    wish: int | None = None
+    patience_seconds: float = 60.0
+    threads: int = 0
+
+
+def work_for(
+    address: str, own: Own, *, on_welcome: Callable[[int, Recipe], None] = lambda worker, recipe: None
+) -> None:
+    """Work for a server that serves a recipe, until training is over."""
+    import torch
+
+    from paceline.drivers.served.job import work
+    from paceline.drivers.served.worker import Worker
+
+    if own.threads:
+        torch.set_num_threads(own.threads)
+    worker = Worker(address, None, tls=own.tls, patience_seconds=own.patience_seconds, wish=own.wish)
+    with worker:
+        if not worker.training_may_begin:
+            return
+        recipe = trusted(worker.welcome.recipe, own)
+        on_welcome(worker.number, recipe)
+        training = make_training(recipe, load_data(recipe))
+        worker.hold(training.module)
+        worker.ready()
+        work(worker, training.module, training, delay_of(recipe))
+
+
+def trusted(document: Mapping[str, Any], own: Own) -> Recipe:
+    """The server's recipe with nothing in it that would import code or read a path of the server's choosing.
+
+    >>> trusted(Recipe().with_settings(data={"directory": "/etc"}).to_document(), Own()).data.directory
+    ''
+    >>> trusted(Recipe().with_settings(model={"name": "evil:net"}).to_document(), Own())
+    Traceback (most recent call last):
+    ValueError: the server trains 'evil:net', which is code and not a network by name; if you have it and trust it, ...
+    """
+    if not document:
+        raise ValueError("the server was started by a script and has no recipe; use paceline.Worker in a script too")
+    recipe = Recipe.from_document(document)
+    named = recipe.model.name
+    if ":" in named and not own.model:
+        raise ValueError(
+            f"the server trains {named!r}, which is code and not a network by name; if you have it and trust it, "
+            f"give --model {named}"
+        )
+    recipe = recipe.with_settings(data={"directory": own.data_directory})
+    if own.model:
+        recipe = recipe.with_settings(
+            model={"name": own.model, "norm": recipe.model.norm if own.model == named else ""}
+        )
+    if recipe.delay.name == "recorded":
+        if recipe.delay.inject and not own.delay_file:
+            raise ValueError("the server injects recorded delays; give the file with them as --delay-file")
+        recipe = recipe.with_settings(delay={"file": own.delay_file or "not read"})
+    return recipe
+
+
+def delay_of(recipe: Recipe) -> Delay:
+    """How much a worker is slowed down."""
+    from paceline.drivers.served.job import no_delay
+
+    if not recipe.delay.inject:
+        return no_delay
+    delays = make_delays(recipe)
+
+    def delay_seconds(worker: int, draw: int) -> float:
+        column = worker % recipe.cluster.workers  # a worker beyond the shards is as slow as one of them
+        return float(delays.seconds(np.asarray(column, dtype=np.int64), np.asarray(draw, dtype=np.int64)))
+
+    return delay_seconds
+
+
+# -- both on one machine -------------------------------------------------------------------------------------------
+
+
+def train(
+    recipe: Recipe,
+    *,
+    folder: str | Path = "runs/train",
+    resume: bool = False,
+    listen: str = "127.0.0.1:0",
+    on_open: Callable[[str], None] = lambda address: None,
+    on_standing: OnStanding = lambda standing: None,
+) -> Trained:
+    """Carry out a recipe with a server and workers on this machine."""
+    pack: list[subprocess.Popen[bytes]] = []
+
+    def opened(address: str) -> None:
+        pack.append(start_pack(address, recipe, range(recipe.cluster.workers)))
+        on_open(address)
+
+    try:
+        return serve_recipe(
+            recipe, Door(listen=listen), Path(folder), resume=resume, on_open=opened, on_standing=on_standing
+        )
+    finally:
+        for process in pack:
+            end_process(process)
+
+
+def start_pack(address: str, recipe: Recipe, numbers: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start workers for a server on this machine."""
+    arguments = [sys.executable, "-m", "paceline.recipes.pack", address, "--numbers", ",".join(map(str, numbers))]
+    own = {"data_directory": recipe.data.directory, "delay_file": recipe.delay.file}
+    if ":" in recipe.model.name:
+        own["model"] = recipe.model.name
+    for name, value in own.items():
+        if value:
+            arguments += [f"--{name.replace('_', '-')}", str(value)]
+    return subprocess.Popen(arguments)
+
+
+def end_process(process: subprocess.Popen[bytes], *, seconds: float = 5.0) -> None:
+    """Let a process end by itself, then ask it to, then end it."""
+    for ask in (None, process.terminate, process.kill):
+        if ask is not None:
+            ask()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+            return
+
+
+def own_from(arguments: Mapping[str, Any]) -> Own:
+    """`Own` from parsed arguments; what it does not know is left out.
+
+    >>> own_from({"model": "my:net", "numbers": "1,2"}).model
+    'my:net'
+    """
+    known = {field.name for field in dataclasses.fields(Own)}
+    return Own(**{name: value for name, value in arguments.items() if name in known and value is not None})

@@ -1,0 +1,34 @@
+"""`python -m paceline.recipes.pack ADDRESS --numbers 0,1,2`: workers of one machine, forked from one process.
+
+Not for people: `paceline train` starts it, and `paceline work` is the same for one worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+
+from paceline.drivers.served.pack import run_pack
+from paceline.recipes.cluster import own_from, work_for
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Start the workers and wait for them; returns the exit code."""
+    import torch  # before the fork: this is what it is for
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("address")
+    parser.add_argument("--numbers", required=True)
+    for name in ("--model", "--data-directory", "--delay-file"):
+        parser.add_argument(name)
+    given = parser.parse_args(arguments)
+    own = replace(own_from(vars(given)), threads=1)
+    torch.set_num_threads(1)
+    numbers = [int(number) for number in given.numbers.split(",")]
+    failed = run_pack(numbers, lambda number: work_for(given.address, replace(own, wish=number)))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

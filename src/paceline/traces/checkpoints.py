@@ -1,0 +1,223 @@
+"""A checkpoint is read back bit for bit or it is refused, and the one before it stays until it is whole.
+
+    folder/checkpoint-00000120/
+      tensors.safetensors   the tensors; no pickle, so reading one runs nothing
+      state.json            plain values
+      manifest.json         version, order of the tensors, size and sha256 of both files
+
+How a folder comes to be whole or not at all is `durable`. Reading trusts nothing: sizes and checksums are looked at
+before anything is parsed, links are not followed, and a manifest can name no file but the two above.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from paceline.traces.durable import discard, read_whole, stored, write_whole
+
+TENSORS, STATE = "tensors.safetensors", "state.json"
+MOST_STATE_BYTES = 64 * 2**20
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be trusted, or values that no checkpoint can hold.
+
+    >>> issubclass(CheckpointError, ValueError)
+    True
+    """
+
+
+class CheckpointWriteError(OSError):
+    """A checkpoint that the disk did not take; its cause is the OSError that stopped it.
+
+    >>> issubclass(CheckpointWriteError, OSError)
+    True
+    """
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Checkpoint:
+    """A model after `version` steps: its tensors, and the rest of its state as plain JSON values.
+
+    >>> Checkpoint(version=120, tensors={"weight": torch.zeros(2)}, state={"lr": 0.1}).state["lr"]
+    0.1
+    """
+
+    version: int
+    tensors: dict[str, torch.Tensor]
+    state: dict[str, Any]
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
+    """Write a checkpoint, then remove the older ones beyond the `keep` newest (this one counts; newer ones stay).
+
+    CheckpointError says which value cannot be stored; CheckpointWriteError why the disk did not take it, and which
+    checkpoint stays.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for version in (100, 120, 140):
+    ...         path = write_checkpoint(Path(folder), Checkpoint(version=version, tensors={}, state={}))
+    ...     path.name, sorted(path.name for path in Path(folder).iterdir())
+    ('checkpoint-00000140', ['checkpoint-00000120', 'checkpoint-00000140'])
+    """
+    if keep < 1:
+        raise ValueError(f"keep is {keep}; at least 1 checkpoint is kept, the one just written")
+    version = checkpoint.version
+    if type(version) is not int or version < 0:
+        raise CheckpointError(f"a checkpoint's version is a number of steps, at least 0, not {version!r}")
+    files = {TENSORS: _tensor_bytes(checkpoint.tensors), STATE: _state_bytes(checkpoint.state)}
+    about = {"version": version, "tensors": list(checkpoint.tensors)}
+    what_stays = _what_stays(folder)
+    try:
+        path = write_whole(folder, f"checkpoint-{version:08d}", files, about=about)
+        older = sorted((held for held in _held(folder) if held < version), reverse=True)
+    except OSError as error:
+        why = f"cannot write checkpoint {version} to {folder}: {error.strerror or error}"
+        raise CheckpointWriteError(f"{why}; {what_stays}") from error
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    for held in older[keep - 1 :]:
+        discard(folder / f"checkpoint-{held:08d}")
+    return path
+
+
+def read_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is whole, if any, and a line for each newer one that is refused.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for version in (100, 120):
+    ...         path = write_checkpoint(Path(folder), Checkpoint(version=version, tensors={}, state={"a": 1}))
+    ...     _ = (path / "state.json").write_text('{"a":2}')
+    ...     newest, refused = read_newest(Path(folder))
+    >>> newest.version, refused
+    (100, ['checkpoint 00000120 is refused: state.json was altered (sha256 differs)'])
+    """
+    try:
+        held = _held(folder)
+    except FileNotFoundError:
+        return None, []
+    except OSError as error:
+        raise CheckpointError(f"cannot look for checkpoints in {folder}: {error.strerror or error}") from error
+    refused: list[str] = []
+    for version, path in sorted(held.items(), reverse=True):
+        try:
+            return _read(path, version), refused
+        except CheckpointError as error:
+            refused.append(f"checkpoint {version:08d} is refused: {error}")
+    return None, refused
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in this folder, `.../checkpoint-00000120`; CheckpointError names the file at fault, and why.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     written = Checkpoint(version=7, tensors={"weight": torch.tensor([1.0, 2.0])}, state={})
+    ...     read_checkpoint(write_checkpoint(Path(folder), written)).tensors
+    {'weight': tensor([1., 2.])}
+    """
+    version = _version_of(path.name)
+    if version is None:
+        raise CheckpointError(f"{path} is no checkpoint: those are named like checkpoint-00000120")
+    try:
+        return _read(path, version)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} is refused: {error}") from error
+
+
+def _version_of(name: str) -> int | None:
+    digits = re.fullmatch(r"checkpoint-([0-9]{8,18})", name)
+    return int(digits[1]) if digits and f"{int(digits[1]):08d}" == digits[1] else None
+
+
+def _held(folder: Path) -> dict[int, Path]:
+    versions = {_version_of(name): path for name, path in stored(folder).items()}
+    return {version: path for version, path in versions.items() if version is not None}
+
+
+def _what_stays(folder: Path) -> str:
+    try:
+        return f"the one before ({max(_held(folder))}) stays"
+    except (OSError, ValueError):
+        return "there is none before it"
+
+
+def _tensor_bytes(tensors: dict[str, torch.Tensor]) -> bytes:
+    copies = {}
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or name == "__metadata__" or not isinstance(tensor, torch.Tensor):
+            raise CheckpointError(f"tensors[{name!r}] is a {type(tensor).__name__}; tensors by plain names are stored")
+        try:
+            # safetensors takes no views that share memory, nor gaps: each tensor becomes one of its own.
+            whole = tensor.detach().cpu().resolve_conj().resolve_neg()
+            copies[name] = whole.clone(memory_format=torch.contiguous_format)
+            save({name: torch.empty(0, dtype=tensor.dtype)})  # the name and the type, so that an error tells whose
+        except (RuntimeError, ValueError, KeyError, SafetensorError) as error:
+            why = f"tensors[{name!r}] ({tensor.layout}, {tensor.dtype}) cannot be stored as safetensors"
+            raise CheckpointError(why) from error
+    return save(copies)
+
+
+def _state_bytes(state: dict[str, Any]) -> bytes:
+    try:
+        _refuse_what_json_changes(state, "state")
+        data = json.dumps(state, allow_nan=False, separators=(",", ":")).encode()
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"state cannot be stored as JSON: {error}") from error
+    if len(data) > MOST_STATE_BYTES:
+        raise CheckpointError(f"{STATE} would have {len(data)} bytes; at most {MOST_STATE_BYTES} are allowed")
+    return data
+
+
+def _refuse_what_json_changes(value: Any, place: str) -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise CheckpointError(f"{place} has the key {key!r}; JSON would make it a text")
+            _refuse_what_json_changes(inner, f"{place}[{key!r}]")
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            _refuse_what_json_changes(inner, f"{place}[{number}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise CheckpointError(f"{place} is {value}; JSON has finite numbers only")
+    elif not isinstance(value, str | int | float | None):
+        raise CheckpointError(f"{place} is a {type(value).__name__}; use dict, list, str, int, float, bool or None")
+
+
+def _read(path: Path, version: int) -> Checkpoint:
+    try:
+        about, files = read_whole(path, {TENSORS: None, STATE: MOST_STATE_BYTES})
+    except OSError as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    if about.get("version") != version:
+        raise CheckpointError(f"manifest.json says version {about.get('version')}, not {version}")
+    try:
+        state = json.loads(files[STATE])
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{STATE} is no JSON that can be read: {error}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{STATE} is not an object")
+    try:
+        found = load(files[TENSORS])
+        # safetensors sorts by type and name; whoever lays the tensors end to end needs the order they had.
+        tensors = {name: found.pop(name) for name in about["tensors"]}
+    except Exception as error:  # whatever its parser makes of bytes that it did not write
+        raise CheckpointError(f"{TENSORS} is not what manifest.json says: {error!r}") from error
+    if found:
+        raise CheckpointError(f"{TENSORS} holds {sorted(found)}, which manifest.json does not name")
+    return Checkpoint(version=version, tensors=tensors, state=state)

@@ -1,0 +1,241 @@
+"""A folder of files is whole or it is not there, whatever stops the process or the machine.
+
+    mkdir  .writing-NAME-PID               nobody reads this: a crash here leaves what was before
+    write and fsync each file; last, manifest.json
+    fsync  .writing-NAME-PID
+    rename NAME -> .replaced-NAME          only where NAME is there already; until the next line, readers take this
+    rename .writing-NAME-PID -> NAME       now it is there
+    fsync  the parent folder               now it stays
+    remove .replaced-NAME
+
+manifest.json holds a format number, what the writer wants said about the files, each file's size and sha256, and a
+sha256 of all that. Leftovers of a crash are cleared away before the next write rather than after it: on a full disk,
+they are the room that it needs. A folder has one writer at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+MOST_MANIFEST_BYTES = 4 * 2**20
+WRITING, REPLACED = ".writing-", ".replaced-"
+
+
+def write_whole(folder: Path, name: str, files: Mapping[str, bytes], *, about: Mapping[str, Any]) -> Path:
+    """Write `folder/name` with these files; replace the one of that name, if there is one.
+
+    After an OSError, what was there before is there still.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = write_whole(Path(folder), "greeting", {"a.txt": b"hello"}, about={})
+    ...     written = write_whole(Path(folder), "greeting", {"a.txt": b"good day"}, about={})
+    ...     written.name, sorted(os.listdir(written)), os.listdir(folder)
+    ('greeting', ['a.txt', 'manifest.json'], ['greeting'])
+    """
+    sums = {file: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for file, data in files.items()}
+    manifest = _sealed({"format": FORMAT, "about": dict(about), "files": sums})
+    if len(manifest) > MOST_MANIFEST_BYTES:
+        raise ValueError(f"{MANIFEST} would have {len(manifest)} bytes; at most {MOST_MANIFEST_BYTES} are allowed")
+    _make_folder(folder)
+    _clear_leftovers(folder)
+    temporary = folder / f"{WRITING}{name}-{os.getpid()}"
+    try:
+        temporary.mkdir()
+        for file, data in [*files.items(), (MANIFEST, manifest)]:
+            _write_file(temporary / file, data)
+        _sync_folder(temporary)
+        _put_in_place(temporary, folder / name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder / name
+
+
+def read_whole(path: Path, most_bytes: Mapping[str, int | None]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What was said about the files, and the files: exactly those named in `most_bytes`, None for any size.
+
+    ValueError says which file is not as it was written; nothing but the manifest has been parsed by then.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = write_whole(Path(folder), "greeting", {"a.txt": b"hello"}, about={"language": "en"})
+    ...     read_whole(path, {"a.txt": 100})
+    ...     _ = (path / "a.txt").write_text("hell0")
+    ...     read_whole(path, {"a.txt": 100})
+    Traceback (most recent call last):
+    ValueError: a.txt was altered (sha256 differs)
+    """
+    with _opened_folder(path) as folder:
+        manifest = _unsealed(_read_file(folder, MANIFEST, most_bytes=MOST_MANIFEST_BYTES))
+        if manifest["files"].keys() != most_bytes.keys():
+            raise ValueError(f"{MANIFEST} names {sorted(manifest['files'])}, not {sorted(most_bytes)}")
+        files = {}
+        for name, expected in manifest["files"].items():
+            files[name] = _read_file(folder, name, most_bytes=most_bytes[name], exact_bytes=expected["size"])
+            if hashlib.sha256(files[name]).hexdigest() != expected["sha256"]:
+                raise ValueError(f"{name} was altered (sha256 differs)")
+        return manifest["about"], files
+
+
+def stored(folder: Path) -> dict[str, Path]:
+    """What `folder` holds, by name. What a crash left half replaced is found where it was put aside.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("first", ".replaced-first", ".replaced-second", ".writing-third-4711"):
+    ...         (Path(folder) / name).mkdir()
+    ...     sorted((name, path.name) for name, path in stored(Path(folder)).items())
+    [('first', 'first'), ('second', '.replaced-second')]
+    """
+    entries = list(folder.iterdir())
+    aside = {path.name.removeprefix(REPLACED): path for path in entries if path.name.startswith(REPLACED)}
+    return aside | {path.name: path for path in entries if not path.name.startswith(".")}
+
+
+def discard(path: Path) -> None:
+    """Remove a file, link or folder under a name that is never read, so that no reader meets half of it.
+
+    A failure is not told: what stays is a leftover, and is cleared away before the next write.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     discard(write_whole(Path(folder), "greeting", {"a.txt": b"hello"}, about={}))
+    ...     os.listdir(folder)
+    []
+    """
+    with suppress(OSError):
+        _remove(path.rename(path.with_name(f"{WRITING}{path.name}")))
+
+
+# -- the manifest ------------------------------------------------------------------------------------------------------
+
+
+def _sealed(manifest: dict[str, Any]) -> bytes:
+    seal = hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
+    return json.dumps({**manifest, "sha256": seal}, indent=1).encode()
+
+
+def _unsealed(data: bytes) -> dict[str, Any]:
+    try:
+        manifest = json.loads(data)
+        body = {key: manifest[key] for key in manifest if key != "sha256"} if isinstance(manifest, dict) else {}
+        altered = _sealed(body) != data
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{MANIFEST} is no JSON that can be read") from error
+    if body.get("format") != FORMAT:
+        raise ValueError(f"{MANIFEST} is not of format {FORMAT}, the only one read here")
+    if altered:
+        raise ValueError(f"{MANIFEST} was altered (sha256 differs)")
+    # A seal can be forged, so the form is looked at as well.
+    about, files = body.get("about"), body.get("files")
+    if not isinstance(about, dict) or not isinstance(files, dict):
+        raise ValueError(f"{MANIFEST} lacks its parts")
+    for name, expected in files.items():
+        if not isinstance(expected, dict) or [*map(type, map(expected.get, ("size", "sha256")))] != [int, str]:
+            raise ValueError(f"{MANIFEST} gives {name!r} no size and sha256")
+    return body
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened_folder(path: Path) -> Iterator[int]:
+    """A descriptor through which only files of this very folder are read, whatever becomes of its name."""
+    if path.is_symlink():
+        raise ValueError(f"{path.name} is a link")
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read_file(folder: int, name: str, *, most_bytes: int | None, exact_bytes: int | None = None) -> bytes:
+    try:
+        if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise ValueError(f"{name} is not a plain file")
+        # It may be another file by now: O_NOFOLLOW follows no link, and O_NONBLOCK waits for no pipe.
+        with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if exact_bytes is not None and size != exact_bytes:
+                raise ValueError(f"{name} has {size} bytes, not the {exact_bytes} that were written")
+            if most_bytes is not None and size > most_bytes:
+                raise ValueError(f"{name} has {size} bytes; at most {most_bytes} are allowed")
+            return file.read(size)
+    except FileNotFoundError as error:
+        raise ValueError(f"{name} is missing") from error
+    except OSError as error:
+        raise ValueError(f"{name} cannot be read: {error.strerror}") from error
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def _make_folder(folder: Path) -> None:
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    if not missing and not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in reversed(missing):
+        _sync_folder(path.parent)
+
+
+def _clear_leftovers(folder: Path) -> None:
+    for path in list(folder.iterdir()):
+        if path.name.startswith(WRITING):
+            _remove(path)
+        elif path.name.startswith(REPLACED):
+            final = path.with_name(path.name.removeprefix(REPLACED))
+            if os.path.lexists(final):
+                _sync_folder(folder)  # the crash may have come before this, and `final` must outlive `path`
+                discard(path)
+            else:
+                path.rename(final)
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _put_in_place(temporary: Path, final: Path) -> None:
+    aside = final.with_name(f"{REPLACED}{final.name}")
+    if os.path.lexists(final):
+        final.rename(aside)
+    try:
+        temporary.rename(final)
+    except OSError:
+        with suppress(OSError):
+            aside.rename(final)
+        raise
+    _sync_folder(final.parent)
+    discard(aside)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,229 @@
+"""From a journal to what happened: the trace of a real run, and the delays its workers really had.
+
+A gradient's arrival and its fate are told apart, since it may wait for a later step: an arrival is pending until a
+record says that it is used, late or dropped. Void records (see `effective`) count for nothing; the time they took does.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+
+from paceline.traces.journal import (
+    Arrival,
+    Arrived,
+    Dropped,
+    Evaluated,
+    JournalError,
+    JournalRecord,
+    Resumed,
+    RunEnded,
+    Stepped,
+)
+from paceline.traces.journal_files import Journal, effective
+from paceline.traces.records import Evaluation, Outcome, Round, Trace, Work
+
+KEPT_WORKS = 100_000
+MOST_RECORDED = 5_000_000  # the simulator reads files of at most 100 MB
+SHORTEST_SECONDS = 1e-6  # a journal's times are rounded to microseconds, and no work takes no time
+
+
+def trace_of(journal: Journal) -> Trace:
+    """The trace of a real run, of one that was killed too; it can be summarised and drawn like a simulated one.
+
+    >>> from paceline.traces.journal import RunBegan
+    >>> began = RunBegan(format=1, paceline="0.1.0", strategy="full", seed=0, workers=1, blocks=1, recipe={},
+    ...                  signature="", codec="none")
+    >>> arrival = Arrival(worker=0, version=0, draw=0, blocks_done=1, blocks=1, at_seconds=2.0, work_seconds=1.0,
+    ...                   transfer_seconds=0.5, loss_mean=None, loss_variance=None, samples=8)
+    >>> step = Stepped(at_seconds=2.0, version=0, opened_seconds=0.0, fresh=((0, 0),), late=(), dropped=(),
+    ...                arrivals=(arrival,), fingerprint=0, sent_bytes=10, received_bytes=20)
+    >>> trace = trace_of(Journal(records=(began, step), torn=False))
+    >>> trace.clock, trace.rounds_done, trace.works[0].started_seconds, trace.works[0].finished_seconds
+    ('real', 1, 0.75, 1.75)
+    """
+    began = journal.began
+    records = effective(journal.records)
+    books = _Books()
+    for record in records:
+        books.take(record)
+    books.drop_pending("the run ended")
+    steps = books.rounds[-1].version + 1 if books.rounds else 0
+    return Trace(
+        strategy=began.strategy,
+        seed=began.seed,
+        workers=began.workers,
+        recipe=began.recipe,
+        rounds_done=steps // (began.workers if began.strategy == "async" else 1),
+        seconds=max(map(_last_seconds, records)),
+        clock="real",
+        late_work="partial",
+        diverged=books.diverged,
+        used=books.used,
+        late=books.late,
+        dropped=dict(books.dropped),
+        sent_bytes=books.sent_bytes,
+        received_bytes=books.received_bytes,
+        rounds=tuple(books.rounds),
+        works=tuple(books.works),
+        evaluations=tuple(books.evaluations),
+    )
+
+
+class _Books:
+    """The counts of a run, and the arrivals whose fate is not known yet."""
+
+    def __init__(self) -> None:
+        self.used = self.late = self.sent_bytes = self.received_bytes = 0
+        self.diverged = False
+        self.dropped: Counter[str] = Counter()
+        self.rounds: list[Round] = []
+        self.works: list[Work] = []
+        self.evaluations: list[Evaluation] = []
+        self._pending: defaultdict[tuple[int, int], list[Arrival]] = defaultdict(list)
+
+    def take(self, record: JournalRecord) -> None:
+        match record:
+            case Stepped():
+                self._stepped(record)
+            case Arrived():
+                self._arrived(record.arrivals)
+                self._drop(record.dropped)
+            case Evaluated():
+                self._evaluated(record)
+            case Resumed():
+                self.drop_pending("the server was restarted")
+            case RunEnded():
+                self.diverged = self.diverged or record.diverged
+
+    def drop_pending(self, reason: str) -> None:
+        for arrivals in self._pending.values():
+            for arrival in arrivals:
+                self.dropped[reason] += 1
+                self._keep(arrival, "dropped", reason)
+        self._pending.clear()
+
+    def _stepped(self, step: Stepped) -> None:
+        self.used += len(step.fresh)
+        self.late += len(step.late)
+        self.sent_bytes += step.sent_bytes
+        self.received_bytes += step.received_bytes
+        self.rounds.append(
+            Round(
+                version=step.version,
+                opened_seconds=min(step.opened_seconds, step.at_seconds),
+                closed_seconds=step.at_seconds,
+                k=len(step.fresh),
+                used=len(step.fresh),
+                late=len(step.late),
+            )
+        )
+        self._arrived(step.arrivals)
+        for gradient in step.fresh:
+            # An incomplete gradient of an open round is dropped, and the whole one that follows it is used.
+            whole = [arrival.blocks_done == arrival.blocks for arrival in self._pending[gradient]]
+            self._settle(gradient, "used", place=whole.index(True) if any(whole) else 0)
+        for gradient in step.late:
+            self._settle(gradient, "late", place=0)
+        self._drop(step.dropped)
+
+    def _arrived(self, arrivals: Iterable[Arrival]) -> None:
+        for arrival in arrivals:
+            self._pending[arrival.worker, arrival.version].append(arrival)
+
+    def _drop(self, dropped: Iterable[Dropped]) -> None:
+        for drop in dropped:
+            self.dropped[drop.reason] += 1
+            # Of a gradient that came twice it is the second that is dropped.
+            self._settle((drop.worker, drop.version), "dropped", place=-1, reason=drop.reason)
+
+    def _settle(self, gradient: tuple[int, int], outcome: Outcome, *, place: int, reason: str = "") -> None:
+        """An arrival's fate is known. Where its arrival is in no record (a full disk), it is counted all the same."""
+        arrivals = self._pending[gradient]
+        if arrivals:
+            self._keep(arrivals.pop(place), outcome, reason)
+        if not arrivals:
+            del self._pending[gradient]
+
+    def _keep(self, arrival: Arrival, outcome: Outcome, reason: str) -> None:
+        if len(self.works) >= KEPT_WORKS:
+            return
+        # Half of the time on the wire was the model's way to the worker.
+        finished = max(0.0, arrival.at_seconds - arrival.transfer_seconds / 2)
+        self.works.append(
+            Work(
+                worker=arrival.worker,
+                version=arrival.version,
+                started_seconds=max(0.0, finished - (arrival.work_seconds or 0.0)),
+                finished_seconds=finished,
+                arrived_seconds=arrival.at_seconds,
+                blocks_done=arrival.blocks_done,
+                blocks=arrival.blocks,
+                outcome=outcome,
+                reason=reason,
+            )
+        )
+
+    def _evaluated(self, record: Evaluated) -> None:
+        loss, accuracy = (math.nan if value is None else value for value in (record.loss, record.accuracy))
+        self.diverged = self.diverged or record.loss is None
+        self.evaluations.append(Evaluation(round=record.round, seconds=record.at_seconds, loss=loss, accuracy=accuracy))
+
+
+def _last_seconds(record: JournalRecord) -> float:
+    arrivals = record.arrivals if isinstance(record, Stepped | Arrived) else ()
+    own: float = getattr(record, "at_seconds", 0.0)
+    return max([own, *(arrival.at_seconds for arrival in arrivals)])
+
+
+def recorded_delays(journal: Journal) -> tuple[tuple[float, ...], ...]:
+    """How long the workers computed: a row per draw, a column per worker, as the simulator's recorded delays are.
+
+    Work that stopped early is scaled to all blocks. A draw that was not measured gets its worker's median, a worker
+    that was never measured the median of all.
+
+    >>> from paceline.traces.journal import RunBegan
+    >>> began = RunBegan(format=1, paceline="0.1.0", strategy="full", seed=0, workers=2, blocks=4, recipe={},
+    ...                  signature="", codec="none")
+    >>> half = Arrival(worker=0, version=0, draw=1, blocks_done=2, blocks=4, at_seconds=2.0, work_seconds=1.0,
+    ...                transfer_seconds=0.5, loss_mean=None, loss_variance=None, samples=8)
+    >>> recorded_delays(Journal(records=(began, Arrived(arrivals=(half,), dropped=())), torn=False))
+    ((2.0, 2.0), (2.0, 2.0))
+    """
+    measured: defaultdict[int, dict[int, float]] = defaultdict(dict)
+    for record in effective(journal.records):
+        if isinstance(record, Stepped | Arrived):
+            for arrival in record.arrivals:
+                if arrival.work_seconds is not None:
+                    seconds = arrival.work_seconds * arrival.blocks / arrival.blocks_done
+                    measured[arrival.worker][arrival.draw] = max(seconds, SHORTEST_SECONDS)
+    if not measured:
+        raise JournalError("the journal holds no measured work to replay")
+    draws = 1 + max(draw for column in measured.values() for draw in column)
+    workers = max(journal.began.workers, 1 + max(measured))
+    if draws * workers > MOST_RECORDED:
+        raise JournalError(f"{draws:,} draws of {workers:,} workers are too many to replay (at most {MOST_RECORDED:,})")
+    of_all = median(seconds for column in measured.values() for seconds in column.values())
+    columns = [measured.get(worker, {}) for worker in range(workers)]
+    usual = [median(column.values()) if column else of_all for column in columns]
+    return tuple(
+        tuple(column.get(draw, typical) for column, typical in zip(columns, usual, strict=True))
+        for draw in range(draws)
+    )
+
+
+def write_recorded(path: str | Path, rows: Sequence[Sequence[float]]) -> None:
+    """Write delays as the simulator reads them: a line per draw, a column of seconds per worker, no heading.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp(), "delays.csv")
+    >>> write_recorded(file, ((1.0, 1.25), (1.5, 2.0)))
+    >>> file.read_text()
+    '1.0,1.25\\n1.5,2.0\\n'
+    """
+    with Path(path).open("w", newline="", encoding="utf-8") as lines:
+        csv.writer(lines, lineterminator="\n").writerows(rows)

@@ -1,0 +1,229 @@
+"""The journal on the disk: a line per record, each with the operating system before the run goes on.
+
+A server that is killed loses at most the line it was writing; that torn line is known by its missing line end, and is
+left out by the reader and cut off by the next writer. A full disk loses records, and counts them, but never ends a run
+and never leaves half a line between whole ones.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from paceline.traces.journal import Checkpointed, Evaluated, JournalError, JournalRecord, Resumed, RunBegan, Stepped
+from paceline.traces.journal_lines import line_of, record_from
+
+LONGEST_LINE_BYTES = 64_000_000
+_BYTES_AT_ONCE = 65_536
+
+
+class JournalWriter:
+    """Writes records to a file, one thread at a time; `append` goes on after the last whole line of an earlier run.
+
+    `error` is the first thing that went wrong on the disk, `lost` how many records are not in the file because of it.
+    Without `append` a file that is there is replaced. `empty` says whether there is nothing in the file yet: then the
+    first record must be `RunBegan`.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp(), "trace.jsonl")
+    >>> with JournalWriter(file) as journal:
+    ...     journal.write(Checkpointed(at_seconds=1.5, version=7))
+    >>> file.read_text()
+    '{"kind":"checkpointed","at_seconds":1.5,"version":7}\\n'
+    >>> journal.error, journal.lost
+    (None, 0)
+    """
+
+    def __init__(self, path: str | Path, *, append: bool = False) -> None:
+        self.error: str | None = None
+        self.lost = 0
+        self._path = Path(path)
+        self._owed: list[bytes] = []
+        self._torn = False
+        self._file = -1
+        how = os.O_RDWR | os.O_CREAT | os.O_APPEND | (0 if append else os.O_TRUNC)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self._path, how, 0o666)
+            self._end_bytes = _end_of_last_line(self._file)
+            if self._end_bytes != os.fstat(self._file).st_size:
+                os.ftruncate(self._file, self._end_bytes)
+        except OSError as error:
+            self.close()
+            raise JournalError(f"cannot write the journal {path}: {error.strerror or error}") from error
+
+    @property
+    def empty(self) -> bool:
+        """Whether no whole line is in the file."""
+        return self._end_bytes == 0
+
+    def write(self, record: JournalRecord) -> None:
+        """Hand a record to the operating system. A full disk is noted, and the next record tries again.
+
+        A record that no reader would take (a negative worker) is a ValueError: that is a mistake, not bad luck.
+        """
+        if self._file < 0:
+            raise ValueError(f"the journal {self._path} is closed")
+        line = line_of(record)
+        try:
+            self._mend()
+            self._put(b"".join([*self._owed, line]))
+        except OSError as error:
+            self._note(error)
+            self.lost += 1
+            # Without these the rest of the file would say something else, so they go before the next record.
+            if isinstance(record, RunBegan | Resumed):
+                self._owed.append(line)
+            with suppress(OSError):
+                self._mend()
+        else:
+            self.lost -= len(self._owed)
+            self._owed = []
+
+    def _put(self, data: bytes) -> None:
+        if len(data) > LONGEST_LINE_BYTES:
+            raise OSError(errno.EFBIG, f"a record of {len(data):,} bytes (at most {LONGEST_LINE_BYTES:,})")
+        left = memoryview(data)
+        while left:
+            self._torn = True
+            left = left[os.write(self._file, left) :]
+        self._end_bytes += len(data)
+        self._torn = False
+
+    def _mend(self) -> None:
+        """Cut off what an error left of a line, so that the next one begins on a line of its own."""
+        if self._torn:
+            os.ftruncate(self._file, self._end_bytes)
+            self._torn = False
+
+    def _note(self, error: OSError) -> None:
+        self.error = self.error or f"cannot write the journal {self._path}: {error.strerror or error}"
+
+    def close(self) -> None:
+        """Close the file; once more does no harm."""
+        if self._file >= 0:
+            file, self._file = self._file, -1
+            try:
+                os.close(file)
+            except OSError as error:
+                self._note(error)
+
+    def __enter__(self) -> JournalWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _end_of_last_line(file: int) -> int:
+    """Where the last whole line ends, found from the end of the file backwards."""
+    end = os.fstat(file).st_size
+    while end:
+        start = max(0, end - _BYTES_AT_ONCE)
+        found = os.pread(file, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """All whole records of a file; `torn` says that the last line was cut short and is not among them.
+
+    >>> Journal(records=(Checkpointed(at_seconds=1.5, version=7),), torn=False).began
+    Traceback (most recent call last):
+    paceline.traces.journal.JournalError: a journal begins with run_began
+    """
+
+    records: tuple[JournalRecord, ...]
+    torn: bool
+
+    @property
+    def began(self) -> RunBegan:
+        """What was run."""
+        if self.records and isinstance(self.records[0], RunBegan):
+            return self.records[0]
+        raise JournalError("a journal begins with run_began")
+
+
+def read_journal(path: str | Path) -> Journal:
+    """Every record of a journal; what is wrong with the file is a JournalError that names the line.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp(), "trace.jsonl")
+    >>> with JournalWriter(file) as writer:
+    ...     writer.write(RunBegan(format=1, paceline="0.1.0", strategy="full", seed=0, workers=1, blocks=1, recipe={},
+    ...                           signature="", codec="none"))
+    >>> _ = file.write_bytes(file.read_bytes() + b'{"kind":"step')
+    >>> journal = read_journal(file)
+    >>> len(journal.records), journal.torn
+    (1, True)
+    """
+    records: list[JournalRecord] = []
+    line = b"\n"
+    try:
+        with Path(path).open("rb") as lines:
+            while line.endswith(b"\n") and (following := lines.readline(LONGEST_LINE_BYTES + 1)):
+                line = following
+                if len(line) > LONGEST_LINE_BYTES:
+                    raise ValueError(f"a line is at most {LONGEST_LINE_BYTES:,} bytes")
+                if line.endswith(b"\n"):
+                    records.append(_next_record(line, first=not records))
+    except OSError as error:
+        raise JournalError(f"cannot read the journal {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise JournalError(f"{path}:{len(records) + 1}: {error}") from None
+    if not records:
+        raise JournalError(f"{path}: not a journal: there is no whole line in it")
+    return Journal(records=tuple(records), torn=not line.endswith(b"\n"))
+
+
+def _next_record(line: bytes, *, first: bool) -> JournalRecord:
+    record = record_from(line)
+    if isinstance(record, RunBegan) != first:
+        raise ValueError("a journal begins with run_began" if first else "run_began is only for the first line")
+    return record
+
+
+def effective(records: Sequence[JournalRecord]) -> tuple[JournalRecord, ...]:
+    """The records that count: what a `Resumed` takes back is left out, the `Resumed` itself stays.
+
+    >>> stay, void = Checkpointed(at_seconds=1.0, version=5), Checkpointed(at_seconds=2.0, version=9)
+    >>> again = Resumed(at_seconds=3.0, version=5, reason="restarted")
+    >>> effective([stay, void, again]) == (stay, again)
+    True
+    """
+    kept: list[JournalRecord] = []
+    for record in records:
+        if isinstance(record, Resumed):
+            del kept[_valid_until(kept, record.version) :]
+        kept.append(record)
+    return tuple(kept)
+
+
+def _valid_until(kept: Sequence[JournalRecord], version: int) -> int:
+    """Where the records of a checkpoint end."""
+    for place in range(len(kept) - 1, -1, -1):
+        record = kept[place]
+        if isinstance(record, Checkpointed) and record.version == version:
+            return place + 1
+    # A server killed between saving a checkpoint and noting it leaves no such record: its last step tells the place.
+    end = next(
+        (place + 1 for place in range(len(kept) - 1, -1, -1) if _stands(kept[place], version)),
+        0,
+    )
+    while end < len(kept) and isinstance(kept[end], Evaluated):
+        end += 1
+    return end
+
+
+def _stands(record: JournalRecord, version: int) -> bool:
+    return isinstance(record, RunBegan) or (isinstance(record, Stepped) and record.version < version)

@@ -1,0 +1,424 @@
+"""The file: whole lines survive anything, a torn one is known, a bad one is named, a full disk ends no run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.traces import journal_files
+from paceline.traces.journal import (
+    Checkpointed,
+    Evaluated,
+    JournalError,
+    JournalRecord,
+    Refused,
+    Resumed,
+    RunEnded,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.traces.journal_files import JournalWriter, effective, read_journal
+from paceline.traces.journal_lines import line_of
+from tests.traces.test_journal_records import arrival, began, stepped
+
+DEADLINE_SECONDS = 20.0
+RECORDS: list[JournalRecord] = [
+    began(),
+    WorkerJoined(at_seconds=0.1, worker=0, shard=0, first_draw=0, threads=2, host='a"b\n\u2028c'),
+    stepped(0, 1.0, fresh=((0, 0),), arrivals=(arrival(0, 0, 1.0),)),
+    Refused(at_seconds=1.1, worker=None, peer="p", reason="r"),
+    WorkerLeft(at_seconds=1.5, worker=0, reason="gone"),
+    RunEnded(at_seconds=2.0, reason="done", rounds_done=1, diverged=False),
+]
+
+
+def write(path: Path, records: list[JournalRecord], *, append: bool = False) -> JournalWriter:
+    with JournalWriter(path, append=append) as writer:
+        for record in records:
+            writer.write(record)
+    return writer
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "trace.jsonl"
+
+
+# -- torn lines ---------------------------------------------------------------------------------------------------
+
+
+def test_a_file_torn_anywhere_gives_its_whole_lines_and_can_be_gone_on_with(file: Path) -> None:
+    write(file, RECORDS)
+    whole = file.read_bytes()
+    first_line = whole.index(b"\n") + 1
+    for size in range(first_line, len(whole) + 1):
+        file.write_bytes(whole[:size])
+        lines = whole[:size].count(b"\n")
+        torn = not whole[:size].endswith(b"\n")
+        found = read_journal(file)
+        assert found.records == tuple(RECORDS[:lines])
+        assert found.torn is torn
+        assert write(file, RECORDS[lines:], append=True).lost == 0
+        assert file.read_bytes() == whole
+
+
+def test_a_file_torn_in_its_first_line_is_no_journal_and_is_begun_anew(file: Path) -> None:
+    first = line_of(began())
+    for size in range(len(first)):
+        file.write_bytes(first[:size])
+        with pytest.raises(JournalError, match="not a journal: there is no whole line in it"):
+            read_journal(file)
+        with JournalWriter(file, append=True) as writer:
+            assert writer.empty
+            writer.write(began())
+            assert not writer.empty
+        assert read_journal(file).records == (began(),)
+
+
+def test_a_torn_line_longer_than_a_look_back_is_cut_off(file: Path) -> None:
+    first = line_of(began())
+    file.write_bytes(first + b"x" * (3 * journal_files._BYTES_AT_ONCE + 7))
+    JournalWriter(file, append=True).close()
+    assert file.read_bytes() == first
+
+
+# -- bad lines ----------------------------------------------------------------------------------------------------
+
+STEP = json.loads(line_of(stepped(0, 1.0, fresh=((0, 0),), arrivals=(arrival(),))))
+
+
+def step_with(**changes: Any) -> str:
+    return json.dumps({**STEP, **changes})
+
+
+BAD_LINES = {
+    "": "not JSON",
+    "{": "not JSON",
+    '{"kind":"stepped"} {}': "not JSON",
+    "\x00\x00": "not JSON",
+    "7": "not a JSON object",
+    "[]": "not a JSON object",
+    "[" * 200_000: "nested too deeply",
+    '{"at_seconds":1}': "field 'kind' is missing",
+    '{"kind":"stoped"}': "unknown kind of record 'stoped'; did you mean 'stepped'?",
+    '{"kind":["stepped"]}': "unknown kind of record 'list'",
+    '{"kind":"checkpointed","at_seconds":1.0}': "checkpointed: field 'version' is missing",
+    '{"kind":"checkpointed","at_seconds":1.0,"version":1,"more":2}': "checkpointed: unknown field 'more'",
+    '{"kind":"checkpointed","at_seconds":1.0,"version":1,"version":2}': "field 'version' is there twice",
+    '{"kind":"checkpointed","at_seconds":NaN,"version":1}': "NaN is no number",
+    '{"kind":"checkpointed","at_seconds":1e999,"version":1}': "the number 1e999 is too large",
+    '{"kind":"checkpointed","at_seconds":-1.0,"version":1}': "at_seconds must be seconds of 0 or more, not -1.0",
+    '{"kind":"checkpointed","at_seconds":"1","version":1}': "at_seconds must be seconds of 0 or more, not '1'",
+    '{"kind":"checkpointed","at_seconds":1.0,"version":true}': "version must be a whole number of 0 or more, not True",
+    '{"kind":"checkpointed","at_seconds":1.0,"version":1.0}': "version must be a whole number of 0 or more, not 1.0",
+    '{"kind":"checkpointed","at_seconds":1.0,"version":' + "9" * 5000 + "}": "",
+    '{"kind":"worker_left","at_seconds":1.0,"worker":null,"reason":""}': "worker must be a whole number",
+    '{"kind":"worker_left","at_seconds":1.0,"worker":0,"reason":7}': "reason must be text, not 7",
+    '{"kind":"evaluated","at_seconds":1.0,"round":0,"loss":"x","accuracy":1}': "loss must be a number or null",
+    '{"kind":"evaluated","at_seconds":1.0,"round":0,"loss":1' + "0" * 400 + ',"accuracy":1}': "loss must be a number",
+    '{"kind":"run_ended","at_seconds":1.0,"reason":"","rounds_done":1,"diverged":0}': "diverged must be true or false",
+    line_of(began()).decode().strip(): "run_began is only for the first line",
+    step_with(arrivals=7): "stepped: arrivals must be a list, not 7",
+    step_with(arrivals=[[0, 0]]): "arrivals[0] must be an arrival of 11 values",
+    step_with(arrivals=[[0, 0, 0, 5, 4, 0, 0, 0, 0, 0, 0]]): "between 1 and all blocks done, not 5 of 4",
+    step_with(
+        arrivals=[[0, 0, 0, 1, 1, 0.5, 0, 0, 0, 0, 0]]
+    ): "microseconds of 0 or more where it holds times, not 0.5",
+    step_with(arrivals=[[0, 0, 0, 1, 1, 0, -1, 0, 0, 0, 0]]): "microseconds of 0 or more where it holds times, not -1",
+    step_with(arrivals=[[-1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0]]): "arrivals[0] must be a whole number of 0 or more, not -1",
+    step_with(dropped=[[0, 0]]): "dropped[0] must be [worker, version, reason]",
+    step_with(fresh=[[0, 0], 1]): "fresh[1] must be [worker, version], not 1",
+}
+
+
+@pytest.mark.parametrize(("bad", "why"), BAD_LINES.items(), ids=range(len(BAD_LINES)))
+def test_a_bad_line_is_named_with_its_reason(file: Path, bad: str, why: str) -> None:
+    lines = [line_of(record) for record in RECORDS]
+    file.write_bytes(b"".join([*lines[:3], bad.encode() + b"\n", *lines[3:]]))
+    with pytest.raises(JournalError) as caught:
+        read_journal(file)
+    said = str(caught.value)
+    assert said.startswith(f"{file}:4: ")
+    assert why in said
+    assert len(said) < len(str(file)) + 300
+    assert "\n" not in said
+
+
+@settings(
+    deadline=None, max_examples=100, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_a_byte_turned_in_any_line_is_read_or_refused_with_its_line(file: Path, data: st.DataObject) -> None:
+    lines = [line_of(record) for record in RECORDS]
+    number = data.draw(st.integers(0, len(lines) - 1))
+    place = data.draw(st.integers(0, len(lines[number]) - 2))
+    turned = data.draw(st.integers(0, 255).filter(lambda byte: byte != 10))
+    lines[number] = lines[number][:place] + bytes([turned]) + lines[number][place + 1 :]
+    file.write_bytes(b"".join(lines))
+    said = ""
+    try:
+        found = read_journal(file).records
+    except JournalError as error:
+        said = str(error)
+    assert said.startswith(f"{file}:{number + 1}: ") if said else len(found) == len(RECORDS)
+
+
+def test_bytes_that_are_no_text_are_refused(file: Path) -> None:
+    file.write_bytes(line_of(began()) + b'{"kind":"\xff"}\n')
+    with pytest.raises(JournalError, match=r"jsonl:2: not UTF-8 text \(byte 9\)"):
+        read_journal(file)
+
+
+def test_a_journal_begins_with_its_run(file: Path) -> None:
+    file.write_bytes(line_of(RECORDS[1]) + line_of(began()))
+    with pytest.raises(JournalError, match=r"jsonl:1: a journal begins with run_began"):
+        read_journal(file)
+
+
+def test_another_format_is_refused_before_its_fields_are(file: Path) -> None:
+    file.write_text('{"kind":"run_began","format":2,"unheard_of":1}\n')
+    with pytest.raises(JournalError, match=r"jsonl:1: format 2 is not known \(known: 1\)"):
+        read_journal(file)
+
+
+@pytest.mark.parametrize("end", [b"\n", b""], ids=["whole", "torn"])
+def test_a_line_too_long_is_refused_without_being_read(file: Path, monkeypatch: pytest.MonkeyPatch, end: bytes) -> None:
+    monkeypatch.setattr(journal_files, "LONGEST_LINE_BYTES", 1000)
+    file.write_bytes(line_of(began()) + b"x" * 1000 + end + b"x" * (not end))
+    with pytest.raises(JournalError, match=r"jsonl:2: a line is at most 1,000 bytes"):
+        read_journal(file)
+
+
+def test_no_file_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match=r"^cannot read the journal .*none\.jsonl: No such file or directory$"):
+        read_journal(tmp_path / "none.jsonl")
+    with pytest.raises(JournalError, match=r"^cannot read the journal .*: Is a directory$"):
+        read_journal(tmp_path)
+    with pytest.raises(JournalError, match=r"^cannot write the journal .*: Is a directory$"):
+        JournalWriter(tmp_path)
+
+
+# -- processes that die -------------------------------------------------------------------------------------------
+
+WRITES_FOR_EVER = """
+import os, sys
+from itertools import count
+from paceline.traces.journal_files import JournalWriter
+from tests.traces.test_journal_records import arrival, began, stepped
+noted = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT)
+journal = JournalWriter(sys.argv[1])
+journal.write(began())
+for version in count():
+    journal.write(stepped(version, arrivals=tuple(arrival(worker, version) for worker in range(50))))
+    os.pwrite(noted, version.to_bytes(8, "big"), 0)
+"""
+
+
+def test_a_killed_process_loses_at_most_the_line_it_was_writing(file: Path, tmp_path: Path) -> None:
+    noted = tmp_path / "noted"
+    process = subprocess.Popen([sys.executable, "-c", WRITES_FOR_EVER, file, noted], cwd=Path(__file__).parents[2])
+    try:
+        give_up = time.monotonic() + DEADLINE_SECONDS
+        while not file.exists() or file.stat().st_size < 300_000:
+            assert process.poll() is None, "the writing process ended by itself"
+            assert time.monotonic() < give_up, "the writing process wrote nothing"
+            time.sleep(0.005)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    versions = [record.version for record in read_journal(file).records[1:]]  # type: ignore[union-attr]
+    last_noted = int.from_bytes(noted.read_bytes(), "big")
+    assert versions == list(range(len(versions)))
+    assert last_noted <= versions[-1] <= last_noted + 1
+    write(file, [stepped(len(versions))], append=True)
+    assert len(read_journal(file).records) == len(versions) + 2
+
+
+# -- disks that are full ------------------------------------------------------------------------------------------
+
+
+@settings(
+    deadline=None, max_examples=100, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(room=st.lists(st.none() | st.just(0) | st.integers(1, 60), min_size=9, max_size=40), mends=st.booleans())
+def test_whatever_the_disk_does_the_file_holds_whole_lines_and_the_rest_is_counted(
+    file: Path, room: list[int | None], mends: bool
+) -> None:
+    """Each write takes `room` bytes and then fails, or all of it where there is None; cutting may fail once too."""
+    rooms, cuts = iter(room), iter([mends])
+    real_write, real_cut = os.write, os.ftruncate
+
+    def short_write(descriptor: int, data: bytes) -> int:
+        taken = next(rooms, None)
+        if taken is None:
+            return real_write(descriptor, data)
+        if taken == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real_write(descriptor, data[:taken])
+
+    def failing_cut(descriptor: int, size: int) -> None:
+        if not next(cuts, True):
+            raise OSError(errno.EIO, "Input/output error")
+        real_cut(descriptor, size)
+
+    kept = []
+    with pytest.MonkeyPatch.context() as patch, JournalWriter(file) as writer:
+        patch.setattr(journal_files.os, "write", short_write)
+        patch.setattr(journal_files.os, "ftruncate", failing_cut)
+        for record in RECORDS:
+            lost = writer.lost
+            writer.write(record)
+            kept += [record] if writer.lost <= lost else []
+        for _ in range(len(room)):
+            writer.write(RECORDS[-1])
+    if began() not in kept:
+        kept.insert(0, began())
+    found = read_journal(file)
+    assert not found.torn
+    assert found.records[: len(kept)] == tuple(kept)
+    assert len(found.records) + writer.lost == len(RECORDS) + len(room)
+    assert (writer.error is None) >= (0 not in room)
+
+
+def test_a_device_that_is_always_full_ends_nothing() -> None:
+    writer = write(Path("/dev/full"), RECORDS)
+    assert writer.lost == len(RECORDS)
+    assert writer.error == "cannot write the journal /dev/full: No space left on device"
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a tiny tmpfs to fill it")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", str(folder)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no tiny tmpfs here to fill: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up_and_is_freed(tiny_disk: Path) -> None:
+    ballast, file = tiny_disk / "ballast", tiny_disk / "trace.jsonl"
+    ballast.write_bytes(b"x" * 16_384)
+    step = stepped(arrivals=tuple(arrival(worker) for worker in range(20)))
+    with JournalWriter(file) as writer:
+        writer.write(began())
+        for _ in range(50):
+            writer.write(step)
+        full = read_journal(file)
+        assert 1 < len(full.records) < 51
+        assert not full.torn
+        assert writer.lost == 51 - len(full.records)
+        assert writer.error == f"cannot write the journal {file}: No space left on device"
+        ballast.unlink()
+        lost = writer.lost
+        writer.write(RECORDS[-1])
+    assert writer.lost == lost
+    assert read_journal(file).records == (*full.records, RECORDS[-1])
+
+
+def test_a_record_too_long_to_read_is_lost_and_said(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_files, "LONGEST_LINE_BYTES", 1000)
+    long = stepped(arrivals=(arrival(),) * 50)
+    writer = write(file, [began(), long, RECORDS[-1]])
+    assert writer.lost == 1
+    assert "(at most 1,000)" in str(writer.error)
+    assert read_journal(file).records == (began(), RECORDS[-1])
+
+
+def test_a_beginning_that_was_lost_is_made_up_for(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its first line a journal is unreadable, and without Resumed it would count void records."""
+    real_write = os.write
+    again = Resumed(at_seconds=3.0, version=0, reason="restarted")
+    with JournalWriter(file) as writer:
+        monkeypatch.setattr(journal_files.os, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
+        for record in (began(), RECORDS[1], again):
+            writer.write(record)
+        assert writer.lost == 3
+        monkeypatch.setattr(journal_files.os, "write", real_write)
+        writer.write(RECORDS[-1])
+    assert writer.lost == 1
+    assert read_journal(file).records == (began(), again, RECORDS[-1])
+
+
+def test_after_closing_nothing_is_written(file: Path) -> None:
+    writer = write(file, RECORDS)
+    writer.close()
+    with pytest.raises(ValueError, match="is closed"):
+        writer.write(RECORDS[0])
+
+
+def test_a_new_journal_replaces_an_old_one_and_makes_its_folder(tmp_path: Path) -> None:
+    file = tmp_path / "runs" / "1" / "trace.jsonl"
+    write(file, RECORDS)
+    write(file, RECORDS[:1])
+    assert read_journal(file).records == tuple(RECORDS[:1])
+
+
+# -- what counts --------------------------------------------------------------------------------------------------
+
+
+def saved(version: int) -> Checkpointed:
+    return Checkpointed(at_seconds=0.0, version=version)
+
+
+def resumed(version: int) -> Resumed:
+    return Resumed(at_seconds=0.0, version=version, reason="restarted")
+
+
+def measured(after: int) -> Evaluated:
+    return Evaluated(at_seconds=0.0, round=after, loss=1.0, accuracy=0.5)
+
+
+JOINED = RECORDS[1]
+S = [stepped(version) for version in range(6)]
+HISTORIES = {
+    "nothing is void": ([began(), S[0], saved(1), S[1]], [began(), S[0], saved(1), S[1]]),
+    "after the checkpoint": (
+        [began(), S[0], saved(1), S[1], resumed(1), S[1]],
+        [began(), S[0], saved(1), resumed(1), S[1]],
+    ),
+    "twice to the same": (
+        [began(), S[0], saved(1), S[1], resumed(1), JOINED, S[1], resumed(1), S[1]],
+        [began(), S[0], saved(1), resumed(1), S[1]],
+    ),
+    "further back": (
+        [began(), S[0], saved(1), S[1], saved(2), resumed(2), S[2], resumed(1), S[1]],
+        [began(), S[0], saved(1), resumed(1), S[1]],
+    ),
+    "a void checkpoint is saved again": (
+        [began(), saved(0), S[0], saved(1), resumed(0), S[0], saved(1), S[1], resumed(1)],
+        [began(), saved(0), resumed(0), S[0], saved(1), resumed(1)],
+    ),
+    "a checkpoint nobody noted": (
+        [began(), JOINED, S[0], S[1], measured(2), JOINED, S[2], resumed(2), S[2]],
+        [began(), JOINED, S[0], S[1], measured(2), resumed(2), S[2]],
+    ),
+    "a checkpoint noted twice": (
+        [began(), S[0], saved(1), measured(1), saved(1), S[1], resumed(1)],
+        [began(), S[0], saved(1), measured(1), saved(1), resumed(1)],
+    ),
+    "from the beginning": ([began(), JOINED, S[0], resumed(0), S[0]], [began(), resumed(0), S[0]]),
+}
+
+
+@pytest.mark.parametrize(("records", "count"), HISTORIES.values(), ids=HISTORIES.keys())
+def test_what_a_resumed_server_takes_back_is_void(records: list[JournalRecord], count: list[JournalRecord]) -> None:
+    assert effective(records) == tuple(count)
+    assert effective(effective(records)) == tuple(count)

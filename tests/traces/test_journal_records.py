@@ -1,0 +1,210 @@
+"""A record is read back as it was written, to the last bit; and every field can be refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.traces import journal
+from paceline.traces.journal import Arrival, Arrived, Dropped, JournalRecord, RunBegan, Stepped
+from paceline.traces.journal_lines import KINDS, line_of, record_from
+
+COUNTS = st.integers(0, 2**40)
+SECONDS = st.integers(0, 10**13).map(lambda microseconds: microseconds / 1e6)
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | NUMBERS | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+GRADIENTS = st.lists(st.tuples(COUNTS, COUNTS), max_size=3).map(tuple)
+DROPPED = st.lists(st.builds(Dropped, worker=COUNTS, version=COUNTS, reason=st.text()), max_size=2).map(tuple)
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> Arrival:
+    blocks = draw(st.integers(1, 100))
+    return Arrival(
+        worker=draw(COUNTS),
+        version=draw(COUNTS),
+        draw=draw(COUNTS),
+        blocks_done=draw(st.integers(1, blocks)),
+        blocks=blocks,
+        at_seconds=draw(SECONDS),
+        work_seconds=draw(st.none() | SECONDS),
+        transfer_seconds=draw(SECONDS),
+        loss_mean=draw(st.none() | NUMBERS),
+        loss_variance=draw(st.none() | NUMBERS),
+        samples=draw(COUNTS),
+    )
+
+
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    **dict.fromkeys(("worker", "shard", "first_draw", "threads", "version", "round", "rounds_done"), COUNTS),
+    **dict.fromkeys(("sent_bytes", "received_bytes"), COUNTS),
+    **dict.fromkeys(("workers", "blocks"), st.integers(1, 2**40)),
+    **dict.fromkeys(("seed", "fingerprint"), st.integers(1 - 2**64, 2**64 - 1)),
+    **dict.fromkeys(("paceline", "strategy", "signature", "codec", "host", "reason", "peer"), st.text()),
+    **dict.fromkeys(("at_seconds", "opened_seconds"), SECONDS),
+    **dict.fromkeys(("loss", "accuracy"), st.none() | NUMBERS),
+    **dict.fromkeys(("fresh", "late"), GRADIENTS),
+    "format": st.just(journal.FORMAT),
+    "diverged": st.booleans(),
+    "recipe": st.dictionaries(st.text(), PLAIN, max_size=3),
+    "dropped": DROPPED,
+    "arrivals": st.lists(arrivals(), max_size=3).map(tuple),
+}
+
+
+def records_of(kind: str) -> st.SearchStrategy[JournalRecord]:
+    named = {field.name: FIELDS[field.name] for field in fields(KINDS[kind])}
+    if kind == "refused":
+        named["worker"] = st.none() | COUNTS
+    return st.builds(KINDS[kind], **named)
+
+
+def began(**changes: Any) -> RunBegan:
+    plain = RunBegan(
+        format=journal.FORMAT,
+        paceline="0.1.0",
+        strategy="lgc",
+        seed=0,
+        workers=3,
+        blocks=4,
+        recipe={"target_loss": 0.5},
+        signature="mlp",
+        codec="none",
+    )
+    return replace(plain, **changes)
+
+
+def arrival(worker: int = 0, version: int = 0, at_seconds: float = 1.0, **changes: Any) -> Arrival:
+    plain = Arrival(
+        worker=worker,
+        version=version,
+        draw=version,
+        blocks_done=4,
+        blocks=4,
+        at_seconds=at_seconds,
+        work_seconds=0.5,
+        transfer_seconds=0.1,
+        loss_mean=0.7,
+        loss_variance=0.2,
+        samples=32,
+    )
+    return replace(plain, **changes)
+
+
+def stepped(version: int = 0, at_seconds: float = 1.0, **changes: Any) -> Stepped:
+    plain = Stepped(
+        at_seconds=at_seconds,
+        version=version,
+        opened_seconds=at_seconds,
+        fresh=(),
+        late=(),
+        dropped=(),
+        arrivals=(),
+        fingerprint=0,
+        sent_bytes=0,
+        received_bytes=0,
+    )
+    return replace(plain, **changes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(data=st.data())
+def test_a_record_is_read_back_as_it_was_written(kind: str, data: st.DataObject) -> None:
+    record = data.draw(records_of(kind))
+    line = line_of(record)
+    assert line.count(b"\n") == 1
+    assert json.loads(line)["kind"] == kind
+    found = record_from(line)
+    assert repr(found) == repr(record), "repr tells -0.0 from 0.0, and True from 1"
+    assert found == record
+
+
+@settings(deadline=None, derandomize=True)
+@given(seconds=st.floats(0, 1e9))
+def test_times_are_rounded_to_microseconds_once_and_alike_everywhere(seconds: float) -> None:
+    record = stepped(at_seconds=seconds, arrivals=(arrival(at_seconds=seconds, work_seconds=seconds),))
+    found = record_from(line_of(record))
+    assert isinstance(found, Stepped)
+    assert found.at_seconds == round(seconds, 6)
+    assert found.arrivals[0].at_seconds == found.at_seconds
+    assert found.arrivals[0].work_seconds == pytest.approx(seconds, abs=1e-6)
+    assert line_of(found) == line_of(record_from(line_of(found)))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_becomes_null_and_no_time_runs_backwards(number: float) -> None:
+    slip = arrival(loss_mean=number, loss_variance=number, work_seconds=number, transfer_seconds=number)
+    line = line_of(Arrived(arrivals=(slip, arrival(work_seconds=-1.0, transfer_seconds=-1.0)), dropped=()))
+    found = record_from(line)
+    assert isinstance(found, Arrived)
+    first, second = found.arrivals
+    assert (first.loss_mean, first.loss_variance, first.work_seconds, first.transfer_seconds) == (None, None, None, 0.0)
+    assert (second.work_seconds, second.transfer_seconds) == (0.0, 0.0)
+    assert record_from(line_of(journal.Evaluated(at_seconds=0.0, round=1, loss=number, accuracy=number))) == (
+        journal.Evaluated(at_seconds=0.0, round=1, loss=None, accuracy=None)
+    )
+    assert record_from(line_of(began(recipe={"network": {"bandwidth": number}}))).recipe == {  # type: ignore[union-attr]
+        "network": {"bandwidth": None}
+    }
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    record = stepped(np.int64(3), np.float64(1.5), fresh=((np.int64(0), np.int64(3)),))  # type: ignore[arg-type]
+    assert record_from(line_of(record)) == stepped(3, 1.5, fresh=((0, 3),))
+
+
+def test_an_arrival_is_small() -> None:
+    """A real gradient's numbers: a late hour, losses of 17 digits."""
+    some = tuple(
+        arrival(
+            worker,
+            version=12_345,
+            at_seconds=3601.123456,
+            work_seconds=0.052134,
+            transfer_seconds=0.000412,
+            loss_mean=0.6931471824645996,
+            loss_variance=0.23456789553165436,
+        )
+        for worker in range(100)
+    )
+    with_losses = len(line_of(stepped(arrivals=some))) / 100
+    without = len(line_of(stepped(arrivals=tuple(replace(a, loss_mean=None, loss_variance=None) for a in some)))) / 100
+    assert with_losses < 90
+    assert without < 60
+
+
+BAD_RECORDS = [
+    (lambda: journal.WorkerLeft(at_seconds=0.0, worker=-1, reason=""), "worker_left: worker must be a whole number"),
+    (lambda: journal.WorkerLeft(at_seconds=-1.0, worker=1, reason=""), "at_seconds must be seconds of 0 or more"),
+    (lambda: journal.WorkerLeft(at_seconds=math.nan, worker=1, reason=""), "at_seconds must be seconds of 0 or more"),
+    (lambda: journal.WorkerLeft(at_seconds=0.0, worker=1.5, reason=""), "worker cannot be written"),  # type: ignore[arg-type]
+    (lambda: journal.WorkerLeft(at_seconds=0.0, worker=1, reason=None), "reason must be text, not None"),  # type: ignore[arg-type]
+    (lambda: began(format=2), "format must be 1, not 2"),
+    (lambda: began(workers=0), "workers must be a whole number of 1 or more, not 0"),
+    (lambda: began(recipe={"out": object()}), "recipe must be of plain values"),
+    (lambda: stepped(arrivals=(arrival(), arrival(blocks_done=5))), "arrivals[1] must have between 1 and all blocks"),
+    (lambda: stepped(arrivals=(arrival(at_seconds=math.inf),)), "arrivals must be arrivals at seconds of 0 or more"),
+    (lambda: stepped(arrivals=(arrival(at_seconds=-1.0),)), "arrivals[0] must be microseconds of 0 or more"),
+    (lambda: stepped(fresh=((1, 2, 3),)), "fresh[0] must be [worker, version], not [1, 2, 3]"),
+    (lambda: stepped(fresh=((-1, 2),)), "fresh[0] must be a whole number of 0 or more, not -1"),
+]
+
+
+@pytest.mark.parametrize(("make", "why"), BAD_RECORDS)
+def test_a_record_nobody_could_read_is_not_written(make: Any, why: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        line_of(make())
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)
