@@ -17,7 +17,11 @@ from paceline.lazy import lazy_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from paceline.drivers.served.serving import serve
+    from paceline.drivers.served.worker import Worker
     from paceline.recipes import Race, Recipe, RecipeError, Result, simulate
+    from paceline.recipes.cluster import train
+    from paceline.recipes.replaying import replay
     from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full
 
 _HOMES = {
@@ -25,7 +29,11 @@ _HOMES = {
     "Recipe": "recipes",
     "RecipeError": "recipes",
     "Result": "recipes",
+    "Worker": "drivers.served.worker",
+    "replay": "recipes.replaying",
+    "serve": "drivers.served.serving",
     "simulate": "recipes",
+    "train": "recipes.cluster",
     "LGC": "strategies",
     "STRATEGIES": "strategies",
     "Async": "strategies",
@@ -33,7 +41,22 @@ _HOMES = {
     "Full": "strategies",
 }
 
-__all__ = ["LGC", "STRATEGIES", "Async", "FastestK", "Full", "Race", "Recipe", "RecipeError", "Result", "simulate"]
+__all__ = [
+    "LGC",
+    "STRATEGIES",
+    "Async",
+    "FastestK",
+    "Full",
+    "Race",
+    "Recipe",
+    "RecipeError",
+    "Result",
+    "Worker",
+    "replay",
+    "serve",
+    "simulate",
+    "train",
+]
 
 if not TYPE_CHECKING:  # mypy reads the imports above instead, and so still sees a misspelt name
     __getattr__ = lazy_names(__name__, _HOMES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ from rich.console import Console
 
 from paceline.cli.lanes import Lanes
 from paceline.cli.options import UsageError
-from paceline.recipes import Race, Recipe, Result, as_document, check_strategies, read_recipe
+from paceline.cli.telling import tell_results
+from paceline.recipes import Race, Recipe, check_strategies, read_recipe
 
 
 @dataclass(frozen=True)
@@ -88,20 +88,6 @@ def _run(options: Common, recipe: Recipe, names: Sequence[str], *, seeds: int, o
                 lanes.show(lane, standing)
     except KeyboardInterrupt:
         notes.print("stopped: what follows is what was done so far")
-        _tell(options, recipe, contest.results_so_far, out, notes)
+        tell_results(recipe, contest.results_so_far, out, notes, as_json=options.json)
         raise
-    _tell(options, recipe, contest.results, out, notes)
-
-
-def _tell(options: Common, recipe: Recipe, results: Sequence[Result], out: Path, notes: Console) -> None:
-    from paceline.reports import results_table, write_report
-
-    document = json.dumps(as_document(recipe, results), indent=2, allow_nan=False)
-    traces = [result.trace for result in results]
-    (out / "results.json").write_text(document + "\n", encoding="utf-8")
-    report = write_report(traces, out / "report.html", title=f"paceline: {recipe.data.name}, {recipe.model.name}")
-    if options.json:
-        print(document)
-    else:
-        Console().print(results_table(traces))
-    notes.print(f"report: {report}", soft_wrap=True, highlight=False, markup=False)
+    tell_results(recipe, contest.results, out, notes, as_json=options.json)

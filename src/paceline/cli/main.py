@@ -8,6 +8,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline import __version__
+from paceline.cli.cluster_commands import (
+    KeysOptions,
+    ReplayOptions,
+    ServeOptions,
+    TrainOptions,
+    WorkOptions,
+    keys,
+    replay,
+    serve,
+    train,
+    work,
+)
 from paceline.cli.commands import RaceOptions, SimulateOptions, race, simulate
 from paceline.cli.options import UsageError, parse
 from paceline.lookup import unknown
@@ -15,7 +27,13 @@ from paceline.lookup import unknown
 COMMANDS: dict[str, tuple[type[Any], Callable[[Any, dict[str, str]], None]]] = {
     "race": (RaceOptions, race),
     "simulate": (SimulateOptions, simulate),
+    "train": (TrainOptions, train),
+    "serve": (ServeOptions, serve),
+    "work": (WorkOptions, work),
+    "keys": (KeysOptions, keys),
+    "replay": (ReplayOptions, replay),
 }
+WITHOUT_RECIPE = ("work", "keys", "replay")
 
 USER_ERROR, OTHER_ERROR, INTERRUPTED = 2, 1, 130
 
@@ -57,7 +75,7 @@ def _dispatch(given: list[str]) -> int:
         raise UsageError(str(unknown("command", name, COMMANDS)))
     kind, call = COMMANDS[name]
     try:
-        options, overrides = parse(kind, rest, prog=f"paceline {name}")
+        options, overrides = parse(kind, rest, prog=f"paceline {name}", with_recipe=name not in WITHOUT_RECIPE)
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
     call(options, overrides)

@@ -74,7 +74,9 @@ def settings() -> Iterator[Setting]:
             yield Setting((field.name,), kind, field.default, field.metadata["rule"])
 
 
-def parse(command: type[Command], arguments: Sequence[str], *, prog: str) -> tuple[Command, dict[str, str]]:
+def parse(
+    command: type[Command], arguments: Sequence[str], *, prog: str, with_recipe: bool = True
+) -> tuple[Command, dict[str, str]]:
     """The options of a command, and the recipe settings among them as {dotted name: text}.
 
     >>> @dataclass(frozen=True)
@@ -87,10 +89,9 @@ def parse(command: type[Command], arguments: Sequence[str], *, prog: str) -> tup
     paceline.cli.options.UsageError: unknown option --rouds; did you mean --rounds?
     """
     unprefixed = tyro.conf.arg(name="")
-    parts: list[Any] = [
-        ("command", Annotated[command, unprefixed]),
-        ("recipe", Annotated[_recipe_options(), unprefixed]),
-    ]
+    parts: list[Any] = [("command", Annotated[command, unprefixed])]
+    if with_recipe:
+        parts.append(("recipe", Annotated[_recipe_options(), unprefixed]))
     kind: Any = dataclasses.make_dataclass(command.__name__, parts)
     said = io.StringIO()
     try:
@@ -108,8 +109,8 @@ def parse(command: type[Command], arguments: Sequence[str], *, prog: str) -> tup
             raise
         raise UsageError(_one_line(said.getvalue())) from None
     if extra:
-        raise _unknown_option(extra[0], command)
-    return parsed.command, dict(_given(parsed.recipe))
+        raise _unknown_option(extra[0], command, with_recipe=with_recipe)
+    return parsed.command, dict(_given(parsed.recipe)) if with_recipe else {}
 
 
 def _recipe_options() -> type:
@@ -169,11 +170,11 @@ def _given(recipe: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield f"{prefix}{field.name}", value
 
 
-def _unknown_option(option: str, command: type) -> UsageError:
+def _unknown_option(option: str, command: type, *, with_recipe: bool) -> UsageError:
     if not option.startswith("-"):
         return UsageError(f"unexpected argument {option!r}")
     own = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(command)]
-    known = own + [flag for setting in settings() for flag in setting.flags]
+    known = own + [flag for setting in settings() if with_recipe for flag in setting.flags]
     near = difflib.get_close_matches(option, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "--help lists all"
     return UsageError(f"unknown option {option}; {hint}")

@@ -240,10 +240,10 @@ def train(
     on_standing: OnStanding = lambda standing: None,
 ) -> Trained:
     """Carry out a recipe with a server and workers on this machine."""
-    pack: list[subprocess.Popen[bytes]] = []
+    pack = start_pack(recipe, range(recipe.cluster.workers))  # it loads torch while the server makes ready
 
     def opened(address: str) -> None:
-        pack.append(start_pack(address, recipe, range(recipe.cluster.workers)))
+        send_pack(pack, address)
         on_open(address)
 
     try:
@@ -251,24 +251,33 @@ def train(
             recipe, Door(listen=listen), Path(folder), resume=resume, on_open=opened, on_standing=on_standing
         )
     finally:
-        for process in pack:
-            end_process(process)
+        end_process(pack)
 
 
-def start_pack(address: str, recipe: Recipe, numbers: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Start workers for a server on this machine."""
-    arguments = [sys.executable, "-m", "paceline.recipes.pack", address, "--numbers", ",".join(map(str, numbers))]
+def start_pack(recipe: Recipe, numbers: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start workers on this machine; they wait to be told where the server is."""
+    arguments = [sys.executable, "-m", "paceline.recipes.pack", "--numbers", ",".join(map(str, numbers))]
     own = {"data_directory": recipe.data.directory, "delay_file": recipe.delay.file}
     if ":" in recipe.model.name:
         own["model"] = recipe.model.name
     for name, value in own.items():
         if value:
             arguments += [f"--{name.replace('_', '-')}", str(value)]
-    return subprocess.Popen(arguments)
+    return subprocess.Popen(arguments, stdin=subprocess.PIPE)
+
+
+def send_pack(pack: subprocess.Popen[bytes], address: str) -> None:
+    """Tell workers where the server is."""
+    if pack.stdin is not None:
+        with suppress(BrokenPipeError):
+            pack.stdin.write(f"{address}\n".encode())
+            pack.stdin.close()
 
 
 def end_process(process: subprocess.Popen[bytes], *, seconds: float = 5.0) -> None:
     """Let a process end by itself, then ask it to, then end it."""
+    if process.stdin is not None:
+        process.stdin.close()
     for ask in (None, process.terminate, process.kill):
         if ask is not None:
             ask()

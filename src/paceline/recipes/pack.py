@@ -1,4 +1,6 @@
-"""`python -m paceline.recipes.pack ADDRESS --numbers 0,1,2`: workers of one machine, forked from one process.
+"""`python -m paceline.recipes.pack --numbers 0,1,2`: workers of one machine, forked from one process.
+
+The address of the server comes as a line on standard input: torch is loaded while the server makes ready.
 
 Not for people: `paceline train` starts it, and `paceline work` is the same for one worker.
 """
@@ -15,18 +17,24 @@ from paceline.recipes.cluster import own_from, work_for
 
 def main(arguments: list[str] | None = None) -> int:
     """Start the workers and wait for them; returns the exit code."""
-    import torch  # before the fork: this is what it is for
+    import sklearn.datasets  # noqa: F401 - slow to import: once for all, before the fork
+    import torch
+
+    import paceline.drivers.served.job
+    import paceline.training  # noqa: F401
 
     parser = argparse.ArgumentParser()
-    parser.add_argument("address")
     parser.add_argument("--numbers", required=True)
     for name in ("--model", "--data-directory", "--delay-file"):
         parser.add_argument(name)
     given = parser.parse_args(arguments)
     own = replace(own_from(vars(given)), threads=1)
     torch.set_num_threads(1)
+    address = sys.stdin.readline().strip()
+    if not address:
+        return 0  # whoever started us has gone
     numbers = [int(number) for number in given.numbers.split(",")]
-    failed = run_pack(numbers, lambda number: work_for(given.address, replace(own, wish=number)))
+    failed = run_pack(numbers, lambda number: work_for(address, replace(own, wish=number)))
     return 1 if failed else 0
 
 

@@ -44,7 +44,7 @@ def _tuple(value: Any, hint: Any) -> tuple[Any, ...]:
 
 def _plain(value: Any, hint: Any) -> Any:
     if hint is type(None):
-        if value in ("", "none"):
+        if value in ("", "none", None):
             return None
     elif hint is bool:
         if isinstance(value, bool):

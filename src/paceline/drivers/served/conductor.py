@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from paceline.codecs import Codec
-from paceline.drivers.served.members import Member, Received, events_of, microseconds, nobody_there
+from paceline.drivers.served.members import Member, Received, microseconds
 from paceline.drivers.served.messages import Gradient, ProtocolError
 from paceline.drivers.served.roster import Roster, Seat
 from paceline.events import Action, Drop, Event, Joined, Left, Send, Share, Step
@@ -32,6 +32,7 @@ from paceline.traces.journal import (
     WorkerJoined,
     WorkerLeft,
 )
+from paceline.traces.told import events_of, nobody_there
 from paceline.training import Trainee, fingerprint
 
 
@@ -220,6 +221,8 @@ class Conductor:
         self.diverged = not self.trainee.take(step, gradient_of, changes)
         for received in found.values():
             received.release()
+        if self.diverged:
+            return
         self._count(step)
         self._bad_at_version = set()
         self._record(step)

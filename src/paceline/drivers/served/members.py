@@ -1,17 +1,14 @@
-"""What the conductor knows of a worker, of a gradient that is in, and how an arrival is told to a strategy."""
+"""What the conductor knows of a worker, and of a gradient that is in."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from paceline.drivers.served.messages import Gradient
 from paceline.drivers.served.roster import Seat
-from paceline.events import Event, GradientArrived, LossSeen
-from paceline.traces.journal import Arrival
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -46,41 +43,6 @@ class Member:
     def owes(self) -> bool:
         """Whether it has a model that it has not answered."""
         return self.alive and self.sent_version > self.answered_version
-
-
-def events_of(arrival: Arrival) -> tuple[Event, ...]:
-    """What a strategy hears of a gradient that has arrived, in this order."""
-    events: list[Event] = [
-        GradientArrived(
-            worker=arrival.worker,
-            version=arrival.version,
-            blocks_done=arrival.blocks_done,
-            blocks=arrival.blocks,
-            at_seconds=arrival.at_seconds,
-            work_seconds=arrival.work_seconds,
-            transfer_seconds=arrival.transfer_seconds,
-        )
-    ]
-    if arrival.loss_mean is not None and arrival.loss_variance is not None and arrival.samples:
-        events.append(
-            LossSeen(
-                worker=arrival.worker,
-                version=arrival.version,
-                mean=arrival.loss_mean,
-                variance=arrival.loss_variance,
-                samples=arrival.samples,
-            )
-        )
-    return tuple(events)
-
-
-def nobody_there(strategy_state: dict[str, Any]) -> dict[str, Any]:
-    """A strategy's state after everybody has gone.
-
-    >>> nobody_there({"version": 3, "alive": [0, 1]})
-    {'version': 3, 'alive': []}
-    """
-    return {name: [] if name in ("alive", "fresh") else value for name, value in strategy_state.items()}
 
 
 def microseconds(seconds: float) -> float:

@@ -4,8 +4,8 @@
                 |--- worker 0
                 |--- worker 1 ...
 
-Importing torch takes a second or two of processor time, and forking takes milliseconds. Nothing that has threads (gRPC)
-is loaded before the fork. A child ends with its parent.
+Importing torch takes a second or two of processor time, and forking takes milliseconds. No thread is started before the
+fork (gRPC starts its own with the first connection). A child ends with its parent.
 """
 
 from __future__ import annotations

@@ -52,8 +52,9 @@ class Server:
         self.conductor, self.sizes, self.limits = conductor, sizes, limits
         self.port = 0
         self._signature, self._codec, self._blocks, self._recipe = signature, codec, blocks, recipe
-        self._offset = started_seconds - time.monotonic()
-        self._opened = self.now()
+        self._started_seconds = started_seconds
+        self._began: float | None = None
+        self._opened = time.monotonic()
         self.changed = changed
         self._streams: set[Stream] = set()
         self._members: dict[int, Stream] = {}
@@ -63,8 +64,16 @@ class Server:
         self._watchman: asyncio.Task[None] | None = None
 
     def now(self) -> float:
-        """Seconds since the run began, in whole microseconds."""
-        return microseconds(time.monotonic() + self._offset)
+        """Seconds of the run, in whole microseconds: its clock starts with its first round."""
+        if self._began is None:
+            if not self.conductor.begun:
+                return self._started_seconds
+            self._began = time.monotonic()
+        return microseconds(self._started_seconds + time.monotonic() - self._began)
+
+    def clock(self) -> float:
+        """Seconds on a clock that always runs, for deadlines."""
+        return time.monotonic()
 
     async def open(self, address: str, credentials: Any = None) -> int:
         """Listen; returns the port."""
@@ -83,7 +92,7 @@ class Server:
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: is the port in use? ({str(error).splitlines()[0]})") from None
         await self._grpc.start()
-        self._opened = self.now()
+        self._opened = self.clock()
         self._watchman = asyncio.create_task(self._watch())
         return self.port
 
@@ -121,7 +130,8 @@ class Server:
             return
         if self._members.get(seat.worker) is stream:
             del self._members[seat.worker]
-            log.info("worker %d left: %s", seat.worker, fate.reason)
+            if not self.conductor.done:
+                log.info("worker %d left: %s", seat.worker, fate.reason)
             self.conductor.left(seat.worker, fate.reason, self.now())
             if self.conductor.begun and not self.conductor.alive and not self.conductor.done:
                 log.warning("no worker is left: waiting for one to come")
@@ -220,10 +230,10 @@ class Server:
     # -- the watchman ------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        before = self.now()
+        before = self.clock()
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            now = self.now()
+            now = self.clock()
             if now - before > WATCH_SECONDS + BUSY_SECONDS:
                 for stream in self._streams:
                     stream.excuse(now - before - WATCH_SECONDS)
@@ -234,9 +244,9 @@ class Server:
                     stream.dismiss(fate)
             self._begin_if_patience_is_out(now)
 
-    def _begin_if_patience_is_out(self, now: float) -> None:
+    def _begin_if_patience_is_out(self, clock: float) -> None:
         conductor = self.conductor
-        if not conductor.begun and conductor.alive and now - self._opened > self.limits.gather_seconds:
+        if not conductor.begun and conductor.alive and clock - self._opened > self.limits.gather_seconds:
             log.warning("begins with %d of %d workers", len(conductor.alive), conductor.wait_for)
-            conductor.begin(now)
+            conductor.begin(self.now())
             self._act()

@@ -45,8 +45,8 @@ class House(Protocol):
     limits: Limits
     sizes: Sizes
 
-    def now(self) -> float:
-        """Seconds since the run began."""
+    def clock(self) -> float:
+        """Seconds on a clock that always runs."""
 
     def admit(self, stream: Stream, hello: Hello) -> Welcome:
         """Give a newcomer a seat."""
@@ -85,7 +85,7 @@ class Stream:
         self.worker: int | None = None
         self.threads, self.host = 1, ""
         self.member = self.owes = False
-        self._opened = self._heard = self._moved = house.now()
+        self._opened = self._heard = self._moved = house.clock()
         self._progress = -1
         self._queue: deque[bytes] = deque()
         self._model: Sequence[bytes] | None = None
@@ -104,7 +104,7 @@ class Stream:
     def send_model(self, frames: Sequence[bytes]) -> None:
         """Send a model; if one is being sent, this one comes next, and one that was next never goes."""
         self._model = frames
-        self._moved = self._house.now()
+        self._moved = self._house.clock()
         self._wake.set()
 
     def dismiss(self, fate: Gone) -> None:
@@ -163,7 +163,7 @@ class Stream:
                 if frame is grpc.aio.EOF:
                     return Gone("return", "it closed its stream")
                 self._house.traffic(received=len(frame))
-                self._heard = self._house.now()
+                self._heard = self._house.clock()
                 message, body = decode(frame)
                 self._hear(message, body)
         except Gone as gone:
@@ -190,7 +190,7 @@ class Stream:
                 frames, self._model = self._model, None
                 for frame in frames or ():
                     await self._put(frame)
-                    self._moved = self._house.now()
+                    self._moved = self._house.clock()
                     if self._farewell is not None:
                         break
             if self._farewell is not None:
@@ -229,7 +229,7 @@ class Stream:
                 self._add(body)
             case Beat() if self.worker is not None:
                 if message.progress != self._progress:
-                    self._progress, self._moved = message.progress, self._house.now()
+                    self._progress, self._moved = message.progress, self._house.clock()
             case Leave() if self.worker is not None:
                 raise Gone("return", f"it left: {message.reason[:200]}" if message.reason else "it left")
             case _:
@@ -250,7 +250,7 @@ class Stream:
         assembly, message, memory = self._assembly, self._gradient, self._memory
         if assembly is None or message is None or memory is None or self.worker is None:
             raise ProtocolError("a chunk came, but no body had begun")
-        self._moved = self._house.now()
+        self._moved = self._house.clock()
         if not assembly.add(body):
             return
         self._assembly = self._gradient = self._memory = None

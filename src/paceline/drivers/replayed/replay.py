@@ -1,0 +1,237 @@
+"""Recomputes a run from its journal in one process, and says whether every step came out the same.
+
+    journal: joined, arrived, left  ->  strategy  ->  the same steps?       (fresh, late: who was in)
+                                                      the same weights?     (a fingerprint after every step)
+
+Gradients are computed as the workers computed them: the same batches, block by block, with as many threads. So what
+differs is found, and the first step that does is named.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.events import Drop, Event, Joined, Left, Share, Step
+from paceline.optim import make_optimizer
+from paceline.strategies import Strategy
+from paceline.traces.journal import Arrival, Arrived, JournalRecord, Resumed, Stepped, WorkerJoined, WorkerLeft
+from paceline.traces.told import events_of, nobody_there
+from paceline.training import Batches, Trainee, Training, fingerprint
+from paceline.workers.loop import LoopGradients
+
+
+class ReplayError(ValueError):
+    """A journal that cannot be replayed, in one line.
+
+    >>> raise ReplayError("steps 3 to 5 are missing")
+    Traceback (most recent call last):
+    paceline.drivers.replayed.replay.ReplayError: steps 3 to 5 are missing
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a replay found; `difference` is None if there is none.
+
+    >>> Verdict(steps=300, difference=None).identical
+    True
+    """
+
+    steps: int
+    difference: str | None
+
+    @property
+    def identical(self) -> bool:
+        """Whether everything came out the same."""
+        return self.difference is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seat:
+    shard: int
+    threads: int
+
+
+class _Differs(Exception):  # noqa: N818 - a finding, not a fault
+    pass
+
+
+class Replay:
+    """A journal being replayed: iterate over it (it yields the steps taken), then ask for the `verdict`."""
+
+    def __init__(self, records: Sequence[JournalRecord], training: Training, strategy: Strategy) -> None:
+        self._records, self._training = records, training
+        module = copy.deepcopy(training.module)
+        optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
+        self.trainee = Trainee(module, optimizer, schedule)
+        self._strategy = strategy.start()
+        self._engine = LoopGradients(copy.deepcopy(training.module), block_by_block=True)
+        self._batches = Batches(training)
+        self._seats: dict[int, _Seat] = {}
+        self._waiting: set[int] = set()
+        self._started_seconds = 0.0
+        self._pending: dict[tuple[int, int], list[tuple[Arrival, _Seat]]] = {}
+        self._steps: list[Step] = []
+        self._models: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._last_use = _last_use(records)
+        self._resumed_from = {record.version for record in records if isinstance(record, Resumed)}
+        self._saved: dict[int, tuple[Any, Any, Any]] = {}
+        self._taken = 0
+        self._difference: str | None = None
+        self._remember()
+
+    @property
+    def verdict(self) -> Verdict:
+        """What was found so far."""
+        return Verdict(steps=self._taken, difference=self._difference)
+
+    def __iter__(self) -> Iterator[int]:
+        threads = torch.get_num_threads()
+        try:
+            for record in self._records:
+                self._play(record)
+                if isinstance(record, Stepped):
+                    yield self._taken
+        except _Differs as found:
+            self._difference = str(found)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _play(self, record: JournalRecord) -> None:
+        match record:
+            case WorkerJoined():
+                self._joined(record)
+            case WorkerLeft():
+                self._left(record)
+            case Arrived():
+                self._arrived(record.arrivals)
+            case Stepped():
+                self._arrived(record.arrivals)
+                self._stepped(record)
+            case Resumed():
+                self._resumed(record)
+
+    # -- events ------------------------------------------------------------------------------------------------
+
+    def _joined(self, record: WorkerJoined) -> None:
+        self._seats[record.worker] = _Seat(shard=record.shard, threads=record.threads)
+        if record.at_seconds == self._started_seconds:  # the clock stands still until the first round begins
+            self._waiting.add(record.worker)
+        else:
+            self._begin()
+            self._handle(Joined(worker=record.worker, at_seconds=record.at_seconds))
+
+    def _begin(self) -> None:
+        for worker in sorted(self._waiting):
+            self._handle(Joined(worker=worker, at_seconds=self._started_seconds))
+        self._waiting = set()
+
+    def _left(self, record: WorkerLeft) -> None:
+        if record.worker in self._waiting and record.at_seconds == self._started_seconds:
+            self._waiting.discard(record.worker)
+            return
+        self._begin()
+        self._handle(Left(worker=record.worker, at_seconds=record.at_seconds))
+
+    def _arrived(self, arrivals: Sequence[Arrival]) -> None:
+        for arrival in arrivals:
+            self._begin()
+            seat = self._seats.get(arrival.worker)
+            if seat is None:
+                raise ReplayError(f"a gradient of worker {arrival.worker} arrived, but it had never joined")
+            self._pending.setdefault((arrival.worker, arrival.version), []).append((arrival, seat))
+            for event in events_of(arrival):
+                self._handle(event)
+
+    def _handle(self, event: Event) -> None:
+        for action in self._strategy.handle(event):
+            if isinstance(action, Step):
+                self._steps.append(action)
+            elif isinstance(action, Drop):
+                self._pending[action.worker, action.version].pop()
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    def _stepped(self, record: Stepped) -> None:
+        version = self.trainee.version
+        if record.version != version:
+            raise ReplayError(f"steps {version} to {record.version - 1} are missing in the trace")
+        if not self._steps:
+            raise _Differs(f"step {version}: the run took it, and the strategy does not ask for it")
+        step = self._steps.pop(0)
+        for name, decided, written in (("on time", step.fresh, record.fresh), ("late", step.late, record.late)):
+            who = tuple((share.worker, share.version) for share in decided)
+            if who != written:
+                raise _Differs(f"step {version}: the strategy takes {who} {name}, and the run took {written}")
+        self._take(step)
+        if fingerprint(self.trainee.model.parameters) != record.fingerprint:
+            raise _Differs(f"step {version}: the weights after it are not the same")
+        self._taken += 1
+        self._remember()
+
+    def _take(self, step: Step) -> None:
+        vectors: dict[tuple[int, int], torch.Tensor] = {}
+        changes = []
+        for share in (*step.late, *step.fresh):
+            vectors[share.worker, share.version], change = self._gradient(share)
+            changes.append(change)
+        if not self.trainee.take(step, lambda share: vectors[share.worker, share.version], changes):
+            raise _Differs(f"step {step.version}: the update is not finite here")
+
+    def _gradient(self, share: Share) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a worker sent, as the server decoded it: the gradient and the change of the buffers."""
+        arrival, seat = self._pending[share.worker, share.version].pop(0)
+        parameters, buffers = self._models[share.version]
+        assignment = self._batches.assignment(
+            worker=share.worker,
+            shard=seat.shard,
+            draw=arrival.draw,
+            blocks=arrival.blocks,
+            blocks_done=arrival.blocks_done,
+        )
+        torch.set_num_threads(seat.threads)
+        result = self._engine.compute(parameters, buffers, [assignment])
+        return self._travelled(result.gradients[0]), result.buffers[0] - buffers
+
+    def _travelled(self, vector: torch.Tensor) -> torch.Tensor:
+        codec = self._training.codec
+        return codec.decode(codec.encode(vector))
+
+    # -- memory ------------------------------------------------------------------------------------------------
+
+    def _remember(self) -> None:
+        """Keep the model for the gradients that are still to come at it, and all else for a resumption from here."""
+        version, model = self.trainee.version, self.trainee.model
+        if version in self._last_use:
+            self._models[version] = self._travelled(model.parameters).clone(), model.buffers.clone()
+        self._models = {v: kept for v, kept in self._models.items() if self._last_use[v] >= version or v == version}
+        if version in self._resumed_from:
+            plain, tensors = self.trainee.state()
+            saved = plain, {name: tensor.clone() for name, tensor in tensors.items()}, self._strategy.state_dict()
+            self._saved[version] = copy.deepcopy(saved)
+
+    def _resumed(self, record: Resumed) -> None:
+        if record.version not in self._saved:
+            raise ReplayError(f"the run went on from step {record.version}, which the trace does not reach")
+        plain, tensors, strategy = self._saved[record.version]
+        self.trainee.load_state(plain, tensors)
+        self._strategy.load_state_dict(nobody_there(strategy))
+        self._pending, self._steps, self._seats, self._waiting = {}, [], {}, set()
+        self._started_seconds = record.at_seconds
+        self._models = {}
+        self._remember()
+
+
+def _last_use(records: Sequence[JournalRecord]) -> dict[int, int]:
+    """For every version, the last step that takes a gradient of it."""
+    last: dict[int, int] = {}
+    for record in records:
+        if isinstance(record, Stepped):
+            for _, version in (*record.late, *record.fresh):
+                last[version] = max(record.version, last.get(version, 0))
+    return last

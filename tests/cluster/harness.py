@@ -1,0 +1,198 @@
+"""Real processes for tests: a server, workers, and ways to hurt them. Every wait has a deadline.
+
+with Cluster(tmp_path, workers=4, k=3) as cluster:     # `paceline serve` and four workers, on loopback
+    cluster.until_round(10)
+    cluster.kill_worker(2)
+    cluster.until_round(cluster.round + 10)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from paceline.traces.journal import Stepped, WorkerJoined, WorkerLeft
+from paceline.traces.journal_files import read_journal
+
+DEADLINE_SECONDS = 60.0
+PACELINE = [sys.executable, "-m", "paceline"]
+
+
+class Late(AssertionError):  # noqa: N818 - what happened
+    """Something did not happen in time."""
+
+
+def until(happened, what, *, seconds=DEADLINE_SECONDS, cluster=None):
+    """Wait for something to become true; returns what it gave."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = happened()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            log = f"\nlog:\n{cluster.log}" if cluster is not None else ""
+            raise Late(f"{what}: not within {seconds:g} s{log}")
+        time.sleep(0.02)
+
+
+class Cluster:
+    """`paceline serve` and workers on this machine. `settings` are options of the recipe, without dashes in front."""
+
+    def __init__(self, folder, *, workers=4, strategy="lgc", k=3, rounds=100_000, start=None, settings=(), serve=()):
+        self.folder, self.run = Path(folder), Path(folder) / "run"
+        self.workers, self.start = workers, workers if start is None else start
+        self._packs = []
+        self._port = None
+        self._log_path = self.folder / "server.log"
+        self._options = [
+            "--workers", str(workers), "--strategy", strategy, "--k", str(k), "--rounds", str(rounds),
+            "--server.silence-seconds", "3", "--server.gather-seconds", "60", "--target-loss", "none",
+        ]  # fmt: skip
+        for setting in settings:
+            self._options += [f"--{setting[0]}", str(setting[1])]
+        self._serve = list(serve)
+        self.server = None
+
+    def __enter__(self):
+        self.start_server()
+        if self.start:
+            self.add_workers(range(self.start))
+        return self
+
+    def __exit__(self, *error):
+        for process in [self.server, *self._packs]:
+            end(process)
+        for pid in self.pids.values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    # -- processes ---------------------------------------------------------------------------------------------
+
+    def start_server(self, *, resume=False):
+        """Start the server, the first time on a free port and later on the same one."""
+        listen = ["--listen", f"127.0.0.1:{self._port or 0}"]
+        what = ["--resume", str(self.run)] if resume else ["--out", str(self.run), *self._options]
+        before = self.log.count("server at") if self._log_path.exists() else 0
+        with self._log_path.open("ab") as log:
+            self.server = subprocess.Popen([*PACELINE, "serve", *listen, *what, *self._serve], stdout=log, stderr=log)
+
+        def opened():
+            assert self.server.poll() is None, f"the server ended with {self.server.poll()}:\n{self.log}"
+            found = re.findall(r"server at 127\.0\.0\.1:(\d+)", self.log)
+            return int(found[-1]) if len(found) > before else None
+
+        self._port = until(opened, "the server opens", cluster=self)
+
+    @property
+    def address(self):
+        return f"127.0.0.1:{self._port}"
+
+    def add_workers(self, numbers):
+        """Start workers with these numbers, forked from one process."""
+        numbers = ",".join(map(str, numbers))
+        pack = subprocess.Popen(
+            [sys.executable, "-m", "paceline.recipes.pack", "--numbers", numbers],
+            stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        pack.stdin.write(f"{self.address}\n".encode())
+        pack.stdin.close()
+        self._packs.append(pack)
+
+    def kill_worker(self, number):
+        """kill -9."""
+        os.kill(self.pids[number], signal.SIGKILL)
+
+    def signal_worker(self, number, signum):
+        os.kill(self.pids[number], signum)
+
+    def kill_server(self):
+        self.server.kill()
+        self.server.wait(10)
+
+    # -- what is seen ------------------------------------------------------------------------------------------
+
+    @property
+    def log(self):
+        return self._log_path.read_text() if self._log_path.exists() else ""
+
+    @property
+    def records(self):
+        path = self.run / "trace.jsonl"
+        if not path.exists() or not path.read_bytes().count(b"\n"):
+            return ()
+        return read_journal(path).records
+
+    @property
+    def round(self):
+        """Steps the model has taken, as the trace says."""
+        steps = [record.version + 1 for record in self.records if isinstance(record, Stepped)]
+        return steps[-1] if steps else 0
+
+    @property
+    def pids(self):
+        """Process ids of the workers, by number: the newest that joined under it."""
+        found = {}
+        for record in self.records:
+            if isinstance(record, WorkerJoined):
+                found[record.worker] = int(record.host.rpartition("pid ")[2])
+        return found
+
+    @property
+    def alive(self):
+        """The workers that take part, as the trace says."""
+        members = set()
+        for record in self.records:
+            if isinstance(record, WorkerJoined):
+                members.add(record.worker)
+            elif isinstance(record, WorkerLeft):
+                members.discard(record.worker)
+        return members
+
+    def until_round(self, number, *, seconds=DEADLINE_SECONDS):
+        until(lambda: self.round >= number, f"round {number}", seconds=seconds, cluster=self)
+
+    def until_goes_on(self, rounds=5, *, seconds=DEADLINE_SECONDS):
+        """Training goes on, from where it is now."""
+        self.until_round(self.round + rounds, seconds=seconds)
+
+    def until_log(self, pattern, *, seconds=DEADLINE_SECONDS):
+        """A line of the server's log matches; returns it."""
+
+        def line():
+            return next((text for text in self.log.splitlines() if re.search(pattern, text)), None)
+
+        return until(line, f"a line like {pattern!r}", seconds=seconds, cluster=self)
+
+    def until_alive(self, numbers, *, seconds=DEADLINE_SECONDS):
+        until(lambda: self.alive == set(numbers), f"alive: {sorted(numbers)}", seconds=seconds, cluster=self)
+
+    def stop(self, *, seconds=DEADLINE_SECONDS):
+        """SIGTERM, and wait for the end; returns the exit code."""
+        self.server.terminate()
+        return self.server.wait(seconds)
+
+    def replay(self):
+        """What `paceline replay` says of the run."""
+        found = subprocess.run(
+            [*PACELINE, "replay", str(self.run), "--json"], capture_output=True, text=True, timeout=300
+        )  # fmt: skip
+        assert found.stdout, found.stderr
+        return json.loads(found.stdout)
+
+
+def end(process):
+    """End a process that a test started."""
+    if process is not None and process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(5)
