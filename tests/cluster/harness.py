@@ -53,7 +53,7 @@ class Cluster:
         self._log_path = self.folder / "server.log"
         self._options = [
             "--workers", str(workers), "--strategy", strategy, "--k", str(k), "--rounds", str(rounds),
-            "--server.silence-seconds", "3", "--server.gather-seconds", "60", "--target-loss", "none",
+            "--split", "iid", "--server.silence-seconds", "3", "--server.gather-seconds", "60", "--target-loss", "none",
         ]  # fmt: skip
         for setting in settings:
             self._options += [f"--{setting[0]}", str(setting[1])]
