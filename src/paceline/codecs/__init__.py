@@ -32,8 +32,8 @@ class Codec(Protocol):
     def encode(self, vector: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
         """The bytes of a flat float32 vector, as a uint8 tensor; may share its memory."""
 
-    def decode(self, payload: torch.Tensor) -> torch.Tensor:
-        """The flat float32 vector of a uint8 tensor; may share its memory."""
+    def decode(self, payload: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The flat float32 vector of a uint8 tensor: in `out` if that is given, else it may share its memory."""
 
     def most_bytes(self, elements: int) -> int:
         """The most bytes that a vector of so many elements can take."""

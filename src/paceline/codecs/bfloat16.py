@@ -26,14 +26,15 @@ class BFloat16:
     def encode(self, vector: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
         """The rounded vector as bytes."""
         rounded = vector.contiguous().to(torch.bfloat16)
-        if bool(rounded.isinf().any()):
+        if not bool(torch.isfinite(rounded.sum(dtype=torch.float32))):  # rare, and quicker to rule out than isinf()
             rounded = torch.where(vector.isinf(), rounded, rounded.clamp(-_LARGEST, _LARGEST))
         return rounded.view(torch.uint8)
 
-    def decode(self, payload: torch.Tensor) -> torch.Tensor:
+    def decode(self, payload: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The bytes as a vector."""
         check_whole(payload, 2)
-        return payload.view(torch.bfloat16).to(torch.float32)
+        rounded = payload.view(torch.bfloat16)
+        return rounded.to(torch.float32) if out is None else out.copy_(rounded)
 
     def most_bytes(self, elements: int) -> int:
         """Two bytes an element."""

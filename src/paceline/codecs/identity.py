@@ -20,10 +20,11 @@ class Identity:
         """The vector's memory as bytes."""
         return vector.contiguous().view(torch.uint8)
 
-    def decode(self, payload: torch.Tensor) -> torch.Tensor:
+    def decode(self, payload: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The bytes as a vector."""
         check_whole(payload, 4)
-        return payload.view(torch.float32)
+        vector = payload.view(torch.float32)
+        return vector if out is None else out.copy_(vector)
 
     def most_bytes(self, elements: int) -> int:
         """Four bytes an element."""

@@ -17,30 +17,39 @@ from paceline.events import Share, Step
 class Combiner:
     """Turns steps into updates; remembers one vector, the fresh sum of the step before.
 
+    One that never `remembers` saves a copy, and cannot compensate.
+
     >>> combiner = Combiner()
     >>> step = Step(version=0, fresh=(Share(worker=0, version=0, weight=0.5), Share(worker=1, version=0, weight=0.5)))
     >>> combiner.update(step, lambda share: torch.tensor([2.0 * share.worker]))
     tensor([1.])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, remembers: bool = True) -> None:
+        self._remembers = remembers
         self._previous_fresh: torch.Tensor | None = None
+        self._spare: torch.Tensor | None = None
 
-    def update(self, step: Step, gradient_of: Callable[[Share], torch.Tensor]) -> torch.Tensor:
-        """The update that a step asks for; `gradient_of` finds the gradient behind a share.
-
-        It may be the very vector that is remembered: read it, and leave it as it is.
-        """
-        fresh = _weighted_sum(step.fresh, gradient_of)
-        update = fresh.clone() if step.late or step.previous_mean_weight else fresh
+    def update(
+        self, step: Step, gradient_of: Callable[[Share], torch.Tensor], *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The update that a step asks for, in `out` if that is given; `gradient_of` finds a share's gradient."""
+        out = _weighted_sum(step.fresh, gradient_of, out)
+        fresh = self._copy(out) if self._remembers else None
         for share in step.late:
-            update.add_(gradient_of(share), alpha=share.weight)
+            out.add_(gradient_of(share), alpha=share.weight)
         if step.previous_mean_weight:
             if self._previous_fresh is None:
-                raise ValueError(f"step {step.version} compensates for a step before it, but none was taken")
-            update.sub_(self._previous_fresh, alpha=step.previous_mean_weight)
-        self._previous_fresh = fresh
-        return update
+                raise ValueError(f"step {step.version} compensates for a step before it, but none is remembered")
+            out.sub_(self._previous_fresh, alpha=step.previous_mean_weight)
+        self._previous_fresh, self._spare = fresh, self._previous_fresh
+        return out
+
+    def _copy(self, vector: torch.Tensor) -> torch.Tensor:
+        """A copy, in memory that was used before if there is some."""
+        if self._spare is None:
+            return vector.clone()
+        return self._spare.copy_(vector)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The vector it remembers, if there is one."""
@@ -48,14 +57,19 @@ class Combiner:
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Go on from a `state_dict`."""
-        self._previous_fresh = state.get("previous_fresh")
+        self._previous_fresh, self._spare = state.get("previous_fresh"), None
 
 
-def _weighted_sum(shares: Iterable[Share], gradient_of: Callable[[Share], torch.Tensor]) -> torch.Tensor:
+def _weighted_sum(
+    shares: Iterable[Share], gradient_of: Callable[[Share], torch.Tensor], out: torch.Tensor | None
+) -> torch.Tensor:
     total: torch.Tensor | None = None
     for share in shares:
         gradient = gradient_of(share)
-        total = gradient * share.weight if total is None else total.add_(gradient, alpha=share.weight)
+        if total is None:
+            total = torch.mul(gradient, share.weight, out=torch.empty_like(gradient) if out is None else out)
+        else:
+            total.add_(gradient, alpha=share.weight)
     if total is None:
         raise ValueError("a step needs at least one fresh gradient")
     return total

@@ -20,7 +20,7 @@ from paceline.drivers.served.roster import Roster
 from paceline.drivers.served.run import Measure, Run
 from paceline.drivers.served.server import Server
 from paceline.drivers.served.signature import signature
-from paceline.strategies import STRATEGIES, Strategy
+from paceline.strategies import LGC, STRATEGIES, Strategy
 from paceline.traces.checkpoints import Checkpoint, read_newest
 from paceline.traces.journal import FORMAT, Resumed, RunBegan
 from paceline.traces.journal_files import JournalWriter
@@ -71,7 +71,7 @@ def open_run(served: Served, *, resume: bool = False) -> Run:
     checkpoint = _newest(served.folder) if resume else None
     served.folder.mkdir(parents=True, exist_ok=True)
     steps_per_round = served.strategy.updates_per_round(served.workers)
-    trainee = Trainee(served.module, served.optimizer, served.schedule)
+    trainee = Trainee(served.module, served.optimizer, served.schedule, compensates=isinstance(served.strategy, LGC))
     codec = make_codec(served.codec)
     journal = JournalWriter(trace, append=resume)
     conductor = Conductor(

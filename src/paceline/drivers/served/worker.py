@@ -286,7 +286,8 @@ class Worker:
     def _load(self, message: Model, assembly: Assembly) -> None:
         self._wait_sent()
         model = self._held()
-        model.load(self._codec.decode(assembly.payload), assembly.buffers)
+        self._codec.decode(assembly.payload, out=model.parameters)
+        model.load_buffers(assembly.buffers)
         self._buffers_before = model.buffers
 
     def _wait_sent(self) -> None:
