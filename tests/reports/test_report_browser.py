@@ -18,6 +18,7 @@ from paceline import STRATEGIES, Race, Recipe
 from paceline.reports import report_html
 from paceline.reports.palette import PAGE
 from tests.reports.race_traces import race, synchronous
+from tests.reports.test_real_runs import away, real
 from tests.reports.test_report_page import EDGES, HOSTILE
 
 pytestmark = pytest.mark.browser
@@ -148,6 +149,7 @@ def test_odd_traces_and_hostile_names_are_drawn_on_a_phone(tmp_path: Path) -> No
     pages = {name.replace(" ", "-"): report_html(EDGES[name]) for name in ("diverged", "1000 workers", "one worker")}
     pages["nothing"] = report_html(EDGES["nothing but counts"])
     pages["hostile"] = report_html([hostile], title=HOSTILE)
+    pages["real"] = report_html([real(absences=(away(0, 0.0, None, HOSTILE), away(12, 0.1, 0.3, HOSTILE)))])
     results = opened(tmp_path, {name: (page, WIDTHS["phone"]) for name, page in pages.items()})
     for found in results.values():
         check(found)

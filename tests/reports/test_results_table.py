@@ -53,8 +53,8 @@ def test_seeds_are_one_row_of_means() -> None:
 
 
 def test_the_caption_names_the_conditions() -> None:
-    caption = " ".join(" ".join(rendered([run("full", 1.0, clock="real", late_work="complete")])).split())
-    assert "real seconds, late work complete, timing only, nothing was trained, 1 seed" in caption
+    caption = " ".join(" ".join(rendered([run("full", 1.0, late_work="complete")])).split())
+    assert "virtual seconds, late work complete, timing only, nothing was trained, 1 seed" in caption
 
 
 def test_a_diverged_run_is_called_so_and_saves_nothing() -> None:

@@ -36,6 +36,7 @@ from paceline.traces.journal import (
     WorkerLeft,
 )
 from paceline.traces.journal_files import Journal, JournalWriter, read_journal
+from paceline.traces.records import NOT_YET
 from tests.traces.test_journal_records import arrival, arrivals, began, stepped
 
 STRATEGIES: dict[str, Any] = {"full": Full(), "fastest-k": FastestK(k=2), "lgc": LGC(k=2), "async": Async()}
@@ -229,6 +230,101 @@ def test_gradients_that_wait_when_a_server_restarts_are_dropped() -> None:
     assert trace.dropped == {"the server was restarted": 1}
 
 
+# -- who was there --------------------------------------------------------------------------------------------------
+
+
+def joined(worker: int, at_seconds: float) -> WorkerJoined:
+    return WorkerJoined(at_seconds=at_seconds, worker=worker, shard=0, first_draw=0, threads=1, host="a")
+
+
+def left(worker: int, at_seconds: float, reason: str = "gone") -> WorkerLeft:
+    return WorkerLeft(at_seconds=at_seconds, worker=worker, reason=reason)
+
+
+def absences(*records: JournalRecord) -> list[tuple[int, float, float | None, str]]:
+    found = trace_of(journal_of(*records)).absences
+    return [(a.worker, a.from_seconds, a.to_seconds, a.reason) for a in found]
+
+
+def test_who_leaves_is_away_until_it_joins_again() -> None:
+    assert absences(
+        *(joined(worker, 0.0) for worker in range(3)), left(1, 2.0), left(2, 3.0, "silent"), joined(1, 5.0)
+    ) == [(1, 2.0, 5.0, "gone"), (2, 3.0, None, "silent")]
+
+
+def test_who_joins_late_or_never_was_away_from_the_beginning() -> None:
+    assert absences(joined(0, 0.0), joined(1, 4.0), joined(7, 5.0)) == [
+        (1, 0.0, 4.0, NOT_YET),
+        (2, 0.0, None, NOT_YET),
+        (7, 0.0, 5.0, NOT_YET),
+    ]
+
+
+def test_a_journal_that_tells_of_nobody_joining_says_nothing_of_absences() -> None:
+    assert absences(stepped(0, 1.0, fresh=((0, 0),), arrivals=(arrival(0, 0, 1.0),))) == []
+
+
+def test_everybody_is_away_from_the_checkpoint_until_the_server_is_back() -> None:
+    """What was done after the checkpoint is void, leaving and joining included."""
+    assert absences(
+        *(joined(worker, 0.0) for worker in range(3)),
+        left(2, 0.5, "silent"),
+        Checkpointed(at_seconds=1.0, version=0),
+        left(0, 2.0, "void"),
+        joined(2, 2.0),
+        Resumed(at_seconds=6.0, version=0, reason="restarted"),
+        joined(0, 7.0),
+        joined(2, 8.0),
+    ) == [(2, 0.5, 8.0, "silent"), (0, 1.0, 7.0, "restarted"), (1, 1.0, None, "restarted")]
+
+
+def test_who_delivers_is_there_although_the_record_of_its_coming_is_lost() -> None:
+    work = Arrived(arrivals=(arrival(1, 3, 6.0, work_seconds=1.0), arrival(2, 3, 6.0)), dropped=())
+    assert absences(joined(0, 0.0), joined(1, 0.0), left(1, 2.0), work) == [(1, 2.0, 5.0, "gone")]
+
+
+EVENTS = st.tuples(st.sampled_from(["join", "leave", "resume"]), st.integers(0, 4), st.floats(0, 9))
+
+
+@settings(deadline=None, max_examples=100, derandomize=True)
+@given(events=st.lists(EVENTS, max_size=20))
+def test_absences_of_a_worker_never_overlap_where_time_goes_on(events: list[tuple[str, int, float]]) -> None:
+    times = sorted(at for _, _, at in events)
+    records: list[JournalRecord] = []
+    for (what, worker, _), at in zip(events, times, strict=True):
+        records.append(
+            joined(worker, at)
+            if what == "join"
+            else left(worker, at)
+            if what == "leave"
+            else Resumed(at_seconds=at, version=0, reason="restarted")
+        )
+    trace = trace_of(journal_of(*records))
+    for worker in range(5):
+        own = [absence for absence in trace.absences if absence.worker == worker]
+        assert all(absence.to_seconds is None or absence.from_seconds <= absence.to_seconds for absence in own)
+        for before, after in pairwise(own):
+            assert before.to_seconds is not None
+            assert before.to_seconds <= after.from_seconds
+
+
+def test_a_cluster_too_large_to_count_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "KEPT_ABSENCES", 5)
+    assert len(trace_of(journal_of(joined(0, 0.0), workers=2**40)).absences) == 5
+
+
+def test_goodbyes_and_the_last_checkpoint_are_no_part_of_the_time() -> None:
+    ending = (
+        left(0, 2.5, "all rounds are done"),
+        Checkpointed(at_seconds=3.0, version=1),
+        RunEnded(at_seconds=2.1, reason="all rounds are done", rounds_done=1, diverged=False),
+    )
+    trace = trace_of(journal_of(joined(0, 0.0), stepped(0, 2.0), *ending))
+    assert trace.seconds == 2.1
+    assert trace.ended == "all rounds are done"
+    assert trace_of(journal_of(joined(0, 0.0), stepped(0, 2.0), *ending[:2])).ended == ""
+
+
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(came=st.lists(arrivals(), max_size=8), opened=st.floats(0, 100), closed=st.floats(0, 100))
 def test_no_time_is_negative_or_reversed_and_no_gradient_is_lost(
@@ -276,8 +372,8 @@ def test_a_real_run_is_summarised_and_drawn_like_any_other(tmp_path: Path) -> No
         assert row.seconds_to_target is not None
         assert row.used == trace.used
     page = write_report(traces, tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "<li>real seconds</li>" in page
-    assert "<li>late work partial</li>" in page
+    assert "<li>wall-clock seconds since the first round began</li>" in page
+    assert "<li>late work" not in page
     for chart in ("loss-time", "loss-rounds", "accuracy-time", "timeline", "arrivals"):
         assert f'id="chart-{chart}"' in page
 

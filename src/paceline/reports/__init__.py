@@ -9,6 +9,7 @@ and the page asks the network for nothing.
                                                         -> curves.py         \
                                                         -> timeline.py        > page.py      report.html
                                                         -> arrivals.py       /
+                                                        -> membership.py    /
 """
 
 from paceline.reports.page import report_html, write_report

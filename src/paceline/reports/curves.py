@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from paceline.reports.chart import Chart, Json, axis, layout, plot_text, thinned
-from paceline.reports.conditions import target_losses
+from paceline.reports.conditions import clock_words, target_losses
 from paceline.reports.groups import Group
 from paceline.reports.numbers import loss_text, percent_text, seconds_text
 from paceline.reports.palette import symbol
@@ -28,11 +28,11 @@ def curve_charts(groups: Sequence[Group]) -> list[Chart]:
     """
     if not any(trace.evaluations for group in groups for trace in group.traces):
         return []
-    clock = groups[0].traces[0].clock
+    clock = clock_words([trace for group in groups for trace in group.traces])
     shown = _loss_range(groups)
     loss_axis = axis("training loss" + (" (log scale)" if "type" in shown else ""), **shown)
     target = _target_line(groups, log="type" in shown)
-    seconds_axis = axis(f"{clock} seconds", rangemode="tozero")
+    seconds_axis = axis(clock, rangemode="tozero")
     return [
         Chart(
             name="loss-time",

@@ -1,4 +1,4 @@
-"""Which traces belong together: the runs of one strategy that differ in nothing but their seed."""
+"""Which traces belong together: the runs of one strategy, on one clock, that differ in nothing but their seed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def group_traces(traces: Sequence[Trace]) -> list[Group]:
     together: dict[str, list[Trace]] = {}
     for trace in traces:
         settings = dict(_without_seeds(trace.recipe))
-        key = json.dumps([trace.strategy, sorted(settings.items())], default=str)
+        key = json.dumps([trace.strategy, trace.clock, sorted(settings.items())], default=str)
         together.setdefault(key, []).append(trace)
     groups = list(together.values())
     return [Group(label=_label(group[0], groups), strategy=group[0].strategy, traces=tuple(group)) for group in groups]
@@ -49,12 +49,16 @@ def group_traces(traces: Sequence[Trace]) -> list[Group]:
 
 def _label(trace: Trace, groups: list[list[Trace]]) -> str:
     """The strategy's name, and where that is not enough, the settings in which its groups differ."""
-    same = [dict(_without_seeds(group[0].recipe)) for group in groups if group[0].strategy == trace.strategy]
+    alike = [group[0] for group in groups if group[0].strategy == trace.strategy]
+    same = [dict(_without_seeds(other.recipe)) for other in alike]
     if len(same) == 1:
         return trace.strategy
+    name = trace.strategy
+    if len({other.clock for other in alike}) > 1:
+        name += " real" if trace.clock == "real" else " simulated"
     mine = dict(_without_seeds(trace.recipe))
     differing = [key for key in mine if any(other.get(key) != mine[key] for other in same)]
-    return " ".join([trace.strategy, *(f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in differing)])
+    return " ".join([name, *(f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in differing)])
 
 
 def _without_seeds(recipe: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

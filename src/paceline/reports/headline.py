@@ -23,14 +23,16 @@ def headline(rows: Sequence[Result]) -> str:
     best = hero(rows)
     if full is not None and best is not None:
         return against_full(best, full)
-    first = min(rows, key=lambda row: (row.diverged, row.seconds))
+    first = min(rows, key=lambda row: (row.diverged, row.stopped, row.seconds))
     if first.diverged:
         who = first.label if len(rows) == 1 else f"All {len(rows)} strategies"
         return f"{who} diverged: try a smaller learning rate"
     loss = "" if first.loss is None else f", with a loss of {loss_text(first.loss)}"
-    order = " first," if sum(not row.diverged for row in rows) > 1 else ""
+    if first.stopped:
+        return f"{_stopped(first)}, {seconds_text(first.seconds)} s after its start{loss}"
+    rivals = sum(not row.diverged and not row.stopped and row.clock == first.clock for row in rows) > 1
     rounds = f"{count_text(first.rounds)} round" + ("" if first.rounds == 1 else "s")
-    return f"{first.label} finished{order or ' ' + rounds} in {seconds_text(first.seconds)} s{loss}"
+    return f"{first.label} finished {'first,' if rivals else rounds} in {seconds_text(first.seconds)} s{loss}"
 
 
 def hero(rows: Sequence[Result]) -> Result | None:
@@ -41,8 +43,8 @@ def hero(rows: Sequence[Result]) -> Result | None:
     >>> hero([]) is None
     True
     """
-    rivals = [row for row in rows if row.saved is not None]
     full = baseline(rows)
+    rivals = [row for row in rows if row.saved is not None and full is not None and row.clock == full.clock]
     trained = [row for row in rivals if row.loss is not None]
     if full is None or full.loss is None or not trained:
         return min(rivals, key=lambda row: row.seconds, default=None)
@@ -63,7 +65,9 @@ def against_full(row: Result, full: Result) -> str:
     """
     if row.diverged:
         return f"{row.label} diverged" + ("" if row.diverged == row.runs else f" in {row.diverged} of {row.runs} runs")
-    if row.saved is None:
+    if row.stopped:
+        return _stopped(row)
+    if row.saved is None or row.clock != full.clock:
         return f"{row.label} finished in {seconds_text(row.seconds)} s"
     said = f"{row.label} {_time_phrase(row.saved, full.label)}{_loss_phrase(row.loss, full.loss)}"
     if round(row.rounds) == round(full.rounds):
@@ -86,6 +90,12 @@ def beyond_the_headline(rows: Sequence[Result], target_loss: float | None) -> li
         said = [against_full(row, full) for row in others]
         sentences.append("; ".join(said) + ".")
     return sentences
+
+
+def _stopped(row: Result) -> str:
+    if row.runs > 1:
+        return f"{row.label} was stopped early in {row.stopped} of {row.runs} runs"
+    return f"{row.label} stopped after {count_text(row.rounds)} of {count_text(row.asked or 0)} rounds"
 
 
 def _target_sentence(best: Result, full: Result, target_loss: float) -> list[str]:

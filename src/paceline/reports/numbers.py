@@ -7,6 +7,7 @@ import math
 from paceline.reports.results import Result
 
 UNKNOWN = "-"
+MOST_CHARACTERS = 160
 
 
 def seconds_text(seconds: float | None) -> str:
@@ -83,6 +84,15 @@ def target_text(row: Result) -> str:
     if row.seconds_to_target is None and row.reached:
         return f"{row.reached}/{row.runs}"
     return seconds_text(row.seconds_to_target)
+
+
+def shortened(text: str) -> str:
+    """Words of a journal in at most 160 characters: a reason can come from a stranger.
+
+    >>> len(shortened("no sign of life " * 100))
+    160
+    """
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 3]}..."
 
 
 def _from_ten(seconds: float) -> str:

@@ -23,6 +23,7 @@ from paceline.reports.conditions import conditions, target_losses
 from paceline.reports.curves import curve_charts
 from paceline.reports.groups import Group, group_traces
 from paceline.reports.headline import beyond_the_headline, headline
+from paceline.reports.membership import came_and_went
 from paceline.reports.palette import palette
 from paceline.reports.results import results
 from paceline.reports.sections import chart_card, prose, recipes, table, tiles
@@ -30,10 +31,13 @@ from paceline.reports.timeline import timeline_chart
 from paceline.traces import Trace
 
 TITLE = "paceline race"
+TITLE_OF_ONE = "paceline run on a real cluster"
 
 
-def write_report(traces: Sequence[Trace], path: str | Path, *, title: str = TITLE) -> Path:
+def write_report(traces: Sequence[Trace], path: str | Path, *, title: str = "") -> Path:
     """Write the report and say where it is. A reader sees the old page or the new one, never half of one.
+
+    Without a title it is called what it is: a race, or a run on a real cluster.
 
     >>> import tempfile
     >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=1.0)
@@ -53,7 +57,7 @@ def write_report(traces: Sequence[Trace], path: str | Path, *, title: str = TITL
     return target
 
 
-def report_html(traces: Sequence[Trace], *, title: str = TITLE) -> str:
+def report_html(traces: Sequence[Trace], *, title: str = "") -> str:
     """The page as text; the same traces give the same text.
 
     >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=1.0)
@@ -66,6 +70,7 @@ def report_html(traces: Sequence[Trace], *, title: str = TITLE) -> str:
     targets = target_losses(traces)
     said = beyond_the_headline(rows, targets[0] if len(targets) == 1 else None)
     colours = palette(groups)
+    title = title or (TITLE_OF_ONE if len(traces) == 1 and traces[0].clock == "real" else TITLE)
     drawn = {"charts": {chart.name: {"data": chart.data, "layout": chart.layout} for chart in charts}}
     page = Template(_asset("page.html")).substitute(
         title=escape(title),
@@ -74,7 +79,8 @@ def report_html(traces: Sequence[Trace], *, title: str = TITLE) -> str:
         conditions="".join(f"<li>{escape(phrase)}</li>" for phrase in conditions(groups)),
         tiles=tiles(rows),
         table=table(rows, ", ".join(conditions(groups)) + "."),
-        charts="\n".join(chart_card(chart, groups) for chart in charts) or _no_charts(),
+        charts="\n".join(chart_card(chart, groups) for chart in charts) or _no_charts(traces),
+        membership=came_and_went(groups),
         recipes=recipes(groups),
         style=_colour_variables(colours) + _asset("page.css"),
         data=safe_json({**drawn, "colours": colours}),
@@ -107,8 +113,10 @@ def _colour_variables(colours: Any) -> str:
     return f":root{{color-scheme:light dark;{block('light')}}}\n{dark}\n"
 
 
-def _no_charts() -> str:
+def _no_charts(traces: Sequence[Trace]) -> str:
     said = "Timing only: nothing was trained, so there is no loss to draw."
+    if any(trace.clock == "real" for trace in traces):
+        said = "The run ended before there was anything to draw."
     return f'<section class="card wide"><p class="caption">{said}</p></section>'
 
 

@@ -28,6 +28,7 @@ PAGE: dict[Scheme, dict[str, str]] = {
         "dropped": "#c4452f",
         "flight": "#9fb4cc",
         "waiting": "#e6e9ee",
+        "gone": "#b4bdc9",
     },
     "dark": {
         "page": "#10141a",
@@ -40,6 +41,7 @@ PAGE: dict[Scheme, dict[str, str]] = {
         "dropped": "#e8705a",
         "flight": "#4f6580",
         "waiting": "#262e39",
+        "gone": "#4a5666",
     },
 }
 

@@ -17,7 +17,8 @@ class Result:
     """What the runs of one strategy came to. Numbers are means over seeds; None is "cannot be said".
 
     `saved` is the share of the time of `full` that was saved; it is None for `full` itself, where there is no
-    `full`, and where either diverged: a run that broke off early saved nothing.
+    `full` on the same clock, and where either diverged or was stopped: a run that broke off early saved nothing.
+    `stopped` counts the runs that did fewer rounds than the `asked` ones without diverging.
 
     >>> Result(label="lgc", strategy="lgc", seconds=6.5, saved=0.35).saved
     0.35
@@ -27,7 +28,10 @@ class Result:
     strategy: str
     runs: int = 1
     diverged: int = 0
+    stopped: int = 0
     reached: int = 0
+    clock: str = "virtual"
+    asked: float | None = None
     rounds: float = 0.0
     seconds: float = 0.0
     saved: float | None = None
@@ -49,11 +53,11 @@ def results(groups: Sequence[Group]) -> list[Result]:
     >>> [row.saved for row in results([run("full", 4.0), run("lgc", 3.0)])]
     [None, 0.25]
     """
-    full = next((group for group in groups if group.strategy == BASELINE), None)
-    full_seconds = None
-    if full is not None and not any(trace.diverged for trace in full.traces):
-        full_seconds = fmean(trace.seconds for trace in full.traces)
-    return [_result(group, None if group is full else full_seconds) for group in groups]
+    first: dict[str, Group] = {}
+    for group in groups:
+        if group.strategy == BASELINE:
+            first.setdefault(group.traces[0].clock, group)
+    return [_result(group, _seconds_of(first.get(group.traces[0].clock), group)) for group in groups]
 
 
 def baseline(rows: Iterable[Result]) -> Result | None:
@@ -65,18 +69,28 @@ def baseline(rows: Iterable[Result]) -> Result | None:
     return next((row for row in rows if row.strategy == BASELINE), None)
 
 
+def _seconds_of(full: Group | None, group: Group) -> float | None:
+    if full is None or full is group or any(trace.diverged or trace.stopped for trace in full.traces):
+        return None
+    return fmean(trace.seconds for trace in full.traces)
+
+
 def _result(group: Group, full_seconds: float | None) -> Result:
     rows = [summarise(trace) for trace in group.traces]
     diverged = sum(trace.diverged for trace in group.traces)
+    stopped = sum(trace.stopped for trace in group.traces)
     seconds = fmean(row.seconds for row in rows)
     reached = [row.seconds_to_target for row in rows if row.seconds_to_target is not None]
-    comparable = full_seconds is not None and full_seconds > 0 and not diverged
+    comparable = full_seconds is not None and full_seconds > 0 and not diverged and not stopped
     return Result(
         label=group.label,
         strategy=group.strategy,
         runs=len(rows),
         diverged=diverged,
+        stopped=stopped,
         reached=len(reached),
+        clock=group.traces[0].clock,
+        asked=group.traces[0].rounds_asked,
         rounds=fmean(row.rounds for row in rows),
         seconds=seconds,
         saved=1.0 - seconds / full_seconds if comparable and full_seconds else None,

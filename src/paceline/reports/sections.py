@@ -65,6 +65,8 @@ def _tile(index: int, row: Result, share: float) -> str:
 
 
 def _pace(row: Result) -> str:
+    if row.stopped:
+        return "stopped early"
     if row.strategy == BASELINE and row.saved is None:
         return "waits for everybody"
     if row.saved is None:
@@ -116,7 +118,9 @@ def chart_card(chart: Chart, groups: Sequence[Group]) -> str:
 def _legend(chart: Chart, groups: Sequence[Group]) -> str:
     if chart.legend == "work":
         keys = "".join(
-            f'<span class="key"><i class="swatch {doing}"></i>{word}</span>' for doing, word in WORDS.items()
+            f'<span class="key"><i class="swatch {doing}"></i>{word}</span>'
+            for doing, word in WORDS.items()
+            if doing != "gone" or any(item.get("name") == word for item in chart.data)
         )
         return f'<div class="legend">{keys}</div>'
     if chart.legend == "strategies":

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.reports.chart import Chart, Json, axis, layout, plot_text
+from paceline.reports.conditions import clock_words
 from paceline.reports.groups import Group
-from paceline.reports.numbers import count_text, seconds_text
+from paceline.reports.numbers import count_text, seconds_text, shortened
 from paceline.reports.segments import Doing, Segment, clipped, segments
 from paceline.reports.window import ASYNC, Window, windows
 from paceline.traces import Round, Trace
+from paceline.traces.records import Absence
 
 MOST_LANES = 16
 MOST_ROUND_NUMBERS = 24
@@ -30,6 +32,7 @@ WORDS: dict[Doing, str] = {
     "dropped": "dropped",
     "flight": "on the network",
     "waiting": "waiting",
+    "gone": "gone",
 }
 OUTCOMES: tuple[Doing, ...] = ("used", "late", "dropped")
 # The height of a bar and its distance from the lane's middle, in lanes.
@@ -50,21 +53,24 @@ def timeline_chart(groups: Sequence[Group]) -> Chart | None:
     panels = [(group, trace) for group, trace in shown if trace is not None]
     if not panels:
         return None
-    lanes = min(MOST_LANES, max(trace.workers for _, trace in panels))
+    workers = [_workers(trace) for _, trace in panels]
+    lanes = max(len(some) for some, _ in workers)
     height = len(panels) * (lanes * LANE_PIXELS + BETWEEN_PANELS_PIXELS) + BELOW_PIXELS
     figure = layout(
         height=height, barmode="overlay", annotations=[], margin={"l": 8, "r": 8, "t": 0, "b": BELOW_PIXELS}
     )
     data: list[Json] = []
     views = windows([trace for _, trace in panels])
+    clock = clock_words([trace for _, trace in panels])
     for panel, ((group, trace), window) in enumerate(zip(panels, views, strict=True)):
-        data += _panel_data(trace, window, panel, lanes)
-        _add_axes(figure, panel, len(panels), lanes, window, clock=trace.clock)
+        some, _ = workers[panel]
+        data += _panel_data(trace, window, panel, lanes, some)
+        _add_axes(figure, panel, len(panels), lanes, window, workers=some, clock=clock)
         figure["annotations"].append(_panel_title(group, trace, window, panel, groups.index(group)))
     return Chart(
         name="timeline",
         title="Who worked, who waited",
-        caption=_caption(max(trace.workers for _, trace in panels)),
+        caption=_caption(max(count for _, count in workers)),
         data=data,
         layout=figure,
         legend="work",
@@ -76,13 +82,23 @@ def _representative(group: Group) -> Trace | None:
     return next((trace for trace in group.traces if trace.works), None)
 
 
-def _panel_data(trace: Trace, window: Window, panel: int, lanes: int) -> list[Json]:
+def _workers(trace: Trace) -> tuple[list[int], int]:
+    """Who has a lane, and how many there are: those a run was planned with, and those who came beyond them."""
+    seen = {work.worker for work in trace.works} | {absence.worker for absence in trace.absences}
+    beyond = sorted(worker for worker in seen if worker >= trace.workers)
+    planned = range(min(MOST_LANES, trace.workers))
+    return [*planned, *beyond][:MOST_LANES], trace.workers + len(beyond)
+
+
+def _panel_data(trace: Trace, window: Window, panel: int, lanes: int, workers: list[int]) -> list[Json]:
     bars: dict[tuple[Doing, bool], list[Segment]] = {}
-    for worker in range(min(lanes, trace.workers)):
+    for worker in workers:
         for bar in clipped(segments(trace, worker), window.start_seconds, window.end_seconds):
             bars.setdefault((bar.doing, bar.beside), []).append(bar)
+    lane_of = {worker: lane for lane, worker in enumerate(workers)}
+    word = "step" if trace.strategy == ASYNC else "round"
     drawn = [
-        _bar_trace(doing, beside, bars[doing, beside], window, panel)
+        _bar_trace(doing, beside, bars[doing, beside], window, panel, lane_of=lane_of, word=word)
         for doing in WORDS
         for beside in (False, True)
         if (doing, beside) in bars
@@ -96,39 +112,52 @@ def _nothing(panel: int) -> Json:
     return {"type": "scatter", "x": [0], "y": [0], "opacity": 0, "hoverinfo": "skip", **place}
 
 
-def _bar_trace(doing: Doing, beside: bool, bars: list[Segment], window: Window, panel: int) -> Json:
+def _bar_trace(
+    doing: Doing,
+    beside: bool,
+    bars: list[Segment],
+    window: Window,
+    panel: int,
+    *,
+    lane_of: dict[int, int],
+    word: str,
+) -> Json:
     thick, offset = BESIDE_BAR if beside else FLIGHT_BAR if doing == "flight" else FULL_BAR
     # A hairline in the colour of the card parts works that follow each other without a pause.
     parted = 1 if doing in OUTCOMES and not beside else 0
     marker: Json = {"color": doing, "line": {"width": parted, "color": "card"}}
     if doing == "dropped":
         marker["pattern"] = {"shape": "/", "fgcolor": "card", "bgcolor": doing, "size": 6, "solidity": 0.22}
+    if doing == "gone":
+        marker["pattern"] = {"shape": ".", "fgcolor": doing, "bgcolor": "card", "size": 5, "solidity": 0.3}
     return {
         "type": "bar",
         "orientation": "h",
         "name": WORDS[doing],
         "base": [round(bar.start_seconds - window.start_seconds, 6) for bar in bars],
         "x": [round(bar.end_seconds - bar.start_seconds, 6) for bar in bars],
-        "y": [bar.work.worker for bar in bars],
+        "y": [lane_of[bar.cause.worker] for bar in bars],
         "width": thick,
         "offset": offset,
         "marker": marker,
-        "hovertext": [_hover(bar) for bar in bars],
+        "hovertext": [_hover(bar, word) for bar in bars],
         "hovertemplate": "%{hovertext}<extra></extra>",
         "xaxis": _axis_name("x", panel),
         "yaxis": _axis_name("y", panel),
     }
 
 
-def _hover(bar: Segment) -> str:
-    work = bar.work
-    head = f"<b>worker {work.worker}</b>, round {work.version}"
+def _hover(bar: Segment, word: str) -> str:
+    work = bar.cause
     stretch = f"{seconds_text(bar.end_seconds - bar.start_seconds)} s shown"
+    if isinstance(work, Absence):
+        return f"<b>worker {work.worker}</b> gone, {stretch}<br>{plot_text(shortened(work.reason))}"
+    head = f"<b>worker {work.worker}</b>, {word} {work.version}"
     if bar.doing == "waiting":
         return f"{head} done<br>waiting, {stretch}"
     if bar.doing == "flight":
         return f"{head}<br>gradient on the network, {stretch}"
-    reason = f"<br>{plot_text(work.reason)}" if work.reason else ""
+    reason = f"<br>{plot_text(shortened(work.reason))}" if work.reason else ""
     return (
         f"{head}<br>computed for {seconds_text(work.compute_seconds)} s"
         f"<br>{work.blocks_done} of {work.blocks} blocks done<br>{WORDS[bar.doing]}{reason}"
@@ -178,7 +207,9 @@ def _closed_inside(trace: Trace, window: Window) -> list[Round]:
     return [step for step in trace.rounds if first < step.closed_seconds <= last]
 
 
-def _add_axes(figure: Json, panel: int, panels: int, lanes: int, window: Window, *, clock: str) -> None:
+def _add_axes(
+    figure: Json, panel: int, panels: int, lanes: int, window: Window, *, workers: Sequence[int], clock: str
+) -> None:
     lowest = panel == panels - 1
     share = 1.0 / panels
     panel_pixels = lanes * LANE_PIXELS + BETWEEN_PANELS_PIXELS
@@ -187,7 +218,7 @@ def _add_axes(figure: Json, panel: int, panels: int, lanes: int, window: Window,
     y_name, x_name = _axis_name("y", panel), _axis_name("x", panel)
     more = {} if panel == 0 else {"matches": "x"}
     figure[f"xaxis{x_name[1:]}"] = axis(
-        f"{clock} seconds since the first round shown" if lowest else "",
+        f"{clock} since the first round shown" if lowest else "",
         range=[0, window.length_seconds],
         anchor=y_name,
         showgrid=False,
@@ -198,8 +229,8 @@ def _add_axes(figure: Json, panel: int, panels: int, lanes: int, window: Window,
         domain=[max(bottom, 0.0), top],
         anchor=x_name,
         range=[lanes - 0.45, -1.3],
-        tickvals=list(range(lanes)),
-        ticktext=[f"w{worker}" for worker in range(lanes)],
+        tickvals=list(range(len(workers))),
+        ticktext=[f"w{worker}" for worker in workers],
         showgrid=False,
         fixedrange=True,
     )
@@ -212,7 +243,7 @@ def _panel_title(group: Group, trace: Trace, window: Window, panel: int, series:
         count = f"{count_text(steps)} steps ({steps / max(trace.workers, 1):.1f} rounds)"
     over = trace.seconds < window.end_seconds - 1e-6 * window.length_seconds
     seconds = seconds_text(trace.seconds - window.start_seconds if over else window.length_seconds)
-    end = ", then done" if over else ""
+    end = f", then {'stopped' if trace.stopped else 'done'}" if over else ""
     return {
         "xref": "paper",
         "x": 0,

@@ -1,7 +1,8 @@
 """From a journal to what happened: the trace of a real run, and the delays its workers really had.
 
 A gradient's arrival and its fate are told apart, since it may wait for a later step: an arrival is pending until a
-record says that it is used, late or dropped. Void records (see `effective`) count for nothing; the time they took does.
+record says that it is used, late or dropped. Void records (see `effective`) count for nothing; the time they took does,
+as far as the journal's clock counted it (a server that is started again sets it back to its checkpoint).
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import csv
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from statistics import median
 
 from paceline.traces.journal import (
     Arrival,
     Arrived,
+    Checkpointed,
     Dropped,
     Evaluated,
     JournalError,
@@ -23,11 +26,14 @@ from paceline.traces.journal import (
     Resumed,
     RunEnded,
     Stepped,
+    WorkerJoined,
+    WorkerLeft,
 )
 from paceline.traces.journal_files import Journal, effective
-from paceline.traces.records import Evaluation, Outcome, Round, Trace, Work
+from paceline.traces.records import NOT_YET, Absence, Evaluation, Outcome, Round, Trace, Work
 
 KEPT_WORKS = 100_000
+KEPT_ABSENCES = 100_000
 MOST_RECORDED = 5_000_000  # the simulator reads files of at most 100 MB
 SHORTEST_SECONDS = 1e-6  # a journal's times are rounded to microseconds, and no work takes no time
 
@@ -48,10 +54,12 @@ def trace_of(journal: Journal) -> Trace:
     """
     began = journal.began
     records = effective(journal.records)
-    books = _Books()
+    books, presence = _Books(), _Presence()
     for record in records:
         books.take(record)
+        presence.take(record)
     books.drop_pending("the run ended")
+    ended = records[-1].reason if isinstance(records[-1], RunEnded) else ""
     steps = books.rounds[-1].version + 1 if books.rounds else 0
     return Trace(
         strategy=began.strategy,
@@ -59,7 +67,7 @@ def trace_of(journal: Journal) -> Trace:
         workers=began.workers,
         recipe=began.recipe,
         rounds_done=steps // (began.workers if began.strategy == "async" else 1),
-        seconds=max(map(_last_seconds, records)),
+        seconds=max(_last_seconds(record) for record in records if not _after_the_end(record, ended)),
         clock="real",
         late_work="partial",
         diverged=books.diverged,
@@ -71,6 +79,8 @@ def trace_of(journal: Journal) -> Trace:
         rounds=tuple(books.rounds),
         works=tuple(books.works),
         evaluations=tuple(books.evaluations),
+        absences=presence.absences(began.workers),
+        ended=ended,
     )
 
 
@@ -172,6 +182,71 @@ class _Books:
         loss, accuracy = (math.nan if value is None else value for value in (record.loss, record.accuracy))
         self.diverged = self.diverged or record.loss is None
         self.evaluations.append(Evaluation(round=record.round, seconds=record.at_seconds, loss=loss, accuracy=accuracy))
+
+
+class _Presence:
+    """Who was away, from when to when, and why."""
+
+    def __init__(self) -> None:
+        self._over: list[Absence] = []
+        self._away: dict[int, tuple[float, str]] = {}
+        self._known: set[int] = set()
+        self._any_joined = False
+        self._latest_seconds = 0.0
+
+    def take(self, record: JournalRecord) -> None:
+        match record:
+            case WorkerJoined():
+                self._any_joined = True
+                if record.worker not in self._known:
+                    self._away[record.worker] = (0.0, NOT_YET)
+                self._there(record.worker, record.at_seconds)
+            case WorkerLeft():
+                self._gone(record.worker, record.at_seconds, record.reason)
+            case Stepped() | Arrived():
+                # Who delivers is there, also where the record of its coming is lost (a full disk).
+                for arrival in record.arrivals:
+                    self._there(arrival.worker, max(0.0, arrival.at_seconds - (arrival.work_seconds or 0.0)))
+            case Resumed():
+                # What was done after the checkpoint is void: for the run, everybody was away since.
+                since = min(self._latest_seconds, record.at_seconds)
+                for worker in sorted(self._known):
+                    self._gone(worker, since, record.reason)
+        self._latest_seconds = max(self._latest_seconds, _last_seconds(record))
+
+    def absences(self, workers: int) -> tuple[Absence, ...]:
+        """All of them, in the order of their beginning, of a run with so many workers."""
+        still = [self._absence(worker, None) for worker in self._away]
+        never = (worker for worker in range(workers if self._any_joined else 0) if worker not in self._known)
+        still += [
+            Absence(worker=worker, from_seconds=0.0, to_seconds=None, reason=NOT_YET)
+            for worker in islice(never, KEPT_ABSENCES)
+        ]
+        found = sorted([*self._over, *still], key=lambda absence: (absence.from_seconds, absence.worker))
+        return tuple(found[:KEPT_ABSENCES])
+
+    def _there(self, worker: int, at_seconds: float) -> None:
+        self._known.add(worker)
+        if worker in self._away:
+            absence = self._absence(worker, at_seconds)
+            del self._away[worker]
+            if absence.reason != NOT_YET or at_seconds > 0:
+                self._over.append(absence)
+
+    def _gone(self, worker: int, at_seconds: float, reason: str) -> None:
+        self._known.add(worker)
+        self._away.setdefault(worker, (at_seconds, reason))
+
+    def _absence(self, worker: int, until: float | None) -> Absence:
+        since, reason = self._away[worker]
+        until = None if until is None else max(since, until)
+        return Absence(worker=worker, from_seconds=since, to_seconds=until, reason=reason)
+
+
+def _after_the_end(record: JournalRecord, ended: str) -> bool:
+    """Saving the model and saying goodbye come after the last round, and are no part of the time a run took."""
+    goodbye = bool(ended) and isinstance(record, WorkerLeft) and record.reason == ended
+    return goodbye or isinstance(record, Checkpointed)
 
 
 def _last_seconds(record: JournalRecord) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 Outcome: TypeAlias = Literal["used", "late", "dropped"]
+NOT_YET = "it had not joined yet"  # why a worker that came after the first round was away before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +76,25 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Absence:
+    """A worker of a real run was not there, and why; `to_seconds` is None where it was still away at the end.
+
+    >>> Absence(worker=2, from_seconds=9.5, to_seconds=None, reason="its connection was lost").worker
+    2
+    """
+
+    worker: int
+    from_seconds: float
+    to_seconds: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """A whole run. `works` may be cut to the first rounds on large clusters; the counts never are.
+
+    `absences` says when workers of a real run were away. `ended` is why the server of a real run ended it, in its own
+    words; it is empty where the server was killed.
 
     >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=0, seconds=0.0)
     >>> trace.clock, trace.late_work
@@ -100,3 +118,24 @@ class Trace:
     rounds: tuple[Round, ...] = ()
     works: tuple[Work, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
+    absences: tuple[Absence, ...] = ()
+    ended: str = ""
+
+    @property
+    def rounds_asked(self) -> int | None:
+        """How many rounds the recipe asks for, if it says so.
+
+        >>> Trace(strategy="full", seed=0, workers=2, recipe={"rounds": 9}, rounds_done=4, seconds=1.0).rounds_asked
+        9
+        """
+        asked = self.recipe.get("rounds")
+        return asked if isinstance(asked, int) and not isinstance(asked, bool) else None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run was stopped or killed before all of its rounds were done; one that diverged was not.
+
+        >>> Trace(strategy="full", seed=0, workers=2, recipe={"rounds": 9}, rounds_done=4, seconds=1.0).stopped
+        True
+        """
+        return not self.diverged and self.rounds_asked is not None and self.rounds_done < self.rounds_asked
