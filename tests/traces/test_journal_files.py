@@ -414,6 +414,10 @@ HISTORIES = {
         [began(), S[0], saved(1), measured(1), saved(1), S[1], resumed(1)],
         [began(), S[0], saved(1), measured(1), saved(1), resumed(1)],
     ),
+    "a checkpoint noted after void steps": (
+        [began(), S[0], S[1], S[2], saved(1), S[3], resumed(1), S[1]],
+        [began(), S[0], saved(1), resumed(1), S[1]],
+    ),
     "from the beginning": ([began(), JOINED, S[0], resumed(0), S[0]], [began(), resumed(0), S[0]]),
 }
 

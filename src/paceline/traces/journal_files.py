@@ -204,9 +204,30 @@ def effective(records: Sequence[JournalRecord]) -> tuple[JournalRecord, ...]:
     kept: list[JournalRecord] = []
     for record in records:
         if isinstance(record, Resumed):
-            del kept[_valid_until(kept, record.version) :]
+            kept = _standing(kept, record.version)
         kept.append(record)
     return tuple(kept)
+
+
+def _standing(kept: Sequence[JournalRecord], version: int) -> list[JournalRecord]:
+    """What is left after going back to a version.
+
+    Checkpoints and evaluations are made beside the rounds, so they may be noted after steps that are void now.
+    """
+    valid = kept[: _valid_until(kept, version)]
+    first = next(
+        (p for p, record in enumerate(valid) if isinstance(record, Stepped) and record.version >= version), None
+    )
+    if first is None:
+        return list(valid)
+    void_seconds = valid[first].at_seconds  # type: ignore[union-attr]
+    noted = [
+        record
+        for record in valid[first:]
+        if (isinstance(record, Checkpointed) and record.version <= version)
+        or (isinstance(record, Evaluated) and record.at_seconds < step.at_seconds)
+    ]
+    return [*valid[:first], *noted]
 
 
 def _valid_until(kept: Sequence[JournalRecord], version: int) -> int:
@@ -216,10 +237,7 @@ def _valid_until(kept: Sequence[JournalRecord], version: int) -> int:
         if isinstance(record, Checkpointed) and record.version == version:
             return place + 1
     # A server killed between saving a checkpoint and noting it leaves no such record: its last step tells the place.
-    end = next(
-        (place + 1 for place in range(len(kept) - 1, -1, -1) if _stands(kept[place], version)),
-        0,
-    )
+    end = next((place + 1 for place in range(len(kept) - 1, -1, -1) if _stands(kept[place], version)), 0)
     while end < len(kept) and isinstance(kept[end], Evaluated):
         end += 1
     return end
