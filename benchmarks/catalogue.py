@@ -30,5 +30,7 @@ BENCHMARKS = MappingProxyType(
         "choice-of-k": Benchmark("benchmarks.choice_of_k:run", "k=auto against every fixed K, by time to target"),
         "gradients": Benchmark("benchmarks.gradients:run", "all workers' gradients in one pass against a loop"),
         "timing": Benchmark("benchmarks.timing:run", "seconds and memory for the times of 100,000 workers"),
+        "cluster": Benchmark("benchmarks.cluster:run", "real runs: time saved by lgc, replayed, and as simulated"),
+        "soak": Benchmark("benchmarks.soak:run", "random faults against one real run, which must go on"),
     }
 )

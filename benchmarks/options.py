@@ -21,6 +21,16 @@ class Options:
     """choice-of-k: delay models, gradients: networks, with commas between; empty: all."""
     strategies: str = ""
     """choice-of-k: strategies, with commas between; empty: all."""
+    rounds: int | None = None
+    """cluster: rounds of each run; 300 if not given."""
+    repeat: int | None = None
+    """cluster: runs of each strategy; 2 if not given."""
+    faults: int | None = None
+    """soak: how many; 1000 if not given."""
+    seconds_per_fault: float = 0.0
+    """soak: least time from one fault to the next."""
+    seed: int = 0
+    """soak: which faults, when and against whom."""
     out: str = "runs/bench"
     """Folder for the raw numbers."""
 

@@ -215,12 +215,10 @@ def _standing(kept: Sequence[JournalRecord], version: int) -> list[JournalRecord
     Checkpoints and evaluations are made beside the rounds, so they may be noted after steps that are void now.
     """
     valid = kept[: _valid_until(kept, version)]
-    first = next(
-        (p for p, record in enumerate(valid) if isinstance(record, Stepped) and record.version >= version), None
-    )
-    if first is None:
+    void = ((place, r) for place, r in enumerate(valid) if isinstance(r, Stepped) and r.version >= version)
+    first, step = next(void, (len(valid), None))
+    if step is None:
         return list(valid)
-    void_seconds = valid[first].at_seconds  # type: ignore[union-attr]
     noted = [
         record
         for record in valid[first:]

@@ -55,7 +55,7 @@ class Conductor:
     ) -> None:
         self.strategy, self.trainee, self.codec, self.roster = strategy.start(), trainee, codec, roster
         self.total_steps, self.wait_for = total_steps, wait_for
-        self.begun = self.diverged = False
+        self.begun = self.diverged = self.stopped = False
         self.members: dict[int, Member] = {}
         self.dropped_reasons: Counter[str] = Counter()
         self.refused_reasons: Counter[str] = Counter()
@@ -74,6 +74,11 @@ class Conductor:
     def done(self) -> bool:
         """Whether the run is over."""
         return self.diverged or self.trainee.version >= self.total_steps
+
+    @property
+    def over(self) -> bool:
+        """Whether no step will be taken any more: the run is done, or stopped."""
+        return self.done or self.stopped
 
     @property
     def alive(self) -> list[int]:
@@ -102,18 +107,22 @@ class Conductor:
             )
         )
         if self.begun:
-            self._handle(Joined(worker=seat.worker, at_seconds=now))
+            self._tell(Joined(worker=seat.worker, at_seconds=now))
         elif len(self.alive) >= self.wait_for:
             self.begin(now)
 
     def begin(self, now: float) -> None:
         """Begin the first round with the workers that are there."""
-        if self.begun or self.done:
+        if self.begun or self.over:
             return
         self.begun = True
         self._opened_seconds = now
         for worker in self.alive:
-            self._handle(Joined(worker=worker, at_seconds=now))
+            self._tell(Joined(worker=worker, at_seconds=now))
+
+    def stop(self) -> None:
+        """No step is taken any more: the workers that go now would let the open round close without them."""
+        self.stopped = True
 
     def left(self, worker: int, reason: str, now: float) -> None:
         """A worker is gone. What it had delivered stays valid."""
@@ -125,7 +134,7 @@ class Conductor:
         self._flush()
         self._write(WorkerLeft(at_seconds=now, worker=worker, reason=reason))
         if self.begun:
-            self._handle(Left(worker=worker, at_seconds=now))
+            self._tell(Left(worker=worker, at_seconds=now))
 
     def gradient(self, received: Received, *, now: float) -> None:
         """A gradient is in, and fits the model; ProtocolError if it is of a version that its worker cannot have."""
@@ -133,7 +142,7 @@ class Conductor:
         self._check_version(member, message)
         member.answered_version = message.version
         self.roster.drawn(received.worker, message.draw)
-        if self.done:
+        if self.over:
             received.release()
             return
         if not _all_finite(received):
@@ -157,8 +166,7 @@ class Conductor:
         self._arrivals.append(arrival)
         # One that died and came back may deliver a version twice: the strategy drops the second.
         self._pending.setdefault((received.worker, message.version), []).append(received)
-        for event in events_of(arrival):
-            self._handle(event)
+        self._tell(*events_of(arrival))
 
     def _check_version(self, member: Member, message: Gradient) -> None:
         if not member.answered_version < message.version <= member.sent_version:
@@ -194,9 +202,13 @@ class Conductor:
 
     # -- what is asked -----------------------------------------------------------------------------------------
 
-    def _handle(self, event: Event) -> None:
-        if not self.done:
-            self._act(self.strategy.handle(event))
+    def _tell(self, *events: Event) -> None:
+        version = self.trainee.version
+        for event in events:
+            if not self.over:
+                self._act(self.strategy.handle(event))
+        if self.trainee.version > version:  # with all that was told of the gradient that closed the round
+            self.boundary = self._boundary_state()
 
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
@@ -227,7 +239,6 @@ class Conductor:
         self._bad_at_version = set()
         self._record(step)
         self._opened_seconds = step.at_seconds
-        self.boundary = self._boundary_state()
 
     def _take(self, share: Share) -> Received:
         (received,) = self._pending.pop((share.worker, share.version))

@@ -33,6 +33,8 @@ MOST_WELCOME_BYTES = 1024 * 1024
 
 _PREFIX = struct.Struct("<BI")
 _COUNT = 2**53
+_SECONDS = 1e9  # a generation: whoever computes with times and losses need not fear for the range of a float
+_LOSS = 3.5e38  # what a float32 can be
 
 
 class ProtocolError(ValueError):
@@ -45,6 +47,10 @@ class ProtocolError(ValueError):
 
 
 def _whole(least: int, most: int) -> Any:
+    return field(metadata={"least": least, "most": most})
+
+
+def _real(least: float, most: float) -> Any:
     return field(metadata={"least": least, "most": most})
 
 
@@ -74,7 +80,7 @@ class Welcome:
     blocks: int = _whole(1, 1_000_000)
     codec: str
     signature: str
-    silence_seconds: float
+    silence_seconds: float = _real(1e-3, _SECONDS)
     recipe: dict[str, Any]
 
 
@@ -108,11 +114,11 @@ class Gradient:
     draw: int = _whole(0, _COUNT)
     blocks_done: int = _whole(1, 1_000_000)
     blocks: int = _whole(1, 1_000_000)
-    work_seconds: float
-    held_seconds: float
+    work_seconds: float = _real(0, _SECONDS)
+    held_seconds: float = _real(0, _SECONDS)
     samples: int = _whole(0, _COUNT)
-    loss_mean: float | None
-    loss_variance: float | None
+    loss_mean: float | None = _real(-_LOSS, _LOSS)
+    loss_variance: float | None = _real(0, _LOSS)
     payload_bytes: int = _whole(0, _COUNT)
     buffer_bytes: int = _whole(0, _COUNT)
 
@@ -200,12 +206,12 @@ def _message(kind: type[Message], header: bytes) -> Message:
         raise ProtocolError(f"the header of a {kind.__name__} is not an object")
     if kind in (Hello, Welcome) and values.get("protocol") != PROTOCOL:  # the rest may look different there
         raise ProtocolError(
-            f"the other side speaks protocol {str(values.get('protocol'))[:20]}, this one speaks {PROTOCOL}: "
+            f"the other side speaks protocol {values.get('protocol')!r:.20}, this one speaks {PROTOCOL}: "
             "install the same paceline on both"
         )
     names = _FIELDS[kind]
     if values.keys() != names.keys():
-        raise ProtocolError(f"a {kind.__name__} has {', '.join(names)} (this one has {', '.join(values)[:200]})")
+        raise ProtocolError(f"a {kind.__name__} has {', '.join(names)} (this one has {list(values)!r:.200})")
     for name, value in values.items():
         _check(kind, name, value)
     return kind(**values)
@@ -237,7 +243,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if get_origin(hint) is dict:
         return isinstance(value, dict)
     if hint is str:
-        return isinstance(value, str) and len(value) <= 4096
+        return isinstance(value, str) and len(value) <= 4096 and value.isprintable()  # it goes into a log, as a line
     return value is None and hint is type(None)
 
 

@@ -244,6 +244,7 @@ class Run:
     async def _end(self, on_standing: Callable[[Standing], None]) -> Outcome:
         now = self.server.now()
         finished = self.conductor.done
+        self.conductor.stop()
         reason = "diverged" if self.conductor.diverged else "all rounds are done" if finished else str(self._stop)
         log.info("ends after %d rounds: %s", self.rounds_done, reason)
         await self.server.close("over" if finished else "return", reason)

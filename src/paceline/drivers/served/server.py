@@ -130,10 +130,10 @@ class Server:
             return
         if self._members.get(seat.worker) is stream:
             del self._members[seat.worker]
-            if not self.conductor.done:
+            if not self.conductor.over:
                 log.info("worker %d left: %s", seat.worker, fate.reason)
             self.conductor.left(seat.worker, fate.reason, self.now())
-            if self.conductor.begun and not self.conductor.alive and not self.conductor.done:
+            if self.conductor.begun and not self.conductor.alive and not self.conductor.over:
                 log.warning("no worker is left: waiting for one to come")
             self._act()
         else:
@@ -179,6 +179,9 @@ class Server:
     def arrived(self, stream: Stream, received: Received) -> None:
         """A gradient is in."""
         member = self.conductor.members[received.worker]
+        expected = self.conductor.roster.next_draw(received.worker)
+        if received.message.draw > expected:  # whoever has this number next goes on after it
+            raise ProtocolError(f"batch {received.message.draw} cannot be: the worker's next is batch {expected}")
         self.conductor.gradient(received, now=self.now())
         stream.owes = member.owes
         if member.bad_in_a_row:
@@ -209,7 +212,7 @@ class Server:
         workers, self.conductor.to_send = self.conductor.to_send, []
         for worker in workers:
             stream, member = self._members.get(worker), self.conductor.members[worker]
-            if stream is None or self.conductor.done:
+            if stream is None or self.conductor.over:
                 continue
             if member.sent_version == self.conductor.trainee.version:  # another try at the same version
                 member.answered_version = member.sent_version - 1

@@ -152,7 +152,7 @@ class Stream:
             writing.cancel()
 
     async def _say_goodbye(self, fate: Gone, writing: asyncio.Task[None]) -> None:
-        self._farewell = Goodbye(what=fate.what, reason=fate.reason[:1000])  # type: ignore[arg-type]
+        self._farewell = Goodbye(what=fate.what, reason=" ".join(fate.reason.split())[:1000])  # type: ignore[arg-type]
         self._wake.set()
         await asyncio.wait({writing}, timeout=self._house.limits.farewell_seconds)
 
@@ -164,6 +164,8 @@ class Stream:
                     return Gone("return", "it closed its stream")
                 self._house.traffic(received=len(frame))
                 self._heard = self._house.clock()
+                if len(frame) > (most := self._house.sizes.most_message_bytes):
+                    raise ProtocolError(f"a message has at most {most} bytes (this one has {len(frame)})")
                 message, body = decode(frame)
                 self._hear(message, body)
         except Gone as gone:
@@ -228,7 +230,8 @@ class Stream:
             case Chunk() if self._assembly is not None:
                 self._add(body)
             case Beat() if self.worker is not None:
-                if message.progress != self._progress:
+                # Whoever sends its gradient has computed it: only the gradient gets it further.
+                if message.progress != self._progress and self._assembly is None:
                     self._progress, self._moved = message.progress, self._house.clock()
             case Leave() if self.worker is not None:
                 raise Gone("return", f"it left: {message.reason[:200]}" if message.reason else "it left")
@@ -250,8 +253,10 @@ class Stream:
         assembly, message, memory = self._assembly, self._gradient, self._memory
         if assembly is None or message is None or memory is None or self.worker is None:
             raise ProtocolError("a chunk came, but no body had begun")
-        self._moved = self._house.clock()
-        if not assembly.add(body):
+        whole = assembly.add(body)
+        if whole or len(body) >= self._house.sizes.chunk_bytes:  # a body that trickles in gets nowhere
+            self._moved = self._house.clock()
+        if not whole:
             return
         self._assembly = self._gradient = self._memory = None
         self._held += 1

@@ -12,6 +12,7 @@ from paceline.drivers.served.limits import Limits
 from paceline.drivers.served.messages import MOST_HEADER_BYTES, MOST_WELCOME_BYTES
 
 METHOD = "/paceline.v1.Cluster/Work"
+TOLD_BYTES = 2 * 1024 * 1024
 
 _THROUGHPUT: list[tuple[str, Any]] = [
     ("grpc.optimization_target", "throughput"),
@@ -26,12 +27,14 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 def server_options(sizes: Sizes, limits: Limits) -> list[tuple[str, Any]]:
     """What the server's side of a connection may cost.
 
+    gRPC cuts off who sends too much without a word to either side; up to `TOLD_BYTES` more, the server says why.
+
     >>> dict(server_options(Sizes(most_payload_bytes=400, buffer_bytes=0), Limits()))["grpc.max_receive_message_length"]
-    65936
+    2163088
     """
     return [
         *_THROUGHPUT,
-        ("grpc.max_receive_message_length", sizes.most_message_bytes),
+        ("grpc.max_receive_message_length", sizes.most_message_bytes + TOLD_BYTES),
         ("grpc.max_send_message_length", CHUNK_BYTES + MOST_WELCOME_BYTES + MOST_HEADER_BYTES),
         ("grpc.max_concurrent_streams", 4),
         ("grpc.keepalive_time_ms", round(limits.silence_seconds * 1000)),
