@@ -250,7 +250,7 @@ def replay(options: ReplayOptions, overrides: dict[str, str]) -> None:
 
     notes = Console(stderr=True)
     own = Own(model=options.model, data_directory=options.data_directory)
-    with Progress(console=notes, transient=True) as progress:
+    with Progress(console=notes, transient=True, disable=not notes.is_terminal) as progress:
         task = progress.add_task("replaying", total=None)
         verdict = replay_run(
             Path(options.run), own, on_step=lambda step, steps: progress.update(task, completed=step, total=steps)

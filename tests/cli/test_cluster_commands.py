@@ -1,0 +1,90 @@
+"""The commands of a real cluster: what is typed wrongly is told in one line, and a small run ends in a table."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from paceline.cli import main
+
+ERRORS = {
+    "a server open to strangers": (["serve", "--listen", "0.0.0.0:0"], ["0.0.0.0", "--tls", "--insecure"]),
+    "an address without a port": (["serve", "--listen", "localhost"], ["localhost", "HOST:PORT"]),
+    "a worker without a server": (["work"], ["HOST:PORT"]),
+    "a worker at no address": (["work", "nowhere"], ["nowhere", "HOST:PORT"]),
+    "keys that are not there": (["work", "127.0.0.1:1", "--tls", "none/worker"], ["none/worker"]),
+    "an option of another command": (["work", "127.0.0.1:1", "--rounds", "3"], ["unknown option --rounds"]),
+    "a resume of nothing": (["train", "--resume", "no/such/run"], ["no/such/run", "trace.jsonl"]),
+    "a resume with another recipe": (["train", "--resume", "x", "--k", "3"], ["--resume", "nothing else"]),
+    "a replay of nothing": (["replay", "no/such/run"], ["no/such/run"]),
+    "a codec that is not there": (["train", "--codec", "bfloat"], ["bfloat", "bfloat16"]),
+    "too few seats": (["train", "--server.most-workers", "3"], ["most_workers=3", "workers=10"]),
+    "a host that is none": (["keys", "KEYS", "--hosts", "a b"], ["a b"]),
+    "no days": (["keys", "KEYS", "--days", "0"], ["days"]),
+}
+
+
+@pytest.mark.parametrize(("arguments", "parts"), ERRORS.values(), ids=ERRORS.keys())
+def test_a_mistake_is_told_in_one_line(arguments, parts, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1, err
+    assert "Traceback" not in err
+    for part in parts:
+        assert part in err
+    assert not list(tmp_path.rglob("*.key"))
+
+
+def test_keys_are_made_once_and_kept(tmp_path, capsys):
+    assert main(["keys", str(tmp_path / "keys"), "--hosts", "ps.example.org,10.0.0.1"]) == 0
+    assert "made" in capsys.readouterr().err
+    before = {path.name: path.read_bytes() for path in (tmp_path / "keys").iterdir()}
+    assert main(["keys", str(tmp_path / "keys")]) == 0
+    assert "kept" in capsys.readouterr().err
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "keys").iterdir()}
+
+
+def run(*arguments, cwd):
+    environment = os.environ | {"COLUMNS": "80"}
+    return subprocess.run(
+        [sys.executable, "-m", "paceline", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+
+
+def test_train_ends_in_a_table_a_page_and_a_run_that_replays(tmp_path):
+    small = ["--workers", "4", "--k", "3", "--rounds", "12"]
+    first = run("train", *small, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert "lgc" in first.stdout
+    assert "real cluster" in first.stdout
+    assert max(map(len, first.stdout.splitlines())) <= 80
+    for file in ("report.html", "results.json", "trace.jsonl", "checkpoint-00000012/manifest.json"):
+        assert (tmp_path / "runs" / "train" / file).exists(), file
+    again = run("replay", "runs/train", "--json", cwd=tmp_path)
+    assert json.loads(again.stdout) == {"identical": True, "steps": 12, "difference": None}
+
+    taken = run("train", *small, "--out", "runs/train", cwd=tmp_path)
+    assert taken.returncode == 2
+    assert "holds a run" in taken.stderr
+
+
+def test_a_trace_that_was_tampered_with_does_not_replay_and_the_step_is_named(tmp_path):
+    assert run("train", "--workers", "4", "--k", "3", "--rounds", "6", "--json", cwd=tmp_path).returncode == 0
+    trace = tmp_path / "runs" / "train" / "trace.jsonl"
+    lines = trace.read_text().splitlines()
+    steps = [number for number, line in enumerate(lines) if '"kind":"stepped"' in line]
+    record = json.loads(lines[steps[3]])
+    lines[steps[3]] = json.dumps(record | {"fingerprint": record["fingerprint"] + 1})
+    trace.write_text("\n".join(lines) + "\n")
+    told = run("replay", "runs/train", cwd=tmp_path)
+    assert told.returncode == 1
+    assert "step 3: the weights after it are not the same" in told.stderr

@@ -1,0 +1,191 @@
+"""`paceline.Worker` and `paceline.serve` in one process: a user's own loop against a real server on loopback."""
+
+import copy
+import queue
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+import paceline
+from paceline.drivers.served.limits import Limits
+
+DEADLINE_SECONDS = 60.0
+LIMITS = Limits(silence_seconds=5.0, gather_seconds=30.0)
+
+
+def network(outputs=3):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+def batches(count, size=8):
+    generator = torch.Generator().manual_seed(7)
+    for _ in range(count):
+        inputs = torch.randn(size, 4, generator=generator)
+        yield inputs, inputs[:, :3].argmax(1)
+
+
+@contextmanager
+def serving(model, folder, **options):
+    """A server in a thread; gives the address, and how it ended once it has."""
+    opened, ended = queue.Queue(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"workers": 1, "rounds": 10, "blocks": 4, "limits": LIMITS} | options
+
+    def run():
+        try:
+            ended.append(
+                paceline.serve(
+                    model, optimizer, listen="127.0.0.1:0", folder=folder / "run", on_open=opened.put, **options
+                )
+            )
+        except BaseException as error:
+            ended.append(error)
+            opened.put(0)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    port = opened.get(timeout=DEADLINE_SECONDS)
+    try:
+        yield f"127.0.0.1:{port}", ended
+    finally:
+        thread.join(DEADLINE_SECONDS)
+        assert not thread.is_alive(), "the server did not end"
+
+
+def work(worker, model, source, *, zero=False):
+    while worker.training():
+        inputs, targets = next(source)
+        for x, y in worker.blocks(inputs, targets):
+            if zero:
+                model.zero_grad(set_to_none=False)
+            nn.functional.cross_entropy(model(x), y).backward()
+        worker.send()
+
+
+@pytest.mark.parametrize("size", [8, 7, 1], ids=["four blocks", "one block: seven is prime", "one sample"])
+def test_one_worker_trains_as_a_plain_loop_does(tmp_path, size):
+    served, plain = network(), network()
+    model = copy.deepcopy(served)
+    with serving(served, tmp_path) as (address, ended), paceline.Worker(address, model) as worker:
+        work(worker, model, batches(100, size))
+    assert ended[0].finished
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for inputs, targets in batches(10, size):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(plain(inputs), targets).backward()
+        optimizer.step()
+    for found, expected in zip(served.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_with_bfloat16_on_the_wire_it_trains_nearly_so(tmp_path):
+    exact, rounded = network(), network()
+    for index, (served, codec) in enumerate(((exact, "identity"), (rounded, "bfloat16"))):
+        model = network()
+        with (
+            serving(served, tmp_path / str(index), codec=codec) as (address, _),
+            paceline.Worker(address, model) as worker,
+        ):
+            work(worker, model, batches(100))
+    pairs = list(zip(exact.parameters(), rounded.parameters(), strict=True))
+    assert any(not torch.equal(one, other) for one, other in pairs)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.02)
+
+
+def test_a_gradient_that_was_taken_off_its_parameter_is_found_again(tmp_path):
+    served, model = network(), network()
+    with serving(served, tmp_path, blocks=1) as (address, ended), paceline.Worker(address, model) as worker:
+        while worker.training():
+            inputs, targets = next(batches(1))
+            for x, y in worker.blocks(inputs, targets):
+                model.zero_grad(set_to_none=True)
+                nn.functional.cross_entropy(model(x), y).backward()
+            worker.send()
+    assert ended[0].finished
+    assert not torch.equal(next(served.parameters()), next(network().parameters()))
+
+
+def test_batch_norm_statistics_reach_the_server(tmp_path):
+    served = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    model = copy.deepcopy(served)
+    with serving(served, tmp_path) as (address, _), paceline.Worker(address, model) as worker:
+        work(worker, model, batches(100))
+    assert int(served[1].num_batches_tracked) == 10 * 4
+    assert not torch.equal(served[1].running_mean, torch.zeros(3))
+
+
+def test_the_server_measures_and_resumes(tmp_path):
+    seen = []
+
+    def evaluate(module):
+        seen.append(module.training)
+        return 0.5, 0.25
+
+    first, model = network(), network()
+    with serving(first, tmp_path, evaluate=evaluate) as (address, _), paceline.Worker(address, model) as worker:
+        work(worker, model, batches(100))
+    assert seen
+    assert not any(seen)
+    again, model = network(), network()
+    with (
+        serving(again, tmp_path, rounds=15, resume=True) as (address, ended),
+        paceline.Worker(address, model) as worker,
+    ):
+        assert worker.draw == 10
+        work(worker, model, batches(100))
+    assert ended[0].finished
+
+
+def test_another_model_is_refused_in_one_line_and_the_server_goes_on(tmp_path):
+    served, model = network(), network()
+    with serving(served, tmp_path) as (address, ended):
+        with pytest.raises(ValueError, match="trains another model"), paceline.Worker(address, network(outputs=5)):
+            pass
+        with paceline.Worker(address, model) as worker:
+            work(worker, model, batches(100))
+    assert ended[0].finished
+
+
+def test_misuse_is_told(tmp_path):
+    served, model = network(), network()
+    with serving(served, tmp_path, rounds=1) as (address, _), paceline.Worker(address, model) as worker:
+        with pytest.raises(RuntimeError, match=r"send\(\) comes after a batch"):
+            worker.send()
+        with pytest.raises(ValueError, match="at least one sample"):
+            next(worker.blocks(torch.zeros(0, 4)))
+        with pytest.raises(ValueError, match="tensors of one length"):
+            next(worker.blocks(torch.zeros(4, 4), torch.zeros(3)))
+        work(worker, model, batches(100))
+
+
+def test_a_worker_without_a_server_gives_up_and_names_it():
+    with pytest.raises(ConnectionError, match=r"no server at 127\.0\.0\.1:9 for 0\.5 s"):
+        paceline.Worker("127.0.0.1:9", network(), patience_seconds=0.5).__enter__()
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
+    model = network()
+    with serving(network(), tmp_path, rounds=1) as (address, _), paceline.Worker(address, model) as worker:
+        work(worker, model, batches(100))
+    before = (tmp_path / "run" / "trace.jsonl").read_bytes()
+    other = network()
+    with pytest.raises(ValueError, match="holds a run"):
+        paceline.serve(
+            other, torch.optim.SGD(other.parameters(), lr=0.1), listen="127.0.0.1:0", folder=tmp_path / "run"
+        )
+    assert (tmp_path / "run" / "trace.jsonl").read_bytes() == before
+
+
+def test_a_port_that_is_taken_is_told(tmp_path):
+    served, model, other = network(), network(), network()
+    with serving(served, tmp_path, rounds=1) as (address, _), paceline.Worker(address, model) as worker:
+        with pytest.raises(OSError, match="cannot listen on"):
+            paceline.serve(
+                other, torch.optim.SGD(other.parameters(), lr=0.1), listen=address, folder=tmp_path / "other"
+            )
+        work(worker, model, batches(100))
