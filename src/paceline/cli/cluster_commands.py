@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,6 +225,7 @@ def work(options: WorkOptions, overrides: dict[str, str]) -> None:
         patience_seconds=options.patience_seconds,
         threads=options.threads,
     )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever is told to go says goodbye first
     work_for(options.address, own, on_welcome=welcomed)
     notes.print("training is over")
 

@@ -23,7 +23,7 @@ import torch
 from paceline.drivers.served.conductor import Conductor
 from paceline.drivers.served.server import Server
 from paceline.drivers.served.transport import allow_many_files, keep_memory
-from paceline.traces.checkpoints import Checkpoint, CheckpointWriteError, write_checkpoint
+from paceline.traces.checkpoints import Checkpoint, write_checkpoint
 from paceline.traces.journal import Checkpointed, Evaluated, RunEnded
 from paceline.traces.journal_files import JournalWriter
 
@@ -229,8 +229,8 @@ class Run:
         def settle() -> None:
             try:
                 then(future.result())
-            except (CheckpointWriteError, ValueError, RuntimeError) as error:
-                self._failed(str(error))
+            except Exception as error:  # a full disk, or a user's own way of measuring: training goes on
+                self._failed(str(error) or type(error).__name__)
 
         future.add_done_callback(lambda _: None if loop.is_closed() else loop.call_soon_threadsafe(settle))
 

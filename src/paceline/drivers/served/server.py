@@ -62,6 +62,7 @@ class Server:
         self._frames: tuple[int, tuple[bytes, ...]] = (-1, ())
         self._grpc: Any = None
         self._watchman: asyncio.Task[None] | None = None
+        self._closing: tuple[str, str] | None = None
 
     def now(self) -> float:
         """Seconds of the run, in whole microseconds: its clock starts with its first round."""
@@ -98,10 +99,12 @@ class Server:
 
     async def close(self, what: str, reason: str) -> None:
         """Say goodbye to everybody and stop listening."""
-        for stream in tuple(self._streams):
+        self._closing = what, reason  # whoever comes back now is told the same
+        last = set(self._streams)
+        for stream in last:
             stream.dismiss(Gone(what, reason))
         deadline = time.monotonic() + self.limits.farewell_seconds
-        while self._streams and time.monotonic() < deadline:
+        while last & self._streams and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         if self._watchman is not None:
             self._watchman.cancel()
@@ -146,6 +149,8 @@ class Server:
 
     def admit(self, stream: Stream, hello: Hello) -> Welcome:
         """Give a newcomer a seat."""
+        if self._closing is not None:
+            raise Gone(*self._closing)
         if self.conductor.done:
             raise Gone("over", "training is over")
         try:
@@ -217,7 +222,6 @@ class Server:
             if member.sent_version == self.conductor.trainee.version:  # another try at the same version
                 member.answered_version = member.sent_version - 1
             member.sent_version, member.sent_seconds = self.conductor.trainee.version, self.now()
-            stream.owes = True
             stream.send_model(self._model_frames())
         self.changed()
 

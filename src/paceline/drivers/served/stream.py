@@ -104,7 +104,8 @@ class Stream:
     def send_model(self, frames: Sequence[bytes]) -> None:
         """Send a model; if one is being sent, this one comes next, and one that was next never goes."""
         self._model = frames
-        self._moved = self._house.clock()
+        if not self.owes:  # one who owed work before this round is no less stalled for getting more of it
+            self.owes, self._moved = True, self._house.clock()
         self._wake.set()
 
     def dismiss(self, fate: Gone) -> None:
@@ -150,6 +151,8 @@ class Stream:
         finally:
             self._reading.cancel()
             writing.cancel()
+            if writing.done() and not writing.cancelled():
+                writing.exception()  # a peer that went while it was written to: the reader has seen it too
 
     async def _say_goodbye(self, fate: Gone, writing: asyncio.Task[None]) -> None:
         self._farewell = Goodbye(what=fate.what, reason=" ".join(fate.reason.split())[:1000])  # type: ignore[arg-type]
