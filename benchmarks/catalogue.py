@@ -31,6 +31,7 @@ BENCHMARKS = MappingProxyType(
         "gradients": Benchmark("benchmarks.gradients:run", "all workers' gradients in one pass against a loop"),
         "timing": Benchmark("benchmarks.timing:run", "seconds and memory for the times of 100,000 workers"),
         "cluster": Benchmark("benchmarks.cluster:run", "real runs: time saved by lgc, replayed, and as simulated"),
+        "overhead": Benchmark("benchmarks.overhead:run", "a round of the parameter server against gloo's all-reduce"),
         "soak": Benchmark("benchmarks.soak:run", "random faults against one real run, which must go on"),
     }
 )

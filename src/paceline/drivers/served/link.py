@@ -83,6 +83,7 @@ class Link:
         self._staged: Model | None = None
         self._arriving: Model | None = None
         self.begun_version = -1
+        self.whole_since = 0.0
         self.progress = 0
         self.goodbye: Goodbye | None = None
         self.lost: str | None = None
@@ -237,7 +238,7 @@ class Link:
     def _add(self, body: memoryview) -> None:
         if self._whole_assembly().add(body):
             with self._news:
-                self._staged = self._arriving
+                self._staged, self.whole_since = self._arriving, time.monotonic()
                 self._news.notify_all()
 
     def _whole_assembly(self) -> Assembly:

@@ -27,7 +27,6 @@ from paceline.drivers.served.transport import METHOD, server_options
 log = logging.getLogger("paceline.served")
 
 WATCH_SECONDS = 0.25
-BUSY_SECONDS = 1.0
 
 
 class Server:
@@ -241,9 +240,10 @@ class Server:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             now = self.clock()
-            if now - before > WATCH_SECONDS + BUSY_SECONDS:
+            busy = now - before - WATCH_SECONDS
+            if busy > WATCH_SECONDS:
                 for stream in self._streams:
-                    stream.excuse(now - before - WATCH_SECONDS)
+                    stream.excuse(busy)
             before = now
             for stream in tuple(self._streams):
                 fate = stream.overdue(now)

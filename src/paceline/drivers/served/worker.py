@@ -272,7 +272,7 @@ class Worker:
                 if link is None:
                     raise LinkLost("the connection is closed")
                 self.version = link.take_model(self._load)
-                self._held_since = time.monotonic()
+                self._held_since = link.whole_since
                 return
             except TrainingOver:
                 self._over = True

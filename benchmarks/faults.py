@@ -1,0 +1,135 @@
+"""What bad guests do to a server. Each runs in a process of its own that the nursery forks; see soak_nursery.py."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+GUEST_SECONDS = 20.0
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+def work(address: str, dice: random.Random, number: int | None) -> None:
+    """A good worker; SIGTERM makes it leave politely."""
+    from paceline.recipes.cluster import Own, work_for
+
+    def leave(signum: int, frame: object) -> None:
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, leave)
+    work_for(address, Own(wish=number, threads=1, patience_seconds=120.0))
+
+
+def send_nan(address: str, dice: random.Random, number: int | None) -> None:
+    """A worker whose gradients are not finite, until the server has had enough of it."""
+    import torch
+
+    from paceline.drivers.served.worker import Worker
+    from paceline.recipes.assembly import load_data, make_training
+    from paceline.recipes.cluster import Own, trusted
+
+    wrong = dice.choice([float("nan"), float("inf"), float("-inf")])
+    with suppress(ConnectionRefusedError), Worker(address, None, patience_seconds=5.0) as worker:
+        recipe = trusted(worker.welcome.recipe, Own())
+        module = make_training(recipe, load_data(recipe)).module
+        worker.hold(module)
+        worker.ready()
+        while worker.training():
+            for _ in worker.blocks(torch.ones(worker.welcome.blocks)):
+                for parameter in module.parameters():
+                    parameter.grad.view(-1)[0] = wrong
+            worker.send()
+
+
+def send_garbage(address: str, dice: random.Random, number: int | None) -> None:
+    """Streams of messages that are none, each until the server ends it."""
+    import grpc
+
+    from paceline.drivers.served.transport import METHOD
+
+    for _ in range(dice.randint(1, 6)):
+        with grpc.insecure_channel(address) as channel, suppress(grpc.RpcError):
+            for _ in channel.stream_stream(METHOD)(_garbage(dice), timeout=5):
+                pass
+
+
+def _garbage(dice: random.Random) -> Iterator[bytes]:
+    if dice.random() < 0.5:  # first as a worker would
+        hello = json.dumps({"protocol": 1, "wish": None, "threads": 1, "host": "garbage pid 1"}).encode()
+        yield struct.pack("<BI", 1, len(hello)) + hello
+    for _ in range(dice.randint(1, 5)):
+        size = dice.choice([0, 1, 4, 5, 40, 2000, 100_000, 1_000_000])
+        frame = dice.randbytes(size)
+        if dice.random() < 0.6 and size >= 5:  # a kind that there is, and a header that may be as long as it says
+            frame = struct.pack("<BI", dice.randint(1, 9), dice.choice([0, size - 5, 2**32 - 1])) + frame[5:]
+        yield frame
+
+
+def send_garbage_bytes(address: str, dice: random.Random, number: int | None) -> None:
+    """Connections that do not speak gRPC."""
+    for _ in range(dice.randint(5, 30)):
+        with suppress(OSError), _connected(address) as connection:
+            begin = dice.choice([b"", b"GET / HTTP/1.1\r\n\r\n", HTTP2_PREFACE, b"\x16\x03\x01"])
+            connection.sendall(begin + dice.randbytes(dice.choice([0, 1, 100, 10_000, 200_000])))
+            if dice.random() < 0.5:
+                connection.settimeout(0.2)
+                connection.recv(1000)
+
+
+def flood(address: str, dice: random.Random, number: int | None) -> None:
+    """Many connections and streams that say nothing."""
+    import grpc
+
+    from paceline.drivers.served.transport import METHOD
+
+    until = time.monotonic() + dice.uniform(0.5, 2.0)
+    connections = []
+    for _ in range(dice.randint(50, 200)):
+        with suppress(OSError):
+            connections.append(_connected(address))
+    channels = [
+        grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+        for _ in range(dice.randint(2, 25))
+    ]
+
+    def nothing() -> Iterator[bytes]:
+        time.sleep(max(0.0, until - time.monotonic()))
+        yield from ()
+
+    calls = [channel.stream_stream(METHOD)(nothing()) for channel in channels for _ in range(4)]
+    time.sleep(max(0.0, until - time.monotonic()))
+    for call in calls:
+        call.cancel()
+    for channel in channels:
+        channel.close()
+    for connection in connections:
+        connection.close()
+
+
+def _connected(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=2.0)
+
+
+GUESTS: dict[str, Callable[[str, random.Random, int | None], None]] = {
+    "worker": work,
+    "nan": send_nan,
+    "garbage": send_garbage,
+    "garbage-bytes": send_garbage_bytes,
+    "flood": flood,
+}
+
+
+def be_guest(order: dict[str, Any]) -> None:
+    """What the nursery's child does; a bad guest ends after 20 s in any case."""
+    if order["kind"] != "worker":
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, GUEST_SECONDS)
+    GUESTS[order["kind"]](order["address"], random.Random(order["seed"]), order["number"])
