@@ -18,8 +18,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.traces.journal import Stepped, WorkerJoined, WorkerLeft
-from paceline.traces.journal_files import read_journal
+from paceline.traces.journal import Arrived, Stepped, WorkerJoined, WorkerLeft
+from paceline.traces.journal_lines import record_from
 
 DEADLINE_SECONDS = 60.0
 PACELINE = [sys.executable, "-m", "paceline"]
@@ -50,6 +50,7 @@ class Cluster:
         self.workers, self.start = workers, workers if start is None else start
         self._packs = []
         self._port = None
+        self._read_bytes, self._records = 0, []
         self._log_path = self.folder / "server.log"
         self._options = [
             "--workers", str(workers), "--strategy", strategy, "--k", str(k), "--rounds", str(rounds),
@@ -61,9 +62,10 @@ class Cluster:
         self.server = None
 
     def __enter__(self):
+        pack = self.prepare_workers(range(self.start)) if self.start else None  # it loads torch while the server does
         self.start_server()
-        if self.start:
-            self.add_workers(range(self.start))
+        if pack is not None:
+            self.let_join(pack)
         return self
 
     def __exit__(self, *error):
@@ -96,14 +98,22 @@ class Cluster:
 
     def add_workers(self, numbers):
         """Start workers with these numbers, forked from one process."""
+        self.let_join(self.prepare_workers(numbers))
+
+    def prepare_workers(self, numbers):
+        """Start workers that wait for `let_join`: they have loaded torch by then."""
         numbers = ",".join(map(str, numbers))
         pack = subprocess.Popen(
             [sys.executable, "-m", "paceline.recipes.pack", "--numbers", numbers],
             stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
+        self._packs.append(pack)
+        return pack
+
+    def let_join(self, pack):
+        """Tell workers that wait where the server is."""
         pack.stdin.write(f"{self.address}\n".encode())
         pack.stdin.close()
-        self._packs.append(pack)
 
     def kill_worker(self, number):
         """kill -9."""
@@ -124,10 +134,19 @@ class Cluster:
 
     @property
     def records(self):
+        """All whole records of the trace; each line is read once."""
         path = self.run / "trace.jsonl"
-        if not path.exists() or not path.read_bytes().count(b"\n"):
-            return ()
-        return read_journal(path).records
+        if path.exists():
+            with path.open("rb") as lines:
+                lines.seek(self._read_bytes)
+                while (line := lines.readline()).endswith(b"\n"):
+                    self._records.append(record_from(line))
+                    self._read_bytes += len(line)
+        return tuple(self._records)
+
+    def events(self, kind):
+        """The records of one kind."""
+        return [record for record in self.records if isinstance(record, kind)]
 
     @property
     def round(self):
@@ -177,6 +196,19 @@ class Cluster:
         """SIGTERM, and wait for the end; returns the exit code."""
         self.server.terminate()
         return self.server.wait(seconds)
+
+    def delivered(self, worker, *, since=0):
+        """Gradients of a worker that have arrived at a version not below `since`."""
+        return sum(
+            arrival.worker == worker and arrival.version >= since
+            for record in self.events(Stepped | Arrived)
+            for arrival in record.arrivals
+        )
+
+    def until_delivers(self, worker, *, seconds=DEADLINE_SECONDS):
+        """A worker's gradients come in, from now on."""
+        since = self.round
+        until(lambda: self.delivered(worker, since=since), f"worker {worker} delivers", seconds=seconds, cluster=self)
 
     def replay(self):
         """What `paceline replay` says of the run."""

@@ -87,6 +87,7 @@ class Link:
         self.progress = 0
         self.goodbye: Goodbye | None = None
         self.lost: str | None = None
+        self.broken: str | None = None
         self._out.put(encode(hello))
         self._call = self._channel.stream_stream(METHOD)(self._outgoing())
         threading.Thread(target=self._read, name="paceline-link", daemon=True).start()
@@ -169,6 +170,8 @@ class Link:
                 raise TrainingOver(self.goodbye.reason)
             if self.goodbye.what == "return":
                 raise LinkLost(self.goodbye.reason)
+        elif self.broken is not None:
+            raise ProtocolError(f"the server broke the protocol: {self.broken}")
         elif self.lost is not None:
             raise LinkLost(self.lost)
 
@@ -203,7 +206,7 @@ class Link:
         except grpc.RpcError as error:
             lost = _reason(error)
         except ProtocolError as error:
-            lost = f"the server broke the protocol: {error}"
+            self.broken = lost = str(error)
         finally:
             with self._news:
                 self.lost = lost

@@ -107,6 +107,8 @@ class Run:
         self._measuring: Future[Any] | None = None
         self._saving: Future[Any] | None = None
         self._saved_version = -1
+        self._disk_refuses = False
+        self._journal_told = False
         self._errors: list[str] = []
         self._stop: str | None = None
         self._signals = 0
@@ -189,8 +191,15 @@ class Run:
                     self._evaluate(now)
                 if self.rounds_done % self._checkpoint_every == 0:
                     self._save(now)
+            self._tell_journal()
         if self.conductor.done:
             self._finished.set()
+
+    def _tell_journal(self) -> None:
+        """The trace has holes: say so when the first is there, not when the run is over."""
+        if self._journal.error and not self._journal_told:
+            self._journal_told = True
+            log.error("%s; training goes on", self._journal.error)
 
     def _evaluate(self, now: float) -> None:
         if self._measure is None or (self._measuring is not None and not self._measuring.done()):
@@ -209,7 +218,7 @@ class Run:
             return
         checkpoint = self._checkpoint(now)
         self._saving = self._thread.submit(write_checkpoint, self._folder, checkpoint)
-        self._when_done(self._saving, lambda _: self._saved(checkpoint.version))
+        self._when_done(self._saving, lambda _: self._saved(checkpoint.version), self._not_saved)
 
     def _checkpoint(self, now: float) -> Checkpoint:
         plain, tensors = self.conductor.trainee.state()
@@ -221,16 +230,26 @@ class Run:
 
     def _saved(self, version: int) -> None:
         self._saved_version = max(version, self._saved_version)
+        if self._disk_refuses:
+            self._disk_refuses = False
+            log.info("checkpoint %d is written: the disk takes them again", version)
         self._journal.write(Checkpointed(at_seconds=self.server.now(), version=version))
 
-    def _when_done(self, future: Future[Any], then: Callable[[Any], None]) -> None:
+    def _not_saved(self, reason: str) -> None:
+        if not self._disk_refuses:  # once, not with every checkpoint that is tried
+            self._disk_refuses = True
+            self._failed(f"{reason}; training goes on")
+
+    def _when_done(
+        self, future: Future[Any], then: Callable[[Any], None], otherwise: Callable[[str], None] | None = None
+    ) -> None:
         loop = asyncio.get_running_loop()
 
         def settle() -> None:
             try:
                 then(future.result())
             except Exception as error:  # a full disk, or a user's own way of measuring: training goes on
-                self._failed(str(error) or type(error).__name__)
+                (otherwise or self._failed)(str(error) or type(error).__name__)
 
         future.add_done_callback(lambda _: None if loop.is_closed() else loop.call_soon_threadsafe(settle))
 
@@ -255,6 +274,8 @@ class Run:
         if self._saved_version != self.conductor.trainee.version:
             self._save(now)
         await self._settled()
+        if self._disk_refuses:
+            self._failed(f"the model after step {self.conductor.trainee.version} is in no checkpoint")
         self._journal.write(
             RunEnded(at_seconds=now, reason=reason, rounds_done=self.rounds_done, diverged=self.conductor.diverged)
         )

@@ -20,6 +20,7 @@ from paceline.drivers.served.frames import Sizes, frames
 from paceline.drivers.served.limits import Limits
 from paceline.drivers.served.members import Received, microseconds
 from paceline.drivers.served.messages import PROTOCOL, Hello, Model, ProtocolError, Ready, Welcome
+from paceline.drivers.served.refusals import Refusals
 from paceline.drivers.served.roster import NoRoom, Seat
 from paceline.drivers.served.stream import Gone, Stream
 from paceline.drivers.served.transport import METHOD, server_options
@@ -59,6 +60,7 @@ class Server:
         self._members: dict[int, Stream] = {}
         self._seats: dict[Stream, Seat] = {}
         self._frames: tuple[int, tuple[bytes, ...]] = (-1, ())
+        self._refusals = Refusals()
         self._grpc: Any = None
         self._watchman: asyncio.Task[None] | None = None
         self._closing: tuple[str, str] | None = None
@@ -113,9 +115,7 @@ class Server:
 
     async def _work(self, _: Any, context: Any) -> None:
         stream = Stream(self, context)
-        if len(self._streams) - len(self._seats) >= self.limits.most_strangers:
-            self._refused(stream, "too many connections that have not said who they are")
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many connections")
+        self._make_room()
         self._streams.add(stream)
         fate = Gone("return", "its connection was lost")
         try:
@@ -123,6 +123,13 @@ class Server:
         finally:
             self._streams.discard(stream)
             self._ended(stream, fate)
+
+    def _make_room(self) -> None:
+        """Of too many strangers the one who has been silent longest goes: a worker who comes is not kept out by them."""
+        strangers = [stream for stream in self._streams if stream not in self._seats]
+        if len(strangers) >= self.limits.most_strangers:
+            oldest = min(strangers, key=lambda stream: stream.opened)
+            oldest.dismiss(Gone("return", "too many connections that have not said who they are", refused=True))
 
     def _ended(self, stream: Stream, fate: Gone) -> None:
         seat = self._seats.pop(stream, None)
@@ -142,8 +149,11 @@ class Server:
             self.conductor.roster.leave(seat.worker)
 
     def _refused(self, stream: Stream, reason: str) -> None:
+        if stream.worker is None and not self._refusals.may_tell(self.clock()):
+            return
         who = f"worker {stream.worker}" if stream.worker is not None else stream.peer
-        log.warning("refused %s: %s", who, reason)
+        untold = f" (and {count} more like it)" if (count := self._refusals.untold()) else ""
+        log.warning("refused %s: %s%s", who, reason, untold)
         self.conductor.refused(reason, worker=stream.worker, peer=stream.peer, now=self.now())
 
     def admit(self, stream: Stream, hello: Hello) -> Welcome:
@@ -155,7 +165,7 @@ class Server:
         try:
             seat = self.conductor.roster.seat(hello.wish)
         except NoRoom as error:
-            raise Gone("refused", str(error), refused=True) from None
+            raise Gone("return", str(error), refused=True) from None
         self._seats[stream] = seat
         return Welcome(
             protocol=PROTOCOL,

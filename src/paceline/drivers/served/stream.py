@@ -10,6 +10,7 @@ what is to be sent is one small queue and the newest model, nothing piles up.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -34,6 +35,8 @@ from paceline.drivers.served.messages import (
     decode,
     encode,
 )
+
+log = logging.getLogger("paceline.served")
 
 MOST_HELD = 2  # a late gradient and a fresh one; there is never a reason for a third
 MOST_QUEUED = 16
@@ -84,8 +87,8 @@ class Stream:
         self.peer = str(context.peer())
         self.worker: int | None = None
         self.threads, self.host = 1, ""
-        self.member = self.owes = False
-        self._opened = self._heard = self._moved = house.clock()
+        self.member = self.owes = self._delivering = False
+        self.opened = self._heard = self._moved = house.clock()
         self._progress = -1
         self._queue: deque[bytes] = deque()
         self._model: Sequence[bytes] | None = None
@@ -105,7 +108,8 @@ class Stream:
         """Send a model; if one is being sent, this one comes next, and one that was next never goes."""
         self._model = frames
         if not self.owes:  # one who owed work before this round is no less stalled for getting more of it
-            self.owes, self._moved = True, self._house.clock()
+            self.owes = self._delivering = True
+            self._moved = self._house.clock()
         self._wake.set()
 
     def dismiss(self, fate: Gone) -> None:
@@ -119,12 +123,12 @@ class Stream:
         """Why the stream must end, if it must."""
         limits = self._house.limits
         if self.worker is None:
-            late = now - self._opened > limits.hello_seconds
+            late = now - self.opened > limits.hello_seconds
             return Gone("refused", f"said nothing for {limits.hello_seconds:g} s", refused=True) if late else None
         if now - self._heard > limits.silence_seconds:
             return Gone("return", f"silent for {limits.silence_seconds:g} s")
         if not self.member:
-            late = now - self._opened > limits.joining_seconds
+            late = now - self.opened > limits.joining_seconds
             return Gone("return", f"not ready after {limits.joining_seconds:g} s") if late else None
         if self.owes and now - self._moved > limits.stall_seconds:
             return Gone("return", f"no progress for {limits.stall_seconds:g} s (server.stall_seconds)")
@@ -132,7 +136,7 @@ class Stream:
 
     def excuse(self, seconds: float) -> None:
         """The server itself was busy for so long: nobody else is to blame for it."""
-        self._opened, self._heard, self._moved = (at + seconds for at in (self._opened, self._heard, self._moved))
+        self.opened, self._heard, self._moved = (at + seconds for at in (self.opened, self._heard, self._moved))
 
     # -- the life of a stream ----------------------------------------------------------------------------------
 
@@ -140,10 +144,12 @@ class Stream:
         """Read and write until the end; returns how it ended."""
         self._reading = asyncio.create_task(self._read())
         writing = asyncio.create_task(self._write())
+        # A peer may go while it is written to; the reader sees it too.
+        writing.add_done_callback(lambda task: task.cancelled() or task.exception())
         fate = Gone("return", "its connection was lost")
         try:
             await asyncio.wait({self._reading})
-            fate = self._fate or (fate if self._reading.cancelled() else self._reading.result())
+            fate = self._fate or (fate if self._reading.cancelled() else self._outcome(self._reading))
             await self._say_goodbye(fate, writing)
             return fate
         except asyncio.CancelledError:  # gRPC ends the handler when the peer is gone
@@ -151,8 +157,13 @@ class Stream:
         finally:
             self._reading.cancel()
             writing.cancel()
-            if writing.done() and not writing.cancelled():
-                writing.exception()  # a peer that went while it was written to: the reader has seen it too
+
+    def _outcome(self, reading: asyncio.Task[Gone]) -> Gone:
+        error = reading.exception()
+        if error is None:
+            return reading.result()
+        log.error("a bug in paceline, met with %s: %r", self.peer, error, exc_info=error)
+        return Gone("return", f"the server met a bug of its own ({type(error).__name__})")
 
     async def _say_goodbye(self, fate: Gone, writing: asyncio.Task[None]) -> None:
         self._farewell = Goodbye(what=fate.what, reason=" ".join(fate.reason.split())[:1000])  # type: ignore[arg-type]
@@ -162,7 +173,7 @@ class Stream:
     async def _read(self) -> Gone:
         try:
             while True:
-                frame = await self._context.read()
+                frame = await self._next()
                 if frame is grpc.aio.EOF:
                     return Gone("return", "it closed its stream")
                 self._house.traffic(received=len(frame))
@@ -177,8 +188,12 @@ class Stream:
             return Gone("refused", str(error), refused=True)
         except asyncio.CancelledError:
             raise
+
+    async def _next(self) -> Any:
+        try:
+            return await self._context.read()
         except Exception as error:  # whatever gRPC raises when a peer goes, or sends more than it may
-            return Gone("return", f"its connection was lost ({type(error).__name__})")
+            raise Gone("return", f"its connection was lost ({type(error).__name__})") from None
 
     async def _write(self) -> None:
         beat = encode(Beat(progress=0))
@@ -195,9 +210,11 @@ class Stream:
                 frames, self._model = self._model, None
                 for frame in frames or ():
                     await self._put(frame)
-                    self._moved = self._house.clock()
+                    if self._delivering:
+                        self._moved = self._house.clock()
                     if self._farewell is not None:
                         break
+                self._delivering = self._delivering and frames is None
             if self._farewell is not None:
                 await self._write_queued()
                 await self._put(encode(self._farewell))
