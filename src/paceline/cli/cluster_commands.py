@@ -16,12 +16,11 @@ from rich.progress import Progress
 from paceline.cli.options import UsageError
 from paceline.cli.telling import tell_results
 from paceline.recipes import Recipe, read_recipe
+from paceline.traces.journal import TRACE
 
 if TYPE_CHECKING:
     from paceline.cli.live import LiveRun
     from paceline.recipes.cluster import Trained
-
-TRACE = "trace.jsonl"
 
 
 @dataclass(frozen=True)

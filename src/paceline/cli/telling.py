@@ -17,10 +17,14 @@ def tell_results(recipe: Recipe, results: Sequence[Result], out: Path, notes: Co
 
     document = json.dumps(as_document(recipe, results), indent=2, allow_nan=False)
     traces = [result.trace for result in results]
-    (out / "results.json").write_text(document + "\n", encoding="utf-8")
-    report = write_report(traces, out / "report.html", title=f"paceline: {recipe.data.name}, {recipe.model.name}")
     if as_json:
         print(document)
     else:
         Console().print(results_table(traces))
-    notes.print(f"report: {report}", soft_wrap=True, highlight=False, markup=False)
+    try:
+        (out / "results.json").write_text(document + "\n", encoding="utf-8")
+        report = write_report(traces, out / "report.html", title=f"paceline: {recipe.data.name}, {recipe.model.name}")
+        said = f"report: {report}"
+    except OSError as error:  # the results are told; that they cannot be kept does not undo the run
+        said = f"cannot write the report to {out}: {error.strerror or error}"
+    notes.print(said, soft_wrap=True, highlight=False, markup=False)

@@ -109,11 +109,13 @@ def serve_recipe(
     resume: bool = False,
     on_open: Callable[[str], None] = lambda address: None,
     on_standing: OnStanding = lambda standing: None,
+    reason_to_stop: Callable[[Standing], str | None] = lambda standing: None,
 ) -> Trained:
     """Serve a recipe until all rounds are done, or somebody stops it."""
-    from paceline.drivers.served.opening import TRACE, open_run
+    from paceline.drivers.served.opening import open_run
     from paceline.drivers.served.security import join_address, server_credentials
     from paceline.traces.history import trace_of
+    from paceline.traces.journal import TRACE
     from paceline.traces.journal_files import read_journal
     from paceline.workers.threads import threads_for
 
@@ -129,6 +131,7 @@ def serve_recipe(
             credentials,
             on_open=lambda port: on_open(join_address(host, port)),
             on_standing=on_standing,
+            reason_to_stop=reason_to_stop,
         )
         return outcome, opened.conductor.trainee.model.parameters
 
@@ -240,6 +243,8 @@ def train(
     on_standing: OnStanding = lambda standing: None,
 ) -> Trained:
     """Carry out a recipe with a server and workers on this machine."""
+    door = Door(listen=listen, insecure=True)
+    check_loopback(door)
     pack = start_pack(recipe, range(recipe.cluster.workers))  # it loads torch while the server makes ready
 
     def opened(address: str) -> None:
@@ -248,10 +253,35 @@ def train(
 
     try:
         return serve_recipe(
-            recipe, Door(listen=listen), Path(folder), resume=resume, on_open=opened, on_standing=on_standing
+            recipe,
+            door,
+            Path(folder),
+            resume=resume,
+            on_open=opened,
+            on_standing=on_standing,
+            reason_to_stop=lambda standing: _all_gone(pack, standing),
         )
     finally:
         end_process(pack)
+
+
+def check_loopback(door: Door) -> None:
+    """Refuse a server for other machines.
+
+    >>> check_loopback(Door(listen="0.0.0.0:0", insecure=True))
+    Traceback (most recent call last):
+    ValueError: train is for this machine alone (listen=0.0.0.0:0); `paceline serve` is for others
+    """
+    from paceline.drivers.served.security import is_loopback
+
+    if not is_loopback(door.address[0]):
+        raise ValueError(f"train is for this machine alone (listen={door.listen}); `paceline serve` is for others")
+
+
+def _all_gone(pack: subprocess.Popen[bytes], standing: Standing) -> str | None:
+    if pack.poll() is not None and not any(worker.alive for worker in standing.workers):
+        return "all workers of this machine have ended"
+    return None
 
 
 def start_pack(recipe: Recipe, numbers: Sequence[int]) -> subprocess.Popen[bytes]:

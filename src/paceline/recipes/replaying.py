@@ -15,8 +15,6 @@ from paceline.recipes.recipe import Recipe
 if TYPE_CHECKING:
     from paceline.drivers.replayed import Verdict
 
-TRACE = "trace.jsonl"
-
 
 def replay(
     folder: str | Path, own: Own | None = None, *, on_step: Callable[[int, int], None] = lambda step, steps: None
@@ -27,7 +25,7 @@ def replay(
     """
     from paceline.drivers.replayed import Replay, Verdict
     from paceline.traces.checkpoints import read_newest
-    from paceline.traces.journal import Stepped
+    from paceline.traces.journal import TRACE, Stepped
     from paceline.traces.journal_files import read_journal
 
     journal = read_journal(Path(folder) / TRACE)
@@ -53,5 +51,5 @@ def _recipe(document: object, own: Own) -> Recipe:
     if not isinstance(document, dict) or not document:
         raise ValueError("this run was made by a script: only runs of recipes can be replayed")
     directory = str(document.get("data", {}).get("directory", ""))
-    recipe = trusted(document, own)
+    recipe = trusted({**document, "delay": {**document.get("delay", {}), "inject": False}}, own)
     return recipe if own.data_directory else recipe.with_settings(data={"directory": directory})

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 FORMAT = 1
+TRACE = "trace.jsonl"  # in a run's folder
 
 
 class JournalError(ValueError):

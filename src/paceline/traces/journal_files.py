@@ -8,6 +8,7 @@ and never leaves half a line between whole ones.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -46,16 +47,20 @@ class JournalWriter:
         self._owed: list[bytes] = []
         self._torn = False
         self._file = -1
-        how = os.O_RDWR | os.O_CREAT | os.O_APPEND | (0 if append else os.O_TRUNC)
+        how = os.O_RDWR | os.O_CREAT | os.O_APPEND
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self._path, how, 0o666)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two servers on one run would ruin both
+            if not append and os.fstat(self._file).st_size:
+                os.ftruncate(self._file, 0)
             self._end_bytes = _end_of_last_line(self._file)
             if self._end_bytes != os.fstat(self._file).st_size:
                 os.ftruncate(self._file, self._end_bytes)
         except OSError as error:
             self.close()
-            raise JournalError(f"cannot write the journal {path}: {error.strerror or error}") from error
+            why = "another process writes it" if isinstance(error, BlockingIOError) else error.strerror or error
+            raise JournalError(f"cannot write the journal {path}: {why}") from error
 
     @property
     def empty(self) -> bool:

@@ -7,6 +7,6 @@ take the same steps with this code, so that the same step gives the same bits wh
 from paceline.training.batches import Batches
 from paceline.training.evaluation import measure
 from paceline.training.task import Training
-from paceline.training.trainee import Trainee, fingerprint
+from paceline.training.trainee import Trainee, all_finite, fingerprint
 
-__all__ = ["Batches", "Trainee", "Training", "fingerprint", "measure"]
+__all__ = ["Batches", "Trainee", "Training", "all_finite", "fingerprint", "measure"]

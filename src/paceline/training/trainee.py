@@ -56,6 +56,8 @@ class Trainee:
         self.model = FlatModel(module)
         if self.model.parameters.dtype is not torch.float32:
             raise ValueError(f"the model must be float32 (it is {self.model.parameters.dtype}); call .float() on it")
+        if self.model.parameters.device.type != "cpu":
+            raise ValueError(f"the model must be on the CPU here (it is on {self.model.parameters.device})")
         self.version = 0
         self._optimizer, self._schedule = optimizer, schedule
         self._combiner = Combiner(remembers=compensates)
@@ -66,16 +68,19 @@ class Trainee:
         gradient_of: Callable[[Share], torch.Tensor],
         buffer_changes: Sequence[torch.Tensor],
     ) -> bool:
-        """Take a step; False if the update is not finite, and then the model stays as it was.
+        """Take a step; False if the run has diverged: the update is not finite, and the model stays as it was, or the
+        parameters after it are not, and the model is lost.
 
         `buffer_changes`: what each worker of the step changed in its buffers, late ones first.
         """
         update = self._combiner.update(step, gradient_of, out=self.model.gradient)
-        if not bool(torch.isfinite(update.sum())) and not bool(torch.isfinite(update).all()):
+        if not all_finite(update):
             return False
         self._optimizer.step()
         if self._schedule is not None:
             self._schedule.step()
+        if not all_finite(self.model.parameters):
+            return False
         self._move_buffers(buffer_changes, weight=min(1.0, sum(share.weight for share in step.fresh)))
         self.version += 1
         return True
@@ -112,8 +117,19 @@ class Trainee:
         self.version = int(plain["version"])
 
 
+def all_finite(vector: torch.Tensor) -> bool:
+    """Whether every number of a vector is finite. A finite sum says so in half the time.
+
+    >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, float("nan")]))
+    (True, False)
+    """
+    return bool(torch.isfinite(vector.sum())) or bool(torch.isfinite(vector).all())
+
+
 def fingerprint(vector: torch.Tensor) -> int:
-    """A number that changes with any bit of a float32 vector: the sum of its words. Runs at the speed of memory.
+    """A number that changes with any one bit of a float32 vector: the sum of its words, at the speed of memory.
+
+    Words that trade places leave it as it is: it tells two computations apart, it is no seal.
 
     >>> fingerprint(torch.tensor([1.0])) == fingerprint(torch.tensor([1.0000001]))
     False

@@ -138,9 +138,7 @@ class Table:
         for worker in workers:
             member, version = self.conductor.members[worker], self.conductor.trainee.version
             if member.alive and not self.conductor.done:
-                if member.sent_version == version:
-                    member.answered_version = version - 1
-                member.sent_version, member.sent_seconds = version, self.now
+                member.sent(version, self.now)
                 self.sent[worker].append(version)
 
     @property

@@ -3,6 +3,7 @@
 import copy
 import queue
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -32,7 +33,7 @@ def batches(count, size=8):
 def serving(model, folder, **options):
     """A server in a thread; gives the address, and how it ended once it has."""
     opened, ended = queue.Queue(), []
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.1)
     options = {"workers": 1, "rounds": 10, "blocks": 4, "limits": LIMITS} | options
 
     def run():
@@ -176,9 +177,98 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
     other = network()
     with pytest.raises(ValueError, match="holds a run"):
         paceline.serve(
-            other, torch.optim.SGD(other.parameters(), lr=0.1), listen="127.0.0.1:0", folder=tmp_path / "run"
+            other, torch.optim.SGD(other.parameters(), lr=0.1), workers=1, listen="127.0.0.1:0", folder=tmp_path / "run"
         )
     assert (tmp_path / "run" / "trace.jsonl").read_bytes() == before
+
+
+def test_a_schedule_that_fails_ends_the_run_with_its_own_error(tmp_path):
+    served, model = network(), network()
+    optimizer = torch.optim.SGD(served.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=5)
+    with serving(served, tmp_path, optimizer=optimizer, schedule=schedule) as (address, ended):
+        worker = paceline.Worker(address, model, patience_seconds=1.0)
+        with pytest.raises(ConnectionError), worker:
+            work(worker, model, batches(100))
+    assert isinstance(ended[0], ValueError)
+    assert "number of total steps is 5" in str(ended[0])
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_refused_before_the_run(tmp_path):
+    class Odd(torch.optim.lr_scheduler.ConstantLR):
+        def state_dict(self):
+            return {"odd": {1, 2}}
+
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match=r"schedule\.odd is a set"):
+        paceline.serve(model, optimizer, workers=1, listen="127.0.0.1:0", folder=tmp_path, schedule=Odd(optimizer))
+
+
+def test_a_loop_that_is_left_early_is_told_and_not_sent(tmp_path):
+    served, model = network(), network()
+    with serving(served, tmp_path, rounds=1) as (address, _), paceline.Worker(address, model) as worker:
+        assert worker.training()
+        for x, y in worker.blocks(*next(batches(1))):
+            nn.functional.cross_entropy(model(x), y).backward()
+            break
+        worker.block_done()
+        with pytest.raises(RuntimeError, match="left early"):
+            worker.send()
+        work(worker, model, batches(100))
+
+
+def test_frozen_weights_must_be_the_same_on_both_sides(tmp_path):
+    def half_frozen(value):
+        model = network()
+        model[0].requires_grad_(False)
+        model[0].weight.data.fill_(value)
+        return model
+
+    served, model = half_frozen(1.0), half_frozen(1.0)
+    with serving(served, tmp_path) as (address, ended):
+        with pytest.raises(ValueError, match="another model"), paceline.Worker(address, half_frozen(2.0)):
+            pass
+        with paceline.Worker(address, model) as worker:
+            work(worker, model, batches(100))
+    assert ended[0].finished
+    other = half_frozen(2.0)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="is of another model"):
+        paceline.serve(other, optimizer, workers=1, listen="127.0.0.1:0", folder=tmp_path / "run", resume=True)
+
+
+def test_a_second_server_on_one_run_is_refused(tmp_path):
+    served, model, other = network(), network(), network()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    with serving(served, tmp_path, checkpoint_every=1) as (address, ended), paceline.Worker(address, model) as worker:
+        assert worker.training()
+        until_there(tmp_path / "run" / "checkpoint-00000000" / "manifest.json")
+        with pytest.raises(ValueError, match="another process writes it"):
+            paceline.serve(other, optimizer, workers=1, listen="127.0.0.1:0", folder=tmp_path / "run", resume=True)
+        work(worker, model, batches(100))
+    assert ended[0].finished
+
+
+def until_there(path):
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not come"
+        time.sleep(0.01)
+
+
+def test_a_batch_longer_than_the_silence_allowed_is_no_silence(tmp_path):
+    served, model = network(), network()
+    limits = Limits(silence_seconds=1.0, gather_seconds=30.0)
+    once = {"rounds": 1, "blocks": 1, "limits": limits}
+    with serving(served, tmp_path, **once) as (address, ended), paceline.Worker(address, model) as worker:
+        assert worker.training()
+        for x, y in worker.blocks(*next(batches(1))):
+            nn.functional.cross_entropy(model(x), y).backward()
+            time.sleep(2.0)  # computing that takes twice as long as silence may last
+        worker.send()
+        assert not worker.training()
+    assert ended[0].finished
 
 
 def test_a_port_that_is_taken_is_told(tmp_path):
@@ -186,6 +276,6 @@ def test_a_port_that_is_taken_is_told(tmp_path):
     with serving(served, tmp_path, rounds=1) as (address, _), paceline.Worker(address, model) as worker:
         with pytest.raises(OSError, match="cannot listen on"):
             paceline.serve(
-                other, torch.optim.SGD(other.parameters(), lr=0.1), listen=address, folder=tmp_path / "other"
+                other, torch.optim.SGD(other.parameters(), lr=0.1), workers=1, listen=address, folder=tmp_path / "other"
             )
         work(worker, model, batches(100))

@@ -33,7 +33,9 @@ from paceline.traces.journal import (
     WorkerLeft,
 )
 from paceline.traces.told import events_of, nobody_there
-from paceline.training import Trainee, fingerprint
+from paceline.training import Trainee, all_finite, fingerprint
+
+MOST_REASONS = 1000
 
 
 class Conductor:
@@ -145,11 +147,12 @@ class Conductor:
         if self.over:
             received.release()
             return
-        if not _all_finite(received):
+        if not (all_finite(received.vector) and all_finite(received.buffer_changes)):
             self._refuse(received, now)
             return
         member.bad_in_a_row = 0
-        transfer = max(0.0, now - member.sent_seconds - message.held_seconds) if message.held_seconds >= 0 else 0.0
+        self._bad_at_version.discard(received.worker)
+        transfer = max(0.0, now - member.sent_at.get(message.version, now) - message.held_seconds)
         arrival = Arrival(
             worker=received.worker,
             version=message.version,
@@ -169,13 +172,15 @@ class Conductor:
         self._tell(*events_of(arrival))
 
     def _check_version(self, member: Member, message: Gradient) -> None:
-        if not member.answered_version < message.version <= member.sent_version:
+        if message.version not in member.sent_at or message.version <= member.answered_version:
             raise ProtocolError(
                 f"a gradient of version {message.version} cannot be: the worker was sent up to {member.sent_version} "
                 f"and has answered {member.answered_version}"
             )
         if message.blocks_done > message.blocks:
             raise ProtocolError(f"{message.blocks_done} of {message.blocks} blocks cannot be done")
+        if message.blocks_done < message.blocks and message.version == self.trainee.version:
+            raise ProtocolError("a gradient of the open round must be whole: nothing has told its worker to stop")
         if message.draw < self.roster.next_draw(member.seat.worker):
             raise ProtocolError(f"batch {message.draw} of this worker has been in before")
 
@@ -196,7 +201,8 @@ class Conductor:
 
     def refused(self, reason: str, *, worker: int | None, peer: str, now: float) -> None:
         """Something was turned away: it is counted and written down."""
-        self.refused_reasons[reason] += 1
+        if reason in self.refused_reasons or len(self.refused_reasons) < MOST_REASONS:  # strangers word some of them
+            self.refused_reasons[reason] += 1
         self._flush()
         self._write(Refused(at_seconds=now, worker=worker, peer=peer, reason=reason))
 
@@ -303,10 +309,3 @@ class Conductor:
         self.strategy.load_state_dict(nobody_there(state["strategy"]))
         self.roster.load_state_dict(state["roster"])
         self.boundary = self._boundary_state()
-
-
-def _all_finite(received: Received) -> bool:
-    for vector in (received.vector, received.buffer_changes):
-        if not bool(torch.isfinite(vector.sum())) and not bool(torch.isfinite(vector).all()):
-            return False
-    return True

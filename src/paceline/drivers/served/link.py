@@ -35,7 +35,6 @@ from paceline.drivers.served.messages import (
 from paceline.drivers.served.transport import METHOD, worker_options
 
 Out = bytes | Iterable[bytes] | None
-BEATS_BEFORE_WELCOME_SECONDS = 2.0
 
 
 class LinkLost(ConnectionError):  # noqa: N818 - what happened, in the past tense
@@ -91,9 +90,9 @@ class Link:
         self._out.put(encode(hello))
         self._call = self._channel.stream_stream(METHOD)(self._outgoing())
         threading.Thread(target=self._read, name="paceline-link", daemon=True).start()
-        threading.Thread(target=self._beat, name="paceline-beat", daemon=True).start()
         self.welcome = self._wait_welcome(answer_seconds)
         self._silence_seconds = max(self.welcome.silence_seconds, 1.0)
+        threading.Thread(target=self._beat, name="paceline-beat", daemon=True).start()
 
     # -- what the worker asks ----------------------------------------------------------------------------------
 
@@ -106,7 +105,11 @@ class Link:
         """Queue a message of several frames; `sent` is called when the last has been taken."""
 
         def counted() -> Iterator[bytes]:
-            yield from frames
+            try:
+                yield from frames
+            except Exception as error:  # here is gRPC's thread: the worker's own is told
+                self.broken = f"{type(error).__name__}: {error}"
+                raise
             sent()
 
         self._out.put(counted())
@@ -171,7 +174,7 @@ class Link:
             if self.goodbye.what == "return":
                 raise LinkLost(self.goodbye.reason)
         elif self.broken is not None:
-            raise ProtocolError(f"the server broke the protocol: {self.broken}")
+            raise ProtocolError(f"the connection cannot be used: {self.broken}")
         elif self.lost is not None:
             raise LinkLost(self.lost)
 
@@ -190,11 +193,8 @@ class Link:
                 yield from item
 
     def _beat(self) -> None:
-        while True:
-            welcome = self._welcome
-            if self._closed.wait(welcome.silence_seconds / 4 if welcome else BEATS_BEFORE_WELCOME_SECONDS):
-                return
-            if welcome is not None and self._out.empty():
+        while not self._closed.wait(self.welcome.silence_seconds / 4):
+            if self._out.empty():
                 self._out.put(encode(Beat(progress=self.progress)))
 
     def _read(self) -> None:

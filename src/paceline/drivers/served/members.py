@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from paceline.drivers.served.messages import Gradient
 from paceline.drivers.served.roster import Seat
+
+MOST_SENT = 64
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -30,7 +32,7 @@ class Member:
     host: str
     alive: bool = True
     sent_version: int = -1
-    sent_seconds: float = 0.0
+    sent_at: dict[int, float] = field(default_factory=dict)
     answered_version: int = -1
     bad_in_a_row: int = 0
     used: int = 0
@@ -38,6 +40,16 @@ class Member:
     dropped: int = 0
     refused: int = 0
     last: str = ""
+
+    def sent(self, version: int, now: float) -> None:
+        """It is sent this version of the model: the next, or the same for another try."""
+        if version == self.sent_version:
+            self.answered_version = version - 1
+        self.sent_version = version
+        self.sent_at = {sent: at for sent, at in self.sent_at.items() if sent > self.answered_version}
+        while len(self.sent_at) >= MOST_SENT:  # it has not answered for long; of those between it will get none
+            del self.sent_at[list(self.sent_at)[1]]
+        self.sent_at[version] = now
 
     @property
     def owes(self) -> bool:

@@ -22,14 +22,12 @@ from paceline.drivers.served.server import Server
 from paceline.drivers.served.signature import signature
 from paceline.strategies import LGC, STRATEGIES, Strategy
 from paceline.traces.checkpoints import Checkpoint, read_newest
-from paceline.traces.journal import FORMAT, Resumed, RunBegan
+from paceline.traces.journal import FORMAT, TRACE, Resumed, RunBegan
 from paceline.traces.journal_files import JournalWriter
 from paceline.training import Trainee
 from paceline.training.trainee import Schedule
 
 log = logging.getLogger("paceline.served")
-
-TRACE = "trace.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +70,7 @@ def open_run(served: Served, *, resume: bool = False) -> Run:
     served.folder.mkdir(parents=True, exist_ok=True)
     steps_per_round = served.strategy.updates_per_round(served.workers)
     trainee = Trainee(served.module, served.optimizer, served.schedule, compensates=isinstance(served.strategy, LGC))
+    trainee.state()  # what no checkpoint can hold is said now, and not after fifty rounds
     codec = make_codec(served.codec)
     journal = JournalWriter(trace, append=resume)
     conductor = Conductor(
@@ -96,17 +95,16 @@ def open_run(served: Served, *, resume: bool = False) -> Run:
         recipe=dict(served.recipe),
         started_seconds=float(checkpoint.state["seconds"]) if checkpoint else 0.0,
     )
-    _begin_journal(journal, served, checkpoint)
     if checkpoint is not None:
-        trainee.load_state(checkpoint.state["trainee"], checkpoint.tensors)
-        conductor.load_boundary(checkpoint.state)
-        log.info("goes on from checkpoint %d", checkpoint.version)
+        _load(served, checkpoint, trainee, conductor)
+    _begin_journal(journal, served, checkpoint)
     return Run(
         conductor,
         server,
         journal,
         folder=served.folder,
         steps_per_round=steps_per_round,
+        signature=signature(served.module),
         measure=served.measure,
         evaluate_every=served.evaluate_every,
         checkpoint_every=served.checkpoint_every,
@@ -121,6 +119,23 @@ def _newest(folder: Path) -> Checkpoint:
         why = f" ({refused[0]})" if refused else ""
         raise ValueError(f"{folder} has no whole checkpoint to resume from{why}")
     return checkpoint
+
+
+def _load(served: Served, checkpoint: Checkpoint, trainee: Trainee, conductor: Conductor) -> None:
+    """Go on from a checkpoint; one of another model or strategy is refused before anything is written."""
+    if checkpoint.state.get("signature") != signature(served.module):
+        raise ValueError(
+            f"checkpoint {checkpoint.version} of {served.folder} is of another model: names, shapes, kinds or frozen "
+            "values of its parameters differ"
+        )
+    try:
+        trainee.load_state(checkpoint.state["trainee"], checkpoint.tensors)
+        conductor.load_boundary(checkpoint.state)
+    except KeyError as error:
+        raise ValueError(
+            f"checkpoint {checkpoint.version} of {served.folder} is of another strategy or optimiser: it has no {error}"
+        ) from None
+    log.info("goes on from checkpoint %d", checkpoint.version)
 
 
 def _begin_journal(journal: JournalWriter, served: Served, checkpoint: Checkpoint | None) -> None:

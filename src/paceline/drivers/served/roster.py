@@ -62,7 +62,7 @@ class Roster:
     def seat(self, wish: int | None = None) -> Seat:
         """Give a newcomer a seat."""
         if len(self._held) >= self.most:
-            raise NoRoom(f"{len(self._held)} workers are here, and that is the most; raise server.most_workers")
+            raise NoRoom(f"{len(self._held)} workers are here, and that is the most (most_workers)")
         worker = wish if wish is not None and self._may_have(wish) else self._lowest_free()
         shard = worker if worker < self.shards else self._fewest_holders()
         self._held[worker] = shard

@@ -1,9 +1,9 @@
 """A whole run on the server's side: the streams, and beside them measuring, checkpoints, signals and the end.
 
     event loop:      streams -> conductor -> steps          `_changed` after each
-    keeper's thread: measures the model, writes checkpoints: always on copies, so that no round waits for them
+    two threads:     measure the model, write checkpoints: always copies of it, so that no round waits for them
 
-What the thread has not finished when the next is due makes the next be left out; the last of a run never is.
+What is not finished when the next is due makes the next be left out; the last of a run never is.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -92,18 +93,20 @@ class Run:
         *,
         folder: Path,
         steps_per_round: int,
+        signature: str,
         measure: Measure | None = None,
         evaluate_every: int = 10,
         checkpoint_every: int = 50,
     ) -> None:
         self.conductor, self.server = conductor, server
         self._journal, self._folder = journal, folder
-        self._steps_per_round = steps_per_round
+        self._steps_per_round, self._signature = steps_per_round, signature
         self._measure, self._evaluate_every, self._checkpoint_every = measure, evaluate_every, checkpoint_every
         self._seen_version = conductor.trainee.version
         self._loss: float | None = None
         self._accuracy: float | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="paceline-keeper")
+        self._measurer = ThreadPoolExecutor(1, thread_name_prefix="paceline-measurer")
+        self._saver = ThreadPoolExecutor(1, thread_name_prefix="paceline-saver")
         self._measuring: Future[Any] | None = None
         self._saving: Future[Any] | None = None
         self._saved_version = -1
@@ -150,8 +153,9 @@ class Run:
         *,
         on_open: Callable[[int], None] = lambda port: None,
         on_standing: Callable[[Standing], None] = lambda standing: None,
+        reason_to_stop: Callable[[Standing], str | None] = lambda standing: None,
     ) -> Outcome:
-        """Open the doors, and return when it is over."""
+        """Open the doors, and return when it is over, or when somebody has a `reason_to_stop`."""
         keep_memory()
         allow_many_files()
         self.server.changed = self._changed
@@ -159,19 +163,27 @@ class Run:
         undo = self._catch_signals()
         try:
             if self.conductor.trainee.version == 0:
+                self._save(self.server.now())  # there is always something to resume from
                 self._evaluate(self.server.now())
             on_open(port)
             self._changed()
             while not self._finished.is_set():
                 on_standing(self.standing)
+                if (reason := reason_to_stop(self.standing)) is not None:
+                    self.stop(reason)
                 try:
                     await asyncio.wait_for(self._finished.wait(), VIEW_SECONDS)
                 except TimeoutError:
                     continue
+            if self.server.failure is not None:
+                await self.server.close("return", "the server failed")
+                raise self.server.failure
             return await self._end(on_standing)
         finally:
             undo()
-            self._thread.shutdown(wait=True)
+            self._saver.shutdown(wait=True)
+            self._measurer.shutdown(wait=False, cancel_futures=True)
+            self._journal.close()
 
     def stop(self, reason: str) -> None:
         """End the run early; it can be gone on with later."""
@@ -182,6 +194,9 @@ class Run:
 
     def _changed(self) -> None:
         """Something happened; after a step, see what is due."""
+        if self.server.failure is not None:
+            self._finished.set()
+            return
         version = self.conductor.trainee.version
         if version != self._seen_version:
             self._seen_version = version
@@ -206,7 +221,7 @@ class Run:
             return
         model = self.conductor.trainee.model
         measured = self.rounds_done
-        self._measuring = self._thread.submit(self._measure, model.parameters.clone(), model.buffers.clone())
+        self._measuring = self._measurer.submit(self._measure, model.parameters.clone(), model.buffers.clone())
         self._when_done(self._measuring, lambda result: self._evaluated(measured, now, result))
 
     def _evaluated(self, measured: int, now: float, result: tuple[float, float]) -> None:
@@ -217,15 +232,16 @@ class Run:
         if self._saving is not None and not self._saving.done():
             return
         checkpoint = self._checkpoint(now)
-        self._saving = self._thread.submit(write_checkpoint, self._folder, checkpoint)
+        self._saving = self._saver.submit(write_checkpoint, self._folder, checkpoint)
         self._when_done(self._saving, lambda _: self._saved(checkpoint.version), self._not_saved)
 
     def _checkpoint(self, now: float) -> Checkpoint:
         plain, tensors = self.conductor.trainee.state()
+        state = {"trainee": plain, "seconds": now, "signature": self._signature, **self.conductor.boundary}
         return Checkpoint(
             version=self.conductor.trainee.version,
             tensors={name: tensor.clone() for name, tensor in tensors.items()},
-            state=json.loads(json.dumps({"trainee": plain, "seconds": now, **self.conductor.boundary})),
+            state=json.loads(json.dumps(state)),
         )
 
     def _saved(self, version: int) -> None:
@@ -268,12 +284,12 @@ class Run:
         log.info("ends after %d rounds: %s", self.rounds_done, reason)
         await self.server.close("over" if finished else "return", reason)
         self.conductor.flush()
-        await self._settled()
+        await self._settled(measured=finished)
         if finished:
             self._evaluate(now)
-        if self._saved_version != self.conductor.trainee.version:
+        if self._saved_version != self.conductor.trainee.version and not self.conductor.diverged:
             self._save(now)
-        await self._settled()
+        await self._settled(measured=finished)
         if self._disk_refuses:
             self._failed(f"the model after step {self.conductor.trainee.version} is in no checkpoint")
         self._journal.write(
@@ -284,8 +300,10 @@ class Run:
             self._failed(f"{self._journal.lost} records of the trace are lost: {self._journal.error}")
         return Outcome(reason=reason, finished=finished, diverged=self.conductor.diverged, errors=tuple(self._errors))
 
-    async def _settled(self) -> None:
-        futures = [asyncio.wrap_future(f) for f in (self._measuring, self._saving) if f is not None]
+    async def _settled(self, *, measured: bool) -> None:
+        """Wait for what goes on beside the rounds; a run that is stopped does not wait to be measured."""
+        under_way = (self._saving, self._measuring if measured else None)
+        futures = [asyncio.wrap_future(future) for future in under_way if future is not None]
         await asyncio.gather(*futures, return_exceptions=True)
         await asyncio.sleep(0)  # let what waits for them run
 
@@ -296,7 +314,7 @@ class Run:
         def stop(name: str) -> None:
             self._signals += 1
             if self._signals > 1:
-                raise KeyboardInterrupt
+                os._exit(130)  # asked twice: now, whatever is being measured or written
             self.stop(f"stopped by {name}")
 
         for number in (signal.SIGTERM, signal.SIGINT):

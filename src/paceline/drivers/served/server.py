@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -51,6 +52,7 @@ class Server:
     ) -> None:
         self.conductor, self.sizes, self.limits = conductor, sizes, limits
         self.port = 0
+        self.failure: BaseException | None = None
         self._signature, self._codec, self._blocks, self._recipe = signature, codec, blocks, recipe
         self._started_seconds = started_seconds
         self._began: float | None = None
@@ -122,10 +124,24 @@ class Server:
             fate = await stream.serve()
         finally:
             self._streams.discard(stream)
-            self._ended(stream, fate)
+            with self._failing_loudly():
+                self._ended(stream, fate)
+
+    def broken(self, error: BaseException) -> None:
+        """The run itself failed (an optimiser, a schedule): strategy and model may disagree from now on, so it ends."""
+        self.failure = self.failure or error
+        self.conductor.stop()
+        self.changed()
+
+    @contextmanager
+    def _failing_loudly(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.broken(error)
 
     def _make_room(self) -> None:
-        """Of too many strangers the one who has been silent longest goes: a worker who comes is not kept out by them."""
+        """Of too many strangers the one who has been silent longest goes: they do not keep a worker out."""
         strangers = [stream for stream in self._streams if stream not in self._seats]
         if len(strangers) >= self.limits.most_strangers:
             oldest = min(strangers, key=lambda stream: stream.opened)
@@ -162,6 +178,7 @@ class Server:
             raise Gone(*self._closing)
         if self.conductor.done:
             raise Gone("over", "training is over")
+        self._end_former(hello)
         try:
             seat = self.conductor.roster.seat(hello.wish)
         except NoRoom as error:
@@ -178,6 +195,13 @@ class Server:
             silence_seconds=self.limits.silence_seconds,
             recipe=self._recipe,
         )
+
+    def _end_former(self, hello: Hello) -> None:
+        """A worker that comes back before its old stream was missed gets its own number again, a moment later."""
+        for stream, seat in self._seats.items():
+            if seat.worker == hello.wish and stream.host and stream.host == hello.host:
+                stream.dismiss(Gone("return", "it came back on a new connection"))
+                raise Gone("return", "its old connection is being ended: come again")
 
     def ready(self, stream: Stream, ready: Ready) -> None:
         """It has its model, and takes part."""
@@ -228,9 +252,7 @@ class Server:
             stream, member = self._members.get(worker), self.conductor.members[worker]
             if stream is None or self.conductor.over:
                 continue
-            if member.sent_version == self.conductor.trainee.version:  # another try at the same version
-                member.answered_version = member.sent_version - 1
-            member.sent_version, member.sent_seconds = self.conductor.trainee.version, self.now()
+            member.sent(self.conductor.trainee.version, self.now())
             stream.send_model(self._model_frames())
         self.changed()
 
@@ -259,7 +281,8 @@ class Server:
                 fate = stream.overdue(now)
                 if fate is not None:
                     stream.dismiss(fate)
-            self._begin_if_patience_is_out(now)
+            with self._failing_loudly():
+                self._begin_if_patience_is_out(now)
 
     def _begin_if_patience_is_out(self, clock: float) -> None:
         conductor = self.conductor

@@ -25,6 +25,7 @@ def serve(
     listen: str = "127.0.0.1:29400",
     rounds: int = 1000,
     workers: int | None = None,
+    most_workers: int = 0,
     schedule: Schedule | None = None,
     codec: str = "identity",
     blocks: int = 4,
@@ -45,21 +46,26 @@ def serve(
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         paceline.serve(model, optimizer, strategy=paceline.LGC(k=7), workers=10, rounds=300, listen="127.0.0.1:29400")
 
-    The first round waits for `workers` (by default as many as the strategy's K). Trace and checkpoints go to `folder`;
+    The first round waits for `workers` (by default as many as the strategy's K); `most_workers`, by default twice as
+    many, may be there at once. Trace and checkpoints go to `folder`;
     `resume=True` goes on from the newest checkpoint there. `evaluate` gets a copy of the model and returns its loss and
     accuracy. Beyond loopback `tls` is needed ("keys/server"; `paceline keys` makes them), or `insecure=True`.
     """
     host, port = parse_address(listen)
     check_exposed(host, tls=tls, insecure=insecure)
     strategy = strategy if strategy is not None else Full()
-    least = getattr(strategy, "k", 1)
+    if workers is None:
+        workers = getattr(strategy, "k", None)
+        if not isinstance(workers, int):
+            raise ValueError("give workers: how many the first round waits for (the strategy has no fixed K)")
     served = Served(
         module=model,
         optimizer=optimizer,
         schedule=schedule,
         strategy=strategy,
         rounds=rounds,
-        workers=workers if workers is not None else least if isinstance(least, int) else 1,
+        workers=workers,
+        most_workers=most_workers,
         folder=Path(folder),
         codec=codec,
         blocks=blocks,

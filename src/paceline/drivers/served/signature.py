@@ -1,9 +1,13 @@
-"""Is it the same network on both sides? A digest of names, shapes and kinds; the weights themselves do not count."""
+"""Is it the same network on both sides? A digest of names, shapes and kinds.
+
+Weights that are trained do not count: they travel. Those that are frozen do not travel, so they must be the same.
+"""
 
 from __future__ import annotations
 
 import hashlib
 
+import torch
 from torch import nn
 
 
@@ -20,4 +24,8 @@ def signature(module: nn.Module) -> str:
         for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers()))
         for name, tensor in tensors
     ]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    digest = hashlib.sha256("\n".join(parts).encode())
+    for parameter in module.parameters():
+        if not parameter.requires_grad:
+            digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:32]

@@ -10,7 +10,6 @@ what is to be sent is one small queue and the newest model, nothing piles up.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -35,8 +34,6 @@ from paceline.drivers.served.messages import (
     decode,
     encode,
 )
-
-log = logging.getLogger("paceline.served")
 
 MOST_HELD = 2  # a late gradient and a fresh one; there is never a reason for a third
 MOST_QUEUED = 16
@@ -65,6 +62,9 @@ class House(Protocol):
 
     def traffic(self, *, sent: int = 0, received: int = 0) -> None:
         """Bytes went over the wire."""
+
+    def broken(self, error: BaseException) -> None:
+        """The run itself failed."""
 
 
 class Gone(Exception):  # noqa: N818 - an end, not a fault
@@ -162,8 +162,8 @@ class Stream:
         error = reading.exception()
         if error is None:
             return reading.result()
-        log.error("a bug in paceline, met with %s: %r", self.peer, error, exc_info=error)
-        return Gone("return", f"the server met a bug of its own ({type(error).__name__})")
+        self._house.broken(error)  # not the peer's fault: the run itself failed
+        return Gone("return", "the server failed")
 
     async def _say_goodbye(self, fate: Gone, writing: asyncio.Task[None]) -> None:
         self._farewell = Goodbye(what=fate.what, reason=" ".join(fate.reason.split())[:1000])  # type: ignore[arg-type]

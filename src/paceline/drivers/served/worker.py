@@ -22,7 +22,7 @@ from torch import nn
 from paceline.codecs import Codec, make_codec
 from paceline.drivers.served.frames import Assembly, Sizes, frames, with_sizes
 from paceline.drivers.served.link import Link, LinkLost, TrainingOver
-from paceline.drivers.served.messages import PROTOCOL, Gradient, Hello, Leave, Model, Welcome
+from paceline.drivers.served.messages import PROTOCOL, Gradient, Hello, Leave, Model, ProtocolError, Welcome
 from paceline.drivers.served.security import channel_credentials, join_address, parse_address
 from paceline.drivers.served.signature import signature
 from paceline.drivers.served.transport import keep_memory
@@ -68,6 +68,7 @@ class Worker:
         self._sent = threading.Event()
         self._sent.set()
         self._blocks_done = self._blocks = 0
+        self._batch_ended = True
         self._started = self._held_since = 0.0
         self._model: FlatModel | None = None
         self._welcome: Welcome | None = None
@@ -145,10 +146,12 @@ class Worker:
         samples = len(batch[0])
         blocks = next(count for count in range(min(self.welcome.blocks, samples), 0, -1) if samples % count == 0)
         self.begin_batch(blocks)
+        self._batch_ended = False
         for part in zip(*(tensor.chunk(blocks) for tensor in batch), strict=True):
             yield part if len(part) > 1 else part[0]
             if not self.block_done():
                 break
+        self._batch_ended = True
         self._held().gradient_from_parameters()
         self._held().gradient.div_(blocks)  # the sum over the blocks done of a block's mean, divided by all blocks
 
@@ -157,7 +160,7 @@ class Worker:
         self._wait_sent()
         self._held().gradient.zero_()
         self._held().attach_gradient()
-        self._blocks, self._blocks_done = blocks, 0
+        self._blocks, self._blocks_done, self._batch_ended = blocks, 0, True
         self._started = time.monotonic()
 
     def block_done(self) -> bool:
@@ -173,12 +176,14 @@ class Worker:
         """Gradient out, new parameters in. `losses`, of every sample done, help the server to choose K."""
         if not self._blocks_done:
             raise RuntimeError("send() comes after a batch: go through worker.blocks(...) first")
+        if not self._batch_ended:
+            raise RuntimeError("the loop over worker.blocks(...) was left early: it ends by itself when it is time")
         worked = time.monotonic() - self._started
         draw, self.draw = self.draw, self.draw + 1
         link, model = self._link, self._held()
         if link is not None and link.lost is None:
-            payload = self._codec.encode(model.gradient)
-            changes = model.buffers - self._buffers_before
+            payload = self._codec.encode(model.gradient.cpu())
+            changes = (model.buffers - self._buffers_before).cpu()
             message = Gradient(
                 version=self.version,
                 draw=draw,
@@ -238,14 +243,24 @@ class Worker:
             link = Link(self.address, hello, credentials=self._credentials, answer_seconds=answer_seconds)
         except ConnectionRefusedError as error:
             raise ConnectionRefusedError(f"the server at {self.address} refused this worker: {error}") from None
+        try:
+            self._check_same(link.welcome)
+            self._codec: Codec = make_codec(link.welcome.codec)
+        except (ValueError, ConnectionRefusedError):
+            link.close()
+            raise
         self._welcome = link.welcome
-        self._codec: Codec = make_codec(link.welcome.codec)
         self.draw = link.welcome.first_draw
         self.version = -1
         self._sent.set()
         if self._model is not None:
             self._say_ready(link)
         return link
+
+    def _check_same(self, welcome: Welcome) -> None:
+        """Batches, seed and delays are those of the recipe this worker began with."""
+        if self._welcome is not None and self._welcome.recipe != welcome.recipe:
+            raise ConnectionRefusedError(f"the server at {self.address} runs another recipe now: start the worker anew")
 
     def ready(self) -> None:
         """Say that model and data are there, if the model was not given at once."""
@@ -284,8 +299,9 @@ class Worker:
                 raise ConnectionRefusedError(f"the server at {self.address} refused this worker: {error}") from None
 
     def _load(self, message: Model, assembly: Assembly) -> None:
-        self._wait_sent()
         model = self._held()
+        if self._codec.decode(assembly.payload).numel() != model.parameters.numel():
+            raise ProtocolError(f"the server at {self.address} sent a model of another size")
         self._codec.decode(assembly.payload, out=model.parameters)
         model.load_buffers(assembly.buffers)
         self._buffers_before = model.buffers
