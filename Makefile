@@ -19,7 +19,7 @@ race: $(READY)
 	@echo "next: . $(BIN)/activate; paceline race --classes-per-worker 1 --persistence 50"
 
 test: $(READY)
-	@$(BIN)/python -m pytest -n auto $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -41,9 +41,11 @@ from tests.cluster.peers import (
 
 HEALTHY = {0, 1, 2}
 PACED = (  # some ten rounds a second, whatever the machine
-    ("delay.inject", "true"), ("delay.shift-seconds", 0.06), ("delay.mean-seconds", 0.0),
+    ("delay.inject", "true"), ("delay.shift-seconds", 0.1), ("delay.mean-seconds", 0.0),
     ("server.stall-seconds", 3), ("checkpoint-every", 1000),
 )  # fmt: skip
+
+pytestmark = pytest.mark.xdist_group("strangers")  # one cluster for all of them
 
 
 @pytest.fixture(scope="module")

@@ -49,6 +49,8 @@ print("knocking", flush=True)
 time.sleep(600)
 """
 
+pytestmark = pytest.mark.xdist_group("tls")  # one cluster for all of them
+
 
 class SecureCluster(Visited):
     """A server with keys, and workers that have theirs."""

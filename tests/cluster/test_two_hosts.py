@@ -17,6 +17,8 @@ from tests.cluster.peers import Visited
 SERVER, WORKERS, PORT = "10.77.0.1", "10.77.0.2", 29400
 SHAPE = ("root", "tbf", "rate", "200mbit", "burst", "256kb", "latency", "50ms")
 
+pytestmark = pytest.mark.xdist_group("two_hosts")  # one cluster for all of them
+
 
 def _run(*command):
     return subprocess.run(command, capture_output=True, text=True, timeout=20)
