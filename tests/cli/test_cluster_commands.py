@@ -17,7 +17,7 @@ ERRORS = {
     "keys that are not there": (["work", "127.0.0.1:1", "--tls", "none/worker"], ["none/worker"]),
     "an option of another command": (["work", "127.0.0.1:1", "--rounds", "3"], ["unknown option --rounds"]),
     "a resume of nothing": (["train", "--resume", "no/such/run"], ["no/such/run", "trace.jsonl"]),
-    "a resume with another recipe": (["train", "--resume", "x", "--k", "3"], ["--resume", "nothing else"]),
+    "a resume with another recipe": (["train", "--resume", "x", "--k", "3"], ["--resume", "own recipe"]),
     "a replay of nothing": (["replay", "no/such/run"], ["no/such/run"]),
     "a codec that is not there": (["train", "--codec", "bfloat"], ["bfloat", "bfloat16"]),
     "too few seats": (["train", "--server.most-workers", "3"], ["most_workers=3", "workers=10"]),

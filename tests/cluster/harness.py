@@ -71,7 +71,7 @@ class Cluster:
     def __exit__(self, *error):
         for process in [self.server, *self._packs]:
             end(process)
-        for pid in self.pids.values():
+        for pid in set(self.pids.values()) - {os.getpid()}:  # some tests are workers themselves
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -51,9 +51,9 @@ def test_workers_that_come_half_way_share_a_shard_or_leave_politely(tmp_path):
         number, shard = work_and_leave(cluster.address, batches=3, reason="enough for today")
         assert (number, shard) == (3, 0)
         cluster.until_alive({0, 1, 2})
-        assert cluster.until_log("^worker 3 left: it left: enough for today$")
+        assert cluster.until_log(r"^worker 3 left: it left \(enough for today\)$")
         (left,) = cluster.events(WorkerLeft)
-        assert left.reason == "it left: enough for today"
+        assert left.reason == "it left (enough for today)"
         assert cluster.delivered(3) == 3
 
         # The next one with that number goes on with its batches.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +18,8 @@ from rich.progress import Progress
 from paceline.cli.options import UsageError
 from paceline.cli.telling import tell_results
 from paceline.recipes import Recipe, read_recipe
-from paceline.traces.journal import TRACE
+from paceline.traces.journal import TRACE, RunEnded
+from paceline.traces.journal_files import read_journal
 
 if TYPE_CHECKING:
     from paceline.cli.live import LiveRun
@@ -125,7 +128,7 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
 
     def run(recipe: Recipe, folder: Path, live: LiveRun, resume: bool) -> Trained:
         def opened(address: str) -> None:
-            live.note(f"server at {address}: more workers may join with `paceline work {address}`")
+            live.note(f"server at {address}; more workers: paceline work {address}")
 
         return cluster.train(
             recipe, folder=folder, resume=resume, listen=options.listen, on_open=opened, on_standing=live.show
@@ -158,8 +161,11 @@ def _serve(
     from paceline.cli.live import LiveRun
 
     resume = bool(options.resume)
-    recipe, folder = _resumed(options, overrides) if resume else _new(options, overrides, name)
     notes = Console(stderr=True)
+    recipe, folder = _resumed(options, overrides) if resume else _new(options, overrides, name)
+    if resume and _is_finished(folder, recipe):
+        notes.print(f"{folder} is finished: all {recipe.rounds} rounds are done", highlight=False, markup=False)
+        return
     with notes.status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
         import paceline.drivers.served.serving  # noqa: F401 - it takes seconds, and somebody is watching
     with LiveRun(notes) as live:
@@ -168,51 +174,76 @@ def _serve(
         notes.print(f"error: {error}", style="red", soft_wrap=True, highlight=False, markup=False)
     tell_results(recipe, [trained.result], folder, notes, as_json=options.json)
     if not trained.outcome.finished:
-        go_on = f"paceline {name} --resume {folder}"
+        go_on = f"paceline {name} --resume {folder}{_as_before(options)}"
         notes.print(f"{trained.outcome.reason}; go on with: {go_on}", soft_wrap=True, highlight=False, markup=False)
         raise KeyboardInterrupt
 
 
+def _as_before(options: TrainOptions | ServeOptions) -> str:
+    """The options that must be given again: they are of the machine, not of the run."""
+    if isinstance(options, TrainOptions):
+        return ""
+    tls = f" --tls {options.tls}" if options.tls else ""
+    return f" --listen {options.listen}{tls}{' --insecure' if options.insecure else ''}"
+
+
+def _is_finished(folder: Path, recipe: Recipe) -> bool:
+    last = read_journal(folder / TRACE).records[-1]
+    return isinstance(last, RunEnded) and last.rounds_done >= recipe.rounds
+
+
 def _new(options: TrainOptions | ServeOptions, overrides: dict[str, str], name: str) -> tuple[Recipe, Path]:
     recipe = read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
-    folder = Path(options.out) if options.out else _free_folder(Path("runs", name))
-    if (folder / TRACE).exists():
-        raise UsageError(f"{folder} holds a run; give another --out, or go on with it: --resume {folder}")
+    folder = Path(options.out or Path("runs", name))
     try:
+        if not options.out:
+            return recipe, _claim(folder)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror or error}; give another --out") from None
+    if (folder / TRACE).exists():
+        raise UsageError(f"{folder} holds a run; give another --out, or go on with it: --resume {folder}")
     return recipe, folder
 
 
-def _free_folder(wanted: Path) -> Path:
-    folder, number = wanted, 1
-    while (folder / TRACE).exists():
-        number += 1
-        folder = wanted.with_name(f"{wanted.name}-{number}")
-    return folder
+def _claim(wanted: Path) -> Path:
+    """The first folder of this name that nobody has: made at once, so that two runs never get the same."""
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise AssertionError("numbers do not end")
 
 
 def _resumed(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> tuple[Recipe, Path]:
-    from paceline.traces.journal_files import read_journal
-
     if options.recipe_file or overrides or options.out:
-        raise UsageError("--resume goes on with the run's own recipe, in its own folder: give nothing else with it")
-    folder = Path(options.resume)
+        raise UsageError("--resume goes on with the run's own recipe, in its own folder: give neither with it")
+    folder = _run_folder(options.resume)
     document = read_journal(folder / TRACE).began.recipe
     if not document:
         raise UsageError(f"{folder} is a run of a script: resume it there (paceline.serve(..., resume=True))")
     return Recipe.from_document(document), folder
 
 
+def _run_folder(text: str) -> Path:
+    if not Path(text, TRACE).is_file():
+        raise UsageError(f"{text} is not a run: it has no {TRACE}")
+    return Path(text)
+
+
 def work(options: WorkOptions, overrides: dict[str, str]) -> None:
     """`paceline work`."""
+    from paceline.cli.live import told
     from paceline.recipes.cluster import Own, work_for
 
     notes = Console(stderr=True)
 
     def welcomed(worker: int, recipe: Recipe) -> None:
         what = f"worker {worker}: {recipe.model.name} on {recipe.data.name}"
+        if options.number not in (-1, worker):
+            what += f" (number {options.number} is taken)"
         notes.print(what, soft_wrap=True, highlight=False, markup=False)
 
     own = Own(
@@ -225,7 +256,8 @@ def work(options: WorkOptions, overrides: dict[str, str]) -> None:
         threads=options.threads,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever is told to go says goodbye first
-    work_for(options.address, own, on_welcome=welcomed)
+    with told(notes):
+        work_for(options.address, own, on_welcome=welcomed)
     notes.print("training is over")
 
 
@@ -241,6 +273,8 @@ def keys(options: KeysOptions, overrides: dict[str, str]) -> None:
         notes.print(f"{'made ' if path in made else 'kept '} {path}")
     notes.print(f"server:  paceline serve RECIPE --listen 0.0.0.0:29400 --tls {directory / 'server'}")
     notes.print(f"worker:  paceline work HOST:29400 --tls {directory / 'worker'}")
+    if not hosts:
+        notes.print("The server's certificate is for this machine's own name; give --hosts for any other.")
     notes.print(f"Give workers ca.crt, worker.crt and worker.key; {directory / 'ca.key'} stays with you.")
 
 
@@ -254,7 +288,9 @@ def replay(options: ReplayOptions, overrides: dict[str, str]) -> None:
     with Progress(console=notes, transient=True, disable=not notes.is_terminal) as progress:
         task = progress.add_task("replaying", total=None)
         verdict = replay_run(
-            Path(options.run), own, on_step=lambda step, steps: progress.update(task, completed=step, total=steps)
+            _run_folder(options.run),
+            own,
+            on_step=lambda step, steps: progress.update(task, completed=step, total=steps),
         )
     if options.json:
         print(json.dumps({"identical": verdict.identical, "steps": verdict.steps, "difference": verdict.difference}))

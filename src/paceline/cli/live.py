@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -22,20 +24,35 @@ _PACE_SECONDS = 10.0
 _STYLES = {"on time": "green", "late": "yellow", "gone": "red", "joined": "cyan"}
 
 
+@contextmanager
+def told(console: Console) -> Iterator[None]:
+    """What server and workers log is printed, a line each.
+
+    >>> with told(Console(quiet=True)):
+    ...     logging.getLogger("paceline.served").info("worker 3 joined")
+    """
+    log, handler = logging.getLogger("paceline.served"), _AboveHandler(console)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = True
+
+
 class LiveRun:
     """Shows where a real run stands; what the server logs is printed above."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=False)
-        self._handler = _AboveHandler(console)
+        self._told = told(console)
         self._seen: deque[tuple[float, int]] = deque()
-        self._log = logging.getLogger("paceline.served")
 
     def __enter__(self) -> LiveRun:
-        self._log.addHandler(self._handler)
-        self._log.setLevel(logging.INFO)
-        self._log.propagate = False
+        self._told.__enter__()
         if self._console.is_terminal:
             self._live.start()
         return self
@@ -45,8 +62,7 @@ class LiveRun:
     ) -> None:
         if self._console.is_terminal:
             self._live.stop()
-        self._log.removeHandler(self._handler)
-        self._log.propagate = True
+        self._told.__exit__(kind, error, traceback)
 
     def note(self, text: str) -> None:
         """A line above the view."""

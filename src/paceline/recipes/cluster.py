@@ -178,8 +178,8 @@ def work_for(
         if not worker.training_may_begin:
             return
         recipe = trusted(worker.welcome.recipe, own)
-        on_welcome(worker.number, recipe)
         training = make_training(recipe, load_data(recipe))
+        on_welcome(worker.number, recipe)
         worker.hold(training.module)
         worker.ready()
         work(worker, training.module, training, delay_of(recipe))
@@ -203,6 +203,8 @@ def trusted(document: Mapping[str, Any], own: Own) -> Recipe:
             f"the server trains {named!r}, which is code and not a network by name; if you have it and trust it, "
             f"give --model {named}"
         )
+    if own.model and ":" not in named and own.model != named:
+        raise ValueError(f"the server trains {named}, and you gave --model {own.model}: leave it out")
     recipe = recipe.with_settings(data={"directory": own.data_directory})
     if own.model:
         recipe = recipe.with_settings(
@@ -251,8 +253,9 @@ def train(
         send_pack(pack, address)
         on_open(address)
 
+    finished = False
     try:
-        return serve_recipe(
+        trained = serve_recipe(
             recipe,
             door,
             Path(folder),
@@ -261,8 +264,10 @@ def train(
             on_standing=on_standing,
             reason_to_stop=lambda standing: _all_gone(pack, standing),
         )
+        finished = trained.outcome.finished
+        return trained
     finally:
-        end_process(pack)
+        end_process(pack, by_itself=finished)
 
 
 def check_loopback(door: Door) -> None:
@@ -293,7 +298,8 @@ def start_pack(recipe: Recipe, numbers: Sequence[int]) -> subprocess.Popen[bytes
     for name, value in own.items():
         if value:
             arguments += [f"--{name.replace('_', '-')}", str(value)]
-    return subprocess.Popen(arguments, stdin=subprocess.PIPE)
+    # In a session of its own: a Ctrl-C in the terminal is for the server, which then says what happens to its workers.
+    return subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def send_pack(pack: subprocess.Popen[bytes], address: str) -> None:
@@ -304,11 +310,11 @@ def send_pack(pack: subprocess.Popen[bytes], address: str) -> None:
             pack.stdin.close()
 
 
-def end_process(process: subprocess.Popen[bytes], *, seconds: float = 5.0) -> None:
-    """Let a process end by itself, then ask it to, then end it."""
+def end_process(process: subprocess.Popen[bytes], *, by_itself: bool, seconds: float = 5.0) -> None:
+    """Let a process end by itself if it will, then ask it to, then end it."""
     if process.stdin is not None:
         process.stdin.close()
-    for ask in (None, process.terminate, process.kill):
+    for ask in (None if by_itself else process.terminate, process.terminate, process.kill):
         if ask is not None:
             ask()
         with suppress(subprocess.TimeoutExpired):

@@ -8,6 +8,7 @@ Not for people: `paceline train` starts it, and `paceline work` is the same for 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("--model", "--data-directory", "--delay-file"):
         parser.add_argument(name)
     given = parser.parse_args(arguments)
+    logging.getLogger("paceline.served").setLevel(logging.ERROR)  # the server is in the same terminal, and tells it
     own = replace(own_from(vars(given)), threads=1)
     torch.set_num_threads(1)
     address = sys.stdin.readline().strip()

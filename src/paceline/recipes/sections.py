@@ -105,7 +105,7 @@ class OptimizerSection(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSection(Checked):
-    """How many workers, and what becomes of late work.
+    """How many workers; in simulated runs, what becomes of late work.
 
     >>> ClusterSection(workers=20).late_work
     'complete'
@@ -114,7 +114,7 @@ class ClusterSection(Checked):
     workers: int = setting(10, "workers", least=1, most=10_000_000, alias="workers")
     late_work: Literal["complete", "partial"] = setting(
         "complete",
-        "complete: late gradients come whole, for nothing (the paper); partial: what really happens",
+        "simulated runs: complete: late gradients come whole, for nothing (the paper); partial: what really happens",
         choices=lambda: ("complete", "partial"),
         alias="late-work",
     )
@@ -122,7 +122,7 @@ class ClusterSection(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class DelaySection(Checked):
-    """How long a worker computes on a batch.
+    """How long a worker computes on a batch, in simulated runs or with inject.
 
     >>> DelaySection(persistence=50).name
     'shifted-exponential'
@@ -153,7 +153,7 @@ class DelaySection(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSection(Checked):
-    """What a message costs.
+    """What a message costs, in simulated runs.
 
     >>> NetworkSection(latency_seconds=0.001).worker_bits_per_second
     inf

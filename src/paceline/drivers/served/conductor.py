@@ -110,7 +110,7 @@ class Conductor:
         )
         if self.begun:
             self._tell(Joined(worker=seat.worker, at_seconds=now))
-        elif len(self.alive) >= self.wait_for:
+        elif len({self.members[worker].seat.shard for worker in self.alive}) >= self.wait_for:
             self.begin(now)
 
     def begin(self, now: float) -> None:
@@ -130,7 +130,7 @@ class Conductor:
         """A worker is gone. What it had delivered stays valid."""
         self.roster.leave(worker)
         member = self.members.get(worker)
-        if member is None or not member.alive:
+        if member is None or not member.alive or self.over:
             return
         member.alive, member.last = False, reason
         self._flush()

@@ -68,6 +68,7 @@ class Link:
         silence_seconds: float = 15.0,
     ) -> None:
         options = worker_options(silence_seconds)
+        self._tls = credentials is not None
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options=options)
         else:
@@ -204,7 +205,7 @@ class Link:
                 self._heard = time.monotonic()
                 self._hear(*decode(frame))
         except grpc.RpcError as error:
-            lost = _reason(error)
+            lost = why_lost(error, tls=self._tls)
         except ProtocolError as error:
             self.broken = lost = str(error)
         finally:
@@ -250,7 +251,25 @@ class Link:
         return self._assembly
 
 
-def _reason(error: grpc.RpcError) -> str:
+CAUSES = (  # what gRPC says -> what it means
+    ("connection refused", "nothing listens there"),
+    ("name not found", "there is no such host"),
+    ("lookup failed", "there is no such host"),
+    ("wrong_version_number", "the server does not speak TLS: leave the keys out"),
+    ("certificate_verify_failed", "the server's certificate is not of the same CA, or not for this host name"),
+)
+
+
+def why_lost(error: grpc.RpcError, *, tls: bool) -> str:
+    """Why a connection failed, in words; gRPC's own where we have none."""
     code = error.code().name.lower().replace("_", " ") if hasattr(error, "code") else "lost"
-    details = str(error.details() or "").splitlines() if hasattr(error, "details") else []
-    return f"{code}: {details[0][:300]}" if details else code
+    details = " ".join(str(error.details() or "").split()) if hasattr(error, "details") else ""
+    for sign, meaning in CAUSES:
+        if sign in details.lower():
+            return meaning
+    closed = "socket closed" in details.lower() or "handshake" in details.lower()
+    if closed and tls:
+        return "it hung up: are the keys of the same CA? (`paceline keys` made both?)"
+    if closed:
+        return "it hung up: does the server want TLS keys?"
+    return f"{code}: {details[:300]}" if details else code

@@ -63,6 +63,7 @@ class Server:
         self._seats: dict[Stream, Seat] = {}
         self._frames: tuple[int, tuple[bytes, ...]] = (-1, ())
         self._refusals = Refusals()
+        self._nobody_told = False
         self._grpc: Any = None
         self._watchman: asyncio.Task[None] | None = None
         self._closing: tuple[str, str] | None = None
@@ -286,7 +287,12 @@ class Server:
 
     def _begin_if_patience_is_out(self, clock: float) -> None:
         conductor = self.conductor
-        if not conductor.begun and conductor.alive and clock - self._opened > self.limits.gather_seconds:
+        if conductor.begun or clock - self._opened <= self.limits.gather_seconds:
+            return
+        if not conductor.alive and not self._nobody_told:
+            self._nobody_told = True
+            log.warning("nobody has come for %g s: the first to come begins", self.limits.gather_seconds)
+        if conductor.alive:
             log.warning("begins with %d of %d workers", len(conductor.alive), conductor.wait_for)
             conductor.begin(self.now())
             self._act()

@@ -254,7 +254,7 @@ class Stream:
                 if message.progress != self._progress and self._assembly is None:
                     self._progress, self._moved = message.progress, self._house.clock()
             case Leave() if self.worker is not None:
-                raise Gone("return", f"it left: {message.reason[:200]}" if message.reason else "it left")
+                raise Gone("return", f"it left ({message.reason[:200]})" if message.reason else "it left")
             case _:
                 raise ProtocolError(f"a {type(message).__name__} is out of place here")
 

@@ -7,6 +7,7 @@ training() --> blocks() --> send() --> training() ...
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import threading
@@ -27,6 +28,8 @@ from paceline.drivers.served.security import channel_credentials, join_address, 
 from paceline.drivers.served.signature import signature
 from paceline.drivers.served.transport import keep_memory
 from paceline.workers.flat import FlatModel
+
+log = logging.getLogger("paceline.served")
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 2.0
 SENT_WITHIN_SECONDS = 600.0
@@ -115,7 +118,7 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.leave("" if error is None else type(error).__name__)
+        self.leave("" if error is None else "stopped" if kind is KeyboardInterrupt else str(kind and kind.__name__))
 
     def leave(self, reason: str = "") -> None:
         """Go, politely."""
@@ -217,19 +220,14 @@ class Worker:
                 self._link, self._over = None, True
                 return
             except LinkLost as error:
-                reason = str(error)
+                if reason != str(error):
+                    reason = str(error)
+                    left = deadline - time.monotonic()
+                    log.warning("no server at %s yet: %s (%.0f s of patience left)", self.address, reason, left)
             if time.monotonic() + pause > deadline:
-                raise ConnectionError(
-                    f"no server at {self.address} for {self._patience_seconds:g} s: {reason}{self._hint}"
-                )
+                raise ConnectionError(f"no server at {self.address} for {self._patience_seconds:g} s: {reason}")
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-
-    @property
-    def _hint(self) -> str:
-        if self._credentials is None:
-            return " (does the server want TLS? give tls, or --tls)"
-        return " (with TLS both sides need certificates of the same CA: see `paceline keys`)"
 
     def _open_link(self, answer_seconds: float) -> Link:
         wish = self._welcome.worker if self._welcome is not None else self._wish
@@ -291,10 +289,12 @@ class Worker:
                 return
             except TrainingOver:
                 self._over = True
-            except LinkLost:
+            except LinkLost as error:
+                log.warning("lost the server at %s: %s", self.address, error)
                 if link is not None:
                     link.close()
                 self._connect()
+                log.warning("worker %d is back at %s", self.number, self.address)
             except ConnectionRefusedError as error:
                 raise ConnectionRefusedError(f"the server at {self.address} refused this worker: {error}") from None
 
