@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.codecs.identity import check_whole
+from paceline.codecs.identity import check_whole, copied
 
 _LARGEST = torch.finfo(torch.bfloat16).max
 
@@ -34,7 +34,7 @@ class BFloat16:
         """The bytes as a vector."""
         check_whole(payload, 2)
         rounded = payload.view(torch.bfloat16)
-        return rounded.to(torch.float32) if out is None else out.copy_(rounded)
+        return rounded.to(torch.float32) if out is None else copied(rounded, out)
 
     def most_bytes(self, elements: int) -> int:
         """Two bytes an element."""

@@ -24,11 +24,23 @@ class Identity:
         """The bytes as a vector."""
         check_whole(payload, 4)
         vector = payload.view(torch.float32)
-        return vector if out is None else out.copy_(vector)
+        return vector if out is None else copied(vector, out)
 
     def most_bytes(self, elements: int) -> int:
         """Four bytes an element."""
         return 4 * elements
+
+
+def copied(vector: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """`out` with the numbers of a vector of the same length.
+
+    >>> copied(torch.ones(1), torch.zeros(3))
+    Traceback (most recent call last):
+    ValueError: a vector of 3 elements was expected (this one has 1)
+    """
+    if vector.numel() != out.numel():
+        raise ValueError(f"a vector of {out.numel()} elements was expected (this one has {vector.numel()})")
+    return out.copy_(vector)
 
 
 def check_whole(payload: torch.Tensor, element_bytes: int) -> None:

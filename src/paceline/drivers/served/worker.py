@@ -300,9 +300,10 @@ class Worker:
 
     def _load(self, message: Model, assembly: Assembly) -> None:
         model = self._held()
-        if self._codec.decode(assembly.payload).numel() != model.parameters.numel():
-            raise ProtocolError(f"the server at {self.address} sent a model of another size")
-        self._codec.decode(assembly.payload, out=model.parameters)
+        try:
+            self._codec.decode(assembly.payload, out=model.parameters)
+        except ValueError as error:
+            raise ProtocolError(f"the server at {self.address} sent another model: {error}") from None
         model.load_buffers(assembly.buffers)
         self._buffers_before = model.buffers
 
