@@ -60,7 +60,7 @@ def run(*arguments, cwd):
     )
 
 
-def test_train_ends_in_a_table_a_page_and_a_run_that_replays(tmp_path):
+def test_train_ends_in_a_table_a_page_and_a_run_that_replays_unless_its_trace_was_altered(tmp_path):
     small = ["--workers", "4", "--k", "3", "--rounds", "12"]
     first = run("train", *small, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
@@ -76,9 +76,6 @@ def test_train_ends_in_a_table_a_page_and_a_run_that_replays(tmp_path):
     assert taken.returncode == 2
     assert "holds a run" in taken.stderr
 
-
-def test_a_trace_that_was_tampered_with_does_not_replay_and_the_step_is_named(tmp_path):
-    assert run("train", "--workers", "4", "--k", "3", "--rounds", "6", "--json", cwd=tmp_path).returncode == 0
     trace = tmp_path / "runs" / "train" / "trace.jsonl"
     lines = trace.read_text().splitlines()
     steps = [number for number, line in enumerate(lines) if '"kind":"stepped"' in line]
