@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-RUNS = [["claims"], ["timing"], ["gradients", "--only", "mlp,lenet"], ["cluster"], ["soak"]]
+RUNS = [["claims"], ["timing"], ["gradients", "--only", "mlp,lenet"], ["cluster"], ["overhead"], ["soak"]]
 
 
 @pytest.mark.parametrize("arguments", RUNS, ids=lambda arguments: arguments[0])
