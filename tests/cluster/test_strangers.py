@@ -66,6 +66,7 @@ def full_cluster(tmp_path_factory):
 
 def _check_the_end(cluster):
     """The workers were members to the end, the model is finite, and the trace tells the run as it was."""
+    cluster.until_round(21)  # by then the model was measured after round 10, whatever is measured when it is stopped
     cluster.stop()
     gone = [record for record in cluster.records if isinstance(record, WorkerLeft) and record.worker in HEALTHY]
     assert all("SIGTERM" in record.reason for record in gone), gone
@@ -356,8 +357,8 @@ def test_a_message_that_says_it_has_two_gigabytes_is_cut_off_and_no_memory_is_se
 
 
 def test_a_member_that_sends_a_hundred_megabytes_at_once_is_cut_off(cluster):
-    before = _memory(cluster)
-    with unharmed(cluster, says="worker 3 left: its connection was lost"), Peer(cluster.address) as peer:
+    before, cut = _memory(cluster), "worker 3 left: (its connection was lost|it closed its stream)"
+    with unharmed(cluster, says=cut), Peer(cluster.address) as peer:
         peer.join()
         peer.say_bytes(bytes(100 * 2**20))
         assert "RESOURCE_EXHAUSTED" in peer.until_ended()
