@@ -19,7 +19,7 @@ LONGEST_FILE = 350
 LEVELS = [
     {"__main__"},
     {"cli"},
-    {"recipes"},
+    {"recipes", "bench"},
     {"drivers.simulated", "drivers.served", "drivers.collective", "drivers.replayed", "drivers", "reports"},
     {"traces", "training", "pipeline", "reference"},
     {"data", "models", "workers", "codecs", "strategies", "optim"},

@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-RUNS = [["claims"], ["timing"], ["gradients", "--only", "mlp,lenet"], ["cluster"], ["overhead"], ["soak"]]
+RUNS = [["claims"], ["timing"], ["gradients", "--only", "mlp,lenet"], ["cluster"], ["overhead"], ["soak"], ["codecs"]]
+RUNS += [["hostile"], ["links"]]
 
 
 @pytest.mark.parametrize("arguments", RUNS, ids=lambda arguments: arguments[0])

@@ -17,6 +17,7 @@ from paceline.lazy import lazy_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from paceline.drivers.collective.hook import compress
     from paceline.drivers.served.serving import serve
     from paceline.drivers.served.worker import Worker
     from paceline.recipes import Race, Recipe, RecipeError, Result, simulate
@@ -30,6 +31,7 @@ _HOMES = {
     "RecipeError": "recipes",
     "Result": "recipes",
     "Worker": "drivers.served.worker",
+    "compress": "drivers.collective.hook",
     "replay": "recipes.replaying",
     "serve": "drivers.served.serving",
     "simulate": "recipes",
@@ -52,6 +54,7 @@ __all__ = [
     "RecipeError",
     "Result",
     "Worker",
+    "compress",
     "replay",
     "serve",
     "simulate",

@@ -19,6 +19,7 @@ time the next round closes, not all N - K; and `late_work="partial"` gives late 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -220,3 +221,62 @@ def partial_rounds(seconds: Sequence[Sequence[float]], *, k: int, blocks: int, r
             draws[i] += 1
         result.append(PartialRound(closed_seconds=closed, fresh=fresh, late_blocks_done=used))
     return result
+
+
+# -- codecs: gradients as they are sent -----------------------------------------------------------------------------
+
+
+def single(value: float) -> float:
+    """The nearest float32: what memory and payloads hold. One operation on two of them, then this, is float32's own.
+
+    >>> single(0.1)
+    0.10000000149011612
+    """
+    nearest: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    return nearest
+
+
+def one_bit(gradient: Vector) -> list[float]:
+    """What arrives of a gradient by its signs: the mean of those elements that have the same sign.
+
+    >>> one_bit([0.1, 0.15, -0.2, 20.0, 15.3, -1.222])  # the lecture's
+    [8.887499809265137, 8.887499809265137, -0.7110000252723694, 8.887499809265137, 8.887499809265137, -0.71100002527...]
+    """
+    means = {}
+    for sign in (True, False):
+        alike = [value for value in gradient if (value >= 0) == sign]
+        means[sign] = single(math.fsum(alike) / len(alike)) if alike else 0.0
+    return [means[value >= 0] for value in gradient]
+
+
+def qsgd(
+    gradient: Vector, uniform: Vector, *, levels: int, bucket: int = 0, norm: str = "max"
+) -> tuple[list[float], list[int]]:
+    """The norm of each bucket (0: one for all), and the level of each element, rounded up if its random number says so.
+
+    Three quarters of the way from 2 to 3, a random number in [0, 1) rounds up if it is a quarter or more:
+
+    >>> qsgd([1.0, -0.6875, 0.6875], [0.9, 0.24, 0.25], levels=4)
+    ([1.0], [4, -2, 3])
+    """
+    size = bucket or max(1, len(gradient))
+    norms, result = [], []
+    for start in range(0, len(gradient), size):
+        part = gradient[start : start + size]
+        squares = math.fsum(value * value for value in part)
+        norms.append(single(math.sqrt(squares) if norm == "l2" else max(abs(value) for value in part)))
+        for value, random in zip(part, uniform[start : start + size], strict=True):
+            exact = single(single(abs(value) / (norms[-1] or 1.0)) * levels)
+            level = min(math.floor(single(exact + random)), levels)
+            result.append(-level if value < 0 else level)
+    return norms, result
+
+
+def qsgd_decoded(norms: Vector, quantised: Sequence[int], *, levels: int, bucket: int = 0) -> list[float]:
+    """What arrives: the level's share of its bucket's norm.
+
+    >>> qsgd_decoded([1.0], [4, -2, 3], levels=4)
+    [1.0, -0.5, 0.75]
+    """
+    size = bucket or max(1, len(quantised))
+    return [single(norms[place // size] * single(level / levels)) for place, level in enumerate(quantised)]

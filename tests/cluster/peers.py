@@ -20,6 +20,8 @@ import time
 import grpc
 import torch
 
+from paceline.codecs import Identity
+from paceline.codecs.payload import HEADER_BYTES
 from paceline.drivers.served.job import work
 from paceline.drivers.served.messages import (
     PROTOCOL,
@@ -151,8 +153,9 @@ class Peer:
 
     @property
     def zeros(self):
-        """The body of a gradient."""
-        return bytes(self.model.payload_bytes + self.model.buffer_bytes)
+        """The body of a gradient: zeros, as identity encodes them."""
+        elements = (self.model.payload_bytes - HEADER_BYTES) // 4
+        return Identity().encode(torch.zeros(elements)).numpy().tobytes() + bytes(self.model.buffer_bytes)
 
     def beat(self, seconds=0.3, *, progress=lambda: 0):
         """Give signs of life until closed."""
@@ -412,7 +415,7 @@ class FakeServer:
 def welcome(**changes):
     """A Welcome as a server says it."""
     plain = Welcome(
-        protocol=PROTOCOL, worker=0, shard=0, first_draw=0, blocks=4, codec="identity", signature="",
+        protocol=PROTOCOL, worker=0, shard=0, first_draw=0, blocks=4, codec="identity", seed=0, signature="",
         silence_seconds=15.0, recipe=Recipe().to_document(),
     )  # fmt: skip
     return dataclasses.replace(plain, **changes)

@@ -3,78 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import subprocess
 
 import pytest
 
 from paceline.drivers.served.keys import make_keys
 from paceline.traces.journal import Evaluated, WorkerJoined, WorkerLeft
+from tests.cluster.cable import PORT, SERVER, Cable, why_not
 from tests.cluster.harness import PACELINE, Late, end, until
 from tests.cluster.peers import Visited
 
-SERVER, WORKERS, PORT = "10.77.0.1", "10.77.0.2", 29400
-SHAPE = ("root", "tbf", "rate", "200mbit", "burst", "256kb", "latency", "50ms")
-
 pytestmark = pytest.mark.xdist_group("two_hosts")  # one cluster for all of them
-
-
-def _run(*command):
-    return subprocess.run(command, capture_output=True, text=True, timeout=20)
-
-
-def _why_not():
-    if os.geteuid() != 0:
-        return "two hosts: making network namespaces needs root"
-    if not shutil.which("ip") or not shutil.which("tc"):
-        return "two hosts: ip and tc (iproute2) are needed"
-    name = f"pl{os.getpid()}x"
-    made = _run("ip", "netns", "add", name)
-    _run("ip", "netns", "del", name)
-    return f"two hosts: no network namespace can be made ({made.stderr.strip()})" if made.returncode else None
-
-
-class Cable:
-    """Two namespaces joined by a pair of interfaces."""
-
-    def __init__(self):
-        number = os.getpid()
-        self.server, self.workers = f"pl{number}s", f"pl{number}w"
-        self._ends = {self.server: f"pv{number}s", self.workers: f"pv{number}w"}
-
-    def __enter__(self):
-        try:
-            for host in self._ends:
-                _do("ip", "netns", "add", host)
-            names = list(self._ends.values())
-            _do("ip", "link", "add", names[0], "type", "veth", "peer", "name", names[1])
-            for (host, interface), address in zip(self._ends.items(), (SERVER, WORKERS), strict=True):
-                _do("ip", "link", "set", interface, "netns", host)
-                _do("ip", "-n", host, "addr", "add", f"{address}/24", "dev", interface)
-                _do("ip", "-n", host, "link", "set", "lo", "up")
-                _do("ip", "-n", host, "link", "set", interface, "up")
-                _do("tc", "-n", host, "qdisc", "add", "dev", interface, *SHAPE)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *error):
-        for host, interface in self._ends.items():
-            _run("ip", "link", "del", interface)  # one that never got into its namespace
-            _run("ip", "netns", "del", host)
-
-    def cut(self):
-        _do("ip", "-n", self.server, "link", "set", self._ends[self.server], "down")
-
-    def mend(self):
-        _do("ip", "-n", self.server, "link", "set", self._ends[self.server], "up")
-
-
-def _do(*command):
-    done = _run(*command)
-    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
 
 
 class TwoHosts(Visited):
@@ -114,7 +53,7 @@ class TwoHosts(Visited):
 
 @pytest.fixture(scope="module")
 def cable():
-    reason = _why_not()
+    reason = why_not()
     if reason:
         pytest.skip(reason)
     with Cable() as cable:

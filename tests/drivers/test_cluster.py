@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paceline import reference
-from paceline.drivers.simulated.cluster import Cluster
+from paceline.drivers.simulated.cluster import Ballast, Cluster
 from paceline.drivers.simulated.delays import Pareto, Recorded, ShiftedExponential, SlowWorkers
 from paceline.drivers.simulated.network import Network
 from paceline.drivers.simulated.setup import Setup
@@ -29,7 +29,8 @@ def run(strategy, steps, **cluster):
 
 
 def make(strategy, *, up_bytes=0, down_bytes=0, **setup):
-    return Cluster(Setup(name="x", strategy=strategy, rounds=1, **setup), up_bytes=up_bytes, down_bytes=down_bytes)
+    cargo = Ballast(up=up_bytes, down=down_bytes)
+    return Cluster(Setup(name="x", strategy=strategy, rounds=1, **setup), cargo=cargo)
 
 
 @pytest.mark.parametrize(("strategy", "total"), [(Full(), 6.5), (FastestK(k=2), 4.0), (LGC(k=2), 4.0)], ids=str)

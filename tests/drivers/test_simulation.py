@@ -190,7 +190,8 @@ def test_running_statistics_are_averaged_over_the_workers_of_the_step(digits):
     learner = Learner(trained)
     tasks = whole_tasks(3)
     step = Step(version=0, fresh=tuple(Share(worker=w, version=0, weight=1 / 3) for w in range(3)))
-    assert learner.take(Closed(step=step, k=3, opened_seconds=0.0, fresh=tasks, late=()), oldest_version=0)
+    learner.closed(Closed(step=step, k=3, opened_seconds=0.0, fresh=tasks, late=()), oldest_version=0)
+    assert learner.taken.popleft()
 
     expected = []
     for worker in range(3):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.drivers.simulated.cluster import Cluster
+from paceline.drivers.simulated.cluster import Ballast, Cluster
 from paceline.drivers.simulated.delays import Recorded, ShiftedExponential, read_recorded
 from paceline.drivers.simulated.network import Network
 from paceline.drivers.simulated.setup import Setup
@@ -58,7 +58,7 @@ class Recording(Cluster):
     """A simulated cluster that keeps a journal as a server would: the simulator's own trace is what must come out."""
 
     def __init__(self, setup: Setup) -> None:
-        super().__init__(setup, up_bytes=100, down_bytes=100)
+        super().__init__(setup, cargo=Ballast(up=100, down=100))
         self.arrivals: list[Arrival] = []
 
     def _arrived(self, task: Any) -> None:

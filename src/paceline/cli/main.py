@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline import __version__
+from paceline.cli.bench_commands import BenchOptions, bench
 from paceline.cli.cluster_commands import (
     KeysOptions,
     ReplayOptions,
@@ -32,8 +33,9 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, dict[str, str]], None]]] = {
     "work": (WorkOptions, work),
     "keys": (KeysOptions, keys),
     "replay": (ReplayOptions, replay),
+    "bench": (BenchOptions, bench),
 }
-WITHOUT_RECIPE = ("work", "keys", "replay")
+WITHOUT_RECIPE = ("work", "keys", "replay", "bench")
 
 USER_ERROR, OTHER_ERROR, INTERRUPTED = 2, 1, 130
 

@@ -1,12 +1,15 @@
 """Gradient <-> bytes.
 
-A codec is a frozen value: `encode` gives the bytes that travel, `decode` gives back a flat float32 vector. Nothing here
-knows where the bytes go. A new codec is its file and one line in `CODECS`.
+`encode` gives the bytes that travel, `decode` gives back a flat float32 vector. Nothing here knows where the bytes go.
+A payload describes itself, and comes from outside: nothing it says is believed before it is checked.
+A new codec is its file and one line in `CODECS`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from paceline.lazy import lazy_names
 from paceline.lookup import unknown
@@ -15,49 +18,110 @@ if TYPE_CHECKING:
     import torch
 
     from paceline.codecs.bfloat16 import BFloat16
+    from paceline.codecs.error_feedback import ErrorFeedback
     from paceline.codecs.identity import Identity
+    from paceline.codecs.one_bit import OneBit
+    from paceline.codecs.payload import PayloadError
+    from paceline.codecs.power_sgd import PowerSGD
+    from paceline.codecs.qsgd import QSGD, Sparsifier
+    from paceline.codecs.top_k import TopK
+    from paceline.codecs.vectors import NotFiniteError
 
 CODECS: dict[str, str] = {
     "identity": "Identity",
     "bfloat16": "BFloat16",
+    "one-bit": "OneBit",
+    "qsgd": "QSGD",
+    "sparsifier": "Sparsifier",
+    "top-k": "TopK",
+    "power-sgd": "PowerSGD",
 }
 """Name -> the class in this package."""
 
-_HOMES = {"Identity": "identity", "BFloat16": "bfloat16"}
+_HOMES = {
+    "Identity": "identity",
+    "BFloat16": "bfloat16",
+    "OneBit": "one_bit",
+    "QSGD": "qsgd",
+    "Sparsifier": "qsgd",
+    "TopK": "top_k",
+    "PowerSGD": "power_sgd",
+    "ErrorFeedback": "error_feedback",
+    "NotFiniteError": "vectors",
+    "PayloadError": "payload",
+}
 
 
 class Codec(Protocol):
     """What every codec can do."""
 
-    def encode(self, vector: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        """The bytes of a flat float32 vector, as a uint8 tensor; may share its memory."""
+    @property
+    def biased(self) -> bool:
+        """Whether the mean of what is decoded differs from what was encoded: such a codec wants error feedback."""
 
-    def decode(self, payload: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The flat float32 vector of a uint8 tensor: in `out` if that is given, else it may share its memory."""
+    @property
+    def suits_parameters(self) -> bool:
+        """Whether every element keeps its size, so that a model's parameters can be sent, and not only changes."""
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether a payload always has `most_bytes`: its size follows from the vector's length alone."""
+
+    def encode(self, gradient: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        """The bytes of a gradient of any shape, as a uint8 tensor; NotFiniteError if it is not finite."""
+
+    def decode(
+        self, payload: torch.Tensor, *, expected_length: int | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The flat float32 vector of a payload: in `out` if that is given, else it may share the payload's memory.
+
+        PayloadError (a ValueError) if it is none of this codec's, or not of the expected length.
+        """
 
     def most_bytes(self, elements: int) -> int:
         """The most bytes that a vector of so many elements can take."""
 
+    def fresh(self, shapes: Sequence[torch.Size] | None = None) -> Self:
+        """The same codec with an empty memory, for one more sender; `shapes` are those of the tensors in its vector."""
 
-def make_codec(name: str) -> Codec:
+    def state_dict(self) -> dict[str, Any]:
+        """What it remembers between two gradients: tensors by name."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+
+
+def make_codec(name: str, **settings: Any) -> Codec:
     """A codec by name.
 
-    >>> make_codec("identity")
-    Identity()
+    >>> make_codec("qsgd", levels=3)
+    QSGD(levels=3, bucket=512, norm='max', lossless='packed')
     >>> make_codec("bfloat")
     Traceback (most recent call last):
-    ValueError: unknown codec 'bfloat'; did you mean 'bfloat16'? choose from identity, bfloat16
+    ValueError: unknown codec 'bfloat'; did you mean 'bfloat16'? choose from identity, bfloat16, one-bit, qsgd, ...
     """
     if name not in CODECS:
         raise unknown("codec", name, CODECS)
-    import importlib
-
     home = importlib.import_module(f"{__name__}.{_HOMES[CODECS[name]]}")
-    codec: Codec = getattr(home, CODECS[name])()
+    codec: Codec = getattr(home, CODECS[name])(**settings)
     return codec
 
 
-__all__ = ["CODECS", "BFloat16", "Codec", "Identity", "make_codec"]
+__all__ = [
+    "CODECS",
+    "QSGD",
+    "BFloat16",
+    "Codec",
+    "ErrorFeedback",
+    "Identity",
+    "NotFiniteError",
+    "OneBit",
+    "PayloadError",
+    "PowerSGD",
+    "Sparsifier",
+    "TopK",
+    "make_codec",
+]
 
 if not TYPE_CHECKING:
     __getattr__ = lazy_names(__name__, _HOMES)

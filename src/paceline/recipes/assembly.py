@@ -6,7 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.codecs import make_codec
+from paceline.codecs import Codec
+from paceline.codecs.naming import codec_text, parse_codec
 from paceline.drivers.simulated.delays import Delays, Pareto, ShiftedExponential, SlowWorkers, read_recorded
 from paceline.drivers.simulated.network import Network
 from paceline.drivers.simulated.setup import Setup
@@ -165,8 +166,31 @@ def make_training(recipe: Recipe, dataset: Dataset) -> Training:
         seed=recipe.seed,
         augmentation=PadCropFlip() if data.augment else NoAugmentation(),
         evaluation_samples=recipe.evaluation_samples,
-        codec=make_codec(recipe.codec.name),
+        codec=make_codec_of(recipe),
     )
+
+
+def make_codec_of(recipe: Recipe) -> Codec:
+    """The codec.
+
+    >>> make_codec_of(Recipe().with_settings(codec={"name": "one-bit"}))
+    ErrorFeedback(OneBit())
+    """
+    return parse_codec(codec_text_of(recipe))
+
+
+def codec_text_of(recipe: Recipe) -> str:
+    """The codec in words, for traces and workers: with error feedback where the recipe or the codec itself wants it.
+
+    >>> codec_text_of(Recipe().with_settings(codec={"name": "qsgd", "levels": 3}))
+    'qsgd levels=3'
+    """
+    section = recipe.codec
+    feedback = section.error_feedback
+    if isinstance(feedback, str):
+        feedback = parse_codec(section.name).biased
+    settings = {name: value for name, value in dataclasses.asdict(section).items() if value != "auto"}
+    return codec_text(section.name, settings, feedback=feedback)
 
 
 def make_setup(recipe: Recipe) -> Setup:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.recipes.assembly import load_data, make_delays, make_strategy, make_training
+from paceline.recipes.assembly import codec_text_of, load_data, make_delays, make_strategy, make_training
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.running import Result
 from paceline.traces import summarise
@@ -85,7 +85,7 @@ def make_served(recipe: Recipe, folder: Path, dataset: Dataset | None = None) ->
         rounds=recipe.rounds,
         workers=recipe.cluster.workers,
         folder=folder,
-        codec=recipe.codec.name,
+        codec=codec_text_of(recipe),
         blocks=recipe.worker.blocks,
         seed=recipe.seed,
         most_workers=recipe.server.most_workers,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from paceline.drivers.simulated.async_timing import AsyncTimes
 from paceline.drivers.simulated.progress import Progress
 from paceline.drivers.simulated.timing import RoundTimes
-from paceline.recipes.assembly import load_data, make_model, make_setup, make_simulation
+from paceline.recipes.assembly import load_data, make_codec_of, make_model, make_setup, make_simulation
 from paceline.recipes.recipe import Recipe
 from paceline.strategies import Async
 from paceline.traces import Summary, Trace, summarise
@@ -122,8 +122,9 @@ def _make_timing(recipe: Recipe) -> Run:
 
 def _make_timing_by_event(recipe: Recipe) -> Run:
     """With limited bandwidth workers wait for each other's messages, and only the event queue knows for how long."""
-    from paceline.codecs import make_codec
+    from paceline.codecs.identity import Identity
     from paceline.drivers.simulated.simulation import Simulation
+    from paceline.training.outgoing import FINE
     from paceline.workers.flat import FlatModel
 
     gradients = recipe.cluster.workers * recipe.rounds
@@ -133,5 +134,17 @@ def _make_timing_by_event(recipe: Recipe) -> Run:
             f"{MOST_GRADIENTS_BY_EVENT:,} (it is {gradients:,}); lower one, or leave the bandwidth unlimited"
         )
     model = FlatModel(make_model(recipe, load_data(recipe)))
-    payload_bytes = make_codec(recipe.codec.name).most_bytes(model.parameters.numel())
-    return Simulation(make_setup(recipe), message_bytes=payload_bytes + 4 * model.buffers.numel())
+    codec, elements, buffers = (
+        make_codec_of(recipe).fresh(model.shapes),
+        model.parameters.numel(),
+        model.buffers.numel(),
+    )
+    if not codec.fixed_size:
+        raise ValueError(
+            f"timing only cannot know the bytes of codec {recipe.codec.name!r}, which depend on the gradient; "
+            "run it with training, or choose a codec of fixed size (such as qsgd, packed)"
+        )
+    up = codec.most_bytes(elements)
+    rough = getattr(codec, "codec", codec).biased  # changes of the model are then sent by a finer codec
+    down = min(FINE.most_bytes(elements) if rough else up, Identity().most_bytes(elements))
+    return Simulation(make_setup(recipe), up_bytes=up + 4 * buffers, down_bytes=down + 4 * buffers)

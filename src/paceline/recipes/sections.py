@@ -183,13 +183,24 @@ class StrategySection(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class CodecSection(Checked):
-    """How gradients and parameters are encoded on the wire.
+    """How gradients and parameters are encoded on the wire. A codec takes the settings it has, and no others.
 
-    >>> CodecSection().name
-    'identity'
+    >>> CodecSection(name="qsgd", levels=3).levels
+    3
     """
 
     name: str = setting("identity", "codec", choices=lambda: CODECS, alias="codec")
+    error_feedback: bool | Literal["auto"] = setting(
+        "auto", "add what was lost to the next gradient; auto: where a codec is biased", choices=lambda: ("auto",)
+    )
+    levels: int = setting(7, "qsgd: levels besides zero, either sign", least=1, most=32_767, alias="levels")
+    bucket: int = setting(512, "qsgd: elements that share a norm; 0: all", least=0, most=2**32 - 1)
+    norm: str = setting("max", "qsgd: largest magnitude or Euclidean length", choices=lambda: ("max", "l2"))
+    lossless: str = setting(
+        "auto", "qsgd: how levels are coded; auto: as is usual", choices=lambda: ("auto", "packed", "elias", "entropy")
+    )
+    fraction: float = setting(0.01, "top-k: share of the elements that is sent", above=0, most=1)
+    rank: int = setting(4, "power-sgd: rank of the factors", least=1, most=1024)
 
 
 @dataclass(frozen=True, kw_only=True)

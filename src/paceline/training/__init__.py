@@ -6,7 +6,8 @@ take the same steps with this code, so that the same step gives the same bits wh
 
 from paceline.training.batches import Batches
 from paceline.training.evaluation import measure
+from paceline.training.senders import Senders, gradient_generator
 from paceline.training.task import Training
 from paceline.training.trainee import Trainee, all_finite, fingerprint
 
-__all__ = ["Batches", "Trainee", "Training", "all_finite", "fingerprint", "measure"]
+__all__ = ["Batches", "Senders", "Trainee", "Training", "all_finite", "fingerprint", "gradient_generator", "measure"]

@@ -12,8 +12,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from paceline.codecs import Codec
+from paceline.codecs.identity import Identity
 from paceline.events import Share, Step
 from paceline.strategies.combine import Combiner
+from paceline.training.outgoing import Outgoing
 from paceline.training.plain import with_tensors, without_tensors
 from paceline.workers.flat import FlatModel
 
@@ -42,7 +45,8 @@ class Trainee:
     >>> trainee.version
     1
 
-    One whose strategy never `compensates` for the step before has one vector less to remember.
+    One whose strategy never `compensates` for the step before has one vector less to remember. `outgoing` is the model
+    as workers get it through the codec.
     """
 
     def __init__(
@@ -52,6 +56,8 @@ class Trainee:
         schedule: Schedule | None = None,
         *,
         compensates: bool = True,
+        codec: Codec | None = None,
+        seed: int = 0,
     ) -> None:
         self.model = FlatModel(module)
         if self.model.parameters.dtype is not torch.float32:
@@ -61,6 +67,8 @@ class Trainee:
         self.version = 0
         self._optimizer, self._schedule = optimizer, schedule
         self._combiner = Combiner(remembers=compensates)
+        codec = codec if codec is not None else Identity()
+        self.outgoing = Outgoing(codec, self.model.parameters, self.model.shapes, seed=seed)
 
     def take(
         self,
@@ -83,6 +91,7 @@ class Trainee:
             return False
         self._move_buffers(buffer_changes, weight=min(1.0, sum(share.weight for share in step.fresh)))
         self.version += 1
+        self.outgoing.moved(self.version)
         return True
 
     def _move_buffers(self, changes: Sequence[torch.Tensor], *, weight: float) -> None:
@@ -98,6 +107,7 @@ class Trainee:
             "optimizer": without_tensors(self._optimizer.state_dict(), "optimizer", tensors),
             "schedule": without_tensors(self._schedule.state_dict() if self._schedule else {}, "schedule", tensors),
             "combiner": without_tensors(self._combiner.state_dict(), "combiner", tensors),
+            "outgoing": without_tensors(self.outgoing.state_dict(), "outgoing", tensors),
         }
         return plain, tensors
 
@@ -115,6 +125,7 @@ class Trainee:
             self._schedule.load_state_dict(with_tensors(plain["schedule"], tensors))
         self._combiner.load_state_dict(with_tensors(plain["combiner"], tensors))
         self.version = int(plain["version"])
+        self.outgoing.load_state_dict(with_tensors(plain["outgoing"], tensors), self.version)
 
 
 def all_finite(vector: torch.Tensor) -> bool:

@@ -36,6 +36,15 @@ class FlatModel:
             self.offsets[parameter] = offset
             offset = end
 
+    @property
+    def shapes(self) -> list[torch.Size]:
+        """The shapes of the parameters, in the order of the flat vector.
+
+        >>> FlatModel(nn.Linear(2, 1)).shapes
+        [torch.Size([1, 2]), torch.Size([1])]
+        """
+        return [parameter.shape for parameter in self.offsets]
+
     def attach_gradient(self) -> None:
         """Let every parameter's `.grad` be its part of the flat gradient again, whatever was done to it meanwhile.
 

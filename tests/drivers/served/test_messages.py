@@ -36,11 +36,12 @@ GRADIENT = Gradient(
 EXAMPLES = [
     Hello(protocol=PROTOCOL, wish=None, threads=4, host="Küche pid 7"),
     Welcome(
-        protocol=PROTOCOL, worker=3, shard=1, first_draw=9, blocks=4, codec="identity", signature="s",
+        protocol=PROTOCOL, worker=3, shard=1, first_draw=9, blocks=4, codec="identity", seed=0, signature="s",
         silence_seconds=15.0, recipe={"rounds": 3, "data": {"name": "digits"}},
     ),
     Ready(signature="1a2b"),
-    Model(version=0, payload_bytes=400, buffer_bytes=8),
+    Model(version=0, since=None, payload_bytes=400, buffer_bytes=8),
+    Model(version=7, since=6, payload_bytes=40, buffer_bytes=8),
     GRADIENT,
     Chunk(),
     Beat(progress=2**53),
@@ -168,7 +169,7 @@ def test_a_number_that_is_not_finite_is_refused_in_a_header(text):
     assert refused(frame(Gradient.KIND, header))
 
 
-@pytest.mark.parametrize("protocol", [0, 2, 10**30, "1", None, [1], "a\nb"])
+@pytest.mark.parametrize("protocol", [0, 1, 10**30, "2", None, [2], "a\nb"])
 def test_another_protocol_is_told_in_one_line_whatever_else_has_changed_in_it(protocol):
     reason = refused(frame(Hello.KIND, {"protocol": protocol, "unheard": "of"}))
     assert "speaks protocol" in reason

@@ -4,7 +4,8 @@
                                                       the same weights?     (a fingerprint after every step)
 
 Gradients are computed as the workers computed them: the same batches, block by block, with as many threads. So what
-differs is found, and the first step that does is named.
+differs is found, and the first step that does is named. Where the codec remembers, those that were dropped are computed
+too: they moved what their worker remembers.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from typing import Any
 
 import torch
 
+from paceline.codecs.vectors import NotFiniteError
 from paceline.events import Drop, Event, Joined, Left, Share, Step
 from paceline.optim import make_optimizer
 from paceline.strategies import Strategy
 from paceline.traces.journal import Arrival, Arrived, JournalRecord, Resumed, Stepped, WorkerJoined, WorkerLeft
 from paceline.traces.told import events_of, nobody_there
-from paceline.training import Batches, Trainee, Training, fingerprint
+from paceline.training import Batches, Senders, Trainee, Training, fingerprint
 from paceline.workers.loop import LoopGradients
 
 
@@ -57,6 +59,15 @@ class _Seat:
     threads: int
 
 
+@dataclass(slots=True, kw_only=True)
+class _Pending:
+    """A gradient that has arrived; what its worker sent, if that had to be found at once."""
+
+    arrival: Arrival
+    seat: _Seat
+    sent: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
 class _Differs(Exception):  # noqa: N818 - a finding, not a fault
     pass
 
@@ -68,17 +79,18 @@ class Replay:
         self._records, self._training = records, training
         module = copy.deepcopy(training.module)
         optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
-        self.trainee = Trainee(module, optimizer, schedule)
+        self.trainee = Trainee(module, optimizer, schedule, codec=training.codec, seed=training.seed)
+        self._senders = Senders(training.codec, self.trainee.model.shapes, seed=training.seed)
         self._strategy = strategy.start()
         self._engine = LoopGradients(copy.deepcopy(training.module), block_by_block=True)
         self._batches = Batches(training)
         self._seats: dict[int, _Seat] = {}
         self._waiting: set[int] = set()
         self._started_seconds = 0.0
-        self._pending: dict[tuple[int, int], list[tuple[Arrival, _Seat]]] = {}
+        self._pending: dict[tuple[int, int], list[_Pending]] = {}
         self._steps: list[Step] = []
         self._models: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._last_use = _last_use(records)
+        self._last_use = _last_use(records, of_all=self._senders.remember)
         self._resumed_from = {record.version for record in records if isinstance(record, Resumed)}
         self._saved: dict[int, tuple[Any, Any, Any]] = {}
         self._taken = 0
@@ -120,6 +132,7 @@ class Replay:
 
     def _joined(self, record: WorkerJoined) -> None:
         self._seats[record.worker] = _Seat(shard=record.shard, threads=record.threads)
+        self._senders.joined(record.worker)
         if record.at_seconds == self._started_seconds:  # the clock stands still until the first round begins
             self._waiting.add(record.worker)
         else:
@@ -144,7 +157,10 @@ class Replay:
             seat = self._seats.get(arrival.worker)
             if seat is None:
                 raise ReplayError(f"a gradient of worker {arrival.worker} arrived, but it had never joined")
-            self._pending.setdefault((arrival.worker, arrival.version), []).append((arrival, seat))
+            pending = _Pending(arrival=arrival, seat=seat)
+            if self._senders.remember:
+                pending.sent = self._sent(pending)
+            self._pending.setdefault((arrival.worker, arrival.version), []).append(pending)
             for event in events_of(arrival):
                 self._handle(event)
 
@@ -185,22 +201,28 @@ class Replay:
 
     def _gradient(self, share: Share) -> tuple[torch.Tensor, torch.Tensor]:
         """What a worker sent, as the server decoded it: the gradient and the change of the buffers."""
-        arrival, seat = self._pending[share.worker, share.version].pop(0)
-        parameters, buffers = self._models[share.version]
+        pending = self._pending[share.worker, share.version].pop(0)
+        return pending.sent if pending.sent is not None else self._sent(pending)
+
+    def _sent(self, pending: _Pending) -> tuple[torch.Tensor, torch.Tensor]:
+        arrival = pending.arrival
+        parameters, buffers = self._models[arrival.version]
         assignment = self._batches.assignment(
-            worker=share.worker,
-            shard=seat.shard,
+            worker=arrival.worker,
+            shard=pending.seat.shard,
             draw=arrival.draw,
             blocks=arrival.blocks,
             blocks_done=arrival.blocks_done,
         )
-        torch.set_num_threads(seat.threads)
+        torch.set_num_threads(pending.seat.threads)
         result = self._engine.compute(parameters, buffers, [assignment])
-        return self._travelled(result.gradients[0]), result.buffers[0] - buffers
-
-    def _travelled(self, vector: torch.Tensor) -> torch.Tensor:
-        codec = self._training.codec
-        return codec.decode(codec.encode(vector))
+        try:
+            payload = self._senders.encode(result.gradients[0], worker=arrival.worker, draw=arrival.draw)
+        except NotFiniteError:
+            raise _Differs(
+                f"step {self.trainee.version}: the gradient of worker {arrival.worker} is not finite"
+            ) from None
+        return self._senders.decode(payload), result.buffers[0] - buffers
 
     # -- memory ------------------------------------------------------------------------------------------------
 
@@ -208,7 +230,7 @@ class Replay:
         """Keep the model for the gradients that are still to come at it, and all else for a resumption from here."""
         version, model = self.trainee.version, self.trainee.model
         if version in self._last_use:
-            self._models[version] = self._travelled(model.parameters).clone(), model.buffers.clone()
+            self._models[version] = self.trainee.outgoing.held.clone(), model.buffers.clone()
         self._models = {v: kept for v, kept in self._models.items() if self._last_use[v] >= version or v == version}
         if version in self._resumed_from:
             plain, tensors = self.trainee.state()
@@ -227,11 +249,21 @@ class Replay:
         self._remember()
 
 
-def _last_use(records: Sequence[JournalRecord]) -> dict[int, int]:
-    """For every version, the last step that takes a gradient of it."""
+def _last_use(records: Sequence[JournalRecord], *, of_all: bool) -> dict[int, int]:
+    """For every version, the last step that takes a gradient of it, or before which one arrives, if `of_all` count."""
     last: dict[int, int] = {}
+    step = 0
     for record in records:
+        used: list[int] = []
         if isinstance(record, Stepped):
-            for _, version in (*record.late, *record.fresh):
-                last[version] = max(record.version, last.get(version, 0))
+            step = record.version
+            used += [version for _, version in (*record.late, *record.fresh)]
+        elif isinstance(record, Resumed):
+            step = record.version
+        if of_all and isinstance(record, Stepped | Arrived):
+            used += [arrival.version for arrival in record.arrivals]
+        for version in used:
+            last[version] = max(step, last.get(version, 0))
+        if isinstance(record, Stepped):
+            step += 1
     return last

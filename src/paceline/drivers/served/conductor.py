@@ -33,7 +33,7 @@ from paceline.traces.journal import (
     WorkerLeft,
 )
 from paceline.traces.told import events_of, nobody_there
-from paceline.training import Trainee, all_finite, fingerprint
+from paceline.training import Trainee, fingerprint
 
 MOST_REASONS = 1000
 
@@ -147,7 +147,7 @@ class Conductor:
         if self.over:
             received.release()
             return
-        if not (all_finite(received.vector) and all_finite(received.buffer_changes)):
+        if not received.finite:
             self._refuse(received, now)
             return
         member.bad_in_a_row = 0
@@ -181,8 +181,9 @@ class Conductor:
             raise ProtocolError(f"{message.blocks_done} of {message.blocks} blocks cannot be done")
         if message.blocks_done < message.blocks and message.version == self.trainee.version:
             raise ProtocolError("a gradient of the open round must be whole: nothing has told its worker to stop")
-        if message.draw < self.roster.next_draw(member.seat.worker):
-            raise ProtocolError(f"batch {message.draw} of this worker has been in before")
+        expected = self.roster.next_draw(member.seat.worker)
+        if message.draw != expected:  # whoever has this number next goes on after it
+            raise ProtocolError(f"batch {message.draw} cannot be: the worker's next is batch {expected}")
 
     def _refuse(self, received: Received, now: float) -> None:
         """Numbers that are not finite never come near the model; the worker gets another try."""
@@ -233,7 +234,10 @@ class Conductor:
         found = {(received.worker, received.message.version): received for received in (*late, *fresh)}
 
         def gradient_of(share: Share) -> torch.Tensor:
-            return found[share.worker, share.version].vector
+            vector = found[share.worker, share.version].vector
+            if vector is None:  # such are refused as they come in
+                raise ValueError(f"worker {share.worker} sent no gradient for version {share.version}")
+            return vector
 
         changes = [received.buffer_changes for received in (*late, *fresh)]
         self.diverged = not self.trainee.take(step, gradient_of, changes)

@@ -18,7 +18,7 @@ from typing import Any
 
 import grpc
 
-from paceline.drivers.served.frames import Assembly, Sizes, memory_for
+from paceline.drivers.served.incoming import Incoming
 from paceline.drivers.served.messages import (
     Beat,
     Chunk,
@@ -79,9 +79,8 @@ class Link:
         self._heard = time.monotonic()
         self._silence_seconds = silence_seconds
         self._welcome: Welcome | None = None
-        self._assembly: Assembly | None = None
+        self._incoming: Incoming | None = None
         self._staged: Model | None = None
-        self._arriving: Model | None = None
         self.begun_version = -1
         self.whole_since = 0.0
         self.progress = 0
@@ -97,9 +96,9 @@ class Link:
 
     # -- what the worker asks ----------------------------------------------------------------------------------
 
-    def ready(self, signature: str, sizes: Sizes) -> None:
+    def ready(self, signature: str, incoming: Incoming) -> None:
         """Tell that model and data are there; from now on models come."""
-        self._assembly = Assembly(sizes, memory_for(sizes))
+        self._incoming = incoming
         self._out.put(encode(Ready(signature=signature)))
 
     def send(self, frames: Iterable[bytes], sent: Callable[[], None]) -> None:
@@ -119,14 +118,14 @@ class Link:
         """Queue a small message."""
         self._out.put(encode(message))
 
-    def take_model(self, load: Callable[[Model, Assembly], None]) -> int:
+    def take_model(self, load: Callable[[Incoming], None]) -> int:
         """Wait for a whole model and load it. LinkLost if the server is gone, TrainingOver if it says so."""
         with self._news:
             while True:
                 self._raise_if_over()
                 staged = self._staged
-                if staged is not None and self._assembly is not None:
-                    load(staged, self._assembly)
+                if staged is not None and self._incoming is not None:
+                    load(self._incoming)
                     self._staged = None
                     return staged.version
                 self._news.wait(0.5)
@@ -224,9 +223,9 @@ class Link:
                     self._news.notify_all()
             case Model():
                 with self._news:  # whoever loads the staged model is done with it, or comes too late for it
-                    self._staged, self._arriving = None, message
+                    self._staged = None
                     self.begun_version = message.version
-                self._whole_assembly().begin(message)
+                self._expected().begin(message)
                 self._add(body)
             case Chunk():
                 self._add(body)
@@ -240,15 +239,15 @@ class Link:
                 raise ProtocolError(f"a {type(message).__name__} is out of place here")
 
     def _add(self, body: memoryview) -> None:
-        if self._whole_assembly().add(body):
+        if self._expected().add(body):
             with self._news:
-                self._staged, self.whole_since = self._arriving, time.monotonic()
+                self._staged, self.whole_since = self._expected().take_in(), time.monotonic()
                 self._news.notify_all()
 
-    def _whole_assembly(self) -> Assembly:
-        if self._assembly is None:
+    def _expected(self) -> Incoming:
+        if self._incoming is None:
             raise ProtocolError("a model came before it was asked for")
-        return self._assembly
+        return self._incoming
 
 
 CAUSES = (  # what gRPC says -> what it means

@@ -9,19 +9,28 @@ import torch
 
 from paceline.drivers.served.messages import Gradient
 from paceline.drivers.served.roster import Seat
+from paceline.training import all_finite
 
 MOST_SENT = 64
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Received:
-    """A gradient that is in: what was said of it, its vector and buffers, and the memory to give back."""
+    """A gradient that is in: what was said of it, its vector and buffers, and the memory to give back.
+
+    Without a vector it is one that its worker could not send: it is not finite.
+    """
 
     worker: int
     message: Gradient
-    vector: torch.Tensor
+    vector: torch.Tensor | None
     buffer_changes: torch.Tensor
     release: Callable[[], None]
+
+    @property
+    def finite(self) -> bool:
+        """Whether every number in it is finite."""
+        return self.vector is not None and all_finite(self.vector) and all_finite(self.buffer_changes)
 
 
 @dataclass(slots=True, kw_only=True)

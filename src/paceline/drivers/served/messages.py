@@ -27,7 +27,7 @@ import types
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-PROTOCOL = 1
+PROTOCOL = 2
 MOST_HEADER_BYTES = 64 * 1024
 MOST_WELCOME_BYTES = 1024 * 1024
 
@@ -79,6 +79,7 @@ class Welcome:
     first_draw: int = _whole(0, _COUNT)
     blocks: int = _whole(1, 1_000_000)
     codec: str
+    seed: int = _whole(0, 2**63)
     signature: str
     silence_seconds: float = _real(1e-3, _SECONDS)
     recipe: dict[str, Any]
@@ -94,10 +95,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The parameters (encoded) and the buffers (float32) of one version: the body, continued in chunks."""
+    """The parameters (encoded) and the buffers (float32) of one version: the body, continued in chunks.
+
+    `since`: the payload is what changed since that version, the last one sent; None: it is the whole.
+    """
 
     KIND: ClassVar[int] = 4
     version: int = _whole(0, _COUNT)
+    since: int | None = _whole(0, _COUNT)
     payload_bytes: int = _whole(0, _COUNT)
     buffer_bytes: int = _whole(0, _COUNT)
 
@@ -106,7 +111,8 @@ class Model:
 class Gradient:
     """A gradient (encoded) and the change of the buffers (float32): the body, continued in chunks.
 
-    `work_seconds`: computing. `held_seconds`: from having the whole model to sending this.
+    `work_seconds`: computing. `held_seconds`: from having the whole model to sending this. No bytes at all: the
+    gradient is not finite, and cannot be sent.
     """
 
     KIND: ClassVar[int] = 5

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from paceline import __version__
-from paceline.codecs import make_codec
+from paceline.codecs.naming import parse_codec, warm_up
 from paceline.drivers.served.conductor import Conductor
 from paceline.drivers.served.frames import Sizes
 from paceline.drivers.served.limits import Limits
@@ -69,9 +69,18 @@ def open_run(served: Served, *, resume: bool = False) -> Run:
     checkpoint = _newest(served.folder) if resume else None
     served.folder.mkdir(parents=True, exist_ok=True)
     steps_per_round = served.strategy.updates_per_round(served.workers)
-    trainee = Trainee(served.module, served.optimizer, served.schedule, compensates=isinstance(served.strategy, LGC))
+    codec = parse_codec(served.codec)
+    warm_up(codec)
+    trainee = Trainee(
+        served.module,
+        served.optimizer,
+        served.schedule,
+        compensates=isinstance(served.strategy, LGC),
+        codec=codec,
+        seed=served.seed,
+    )
     trainee.state()  # what no checkpoint can hold is said now, and not after fifty rounds
-    codec = make_codec(served.codec)
+    codec = codec.fresh(trainee.model.shapes)
     journal = JournalWriter(trace, append=resume)
     conductor = Conductor(
         strategy=served.strategy,
@@ -90,6 +99,7 @@ def open_run(served: Served, *, resume: bool = False) -> Run:
         ),
         signature=signature(served.module),
         codec=served.codec,
+        seed=served.seed,
         blocks=served.blocks,
         limits=served.limits,
         recipe=dict(served.recipe),

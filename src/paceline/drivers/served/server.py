@@ -44,6 +44,7 @@ class Server:
         sizes: Sizes,
         signature: str,
         codec: str,
+        seed: int,
         blocks: int,
         limits: Limits,
         recipe: dict[str, Any],
@@ -53,7 +54,7 @@ class Server:
         self.conductor, self.sizes, self.limits = conductor, sizes, limits
         self.port = 0
         self.failure: BaseException | None = None
-        self._signature, self._codec, self._blocks, self._recipe = signature, codec, blocks, recipe
+        self._signature, self._codec, self._seed, self._blocks, self._recipe = signature, codec, seed, blocks, recipe
         self._started_seconds = started_seconds
         self._began: float | None = None
         self._opened = time.monotonic()
@@ -61,7 +62,7 @@ class Server:
         self._streams: set[Stream] = set()
         self._members: dict[int, Stream] = {}
         self._seats: dict[Stream, Seat] = {}
-        self._frames: tuple[int, tuple[bytes, ...]] = (-1, ())
+        self._frames: dict[tuple[int, int | None], tuple[bytes, ...]] = {}
         self._refusals = Refusals()
         self._nobody_told = False
         self._grpc: Any = None
@@ -192,6 +193,7 @@ class Server:
             first_draw=seat.first_draw,
             blocks=self._blocks,
             codec=self._codec,
+            seed=self._seed,
             signature=self._signature,
             silence_seconds=self.limits.silence_seconds,
             recipe=self._recipe,
@@ -218,9 +220,6 @@ class Server:
     def arrived(self, stream: Stream, received: Received) -> None:
         """A gradient is in."""
         member = self.conductor.members[received.worker]
-        expected = self.conductor.roster.next_draw(received.worker)
-        if received.message.draw > expected:  # whoever has this number next goes on after it
-            raise ProtocolError(f"batch {received.message.draw} cannot be: the worker's next is batch {expected}")
         self.conductor.gradient(received, now=self.now())
         stream.owes = member.owes
         if member.bad_in_a_row:
@@ -231,14 +230,11 @@ class Server:
 
     def decoded(self, payload: torch.Tensor) -> torch.Tensor:
         """The vector of a payload."""
+        elements = self.conductor.trainee.model.parameters.numel()
         try:
-            vector = self.conductor.codec.decode(payload)
+            return self.conductor.codec.decode(payload, expected_length=elements)
         except ValueError as error:
             raise ProtocolError(str(error)) from None
-        elements = self.conductor.trainee.model.parameters.numel()
-        if vector.numel() != elements:
-            raise ProtocolError(f"a gradient of this model has {elements} elements (this one has {vector.numel()})")
-        return vector
 
     def traffic(self, *, sent: int = 0, received: int = 0) -> None:
         """Bytes went over the wire."""
@@ -254,17 +250,30 @@ class Server:
             if stream is None or self.conductor.over:
                 continue
             member.sent(self.conductor.trainee.version, self.now())
-            stream.send_model(self._model_frames())
+            self._deliver(stream)
         self.changed()
 
-    def _model_frames(self) -> tuple[bytes, ...]:
-        """The model as frames, made once for all workers."""
+    def _deliver(self, stream: Stream) -> None:
+        """Send the model: as changes to whoever follows, whole to whoever is new or too far behind."""
         trainee = self.conductor.trainee
-        if self._frames[0] != trainee.version:
-            payload, buffers = self.conductor.codec.encode(trainee.model.parameters), trainee.model.buffers
-            begin = Model(version=trainee.version, payload_bytes=payload.numel(), buffer_bytes=4 * buffers.numel())
-            self._frames = trainee.version, tuple(frames(begin, payload, buffers))
-        return self._frames[1]
+        changes = trainee.outgoing.chain(stream.promised) if stream.promised is not None else []
+        waiting = stream.backlog_bytes + sum(payload.numel() for _, payload in changes)
+        if changes and waiting < trainee.outgoing.whole_bytes:
+            messages = [self._model_frames(version, payload) for version, payload in changes]
+            stream.send_model(trainee.version, messages, whole=False)
+        else:
+            stream.send_model(trainee.version, [self._model_frames(trainee.version)], whole=True)
+
+    def _model_frames(self, version: int, change: torch.Tensor | None = None) -> tuple[bytes, ...]:
+        """A model as frames, whole or as the change from the version before; made once for all workers."""
+        since = None if change is None else version - 1
+        if (version, since) not in self._frames:
+            trainee = self.conductor.trainee
+            buffers, payload = trainee.model.buffers, trainee.outgoing.whole() if change is None else change
+            begin = Model(version=version, since=since, payload_bytes=payload.numel(), buffer_bytes=4 * buffers.numel())
+            self._frames = {key: made for key, made in self._frames.items() if key[0] == trainee.version}
+            self._frames[version, since] = tuple(frames(begin, payload, buffers))
+        return self._frames[version, since]
 
     # -- the watchman ------------------------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from paceline.codecs import Codec
+from paceline.codecs.naming import text_of
 from paceline.drivers.served.limits import Limits
 from paceline.drivers.served.opening import Served, open_run
 from paceline.drivers.served.run import Measure, Outcome, Standing
@@ -27,7 +29,8 @@ def serve(
     workers: int | None = None,
     most_workers: int = 0,
     schedule: Schedule | None = None,
-    codec: str = "identity",
+    codec: str | Codec = "identity",
+    seed: int = 0,
     blocks: int = 4,
     tls: str | Path | None = None,
     insecure: bool = False,
@@ -49,7 +52,8 @@ def serve(
     The first round waits for `workers` (by default as many as the strategy's K); `most_workers`, by default twice as
     many, may be there at once. Trace and checkpoints go to `folder`;
     `resume=True` goes on from the newest checkpoint there. `evaluate` gets a copy of the model and returns its loss and
-    accuracy. Beyond loopback `tls` is needed ("keys/server"; `paceline keys` makes them), or `insecure=True`.
+    accuracy. `codec` is one of `paceline.codecs`, or words that name it ("qsgd levels=7"); `seed` is for its random
+    numbers. Beyond loopback `tls` is needed ("keys/server"; `paceline keys` makes them), or `insecure=True`.
     """
     host, port = parse_address(listen)
     check_exposed(host, tls=tls, insecure=insecure)
@@ -67,7 +71,8 @@ def serve(
         workers=workers,
         most_workers=most_workers,
         folder=Path(folder),
-        codec=codec,
+        codec=codec if isinstance(codec, str) else text_of(codec),
+        seed=seed,
         blocks=blocks,
         limits=limits if limits is not None else Limits(),
         measure=None if evaluate is None else measure_with(model, evaluate),

@@ -4,7 +4,8 @@
       |  hello_seconds   |  joining_seconds  |  silence_seconds, stall_seconds
 
 One task reads, one task writes; a watchman asks `overdue` now and then. Nobody else is kept waiting by a slow stream:
-what is to be sent is one small queue and the newest model, nothing piles up.
+what is to be sent is one small queue and the newest model (or the changes that lead to it, as long as they are smaller
+than the model), nothing piles up.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ class Stream:
         self.opened = self._heard = self._moved = house.clock()
         self._progress = -1
         self._queue: deque[bytes] = deque()
-        self._model: Sequence[bytes] | None = None
+        self._models: deque[Sequence[bytes]] = deque()
+        self.promised: int | None = None
         self._wake = asyncio.Event()
         self._farewell: Goodbye | None = None
         self._reading: asyncio.Task[Gone] | None = None
@@ -104,9 +106,17 @@ class Stream:
 
     # -- from outside ------------------------------------------------------------------------------------------
 
-    def send_model(self, frames: Sequence[bytes]) -> None:
-        """Send a model; if one is being sent, this one comes next, and one that was next never goes."""
-        self._model = frames
+    @property
+    def backlog_bytes(self) -> int:
+        """What waits to be sent after the model that is being sent."""
+        return sum(len(frame) for frames in self._models for frame in frames)
+
+    def send_model(self, version: int, messages: Sequence[Sequence[bytes]], *, whole: bool) -> None:
+        """Send a model, as frames: after what is being sent, and, if it is a whole one, instead of what comes next."""
+        if whole:
+            self._models.clear()
+        self._models.extend(messages)
+        self.promised = version
         if not self.owes:  # one who owed work before this round is no less stalled for getting more of it
             self.owes = self._delivering = True
             self._moved = self._house.clock()
@@ -203,11 +213,11 @@ class Stream:
             except TimeoutError:
                 self._enqueue(beat)
             self._wake.clear()
-            while self._queue or self._model:
+            while self._queue or self._models:
                 if self._farewell is not None:
                     break
                 await self._write_queued()
-                frames, self._model = self._model, None
+                frames = self._models.popleft() if self._models else None
                 for frame in frames or ():
                     await self._put(frame)
                     if self._delivering:
@@ -263,11 +273,25 @@ class Stream:
             raise ProtocolError("a Gradient began before the body of the one before was whole")
         if self._held >= MOST_HELD:
             raise ProtocolError(f"more than {MOST_HELD} gradients of one worker are held")
+        if not message.payload_bytes:
+            self._hear_of_none(message, body)
+            return
         self._memory = self._free.pop() if self._free else memory_for(self._house.sizes)
         assembly = Assembly(self._house.sizes, self._memory)
         assembly.begin(message)
         self._assembly, self._gradient = assembly, message
         self._add(body)
+
+    def _hear_of_none(self, message: Gradient, body: memoryview) -> None:
+        """The worker's gradient is not finite, and so it was not sent."""
+        if self.worker is None or message.buffer_bytes or len(body):
+            raise ProtocolError("a Gradient that is not finite has no body")
+        self._moved = self._house.clock()
+        nothing = torch.zeros(0)
+        received = Received(
+            worker=self.worker, message=message, vector=None, buffer_changes=nothing, release=lambda: None
+        )
+        self._house.arrived(self, received)
 
     def _add(self, body: memoryview) -> None:
         assembly, message, memory = self._assembly, self._gradient, self._memory

@@ -20,13 +20,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.codecs import Codec, make_codec
-from paceline.drivers.served.frames import Assembly, Sizes, frames, with_sizes
+from paceline.codecs import Codec
+from paceline.codecs.naming import parse_codec, warm_up
+from paceline.codecs.vectors import NotFiniteError
+from paceline.drivers.served.frames import frames, with_sizes
+from paceline.drivers.served.incoming import Incoming
 from paceline.drivers.served.link import Link, LinkLost, TrainingOver
-from paceline.drivers.served.messages import PROTOCOL, Gradient, Hello, Leave, Model, ProtocolError, Welcome
+from paceline.drivers.served.messages import PROTOCOL, Gradient, Hello, Leave, Welcome
 from paceline.drivers.served.security import channel_credentials, join_address, parse_address
 from paceline.drivers.served.signature import signature
 from paceline.drivers.served.transport import keep_memory
+from paceline.training import gradient_generator
 from paceline.workers.flat import FlatModel
 
 log = logging.getLogger("paceline.served")
@@ -183,10 +187,9 @@ class Worker:
             raise RuntimeError("the loop over worker.blocks(...) was left early: it ends by itself when it is time")
         worked = time.monotonic() - self._started
         draw, self.draw = self.draw, self.draw + 1
-        link, model = self._link, self._held()
+        link = self._link
         if link is not None and link.lost is None:
-            payload = self._codec.encode(model.gradient.cpu())
-            changes = (model.buffers - self._buffers_before).cpu()
+            payload, changes = self._encoded(draw)
             message = Gradient(
                 version=self.version,
                 draw=draw,
@@ -205,6 +208,16 @@ class Worker:
             link.send(frames(message, payload, changes), self._sent.set)
         self._blocks_done = 0
         self._receive()
+
+    def _encoded(self, draw: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The gradient and the change of the buffers; both empty if the gradient is not finite: the server is told."""
+        model = self._held()
+        try:
+            payload = self._codec.encode(model.gradient, gradient_generator(self.welcome.seed, self.number, draw))
+        except NotFiniteError as error:
+            log.warning("worker %d: %s", self.number, error)
+            return torch.zeros(0, dtype=torch.uint8), torch.zeros(0)
+        return payload.cpu(), (model.buffers - self._buffers_before).cpu()
 
     # -- the server --------------------------------------------------------------------------------------------
 
@@ -243,11 +256,12 @@ class Worker:
             raise ConnectionRefusedError(f"the server at {self.address} refused this worker: {error}") from None
         try:
             self._check_same(link.welcome)
-            self._codec: Codec = make_codec(link.welcome.codec)
+            codec = parse_codec(link.welcome.codec)
         except (ValueError, ConnectionRefusedError):
             link.close()
             raise
         self._welcome = link.welcome
+        self._codec: Codec = codec  # what it remembers begins anew with every connection
         self.draw = link.welcome.first_draw
         self.version = -1
         self._sent.set()
@@ -273,10 +287,10 @@ class Worker:
             raise ValueError(
                 f"the server at {self.address} trains another model: names, shapes or kinds of its parameters differ"
             )
-        payload_bytes = self._codec.most_bytes(model.parameters.numel())
-        link.ready(
-            self._signature, Sizes(most_payload_bytes=payload_bytes, buffer_bytes=4 * self._buffers_before.numel())
-        )
+        self._codec = self._codec.fresh(model.shapes)
+        warm_up(self._codec)
+        elements, buffers = model.parameters.numel(), self._buffers_before.numel()
+        link.ready(self._signature, Incoming(self._codec, elements=elements, buffers=buffers))
 
     def _receive(self) -> None:
         while not self._over:
@@ -298,13 +312,9 @@ class Worker:
             except ConnectionRefusedError as error:
                 raise ConnectionRefusedError(f"the server at {self.address} refused this worker: {error}") from None
 
-    def _load(self, message: Model, assembly: Assembly) -> None:
+    def _load(self, incoming: Incoming) -> None:
         model = self._held()
-        try:
-            self._codec.decode(assembly.payload, out=model.parameters)
-        except ValueError as error:
-            raise ProtocolError(f"the server at {self.address} sent another model: {error}") from None
-        model.load_buffers(assembly.buffers)
+        incoming.load(model)
         self._buffers_before = model.buffers
 
     def _wait_sent(self) -> None:

@@ -1,7 +1,7 @@
 """N workers and a server on a virtual clock: who computes when, and which steps come of it.
 
-Time does not depend on what the gradients hold, so the cluster deals in *tasks* (who, which version, how many
-blocks) and whoever trains computes the gradients a step asks for.
+The cluster deals in *tasks* (who, which version, how many blocks). Whoever trains is its `Cargo`: it takes the steps,
+and says what messages weigh, for some codecs give payloads whose size depends on what is in them.
 
 What becomes of a worker that is still computing when it hears that its round has closed:
 
@@ -18,6 +18,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -42,6 +43,42 @@ class Closed:
     late: tuple[Task, ...]
 
 
+class Cargo(Protocol):
+    """What the messages carry."""
+
+    def up_bytes(self, task: Task) -> int:
+        """What the gradient of a task weighs, which is being sent now."""
+
+    def down_bytes(self, version: int, held_version: int) -> int:
+        """What the model weighs for a worker that holds an earlier version (-1: none)."""
+
+    def closed(self, closed: Closed, oldest_version: int) -> None:
+        """A step is to be taken, now; of versions before the oldest no gradient will be asked for any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ballast:
+    """Messages of a fixed weight, with nothing in them.
+
+    >>> Ballast(up=10).down_bytes(version=3, held_version=2)
+    0
+    """
+
+    up: int = 0
+    down: int = 0
+
+    def up_bytes(self, task: Task) -> int:
+        """The same for every task."""
+        return self.up
+
+    def down_bytes(self, version: int, held_version: int) -> int:
+        """The same for every version."""
+        return self.down
+
+    def closed(self, closed: Closed, oldest_version: int) -> None:
+        """Nothing is trained."""
+
+
 class Cluster:
     """Drives one strategy with simulated workers.
 
@@ -53,13 +90,13 @@ class Cluster:
     [2.0, 4.0, 6.0]
     """
 
-    def __init__(self, setup: Setup, *, up_bytes: int = 0, down_bytes: int = 0, ledger: Ledger | None = None) -> None:
+    def __init__(self, setup: Setup, *, cargo: Cargo | None = None, ledger: Ledger | None = None) -> None:
         workers = setup.workers
         self.ledger = ledger if ledger is not None else Ledger()
         self.now_seconds = 0.0
         self._setup = setup
         self._strategy: Running = setup.strategy.start()
-        self._up_bytes, self._down_bytes = up_bytes, down_bytes
+        self._cargo: Cargo = cargo if cargo is not None else Ballast()
         self._up, self._down = Direction(setup.network, workers), Direction(setup.network, workers)
         self._workers = [_Worker() for _ in range(workers)]
         self._delay_chunks: list[tuple[int, list[float]]] = [(-1, [])] * workers
@@ -114,7 +151,7 @@ class Cluster:
             self._begin(worker)
         elif self._setup.late_work == "complete":
             task.finished_seconds = self.now_seconds
-            self.ledger.received(self._up_bytes)
+            self.ledger.received(self._cargo.up_bytes(task))
             self._at(self.now_seconds, lambda: self._arrived(task))
             self._begin(worker)
         else:
@@ -155,8 +192,9 @@ class Cluster:
         if state.task is not task or task.finished_seconds != scheduled_seconds:
             return  # it was stopped earlier than this
         state.task = None
-        arrival = self._up.arrival(worker=task.worker, at_seconds=self.now_seconds, message_bytes=self._up_bytes)
-        self.ledger.received(self._up_bytes)
+        weight = self._cargo.up_bytes(task)
+        arrival = self._up.arrival(worker=task.worker, at_seconds=self.now_seconds, message_bytes=weight)
+        self.ledger.received(weight)
         self._at(arrival, lambda: self._arrived(task))
         if state.newest_version > task.version:
             self._begin(task.worker)
@@ -193,6 +231,7 @@ class Cluster:
         late = tuple(self._tasks.pop((share.worker, share.version)) for share in step.late)
         closed = Closed(step=step, k=len(fresh), opened_seconds=self._opened_seconds, fresh=fresh, late=late)
         self.ledger.closed(closed.step, closed.opened_seconds, fresh, late)
+        self._cargo.closed(closed, self.oldest_version)
         self._closed.append(closed)
         self._opened_seconds = self.now_seconds
 
@@ -205,9 +244,10 @@ class Cluster:
     def _deliver(self, worker: int) -> None:
         state = self._workers[worker]
         version = state.version_on_the_wire = state.newest_sent
-        arrival = self._down.arrival(worker=worker, at_seconds=self.now_seconds, message_bytes=self._down_bytes)
+        weight = self._cargo.down_bytes(version, state.newest_version)
+        arrival = self._down.arrival(worker=worker, at_seconds=self.now_seconds, message_bytes=weight)
         state.delivery_seconds = arrival - self.now_seconds
-        self.ledger.sent(self._down_bytes)
+        self.ledger.sent(weight)
         self._at(arrival, lambda: self._delivered(worker, version))
 
     def _delay(self, worker: int, draw: int) -> float:

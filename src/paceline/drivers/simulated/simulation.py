@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from paceline.drivers.simulated.cluster import Cluster
+from paceline.drivers.simulated.cluster import Ballast, Cluster
 from paceline.drivers.simulated.learner import Learner
 from paceline.drivers.simulated.progress import Progress
 from paceline.drivers.simulated.setup import Setup
@@ -17,14 +17,19 @@ class Simulation:
     """A run that can be watched round by round: iterate over it, then ask for its `trace`."""
 
     def __init__(
-        self, setup: Setup, *, training: Training | None = None, evaluate_every: int = 10, message_bytes: int = 0
+        self,
+        setup: Setup,
+        *,
+        training: Training | None = None,
+        evaluate_every: int = 10,
+        up_bytes: int = 0,
+        down_bytes: int = 0,
     ) -> None:
         self._setup = setup
         self._evaluate_every = evaluate_every
         self._steps_per_round = setup.strategy.updates_per_round(setup.workers)
         self.learner = Learner(training) if training else None
-        weight = self.learner.message_bytes if self.learner else message_bytes
-        self._cluster = Cluster(setup, up_bytes=weight, down_bytes=weight)
+        self._cluster = Cluster(setup, cargo=self.learner or Ballast(up=up_bytes, down=down_bytes))
         self._evaluations: list[Evaluation] = []
         self._rounds_done = 0
         self._diverged = False
@@ -32,9 +37,9 @@ class Simulation:
     def __iter__(self) -> Iterator[Progress]:
         if self.learner:
             yield self._evaluate(0)
-        for steps, closed in enumerate(self._cluster.run(self._setup.rounds * self._steps_per_round), start=1):
+        for steps, _ in enumerate(self._cluster.run(self._setup.rounds * self._steps_per_round), start=1):
             if self.learner:
-                losses = self.learner.take(closed, oldest_version=self._cluster.oldest_version)
+                losses = self.learner.taken.popleft()
                 if losses is None:
                     self._diverged = True
                     self._rounds_done = steps // self._steps_per_round

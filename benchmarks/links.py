@@ -1,0 +1,237 @@
+"""A training step between two hosts on a link of 200 Mbit/s: DistributedDataParallel with and without codecs.
+
+Two network namespaces of this machine, joined by a cable whose both ends let 200 Mbit/s through, and a rank in each, on
+gloo, with one thread. The model is fully connected, 11 million parameters, 16 samples a rank: it computes little beside
+what it sends, so these figures say what codecs save where the link is what one waits for. In a model that computes more
+they save less.
+
+Times are of a whole step (forward, backward, optimiser), the median; bytes are what the kernel counted at rank 0's end
+of the cable, headers and acknowledgements among them. Needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from types import FrameType
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from benchmarks.links_rank import OURS, Plan, plan_text
+from benchmarks.options import Options
+from benchmarks.output import Bar, coloured, progress_bar, save, tables, titled
+
+ROOT = Path(__file__).parents[1]
+RATE = "200mbit"
+SHAPE = ("root", "tbf", "rate", RATE, "burst", "256kb", "latency", "50ms")
+ADDRESSES = "10.78.0.1", "10.78.0.2"
+LANE_SECONDS = 180.0
+PEERS = ("torch: no hook", "torch: fp16", "torch: power-sgd, rank 1", "torch: power-sgd, rank 4")
+FULL = Plan(lanes=[*PEERS, *OURS], widths=[1024, 2048, 2048, 2048, 256], batch=16, steps=7)
+QUICK = Plan(lanes=[*PEERS[:3], "qsgd, 7 levels", "sparsifier"], widths=[64, 128, 10], batch=4, steps=2)
+FASTER = Bar(sign=">=", limit=4.0, style=".1f")
+FASTEST = Bar(sign=">=", limit=1.0)
+
+
+def run(options: Options) -> None:
+    """`python -m benchmarks links`."""
+    reason = why_not()
+    if reason:
+        tables().print(f"links: skipped, and no bar judged: {reason}")
+        save(options, "links", {"skipped": reason})
+        return
+    plan = QUICK if options.quick else FULL
+    folder = Path(tempfile.mkdtemp(prefix="paceline-links-"))
+    try:
+        with ended_by_signals(), Cable() as cable:
+            lanes = measure(plan, cable, folder)
+    finally:
+        shutil.rmtree(folder)
+    rows = rows_of(lanes)
+    parameters = sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(plan.widths))
+    console = tables()
+    console.print(_table(rows, parameters, plan, quick=options.quick))
+    console.print(_verdicts(rows, plan))
+    save(options, "links", {"rate": RATE, "parameters": parameters, "rows": rows, "lanes": lanes})
+
+
+def measure(plan: Plan, cable: Cable, folder: Path) -> list[dict[str, Any]]:
+    """Start a rank on each host, and read what rank 0 writes."""
+    ranks = []
+    try:
+        for rank, host in enumerate(cable.hosts):
+            command = ["ip", "netns", "exec", host, sys.executable, "-m", "benchmarks.links_rank"]
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": cable.interfaces[rank]}
+            with (folder / f"rank-{rank}.log").open("wb") as log:
+                command += [str(folder), str(rank), plan_text(plan)]
+                ranks.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log))
+        return _lanes(plan, ranks, folder)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait(20)
+
+
+def _lanes(plan: Plan, ranks: Sequence[subprocess.Popen[bytes]], folder: Path) -> list[dict[str, Any]]:
+    """Wait for all lanes; an error as soon as a rank ends badly or nothing comes any more."""
+    found: list[dict[str, Any]] = []
+    deadline = time.monotonic() + LANE_SECONDS
+    with progress_bar() as progress:
+        bar = progress.add_task("links", total=len(plan.lanes))
+        while len(found) < len(plan.lanes):
+            before = len(found)
+            found = _read(folder / "lanes-0.jsonl")
+            progress.update(
+                bar, completed=len(found), description=f"links: {plan.lanes[min(len(found), len(plan.lanes) - 1)]}"
+            )
+            if len(found) > before:
+                deadline = time.monotonic() + LANE_SECONDS
+            bad = [rank for rank, process in enumerate(ranks) if process.poll()]
+            if bad or time.monotonic() > deadline:
+                log = (folder / f"rank-{bad[0] if bad else 0}.log").read_text(encoding="utf-8", errors="replace")
+                raise ValueError(f"links: no figures for {plan.lanes[len(found)]!r}:\n{log[-2000:]}")
+            time.sleep(0.1)
+    return found
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+# -- two hosts -----------------------------------------------------------------------------------------------------
+
+
+def why_not() -> str | None:
+    """Why two hosts cannot be had here; None if they can."""
+    if os.geteuid() != 0:
+        return "making network namespaces needs root"
+    if not shutil.which("ip") or not shutil.which("tc"):
+        return "ip and tc (iproute2) are needed"
+    name = f"pb{os.getpid()}x"
+    made = _command("ip", "netns", "add", name)
+    _command("ip", "netns", "del", name)
+    return f"no network namespace can be made ({made.stderr.strip()})" if made.returncode else None
+
+
+class Cable:
+    """Two namespaces joined by a pair of interfaces, each of which sends at most at the rate."""
+
+    def __init__(self) -> None:
+        number = os.getpid()
+        self.hosts = f"pb{number}a", f"pb{number}b"
+        self.interfaces = f"pc{number}a", f"pc{number}b"
+
+    def __enter__(self) -> Cable:
+        try:
+            for host in self.hosts:
+                _do("ip", "netns", "add", host)
+            first, second = self.interfaces
+            _do("ip", "link", "add", first, "type", "veth", "peer", "name", second)
+            for host, interface, address in zip(self.hosts, self.interfaces, ADDRESSES, strict=True):
+                _do("ip", "link", "set", interface, "netns", host)
+                _do("ip", "-n", host, "addr", "add", f"{address}/24", "dev", interface)
+                _do("ip", "-n", host, "link", "set", "lo", "up")
+                _do("ip", "-n", host, "link", "set", interface, "up")
+                _do("tc", "-n", host, "qdisc", "add", "dev", interface, *SHAPE)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for host, interface in zip(self.hosts, self.interfaces, strict=True):
+            _command("ip", "link", "del", interface)  # one that never got into its namespace
+            _command("ip", "netns", "del", host)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let a SIGTERM end what is within as an exception does: namespaces outlive the process that made them."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _command(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+
+
+def _do(*command: str) -> None:
+    done = _command(*command)
+    if done.returncode:
+        raise ValueError(f"links: {' '.join(command)}: {done.stderr.strip()}")
+
+
+# -- the table -----------------------------------------------------------------------------------------------------
+
+
+def rows_of(lanes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Median step, times faster than no hook, and what was sent; the first lane is the one without a hook.
+
+    >>> lanes = [{"lane": "torch: no hook", "seconds": [4.0, 2.0, 3.0], "sent_bytes": 8e6}]
+    >>> rows_of([*lanes, {"lane": "qsgd", "seconds": [1.0], "sent_bytes": 1e6}])[1]["faster"]
+    3.0
+    """
+    plain = median(lanes[0]["seconds"])
+    return [
+        {
+            "lane": lane["lane"],
+            "seconds": median(lane["seconds"]),
+            "faster": plain / median(lane["seconds"]),
+            "sent_bytes": lane["sent_bytes"],
+        }
+        for lane in lanes
+    ]
+
+
+def _table(rows: Sequence[dict[str, Any]], parameters: int, plan: Plan, *, quick: bool) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=titled(f"A step of {parameters:,} parameters over {RATE}/s, two ranks, gloo", quick=quick),
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+    )
+    table.add_column("hook", no_wrap=True)
+    for name in ("step, ms", "times faster", "MB sent"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            row["lane"] if row["lane"] in PEERS else f"paceline: {row['lane']}",
+            f"{1000 * row['seconds']:,.0f}",
+            f"{row['faster']:.2f}",
+            f"{row['sent_bytes'] / 1e6:.3f}",
+        )
+    return table
+
+
+def _verdicts(rows: Sequence[dict[str, Any]], plan: Plan) -> str:
+    ours = min((row for row in rows if row["lane"] in OURS), key=lambda row: float(row["seconds"]))
+    peer = min((row for row in rows if row["lane"] in PEERS), key=lambda row: float(row["seconds"]))
+    ahead = peer["seconds"] / ours["seconds"]
+    return (
+        f"Median of {plan.steps} steps; MB sent: all that left rank 0's host, by the kernel's count.\n"
+        f"Our best ({ours['lane']}) against no hook: {FASTER.show(ours['faster'])} times faster, bar {FASTER}: "
+        f"{coloured(FASTER.verdict(ours['faster']))}\n"
+        f"Our best against PyTorch's best ({peer['lane'].removeprefix('torch: ')}): {FASTEST.show(ahead)} times, "
+        f"bar {FASTEST}: {coloured(FASTEST.verdict(ahead))}"
+    )

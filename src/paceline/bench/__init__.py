@@ -1,0 +1,15 @@
+"""What this machine can do, measured: how fast codecs are here, and what they cost a gradient.
+
+Whatever is compared is measured in turns in one process, so that a busy machine slows all of it alike. Figures are
+measured or computed here; none is written down.
+
+    gradients.py -> codecs.py (with bias.py, variants.py) -> links.py -> tables.py, picture.py    the terminal
+                                                                      -> paceline.reports         report.html
+"""
+
+from __future__ import annotations
+
+BENCHES: dict[str, str] = {"codecs": "speed, size and error of every codec, and which is best on which link"}
+"""Name -> what it measures."""
+
+__all__ = ["BENCHES"]

@@ -1,0 +1,112 @@
+"""`paceline bench`: what this machine can do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from paceline.bench import BENCHES
+from paceline.cli.options import UsageError
+from paceline.lookup import unknown
+
+if TYPE_CHECKING:
+    from paceline.bench.codecs import Measured
+    from paceline.bench.gradients import Gradient
+
+SMALL = 26_122  # elements on which the bias is estimated: all of the MLP's
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Measure this machine: `paceline bench codecs`."""
+
+    what: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[WHAT]")] = ""
+    """What to measure; without it, what there is is listed."""
+    size: int = 11_000_000
+    """codecs: elements of the gradient."""
+    codecs: str = ""
+    """codecs: which, with commas between, such as "one-bit, qsgd levels=3, top-k error-feedback" [all]."""
+    repeats: int = 7
+    """codecs: how often each is timed; the best counts."""
+    out: str = "runs/bench-codecs"
+    """Folder for report.html and results.json."""
+    json: bool = False
+    """Print one JSON document to stdout, and nothing else there."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+def bench(options: BenchOptions, overrides: dict[str, str]) -> None:
+    """`paceline bench`."""
+    if not options.what:
+        for name, description in BENCHES.items():
+            print(f"paceline bench {name:<8} {description}")
+        return
+    if options.what not in BENCHES:
+        raise UsageError(str(unknown("benchmark", options.what, BENCHES)))
+    _bench_codecs(options)
+
+
+def _bench_codecs(options: BenchOptions) -> None:
+    notes, out = Console(stderr=True), Path(options.out)
+    with notes.status("loading torch"):
+        from paceline.bench.codecs import check_repeats, measure, steps
+        from paceline.bench.gradients import check_size, real_gradient
+        from paceline.bench.variants import variants
+    chosen = variants(name.strip() for name in options.codecs.split(",") if name.strip())
+    check_size(options.size)
+    check_repeats(options.repeats)
+    try:
+        out.mkdir(parents=True, exist_ok=True)  # better refused now than after the run
+    except OSError as error:
+        raise UsageError(f"cannot write results to {out}: {error.strerror or error}; give another --out") from None
+    with notes.status("training a network for a gradient to measure on"):
+        gradient, small = real_gradient(options.size), real_gradient(min(options.size, SMALL))
+    with _progress(notes) as progress:
+        task = progress.add_task("codecs", total=steps(chosen, options.repeats))
+
+        def told(what: str) -> None:
+            progress.update(task, description=what, advance=1)
+
+        measured = measure(gradient, small, chosen, repeats=options.repeats, on_step=told)
+    _tell(options, measured, gradient, out, notes)
+
+
+def _progress(notes: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:<30}"), BarColumn(bar_width=None), TimeRemainingColumn(), console=notes,
+        expand=True, transient=True,
+    )  # fmt: skip
+
+
+def _tell(options: BenchOptions, measured: list[Measured], gradient: Gradient, out: Path, notes: Console) -> None:
+    from paceline.bench import tables
+    from paceline.bench.links import exchanges
+    from paceline.bench.picture import picture
+    from paceline.reports.codec_page import codec_page, write_page
+
+    rows = exchanges(measured)
+    both = [tables.codecs_table(measured, gradient), tables.links_table(rows)]
+    document = json.dumps(tables.document(measured, gradient, options.repeats), indent=2, allow_nan=False)
+    if options.json:
+        print(document)
+    else:
+        console = Console(highlight=False)
+        for table in (tables.codecs_table(measured, gradient, letters=True), both[1]):
+            console.print(table.rich(), "")
+        drawn = picture([(tables.letter(index), one.bits, one.error) for index, one in enumerate(measured)])
+        console.print("\n".join(drawn), markup=False)
+    try:
+        (out / "results.json").write_text(document + "\n", encoding="utf-8")
+        said = [f"{measured[0].elements:,} float32", gradient.words, f"best of {options.repeats}"]
+        page = codec_page(tables.points(measured), both, headline=tables.headline(rows), conditions=said)
+        told = f"report: {write_page(page, out / 'report.html')}"
+    except OSError as error:  # the results are told; that they cannot be kept does not undo them
+        told = f"cannot write the report to {out}: {error.strerror or error}"
+    notes.print(told, soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,131 @@
+"""error feedback: what a codec loses this time is added to the next gradient.
+
+    target   = gradient + residual
+    sent     = codec(target)
+    residual = target - sent            so that  sent + residual == gradient + old residual
+
+Nothing is lost for ever: after T gradients the sum of what was sent differs from their sum by one residual, so the
+mean of a biased codec is right in the long run.
+
+Seide et al., "1-Bit Stochastic Gradient Descent", 2014; Karimireddy et al., "Error Feedback Fixes SignSGD", 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+
+from paceline.codecs import Codec
+from paceline.codecs.vectors import flat
+
+_INNER = "inner."
+
+
+class ErrorFeedback:
+    """Any codec with a memory of what it lost. Its payloads are the inner codec's.
+
+    >>> from paceline.codecs import OneBit
+    >>> codec = ErrorFeedback(OneBit())
+    >>> sent = codec.decode(codec.encode(torch.tensor([1.0, 2.0, -4.0])))
+    >>> sent, codec.residual
+    (tensor([ 1.5000,  1.5000, -4.0000]), tensor([-0.5000,  0.5000,  0.0000]))
+    """
+
+    __slots__ = ("_residual", "_spare", "codec")
+
+    biased: ClassVar[bool] = False
+    suits_parameters: ClassVar[bool] = False
+
+    def __init__(self, codec: Codec) -> None:
+        if isinstance(codec, ErrorFeedback):
+            raise ValueError(f"one error feedback is enough (codec={codec})")
+        self.codec = codec
+        self._residual: torch.Tensor | None = None
+        self._spare: torch.Tensor | None = None
+
+    def __repr__(self) -> str:
+        return f"ErrorFeedback({self.codec!r})"
+
+    @property
+    def NUMBER(self) -> int:  # noqa: N802 - named as every codec names it
+        """The inner codec's number: the payload is its own."""
+        number: int = self.codec.NUMBER  # type: ignore[attr-defined]
+        return number
+
+    @property
+    def fixed_size(self) -> bool:
+        """As the inner codec says."""
+        return self.codec.fixed_size
+
+    @property
+    def residual(self) -> torch.Tensor | None:
+        """A copy of what is yet to be sent; None before the first gradient."""
+        return None if self._residual is None else self._residual.clone()
+
+    @torch.inference_mode(False)  # what is kept must be usable outside, too
+    @torch.no_grad()
+    def encode(self, gradient: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        """The inner codec's bytes of the gradient and the residual. If it raises, the residual stays as it was."""
+        vector = flat(gradient)
+        residual, target = self._buffers(vector)
+        torch.add(vector, residual, out=target)
+        payload = self.codec.encode(target, generator)
+        sent = self.codec.decode(payload, expected_length=vector.numel(), out=residual)
+        self._residual, self._spare = torch.sub(target, sent, out=residual), target
+        return payload
+
+    def _buffers(self, vector: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual, and memory for the target: both are kept, for new memory costs more than the arithmetic."""
+        if self._residual is None:
+            return torch.zeros_like(vector), torch.empty_like(vector)
+        if self._residual.numel() != vector.numel():
+            raise ValueError(
+                f"the residual has {self._residual.numel():,} elements and the gradient {vector.numel():,}: "
+                "each sender needs its own codec, from fresh()"
+            )
+        residual, spare = self._residual.to(vector.device), self._spare
+        return residual, torch.empty_like(vector) if spare is None or spare.device != vector.device else spare
+
+    def decode(
+        self, payload: torch.Tensor, *, expected_length: int | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As the inner codec does."""
+        return self.codec.decode(payload, expected_length=expected_length, out=out)
+
+    def most_bytes(self, elements: int) -> int:
+        """As the inner codec says."""
+        return self.codec.most_bytes(elements)
+
+    def fresh(self, shapes: Sequence[torch.Size] | None = None) -> Self:
+        """The same with nothing lost yet, around an inner codec with an empty memory."""
+        return type(self)(self.codec.fresh(shapes))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The residual, and the inner codec's memory under `inner.`."""
+        own = {} if self._residual is None else {"residual": self._residual.clone()}
+        return own | {_INNER + name: value for name, value in self.codec.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`. If it does not fit, nothing changes."""
+        unknown = [name for name in state if name != "residual" and not name.startswith(_INNER)]
+        if unknown:
+            raise ValueError(f"error feedback remembers 'residual' and '{_INNER}...', not {', '.join(unknown)}")
+        residual = state.get("residual")
+        if residual is not None:
+            _check_residual(residual)
+        self.codec.load_state_dict({name.removeprefix(_INNER): state[name] for name in state if name != "residual"})
+        self._residual = None if residual is None else residual.clone()
+        self._spare = None
+
+
+def _check_residual(residual: Any) -> None:
+    if not isinstance(residual, torch.Tensor) or residual.dtype is not torch.float32 or residual.dim() != 1:
+        raise ValueError(f"a residual is a flat float32 tensor (this one is {_described(residual)})")
+    if not bool(torch.isfinite(residual).all()):
+        raise ValueError("a residual is finite (this one is not)")
+
+
+def _described(value: Any) -> str:
+    return f"{value.dtype}, {value.dim()}-dimensional" if isinstance(value, torch.Tensor) else type(value).__name__

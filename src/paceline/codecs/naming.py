@@ -1,0 +1,114 @@
+"""A codec in words, as recipes, traces and messages name it: `qsgd levels=7 norm=l2 error-feedback`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from paceline.codecs import CODECS, Codec, make_codec
+from paceline.lookup import unknown
+
+if TYPE_CHECKING:
+    import torch
+
+FEEDBACK = "error-feedback"
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """The settings that a codec has, with their defaults.
+
+    >>> settings_of("top-k")
+    {'fraction': 0.01}
+    """
+    if name not in CODECS:
+        raise unknown("codec", name, CODECS)
+    kind = getattr(importlib.import_module("paceline.codecs"), CODECS[name])
+    parameters = inspect.signature(kind).parameters.values()
+    return {each.name: each.default for each in parameters if type(each.default) in (int, float, str)}
+
+
+def parse_codec(text: str) -> Codec:
+    """The codec that a text names.
+
+    >>> parse_codec("qsgd levels=3 error-feedback")
+    ErrorFeedback(QSGD(levels=3, bucket=512, norm='max', lossless='packed'))
+    >>> parse_codec("qsgd levels=many")
+    Traceback (most recent call last):
+    ValueError: levels of codec 'qsgd' must be a number (levels=many)
+    """
+    name, *words = text.split() or [""]
+    feedback = FEEDBACK in words
+    given = dict(_setting(name, word) for word in words if word != FEEDBACK)
+    codec = make_codec(name, **given)
+    if not feedback:
+        return codec
+    from paceline.codecs.error_feedback import ErrorFeedback
+
+    return ErrorFeedback(codec)
+
+
+def _setting(name: str, word: str) -> tuple[str, Any]:
+    key, _, value = word.partition("=")
+    known = settings_of(name)
+    if key not in known:
+        raise unknown(f"setting of codec {name!r}", key, [*known, FEEDBACK])
+    kind = type(known[key])
+    try:
+        return key, kind(value)
+    except ValueError:
+        raise ValueError(f"{key} of codec {name!r} must be a number ({key}={value})") from None
+
+
+def codec_text(name: str, settings: Mapping[str, Any], *, feedback: bool) -> str:
+    """A text for `parse_codec`: the name, and of the settings those that this codec has and that are not its defaults.
+
+    >>> codec_text("qsgd", {"levels": 3, "bucket": 512, "rank": 4}, feedback=False)
+    'qsgd levels=3'
+    """
+    known = settings_of(name)
+    chosen = [f"{key}={settings[key]}" for key, default in known.items() if settings.get(key, default) != default]
+    return " ".join([name, *chosen, *([FEEDBACK] if feedback else [])])
+
+
+def decoder_of(payload: torch.Tensor) -> Codec:
+    """A codec that decodes a payload, by the number in its header.
+
+    >>> import torch
+    >>> decoder_of(make_codec("one-bit").encode(torch.ones(3)))
+    OneBit()
+    """
+    from paceline.codecs.payload import PayloadError, read_header
+
+    number = read_header(payload).codec
+    for name in CODECS:
+        codec = make_codec(name)
+        if getattr(codec, "NUMBER", None) == number:
+            return codec
+    raise PayloadError(f"no codec has number {number}")
+
+
+def text_of(codec: Codec) -> str:
+    """The text that names a codec.
+
+    >>> text_of(parse_codec("one-bit error-feedback"))
+    'one-bit error-feedback'
+    """
+    inner = getattr(codec, "codec", codec)  # inside an ErrorFeedback
+    name = next((name for name, kind in CODECS.items() if kind == type(inner).__name__), None)
+    if name is None:
+        raise ValueError(f"{type(inner).__name__} is in no table; choose from {', '.join(CODECS)}")
+    settings = {key: getattr(inner, key) for key in settings_of(name)}
+    return codec_text(name, settings, feedback=inner is not codec)
+
+
+def warm_up(codec: Codec) -> None:
+    """Load or compile what a codec needs, before anybody waits for it.
+
+    >>> warm_up(parse_codec("one-bit"))
+    """
+    import torch
+
+    fresh = codec.fresh()
+    fresh.decode(fresh.encode(torch.ones(1)))

@@ -1,0 +1,237 @@
+"""power-sgd: each matrix as the product of two thin ones, by one step of power iteration from where the last one ended.
+
+    P = M Q                      M: a x b, the gradient of a tensor; Q: b x r, from the last time (at first random)
+    P = orthonormal basis of P   a x r
+    Q = M^T P                    b x r
+    decoded: P Q^T               M, projected on the r directions
+
+Gradients change slowly, so the iteration goes on from step to step, and on a matrix that does not change it converges
+to the best approximation of rank r. (a + b) r numbers travel in place of a b. Tensors of fewer than two dimensions, and
+those whose factors would not be smaller, travel as they are. It is biased: use it with error feedback.
+
+Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression", 2019. Ours: where a matrix has very large or very
+small numbers it is scaled by a power of two first, so that no product leaves float32; the scale goes back into Q.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+
+from paceline.codecs.matrices import ENTRY_BYTES, MOST_TENSORS, Matrix, laid_out, near_square, read_table, table_of
+from paceline.codecs.payload import HEADER_BYTES, Header, PayloadError, check_bytes, check_unasked, opened, placed
+from paceline.codecs.vectors import flat, refuse_not_finite
+
+MOST_RANK = 2**16
+LARGEST = torch.finfo(torch.float32).max
+_UNSCALED = 2.0**-20, 2.0**20  # within these, squares and long sums are far from the ends of float32
+_SAFE = 0.9 * LARGEST  # below this, rounding cannot make a sum infinite
+
+
+@dataclass(frozen=True, slots=True)
+class PowerSGD:
+    """Factors of `rank` columns. It remembers the last Q of each matrix: each sender needs its own, from `fresh`.
+
+    >>> matrix = torch.outer(torch.arange(1.0, 7.0), torch.arange(1.0, 9.0))
+    >>> codec = PowerSGD(rank=1).fresh([matrix.shape])
+    >>> payload = codec.encode(matrix, torch.Generator().manual_seed(0))
+    >>> payload.numel(), 4 * matrix.numel()
+    (80, 192)
+    >>> torch.allclose(codec.decode(payload), matrix.view(-1))
+    True
+    """
+
+    NUMBER: ClassVar[int] = 6
+    biased: ClassVar[bool] = True
+    suits_parameters: ClassVar[bool] = False
+
+    rank: int = 4
+    shapes: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
+    _last: dict[str, torch.Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rank <= MOST_RANK:
+            raise ValueError(f"rank must be between 1 and {MOST_RANK:,} (rank={self.rank})")
+        if self.shapes is not None and len(self.shapes) > MOST_TENSORS:
+            raise ValueError(f"shapes must be at most {MOST_TENSORS:,} (there are {len(self.shapes):,})")
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether payloads of one length have one size: they do where the shapes are known."""
+        return self.shapes is not None
+
+    def encode(self, gradient: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        """The factors. The generator (on the CPU) is asked only where there is no Q to go on from."""
+        vector = flat(gradient)
+        matrices = self._matrices(vector.numel())
+        table_bytes = ENTRY_BYTES * len(self.shapes or ())
+        body_bytes = table_bytes + 4 * sum(matrix.floats for matrix in matrices)
+        header = Header(codec=self.NUMBER, elements=vector.numel(), first=self.rank, second=len(self.shapes or ()))
+        payload = header.payload(body_bytes, vector.device)
+        body = payload[HEADER_BYTES:]
+        if table_bytes:
+            body[:table_bytes] = table_of(matrices, vector.device)
+        place, last = 0, {}
+        floats = body[table_bytes:].view(torch.float32)
+        for index, matrix in enumerate(matrices):
+            into = floats[place : place + matrix.floats]
+            place += matrix.floats
+            if matrix.factored:
+                start = _starting(self._last.get(f"q{index}"), matrix, vector.device, generator)
+                last[f"q{index}"] = _factor(matrix, vector, start, into)
+            else:
+                into.copy_(matrix.cut(vector))
+                if not bool(torch.isfinite(into.sum())):
+                    refuse_not_finite(vector)
+        self._last.clear()
+        self._last.update(last)
+        return payload
+
+    def decode(
+        self, payload: torch.Tensor, *, expected_length: int | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The products; by the rank and the shapes in the payload, whatever this codec's own are."""
+        expected = expected_length if out is None else out.numel()
+        header, body = opened(payload, self.NUMBER, expected)
+        if not 1 <= header.first <= MOST_RANK:
+            raise PayloadError(f"a rank is between 1 and {MOST_RANK:,} (this payload's is {header.first:,})")
+        matrices = read_table(body, header.second, header.elements, header.first)
+        table_bytes = ENTRY_BYTES * header.second
+        check_bytes(body, table_bytes + 4 * sum(matrix.floats for matrix in matrices))
+        check_unasked(header.elements, expected)
+        parts = torch.split(body[table_bytes:].view(torch.float32), [matrix.floats for matrix in matrices])
+        for matrix, floats in zip(matrices, parts, strict=True):
+            _check_floats(matrix, floats)
+        vector = placed(header.elements, out, body.device)
+        for matrix, floats in zip(matrices, parts, strict=True):
+            _multiply(matrix, floats, matrix.cut(vector))
+        return vector
+
+    def most_bytes(self, elements: int) -> int:
+        """Just the bytes, where the shapes are known; else what a vector takes at most, whatever its shapes are.
+
+        >>> PowerSGD(rank=2).fresh([torch.Size([100, 50]), torch.Size([100])]).most_bytes(5100)
+        1632
+        """
+        if self.shapes is not None:
+            matrices = laid_out(self.shapes, self.rank)
+            if elements == sum(matrix.elements for matrix in matrices):
+                return HEADER_BYTES + sum(ENTRY_BYTES + 4 * matrix.floats for matrix in matrices)
+        return HEADER_BYTES + 4 * elements + ENTRY_BYTES * min(elements, MOST_TENSORS)
+
+    def fresh(self, shapes: Sequence[torch.Size] | None = None) -> Self:
+        """The same with nothing to go on from, for a vector that is made of tensors of these shapes."""
+        known = self.shapes if shapes is None else tuple(tuple(shape) for shape in shapes if math.prod(shape))
+        return type(self)(rank=self.rank, shapes=known)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last Q^T of each matrix, by its number."""
+        return {name: q.clone() for name, q in self._last.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`. If it does not fit, nothing changes."""
+        matrices = None if self.shapes is None else laid_out(self.shapes, self.rank)
+        for name, q in state.items():
+            _check_remembered(name, q, self.rank, matrices)
+        self._last.clear()
+        self._last.update({name: q.clone() for name, q in state.items()})
+
+    def _matrices(self, elements: int) -> list[Matrix]:
+        if self.shapes is None:
+            return [near_square(elements, self.rank)]
+        matrices = laid_out(self.shapes, self.rank)
+        total = sum(matrix.elements for matrix in matrices)
+        if total != elements:
+            raise ValueError(f"the shapes have {total:,} elements and the gradient has {elements:,}")
+        return matrices
+
+
+# -- one matrix -----------------------------------------------------------------------------------------------------
+
+
+def _starting(
+    last: torch.Tensor | None, matrix: Matrix, device: torch.device, generator: torch.Generator | None
+) -> torch.Tensor:
+    """The Q^T to begin with. One of another size is of a vector of another length: nothing to go on from."""
+    if last is None or last.shape != (matrix.rank, matrix.columns):
+        last = torch.randn(matrix.rank, matrix.columns, generator=generator, dtype=torch.float32, device="cpu")
+    return last.to(device)
+
+
+def _factor(matrix: Matrix, vector: torch.Tensor, start: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    """Fill in P and Q; returns the Q^T to go on from, in rows of length 1: its products stay in range."""
+    values = matrix.cut(vector)
+    low, high = torch.stack(torch.aminmax(values)).tolist()
+    largest = max(-low, high)
+    if not largest <= LARGEST:  # NaN is not
+        refuse_not_finite(vector)
+    exponent = 0 if _UNSCALED[0] <= largest <= _UNSCALED[1] else math.frexp(largest)[1]
+    if exponent:
+        half = exponent // 2  # in two steps: 2**149 is beyond float32
+        values = values * 2.0**-half * 2.0 ** (half - exponent)
+    padding = matrix.rows * matrix.columns - matrix.elements
+    full = (F.pad(values, (0, padding)) if padding else values).view(matrix.rows, matrix.columns)
+    basis = torch.linalg.qr(full @ start.T).Q  # where M has a lower rank, the basis is completed: no division by zero
+    found = basis.T.contiguous() @ full
+    p, q = _parts(matrix, into)
+    p.copy_(basis)
+    q.copy_(_scaled_back(found, exponent, (LARGEST - largest) / (2 * matrix.rank)))
+    return F.normalize(found, dim=1)
+
+
+def _scaled_back(found: torch.Tensor, exponent: int, most: float) -> torch.Tensor:
+    """Q^T at the size of the gradient, or as large as it may be: neither P Q^T nor M - P Q^T may leave float32."""
+    if not exponent:
+        return found
+    scale, largest = 2.0**exponent, found.abs().max().item()
+    if scale * largest > most:
+        scale = most / largest
+    return found.to(torch.float64) * scale
+
+
+def _parts(matrix: Matrix, floats: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """P and Q^T of a factored matrix: in rows, as products are fastest."""
+    split = matrix.rows * matrix.rank
+    return floats[:split].view(matrix.rows, matrix.rank), floats[split:].view(matrix.rank, matrix.columns)
+
+
+def _check_floats(matrix: Matrix, floats: torch.Tensor) -> None:
+    """Refuse what would not decode to finite numbers, before anything is decoded."""
+    if not matrix.factored:
+        if not bool(torch.isfinite(floats).all()):
+            raise PayloadError("the payload's numbers must be finite")
+        return
+    p, q = (part.abs().max().item() for part in _parts(matrix, floats))
+    if not matrix.rank * p * q <= _SAFE:  # NaN is not, and inf * 0 is NaN
+        raise PayloadError(f"the product of the factors would be beyond float32 (factors up to {p} and {q})")
+
+
+def _multiply(matrix: Matrix, floats: torch.Tensor, into: torch.Tensor) -> None:
+    if not matrix.factored:
+        into.copy_(floats)
+        return
+    p, q = _parts(matrix, floats)
+    full, rest = divmod(matrix.elements, matrix.columns)  # of a padded matrix, the last row is cut off
+    torch.mm(p[:full], q, out=into[: full * matrix.columns].view(full, matrix.columns))
+    if rest:
+        into[full * matrix.columns :] = p[full] @ q[:, :rest]
+
+
+def _check_remembered(name: str, q: Any, rank: int, matrices: list[Matrix] | None) -> None:
+    number = name.removeprefix("q")
+    if name == number or not number.isdecimal():
+        raise ValueError(f"PowerSGD remembers q0, q1, ... (this state has {name!r})")
+    if not isinstance(q, torch.Tensor) or q.dtype is not torch.float32 or q.dim() != 2 or q.shape[0] > rank:
+        raise ValueError(f"{name} must be a float32 matrix of at most {rank} rows, the rank")
+    if not bool(torch.isfinite(q).all()):
+        raise ValueError(f"{name} must be finite")
+    if matrices is None:
+        return
+    fits = int(number) < len(matrices) and matrices[int(number)].factored
+    if not fits or q.shape != (matrices[int(number)].rank, matrices[int(number)].columns):
+        raise ValueError(f"no matrix of these shapes has this {name}, of {q.shape[0]} x {q.shape[1]}")

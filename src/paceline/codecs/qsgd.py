@@ -1,0 +1,310 @@
+"""qsgd: levels on a grid, by stochastic rounding, so that the mean of what is sent is what was meant.
+
+    q_i = norm * sign(g_i) * xi_i        xi_i on the grid 0, 1/s, 2/s .. 1: one of the two neighbours of |g_i| / norm,
+                                         the nearer one more often, so that its expectation is |g_i| / norm
+
+The norm is that of a bucket of elements (512 of them, or the whole vector: bucket=0): its largest magnitude ("max") or
+its Euclidean length ("l2", the theory's). With s levels and l2 over n elements the second moment grows by at most
+1 + min(n / s^2, sqrt(n) / s). `Sparsifier` is s = 1, l2 over the whole vector: at most sqrt(n) elements are expected to
+be other than zero.
+
+Levels are coded without loss: "packed" in bits of equal number, fast; "elias" as gaps and levels, small where few are
+other than zero; "entropy" close to Shannon's limit. Whichever comes out larger than packed is sent packed.
+
+Alistarh et al., "QSGD", 2017. Ours: the packing, and random numbers that depend on seed and place alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+
+from paceline.codecs import tensors
+from paceline.codecs.layout import UNIT, buckets_of, in_rows, pack_rest, packed_bytes, units_of, unpack_rest
+from paceline.codecs.memory import NoMemory
+from paceline.codecs.payload import HEADER_BYTES, Header, PayloadError, check_bytes, check_unasked, opened, placed
+from paceline.codecs.threads import in_threads
+from paceline.codecs.vectors import flat, refuse_not_finite
+from paceline.lookup import unknown
+
+MOST_LEVELS = 2**15 - 1
+NORMS = ("max", "l2")
+LOSSLESS = ("packed", "elias", "entropy")
+
+
+@dataclass(frozen=True, slots=True)
+class QSGD(NoMemory):
+    """`levels` besides zero, either sign.
+
+    >>> codec = QSGD(levels=7)
+    >>> payload = codec.encode(torch.randn(4096), torch.Generator().manual_seed(0))
+    >>> 8 * payload.numel() / 4096  # four bits a level, a norm for each bucket, and a header
+    4.09375
+    """
+
+    NUMBER: ClassVar[int] = 4
+    biased: ClassVar[bool] = False
+    suits_parameters: ClassVar[bool] = False
+
+    levels: int = 7
+    bucket: int = 512
+    norm: Literal["max", "l2"] = "max"
+    lossless: Literal["packed", "elias", "entropy"] = "packed"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.levels, int) or not 1 <= self.levels <= MOST_LEVELS:
+            raise ValueError(f"levels must be between 1 and {MOST_LEVELS:,} (levels={self.levels})")
+        if not 0 <= self.bucket < 2**32:
+            raise ValueError(f"bucket must be between 0 (the whole vector) and 2**32 - 1 (bucket={self.bucket})")
+        if self.norm not in NORMS:
+            raise unknown("norm", self.norm, NORMS)
+        if self.lossless not in LOSSLESS:
+            raise unknown("lossless", self.lossless, LOSSLESS)
+
+    @property
+    def width(self) -> int:
+        """Bits of a level and its sign."""
+        return self.levels.bit_length() + 1
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether payloads of one length have one size: packed ones do."""
+        return self.lossless == "packed"
+
+    def encode(self, gradient: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        """Norms and levels. The generator (on the CPU) gives one seed; without one, torch's own does."""
+        vector = flat(gradient)
+        seed = int(torch.randint(2**62, (1,), generator=generator, device="cpu"))
+        low, high = seed & 0xFFFFFFFF, seed >> 32
+        work: Any = _OnCpu(self, vector) if vector.device.type == "cpu" else _ByTorch(self, vector)
+        if self.lossless == "packed":
+            payload, norms, words, rest = self._laid_out(vector)
+            codes = work.pack(norms, words, low, high)
+            _check_norms(norms, vector)  # before anything is done with the codes: those of NaN have no meaning
+            rest.copy_(pack_rest(codes, self.width))
+            return payload
+        norms = torch.empty(self._buckets(vector.numel()), dtype=torch.float32, device=vector.device)
+        codes = work.codes(norms, low, high)
+        _check_norms(norms, vector)
+        return self._lossless(vector, norms, codes)
+
+    def decode(
+        self, payload: torch.Tensor, *, expected_length: int | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Levels times norms; by the parameters in the payload, whatever this codec's own are."""
+        expected = expected_length if out is None else out.numel()
+        header, body = opened(payload, self.NUMBER, expected)
+        sender, elements = _sender(header), header.elements
+        norms_bytes = 4 * sender._buckets(elements)
+        if body.numel() < norms_bytes:
+            raise PayloadError(f"the norms take {norms_bytes:,} bytes (the payload's body has {body.numel():,})")
+        norms, coded = body[:norms_bytes].view(torch.float32), body[norms_bytes:]
+        if not bool(((norms >= 0) & (norms <= torch.finfo(torch.float32).max)).all()):
+            raise PayloadError("the norms must be finite and not negative")
+        if sender.lossless == "packed":
+            check_bytes(coded, packed_bytes(elements, sender.width))
+            return _unpacked(sender, norms, coded, placed(elements, out, body.device))
+        check_unasked(elements, expected)
+        codes = _coder(sender.lossless).decode(coded.cpu().numpy(), elements, sender.levels)
+        vector = placed(elements, out, body.device)
+        return vector.copy_(_scaled(sender, norms.cpu(), codes))
+
+    def most_bytes(self, elements: int) -> int:
+        """What the levels take packed; other coders are used only where they take less."""
+        return HEADER_BYTES + 4 * self._buckets(elements) + packed_bytes(elements, self.width)
+
+    # -- how a payload is laid out -----------------------------------------------------------------------------
+
+    def _bucket(self, elements: int) -> int:
+        """The elements of a bucket; no more than there are, whatever a payload says."""
+        return max(1, min(self.bucket or elements, elements))
+
+    def _buckets(self, elements: int) -> int:
+        return buckets_of(elements, self._bucket(elements))
+
+    def _header(self, elements: int, lossless: str) -> Header:
+        first = self.levels | NORMS.index(self.norm) << 16 | LOSSLESS.index(lossless) << 20
+        return Header(codec=self.NUMBER, elements=elements, first=first, second=self.bucket)
+
+    def _laid_out(self, vector: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """An empty packed payload, and in it: the norms, the words of the rows, the bytes of the rest."""
+        elements = vector.numel()
+        header = self._header(elements, "packed")
+        payload = header.payload(self.most_bytes(elements) - HEADER_BYTES, vector.device)
+        norms_end = HEADER_BYTES + 4 * self._buckets(elements)
+        words_end = norms_end + packed_bytes(in_rows(elements), self.width)
+        norms, words = payload[HEADER_BYTES:norms_end].view(torch.float32), payload[norms_end:words_end]
+        return payload, norms, words.view(torch.int32), payload[words_end:]
+
+    def _lossless(self, vector: torch.Tensor, norms: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        coded = torch.from_numpy(_coder(self.lossless).encode(codes.numpy(), self.levels))
+        if coded.numel() >= packed_bytes(vector.numel(), self.width):
+            payload, into, words, rest = self._laid_out(vector)
+            into.copy_(norms)
+            _pack_codes(codes, words, self.width)
+            rest.copy_(pack_rest(codes[in_rows(vector.numel()) :].tolist(), self.width))
+            return payload
+        header = self._header(vector.numel(), self.lossless)
+        payload = header.payload(4 * norms.numel() + coded.numel(), vector.device)
+        payload[HEADER_BYTES:].copy_(torch.cat([norms.view(torch.uint8), coded.to(vector.device)]))
+        return payload
+
+
+class Sparsifier(QSGD):
+    """One level, and the Euclidean length of the whole vector: few elements are sent, large ones more often.
+
+    >>> sent = Sparsifier().decode(Sparsifier().encode(torch.ones(10_000)))
+    >>> sorted(set(sent.tolist()))
+    [0.0, 100.0]
+    """
+
+    __slots__ = ()
+
+    def __init__(self, lossless: Literal["packed", "elias", "entropy"] = "elias") -> None:
+        super().__init__(levels=1, bucket=0, norm="l2", lossless=lossless)
+
+
+class _OnCpu:
+    """The kernels, over the threads torch has."""
+
+    def __init__(self, codec: QSGD, vector: torch.Tensor) -> None:
+        self._codec, self._vector, self._values = codec, vector, vector.numpy()
+        self._bucket = codec._bucket(vector.numel())
+
+    def pack(self, norms: torch.Tensor, words: torch.Tensor, low: int, high: int) -> list[int]:
+        """Fill norms and words; returns the codes that are not packed in rows."""
+        from paceline.codecs import kernels
+
+        codec, rows, found = self._codec, in_rows(self._vector.numel()), norms.numpy()
+        fused = UNIT % self._bucket == 0
+        self._norms(found, after=buckets_of(rows, self._bucket) if fused else 0)
+        common = codec.levels, codec.width, np.uint32(low), np.uint32(high)
+        kind = NORMS.index(codec.norm)
+        in_threads(
+            kernels.qsgd_encode, units_of(rows), UNIT, self._values, self._bucket, fused, kind, found, *common,
+            words.numpy().view(np.uint32),
+        )  # fmt: skip
+        rest = np.empty(self._vector.numel() - rows, np.uint32)
+        kernels.quantise_buckets(rows, self._values, self._bucket, found, *common, self._vector.numel(), rest)
+        return [int(code) for code in rest]
+
+    def codes(self, norms: torch.Tensor, low: int, high: int) -> torch.Tensor:
+        """Fill the norms; returns the codes of all elements (as int32)."""
+        from paceline.codecs import kernels
+
+        codec, found = self._codec, norms.numpy()
+        self._norms(found, after=0)
+        codes = np.empty(self._vector.numel(), np.uint32)
+        in_threads(
+            kernels.qsgd_codes, -(-codes.size // UNIT), UNIT, self._values, self._bucket, found, codec.levels,
+            codec.width, np.uint32(low), np.uint32(high), codes,
+        )  # fmt: skip
+        return torch.from_numpy(codes.view(np.int32))
+
+    def _norms(self, found: Any, *, after: int) -> None:
+        """The norms of all buckets from number `after` on."""
+        from paceline.codecs import kernels
+
+        bucket, kind = self._bucket, NORMS.index(self._codec.norm)
+        if bucket <= UNIT:
+            values = self._values[after * bucket :]
+            in_threads(kernels.small_norms, found.size - after, bucket, values, bucket, kind, found[after:])
+            return
+        pieces = -(-bucket // UNIT)
+        parts = np.empty(found.size * pieces)
+        in_threads(kernels.piece_norms, parts.size, UNIT, self._values, bucket, kind, pieces, parts)
+        by_bucket = torch.from_numpy(parts).view(found.size, pieces)
+        whole = by_bucket.amax(1) if self._codec.norm == "max" else tensors.halved(by_bucket).sqrt()
+        found[:] = whole.to(torch.float32).numpy()
+
+
+class _ByTorch:
+    """The same in torch's operations."""
+
+    def __init__(self, codec: QSGD, vector: torch.Tensor) -> None:
+        self._codec, self._vector = codec, vector
+        self._bucket = codec._bucket(vector.numel())
+
+    def pack(self, norms: torch.Tensor, words: torch.Tensor, low: int, high: int) -> list[int]:
+        """Fill norms and words; returns the codes that are not packed in rows."""
+        codes = self._codes(norms, low, high)
+        words.copy_(tensors.pack(codes, self._codec.width))
+        rest: list[int] = codes[in_rows(codes.numel()) :].tolist()
+        return rest
+
+    def codes(self, norms: torch.Tensor, low: int, high: int) -> torch.Tensor:
+        """Fill the norms; returns the codes of all elements (as int32), on the CPU."""
+        return self._codes(norms, low, high).to(torch.int32).cpu()
+
+    def _codes(self, norms: torch.Tensor, low: int, high: int) -> torch.Tensor:
+        codec = self._codec
+        norms.copy_(tensors.bucket_norms(self._vector, self._bucket, codec.norm))
+        return tensors.codes_of(self._vector, norms, self._bucket, codec.levels, codec.width, low, high)
+
+
+def _check_norms(norms: torch.Tensor, vector: torch.Tensor) -> None:
+    if bool(torch.isfinite(norms).all()):
+        return
+    refuse_not_finite(vector)
+    raise ValueError(f"the vector's length is beyond float32 (norms of {norms.max().item()}): scale it down")
+
+
+def _sender(header: Header) -> QSGD:
+    """The codec that made a payload."""
+    levels, norm, lossless = header.first & 0xFFFF, header.first >> 16 & 0xF, header.first >> 20
+    if not 1 <= levels <= MOST_LEVELS or norm >= len(NORMS) or lossless >= len(LOSSLESS):
+        raise PayloadError(f"no qsgd has these parameters (levels={levels}, norm={norm}, lossless={lossless})")
+    return QSGD(levels=levels, bucket=header.second, norm=NORMS[norm], lossless=LOSSLESS[lossless])  # type: ignore[arg-type]
+
+
+def _unpacked(sender: QSGD, norms: torch.Tensor, coded: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+    elements, rows = vector.numel(), in_rows(vector.numel())
+    words, rest = coded[: rows // 8 * sender.width], coded[rows // 8 * sender.width :]
+    left = unpack_rest(rest, elements - rows, sender.width)
+    unpack = _unpack_by_kernel if coded.device.type == "cpu" else _unpack_by_torch
+    unpack(sender, norms, words, left, vector)
+    return vector
+
+
+def _unpack_by_kernel(
+    sender: QSGD, norms: torch.Tensor, words: torch.Tensor, left: list[int], vector: torch.Tensor
+) -> None:
+    from paceline.codecs import kernels
+
+    elements, rows, ours = vector.numel(), in_rows(vector.numel()), vector.numpy()
+    common = sender._bucket(elements), norms.numpy(), sender.levels, sender.width
+    in_threads(kernels.qsgd_decode, units_of(rows), UNIT, words.numpy().view(np.uint32), *common, ours)
+    kernels.scale_buckets(rows, np.array(left, np.uint32), *common, elements, ours)
+
+
+def _unpack_by_torch(
+    sender: QSGD, norms: torch.Tensor, words: torch.Tensor, left: list[int], vector: torch.Tensor
+) -> None:
+    rows, rest = in_rows(vector.numel()), torch.tensor(left, dtype=torch.int64, device=vector.device)
+    codes = torch.cat([tensors.unpack(words.view(torch.int32), rows, sender.width), rest])
+    vector.copy_(tensors.values_of(codes, norms, sender._bucket(vector.numel()), sender.levels, sender.width))
+
+
+def _scaled(sender: QSGD, norms: torch.Tensor, codes: Any) -> torch.Tensor:
+    """Values of codes (uint32, numpy)."""
+    from paceline.codecs import kernels
+
+    vector = torch.empty(codes.size, dtype=torch.float32, device="cpu")
+    in_threads(
+        kernels.qsgd_values, -(-codes.size // UNIT), UNIT, codes, sender._bucket(codes.size), norms.numpy(),
+        sender.levels, sender.width, vector.numpy(),
+    )  # fmt: skip
+    return vector
+
+
+def _pack_codes(codes: torch.Tensor, words: torch.Tensor, width: int) -> None:
+    words.copy_(tensors.pack(codes.to(words.device, torch.int64), width))
+
+
+def _coder(name: str) -> Any:
+    """The lossless coder: encode(codes, levels) -> bytes, decode(bytes, elements, levels) -> codes."""
+    return importlib.import_module(f"paceline.codecs.{name}")

@@ -1,0 +1,286 @@
+r"""DistributedDataParallel with gradients that travel encoded.
+
+    backward:   gradients of bucket 0   of bucket 1   of bucket 2
+                      |                     |             |
+    the hook:      encode, send          encode, send  encode, send        payloads travel while backward goes on
+                             \                   \            \
+    arrived:                  decode all, mean    ...          ...         in the order of the ranks
+
+Every rank decodes the same payloads in the same order, its own among them, so that all ranks come to the same mean.
+
+Where DDP all-reduces, this gathers: payloads cannot be added up on their way. It moves `ranks - 1` payloads to each
+rank where an all-reduce moves about two gradients, so a codec gains while it shrinks more than about ranks / 2.
+
+What goes wrong on one rank is told to all of them, and raised on all of them when backward is through: by then DDP has
+finished its round, and a caller may catch the error, leave this step out and go on. The gradients are NaN then, so that
+a step taken all the same does not pass unnoticed.
+"""
+# No `from __future__ import annotations` here: DDP compares a hook's annotations with classes, not with their names.
+
+import datetime
+import functools
+import re
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.codecs import Codec, NotFiniteError, make_codec
+from paceline.drivers.collective.exchange import Delivery, Exchange, OfAnySize, OfOneSize, Trouble, gathered_bytes
+from paceline.drivers.collective.memories import Memories
+from paceline.randomness import torch_generator
+
+TIMEOUT_SECONDS = 600.0
+DESCRIPTION_BYTES = 240
+
+
+def compress(
+    model: DistributedDataParallel,
+    codec: Codec | str,
+    *,
+    seed: int = 0,
+    process_group: dist.ProcessGroup | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> "Compression":
+    """Let the gradients of a DistributedDataParallel model travel encoded; call it once, on every rank.
+
+    `codec` is a codec or its name. The ranks round independently, as `seed` says. Payloads travel in a process group of
+    their own, of the same ranks and the same backend, unless you give one that nothing else uses; a rank that is not
+    heard of for `timeout_seconds` ends the step with an error.
+
+    >>> import tempfile
+    >>> dist.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
+    >>> model = DistributedDataParallel(torch.nn.Linear(1000, 10))
+    >>> compression = compress(model, "qsgd")
+    >>> model(torch.ones(1, 1000)).sum().backward()
+    >>> compression
+    Compression(QSGD(levels=7, bucket=512, norm='max', lossless='packed'), 1 step of 5,101 bytes, 7.8 times smaller)
+    >>> dist.destroy_process_group()
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise ValueError(f"compress wants a DistributedDataParallel model (this is a {type(model).__name__})")
+    if not 0 < timeout_seconds < float("inf"):
+        raise ValueError(f"timeout_seconds must be above 0 and finite (timeout_seconds={timeout_seconds})")
+    codec = _codec(codec)
+    if getattr(model, "_comm_hooks", None):
+        raise ValueError("this model has a communication hook already; a DistributedDataParallel model takes one")
+    compression = Compression(model, codec, seed, _Groups(model, codec, process_group, timeout_seconds))
+    try:
+        model.register_comm_hook(compression, _hook)
+    except RuntimeError as error:  # one of PyTorch's own, which are not in the list above
+        raise ValueError(f"this model takes no communication hook: {_first_line(error)}") from error
+    return compression
+
+
+def _hook(state: "Compression", bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    return state._send(bucket)
+
+
+class Compression:
+    """What `compress` returns: what was sent, and the memories of the codecs for a checkpoint."""
+
+    def __init__(self, model: DistributedDataParallel, codec: Codec, seed: int, groups: "_Groups") -> None:
+        self.codec = codec
+        self.steps = 0
+        self.payload_bytes = 0
+        self.gradient_bytes = 0
+        self._groups = groups
+        self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+        self._shapes = {name: parameter.shape for name, parameter in model.module.named_parameters()}
+        self._generator = torch_generator(seed, "compress", groups.rank)
+        self._memories = Memories(codec)
+        self._failures: dict[int, Exception] = {}  # by bucket, of this step
+
+    def __repr__(self) -> str:
+        times = self.gradient_bytes / max(1, self.payload_bytes)
+        steps = "1 step" if self.steps == 1 else f"{self.steps:,} steps"
+        step = f"{steps} of {self.bytes_per_step:,.0f} bytes, {times:.1f} times smaller"
+        return f"Compression({self.codec!r}, {step if self.steps else 'no step yet'})"
+
+    @property
+    def bytes_per_step(self) -> float:
+        """This rank's payloads of a step, the mean of all steps so far.
+
+        `payload_bytes` are those of all steps, each payload counted once, however many ranks it goes to;
+        `gradient_bytes` is what the gradients themselves would have taken.
+        """
+        return self.payload_bytes / max(1, self.steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank's codecs remember, and where its random numbers stand: every rank has its own to save."""
+        return {
+            "codec": _described(self.codec),
+            "rank": self._groups.rank,
+            "steps": self.steps,
+            "payload_bytes": self.payload_bytes,
+            "gradient_bytes": self.gradient_bytes,
+            "generator": self._generator.get_state(),
+            **self._memories.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from this rank's `state_dict`."""
+        if state["codec"] != _described(self.codec):
+            raise ValueError(f"this state is of {state['codec']} (this codec is {_described(self.codec)})")
+        if state["rank"] != self._groups.rank:
+            raise ValueError(f"this state is of rank {state['rank']} (this is rank {self._groups.rank})")
+        self._memories.load_state_dict(state, self._shapes)
+        self._generator.set_state(state["generator"])
+        self.steps, self.payload_bytes = state["steps"], state["payload_bytes"]
+        self.gradient_bytes = state["gradient_bytes"]
+
+    # -- one bucket ------------------------------------------------------------------------------------------------
+
+    def _send(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """Encode and send a bucket; the future has the mean of all ranks in it."""
+        index, buffer, last = bucket.index(), bucket.buffer(), bucket.is_last()
+        names = [self._names[id(parameter)] for parameter in bucket.parameters()]
+        shapes = [parameter.shape for parameter in bucket.parameters()]
+        codec = self._memories.codec_of(names, shapes)
+        payload, cause = self._encoded(codec, buffer)
+        delivery = self._groups.exchange.send(payload, codec.most_bytes(buffer.numel()), last=last)
+        what = f"bucket {index} of step {self.steps + 1} ({names[0]} .. {names[-1]})"
+        if last:
+            self.steps += 1
+            _after_backward(self._raise)
+        finish = functools.partial(self._finish, delivery, codec, buffer, index, what, cause)
+        return delivery.future.then(finish)
+
+    def _encoded(self, codec: Codec, buffer: torch.Tensor) -> tuple[torch.Tensor | Trouble, Exception | None]:
+        try:
+            payload = codec.encode(buffer, self._generator)
+            most = codec.most_bytes(buffer.numel())
+            if payload.numel() > most or (payload.numel() < most and self._groups.of_one_size):
+                raise ValueError(f"{codec!r} promises {most:,} bytes, and has made {payload.numel():,}")
+        except Exception as error:  # the others wait for a payload: whatever it is, they must hear of it
+            return Trouble.NOT_FINITE if isinstance(error, NotFiniteError) else Trouble.OTHER, error
+        self.payload_bytes += payload.numel()
+        self.gradient_bytes += buffer.numel() * buffer.element_size()
+        return payload, None
+
+    def _finish(
+        self,
+        delivery: Delivery,
+        codec: Codec,
+        buffer: torch.Tensor,
+        index: int,
+        what: str,
+        cause: Exception | None,
+        done: torch.futures.Future[Any],
+    ) -> torch.Tensor:
+        """All payloads are here: the mean into the bucket. Runs in a thread of the backend; raises nothing."""
+        try:
+            _value(done, what, self._groups)
+            payloads = delivery.payloads()
+            if delivery.troubles:
+                raise self._groups.error(delivery.troubles, what) from cause
+            _mean(codec, payloads, buffer)
+        except Exception as error:
+            self._failures[index] = error
+            buffer.fill_(float("nan"))
+        return buffer
+
+    def _raise(self) -> None:
+        failures, self._failures = self._failures, {}
+        if failures:
+            raise failures[min(failures)]
+
+
+def _after_backward(callback: Any) -> None:
+    """Call it when backward is through, and DDP has finished its round."""
+    later = torch.autograd.Variable._execution_engine.queue_callback
+    try:
+        # They are called in the order in which they are queued. DDP queues its own after the hook of the last
+        # bucket, so ours, if it were queued now, would come before: what comes now queues it again.
+        later(lambda: later(callback))
+    except RuntimeError:  # no backward: this rank is out of data, and keeps company in DDP's join()
+        return
+
+
+def _value(done: torch.futures.Future[Any], what: str, groups: "_Groups") -> None:
+    try:
+        done.value()
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"rank {groups.rank} waited for the payloads of all {groups.world} ranks for {what}, and a rank is gone, "
+            f"or was not heard of for {groups.timeout_seconds:g} s: {_first_line(error)}"
+        ) from error
+
+
+def _mean(codec: Codec, payloads: list[torch.Tensor], buffer: torch.Tensor) -> None:
+    """Decode in the order of the ranks, add up in float32, divide."""
+    direct = buffer.dtype is torch.float32 and buffer.is_contiguous()
+    total = codec.decode(payloads[0], out=buffer if direct else torch.empty_like(buffer, dtype=torch.float32))
+    scratch = torch.empty_like(total) if len(payloads) > 1 else total
+    for payload in payloads[1:]:
+        total.add_(codec.decode(payload, out=scratch))
+    buffer.copy_(total.div_(len(payloads)))
+
+
+# -- before the first bucket ---------------------------------------------------------------------------------------
+
+
+class _Groups:
+    """Who takes part, and through which group."""
+
+    def __init__(
+        self, model: DistributedDataParallel, codec: Codec, given: dist.ProcessGroup | None, timeout_seconds: float
+    ) -> None:
+        theirs: dist.ProcessGroup = model.process_group
+        self.ranks = dist.get_process_group_ranks(given or theirs)
+        self.rank, self.world = dist.get_rank(), len(self.ranks)
+        self.timeout_seconds = timeout_seconds
+        if self.ranks != dist.get_process_group_ranks(theirs):
+            raise ValueError(f"process_group must have the ranks of the model's own group (it has {self.ranks})")
+        device = next(model.parameters()).device
+        group = given or self._group(dist.get_backend_config(theirs))
+        _agree(codec, self.ranks, group, device)
+        shapes = [parameter.shape for parameter in model.parameters()]
+        self.of_one_size: bool = getattr(codec.fresh(shapes), "fixed_size", False)  # else it may be of any
+        self.exchange: Exchange = OfOneSize(group, device)
+        if not self.of_one_size:
+            self.exchange = OfAnySize(group, self._group("gloo"), device)
+
+    def _group(self, backend: str) -> dist.ProcessGroup:
+        timeout = datetime.timedelta(seconds=self.timeout_seconds)
+        among_others = len(self.ranks) < dist.get_world_size()  # those do not come here, and are not waited for
+        group = dist.new_group(self.ranks, timeout, backend, use_local_synchronization=among_others)
+        if not isinstance(group, dist.ProcessGroup):
+            raise RuntimeError(f"rank {self.rank} is not among the model's ranks ({self.ranks})")
+        return group
+
+    def error(self, troubles: dict[int, Trouble], what: str) -> Exception:
+        """The error that all ranks raise."""
+        ranks = [self.ranks[place] for place in troubles]
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        if Trouble.NOT_FINITE in troubles.values():
+            return NotFiniteError(
+                f"{who}: the gradient is not finite in {what}; nothing was averaged. "
+                "Lower the learning rate or clip, and skip this step"
+            )
+        return RuntimeError(f"{who}: the gradient could not be encoded in {what}; the reason is with {who}")
+
+
+def _codec(codec: Codec | str) -> Codec:
+    found = make_codec(codec) if isinstance(codec, str) else codec
+    if not all(hasattr(found, part) for part in ("encode", "decode", "fresh", "most_bytes")) or isinstance(found, type):
+        raise ValueError(f"codec must be a codec or the name of one (codec={codec!r})")
+    return found
+
+
+def _agree(codec: Codec, ranks: list[int], group: dist.ProcessGroup, device: torch.device) -> None:
+    """Refuse ranks that encode differently: their payloads would not fit in each other's places."""
+    ours = _described(codec).encode()[:DESCRIPTION_BYTES].ljust(DESCRIPTION_BYTES)
+    for rank, theirs in zip(ranks, gathered_bytes(ours, group, device), strict=True):
+        if theirs != ours:
+            said = theirs.decode(errors="replace").strip()
+            raise ValueError(f"all ranks must compress alike: rank {rank} with {said}, this one with {codec!r}")
+
+
+def _described(codec: Codec) -> str:
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(codec))  # where an object lies says nothing about it
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,81 @@
+"""The page of `paceline bench codecs`: one file, as the report of a race is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from plotly.offline import get_plotlyjs
+
+from paceline.reports.codec_chart import CodecPoint, codec_chart
+from paceline.reports.page import safe_json
+from paceline.reports.palette import OTHERS, PAGE, STRATEGIES, Scheme
+from paceline.reports.plain_table import PlainTable
+from paceline.reports.sections import chart_card, prose
+
+HUES = (*STRATEGIES.values(), *OTHERS)
+
+
+def codec_page(
+    points: Sequence[CodecPoint], tables: Sequence[PlainTable], *, headline: str, conditions: Sequence[str]
+) -> str:
+    """The page as text.
+
+    >>> point = CodecPoint(label="half", family="half", bits=16.0, error=0.002)
+    >>> "<h1>half it is</h1>" in codec_page([point], [], headline="half it is", conditions=["2 threads"])
+    True
+    """
+    chart = codec_chart(points)
+    colours = _colours(len({point.family for point in points}))
+    return Template(_asset("codecs.html")).substitute(
+        title="paceline bench codecs",
+        headline=prose(headline),
+        conditions="".join(f"<li>{escape(phrase)}</li>" for phrase in conditions),
+        chart=chart_card(chart, []),
+        tables="\n".join(
+            f'<section class="card"><h2>{escape(table.title)}</h2>\n{table.html()}</section>' for table in tables
+        ),
+        style=_variables(colours) + _asset("page.css"),
+        data=safe_json({"charts": {chart.name: {"data": chart.data, "layout": chart.layout}}, "colours": colours}),
+        plotly=get_plotlyjs(),
+        script=_asset("page.js"),
+    )
+
+
+def write_page(page: str, path: Path) -> Path:
+    """Write a page and say where it is. A reader sees the old page or the new one, never half of one.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_page("<p>hello", Path(folder, "report.html")).read_text()
+    '<p>hello'
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_text(page, encoding="utf-8")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path
+
+
+def _colours(families: int) -> dict[Scheme, dict[str, str]]:
+    light, dark = dict(PAGE["light"]), dict(PAGE["dark"])
+    for index in range(families):
+        light[f"s{index}"], dark[f"s{index}"] = HUES[index % len(HUES)]
+    return {"light": light, "dark": dark}
+
+
+def _variables(colours: dict[Scheme, dict[str, str]]) -> str:
+    light, dark = (
+        "".join(f"--{token}:{colour};" for token, colour in colours[scheme].items()) for scheme in ("light", "dark")
+    )
+    return f":root{{color-scheme:light dark;{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
+
+
+def _asset(name: str) -> str:
+    return (files("paceline.reports") / "assets" / name).read_text(encoding="utf-8")

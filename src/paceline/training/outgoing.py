@@ -1,0 +1,118 @@
+"""The model on its way to the workers: whole, or as the change since the last time, whichever is sound and cheaper.
+
+    parameters  ----->  change = parameters - what workers hold  ----->  codec  ----->  what workers hold += decoded
+
+A codec that keeps the size of every element (identity, bfloat16) encodes the parameters themselves. The others would
+ruin them, and encode changes. What a change lost on its way is in the next one, so nothing is lost for good: workers
+follow the model, a little behind. How far behind matters: a gradient can be sent roughly, for errors average out over
+workers and rounds, but all workers compute with the same model. So a codec must bring workers nearer by half at the
+least. Where it does not (one-bit, a small share of the elements), the change is sent by `FINE`, at eight bits an
+element; and if that does not, or would be larger, the parameters go whole, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from paceline.codecs import Codec
+from paceline.codecs.identity import Identity
+from paceline.codecs.qsgd import QSGD
+from paceline.codecs.vectors import NotFiniteError
+from paceline.randomness import torch_generator
+
+FINE = QSGD(levels=127)
+NEARER = 0.5
+
+
+class Outgoing:
+    """What workers hold of `parameters`, version by version, and the payloads that take them there.
+
+    >>> from paceline.codecs.one_bit import OneBit
+    >>> parameters = torch.zeros(64)
+    >>> outgoing = Outgoing(OneBit(), parameters, [parameters.shape])
+    >>> _ = parameters.copy_(torch.tensor([1.0, 1.5] * 32))
+    >>> outgoing.moved(version=1)
+    >>> outgoing.held[:3]
+    tensor([1.2500, 1.2500, 1.2500])
+    """
+
+    def __init__(self, codec: Codec, parameters: torch.Tensor, shapes: Sequence[torch.Size], *, seed: int = 0) -> None:
+        inner: Codec = getattr(codec, "codec", codec)  # a change makes up for the errors before it: no second memory
+        self._codec = inner.fresh(shapes)
+        self._parameters, self._seed = parameters, seed
+        self._updates: dict[int, torch.Tensor] = {}
+        self.whole_codec: Codec = self._codec if self._codec.suits_parameters else Identity()
+        self._held: torch.Tensor | None = None if self._codec.suits_parameters else parameters.clone()
+        self._version = 0
+
+    @property
+    def held(self) -> torch.Tensor:
+        """The parameters as a worker holds them that has the newest version."""
+        return self.whole_codec.decode(self.whole()) if self._held is None else self._held
+
+    def whole(self) -> torch.Tensor:
+        """The payload that holds all of them."""
+        return self.whole_codec.encode(self._parameters if self._held is None else self._held)
+
+    @property
+    def whole_bytes(self) -> int:
+        """What the whole takes."""
+        return self.whole_codec.most_bytes(self._parameters.numel())
+
+    def moved(self, version: int) -> None:
+        """The parameters have moved on to this version."""
+        self._version = version
+        if self._held is None:
+            return
+        update = self._update(self._held)
+        if update is None:
+            self._updates = {}
+            self._held.copy_(self._parameters)
+        else:
+            self._updates[version] = update
+            self._forget()
+
+    def chain(self, since: int) -> list[tuple[int, torch.Tensor]]:
+        """The updates, by version, that take a worker from version `since` to the newest; empty if it needs it whole.
+
+        They are there as long as they are together smaller than the whole.
+        """
+        versions = range(since + 1, self._version + 1)
+        if any(version not in self._updates for version in versions):
+            return []
+        return [(version, self._updates[version]) for version in versions]
+
+    def _update(self, held: torch.Tensor) -> torch.Tensor | None:
+        """The payload of the change, and `held` moved by it; None if it is not worth it."""
+        change = self._parameters - held
+        far_off = float(torch.linalg.vector_norm(change))
+        for codec in (self._codec, FINE):
+            try:
+                payload = codec.encode(change, torch_generator(self._seed, "down", self._version))
+            except NotFiniteError:  # the difference of two finite numbers may be none
+                return None
+            decoded = codec.decode(payload)
+            left = float(torch.linalg.vector_norm(change - decoded))
+            if payload.numel() < self.whole_bytes and left <= NEARER * far_off:
+                held.add_(decoded)
+                return payload
+        return None
+
+    def _forget(self) -> None:
+        """Drop the oldest updates once sending all of them would take more than sending the whole."""
+        while sum(update.numel() for update in self._updates.values()) >= self.whole_bytes:
+            del self._updates[min(self._updates)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What workers hold, and what the codec remembers; nothing if that follows from the parameters."""
+        return {} if self._held is None else {"held": self._held, "codec": self._codec.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any], version: int) -> None:
+        """Go on from a `state_dict`; whoever comes now gets the whole."""
+        self._version, self._updates = version, {}
+        if self._held is not None:
+            self._held.copy_(state["held"])
+            self._codec.load_state_dict(state["codec"])

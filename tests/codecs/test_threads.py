@@ -1,0 +1,81 @@
+"""Work over threads: all of it, once, and the same whoever does it; in a forked child too."""
+
+import multiprocessing
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.codecs import QSGD, threads
+from tests.contracts.codec_variants import seeded, vector_of
+
+DEADLINE_SECONDS = 60
+
+
+@pytest.fixture
+def three_threads(monkeypatch):
+    monkeypatch.setattr(threads, "LEAST_ELEMENTS", 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@given(units=st.integers(0, 50), unit_elements=st.sampled_from((1, 4096, 65_536, 10**6)), most=st.integers(1, 6))
+def test_every_unit_is_worked_on_once_and_in_order(units, unit_elements, most):
+    parts = threads.in_threads(lambda first, last: (first, last), units, unit_elements, most=most)
+    assert [unit for first, last in parts for unit in range(first, last)] == list(range(units))
+    assert len(parts) == min(most, max(1, units * unit_elements // threads.LEAST_ELEMENTS))
+
+
+def test_threads_are_not_woken_for_little():
+    here = threading.get_ident()
+    ran = threads.in_threads(lambda first, last: threading.get_ident(), 1, threads.LEAST_ELEMENTS, most=4)
+    assert ran == [here]
+    ran = threads.in_threads(lambda first, last: threading.get_ident(), 2, threads.LEAST_ELEMENTS, most=4)
+    assert ran[-1] == here
+    assert ran[0] != here
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_a_part_raises_comes_through(place):
+    def fails(first, last):
+        if first == place:
+            raise ArithmeticError(f"unit {first}")
+        return first
+
+    with pytest.raises(ArithmeticError, match=f"unit {place}"):
+        threads.in_threads(fails, 3, threads.LEAST_ELEMENTS, most=3)
+
+
+def test_many_senders_at_once_send_what_each_would_alone(three_threads):
+    codec, vector = QSGD(levels=7), vector_of("normal", 30_011, 1)
+    alone = [codec.encode(vector, seeded(seed)) for seed in range(12)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda seed: codec.encode(vector, seeded(seed)), range(12)))
+        vectors = list(pool.map(codec.decode, together))
+    assert all(torch.equal(*pair) for pair in zip(alone, together, strict=True))
+    assert all(torch.equal(codec.decode(payload), found) for payload, found in zip(alone, vectors, strict=True))
+
+
+def _encode_in_child(vector: torch.Tensor, answers) -> None:
+    answers.send_bytes(bytes(QSGD().encode(vector, seeded(1)).tolist()))
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="there is no fork here")
+def test_a_forked_child_makes_threads_of_its_own(three_threads):
+    vector = vector_of("normal", 30_011, 1)
+    ours = QSGD().encode(vector, seeded(1))  # now there are threads, and a child has none of them
+    context = multiprocessing.get_context("fork")
+    answers, to_us = context.Pipe(duplex=False)
+    child = context.Process(target=_encode_in_child, args=(vector, to_us), daemon=True)
+    child.start()
+    try:
+        assert answers.poll(DEADLINE_SECONDS), "the child waits for threads that it does not have"
+        assert answers.recv_bytes() == bytes(ours.tolist())
+    finally:
+        child.kill()
+        child.join(DEADLINE_SECONDS)

@@ -1,0 +1,342 @@
+"""What the two processes can be told to do. Every job runs on both; what it returns goes through JSON."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import io
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.codecs import QSGD, ErrorFeedback, OneBit, PowerSGD, Sparsifier, TopK, make_codec
+from paceline.data import load_dataset
+from paceline.drivers.collective.hook import compress
+
+CODECS = {
+    "one-bit+ef": lambda: ErrorFeedback(OneBit()),
+    "top-k+ef": lambda: ErrorFeedback(TopK(fraction=0.01)),
+    "power-sgd+ef": lambda: ErrorFeedback(PowerSGD(rank=4)),
+    "elias": lambda: QSGD(levels=1, lossless="elias"),
+    "entropy": lambda: QSGD(levels=7, lossless="entropy"),
+    "sparsifier": Sparsifier,
+}
+BUCKET_MB = 0.02  # so that there are several buckets
+
+
+def codec_of(name):
+    return CODECS[name]() if name in CODECS else make_codec(name)
+
+
+@functools.cache
+def digits():
+    return load_dataset("digits").train
+
+
+def small_cnn(seed=0):
+    torch.manual_seed(seed)
+    layers = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def ddp(model=None, **options):
+    return DistributedDataParallel(model or small_cnn(), **{"bucket_cap_mb": BUCKET_MB} | options)
+
+
+def batches(steps, size=16, seed=0):
+    """This rank's batches: every rank its own half of the same shuffled samples."""
+    data, order = digits(), torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        chosen = torch.randperm(len(data), generator=order)[: 2 * size][dist.get_rank() :: 2]
+        yield data.inputs[chosen], data.targets[chosen]
+
+
+def run(model, steps, lr=0.05, seed=0):
+    """Train; the learning rate falls to zero in a straight line."""
+    optimiser = torch.optim.SGD(model.parameters(), lr=lr)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, steps)
+    for inputs, targets in batches(steps, seed=seed):
+        optimiser.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimiser.step()
+        schedule.step()
+
+
+def digest(model):
+    state = b"".join(tensor.detach().float().numpy().tobytes() for tensor in model.state_dict().values())
+    return hashlib.sha256(state).hexdigest()
+
+
+def gradient(model):
+    return torch.cat([p.grad.reshape(-1).float() for p in model.parameters() if p.grad is not None])
+
+
+@torch.no_grad()
+def loss_of(model):
+    return F.cross_entropy(model.module(digits().inputs), digits().targets).item()
+
+
+def hooked(codec, model=None, seed=0, **options):
+    model = ddp(model, **options)
+    return model, compress(model, codec_of(codec), seed=seed)
+
+
+# -- jobs ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def plainly_trained(steps, lr, seed):
+    model = ddp(small_cnn(seed))
+    run(model, steps, lr, seed=2 * seed + 1)
+    return model.module
+
+
+def train(codec, steps, lr, warm=0, seed=0):
+    """Train plainly for `warm` steps, and then with the codec (None: DDP as it is)."""
+    module = copy.deepcopy(plainly_trained(warm, lr, seed)) if warm else small_cnn(seed)
+    model, compression = hooked(codec, module, seed=seed) if codec else (ddp(module), None)
+    before = loss_of(model)
+    run(model, steps, lr, seed=2 * seed)
+    found = {"before": before, "loss": loss_of(model), "digest": digest(model)}
+    if compression:
+        found |= {"steps": compression.steps, "bytes": compression.payload_bytes, "shown": repr(compression)}
+        found |= {"times": compression.gradient_bytes / compression.payload_bytes}
+    return found
+
+
+def short_runs(codecs, count, steps):
+    """Runs of a few steps, one after the other, each with a new DDP, a new hook and buckets of another size."""
+    digests = []
+    for number in range(count):
+        options = {"bucket_cap_mb": (0.005, 0.02, 0.1, 25)[number % 4], "gradient_as_bucket_view": bool(number & 4)}
+        model, _ = hooked(codecs[number % len(codecs)], small_cnn(number), seed=number, **options)
+        run(model, steps, seed=number)
+        digests.append(digest(model))
+    return digests
+
+
+def kinds_of_models():
+    """Gradients of identity and of DDP as it is, side by side: the largest difference over the largest gradient."""
+
+    def both(backward, module=small_cnn, **options):
+        plain, (ours, _) = ddp(module(), **options), hooked("identity", module(), **options)
+        for _ in range(3):  # after the first, the buckets are others
+            for model in (plain, ours):
+                model.zero_grad()
+                backward(model)
+        ours_dtypes, theirs = {p.grad.dtype for p in ours.parameters() if p.grad is not None}, gradient(plain)
+        assert ours_dtypes == {p.grad.dtype for p in plain.parameters() if p.grad is not None}
+        return ((gradient(ours) - theirs).abs().max() / theirs.abs().max()).item()
+
+    def one_batch(model, seed=0):
+        (inputs, targets), dtype = next(iter(batches(1, seed=seed))), next(model.parameters()).dtype
+        F.cross_entropy(model(inputs.to(dtype)), targets).backward()
+
+    def accumulated(model):
+        with model.no_sync():
+            one_batch(model, seed=1)
+        one_batch(model)
+
+    def uneven(model):
+        with model.join():
+            for seed in range(1 + dist.get_rank()):
+                one_batch(model, seed)
+
+    return {
+        "plain": both(one_batch),
+        "bucket views": both(one_batch, gradient_as_bucket_view=True),
+        "static graph": both(one_batch, static_graph=True),
+        "accumulated": both(accumulated),
+        "unused parameters": both(one_batch, half_used, find_unused_parameters=True),
+        "bfloat16": both(one_batch, lambda: small_cnn().bfloat16()),
+        "uneven inputs": both(uneven),
+    }
+
+
+def half_used():
+    model = small_cnn()
+    model.register_module("unused", HalfUsed())
+    return nn.Sequential(model[:7], model.unused, model[7:9])
+
+
+class HalfUsed(nn.Module):
+    """A layer that takes part on one rank only, and one that never does."""
+
+    def __init__(self):
+        super().__init__()
+        self.sometimes, self.never = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, inputs):
+        return self.sometimes(inputs) if dist.get_rank() else inputs
+
+
+def not_finite(codec, culprits):
+    """Three steps; in the second the culprits have a NaN. What each step raised, and whether the step could go on."""
+    model, _ = hooked(codec)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+    found = []
+    for step, (inputs, targets) in enumerate(batches(3)):
+        if step == 1 and dist.get_rank() in culprits:
+            inputs = inputs * float("nan")
+        optimiser.zero_grad()
+        try:
+            F.cross_entropy(model(inputs), targets).backward()
+        except Exception as error:
+            cause = None if error.__cause__ is None else str(error.__cause__)
+            found.append([type(error).__name__, str(error), cause, bool(gradient(model).isnan().any())])
+        else:
+            optimiser.step()
+            found.append(None)
+    return {"steps": found, "digest": digest(model), "finite": bool(torch.isfinite(gradient(model)).all())}
+
+
+class Clumsy(QSGD):
+    """Fails on rank 1, in a way nobody has thought of."""
+
+    def encode(self, gradient, generator=None):
+        if dist.get_rank() == 1:
+            raise ZeroDivisionError("clumsy")
+        return super().encode(gradient, generator)
+
+
+def clumsy():
+    model = ddp()
+    compress(model, Clumsy())
+    try:
+        run(model, 1)
+    except Exception as error:
+        return [type(error).__name__, str(error), type(error.__cause__).__name__]
+    return None
+
+
+def nothing_is_lost(codec, steps):
+    """The sum of what was applied and what is still held back, against the sum of the gradients.
+
+    The parameters stand still, so that every gradient is the first one. After step 1 the buckets are others.
+    """
+    (inputs, targets), plain = next(iter(batches(1))), ddp()
+    F.cross_entropy(plain(inputs), targets).backward()
+    model, compression = hooked(codec)
+    applied, layouts = torch.zeros_like(gradient(plain)), []
+    for _ in range(steps):
+        model.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        applied += gradient(model)
+        layouts.append([bucket["parameters"] for bucket in compression.state_dict()["buckets"]])
+    held = {}
+    for bucket in compression.state_dict()["buckets"]:
+        sizes = [compression.state_dict()["sizes"][name] for name in bucket["parameters"]]
+        held |= dict(zip(bucket["parameters"], bucket["memory"]["residual"].split(sizes), strict=True))
+    residual = torch.cat([held[name] for name, _ in model.module.named_parameters()])
+    dist.all_reduce(residual)
+    wanted = steps * gradient(plain)
+    return {
+        "lost": ((applied + residual / 2 - wanted).abs().max() / wanted.abs().max()).item(),
+        "held": (residual.abs().max() / wanted.abs().max()).item(),
+        "buckets": [len(layout) for layout in layouts],
+        "changed": layouts[0] != layouts[1],
+        "carried": len(compression.state_dict()["carried"]),
+    }
+
+
+def resumed(codec):
+    """Eight steps at once, and four and four with a checkpoint between; the same buckets all the way."""
+    options = {"find_unused_parameters": True}  # DDP leaves the buckets as they are then
+    straight, compression = hooked(codec, **options)
+    run_steps(straight, range(8))
+    model, before = hooked(codec, **options)
+    run_steps(model, range(4))
+    file = io.BytesIO()
+    torch.save({"model": model.module.state_dict(), "codecs": before.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    model, after = hooked(codec, seed=99, **options)
+    model.module.load_state_dict(saved["model"])
+    after.load_state_dict(saved["codecs"])
+    run_steps(model, range(4, 8))
+    errors = []
+    for change in ({"rank": 7}, {"codec": "QSGD()"}, {"sizes": {"0.weight": 3}}, {"sizes": {"other": 3}}):
+        errors.append(error_of(lambda change=change: after.load_state_dict(saved["codecs"] | change)))
+    same = digest(model) == digest(straight) and after.payload_bytes == compression.payload_bytes
+    return {"same": same, "digest": digest(model), "steps": after.steps, "errors": errors}
+
+
+def run_steps(model, numbers):
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+    for number in numbers:
+        inputs, targets = next(iter(batches(1, seed=number)))
+        optimiser.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimiser.step()
+
+
+def error_of(what):
+    try:
+        what()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def misused():
+    built_in, twice = ddp(), hooked("qsgd")[0]
+    built_in._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    ours = "qsgd" if dist.get_rank() else "one-bit"
+    return {
+        "no ddp": error_of(lambda: compress(small_cnn(), "qsgd")),
+        "twice": error_of(lambda: compress(twice, "qsgd")),
+        "built in": error_of(lambda: compress(built_in, "qsgd")),
+        "unknown": error_of(lambda: compress(ddp(), "qsdg")),
+        "none": error_of(lambda: compress(ddp(), None)),
+        "class": error_of(lambda: compress(ddp(), QSGD)),
+        "timeout": error_of(lambda: compress(ddp(), "qsgd", timeout_seconds=0)),
+        "group": error_of(lambda: compress(ddp(), "qsgd", process_group=alone()[dist.get_rank()])),
+        "unlike": error_of(lambda: compress(ddp(), ours)),
+    }
+
+
+@functools.cache
+def alone():
+    """A group of each rank by itself."""
+    return [dist.new_group([0]), dist.new_group([1])]
+
+
+def groups():
+    """A group of the caller's, and a model that lives on one rank: the other one does not come to its compress()."""
+    given = ddp()
+    compress(given, "qsgd", process_group=dist.new_group())
+    run(given, 2)
+    mine = alone()[dist.get_rank()]
+    if dist.get_rank() == 0:
+        single = DistributedDataParallel(small_cnn(), process_group=mine)
+        compress(single, codec_of("entropy"))
+        run(single, 2)
+    return digest(given)
+
+
+def silent(codec, timeout_seconds):
+    """Rank 1 does not come to the step. What rank 0 hears of it, and after how long."""
+    model = ddp()
+    compress(model, codec_of(codec), timeout_seconds=timeout_seconds)
+    if dist.get_rank() == 1:
+        return None
+    started = time.monotonic()
+    return [error_of(lambda: run(model, 1)), time.monotonic() - started]
+
+
+KEPT = []
+
+
+def prepare(codec):
+    """A step, and one more to come."""
+    KEPT.append(hooked(codec)[0])
+    run(KEPT[0], 1)
+
+
+def go_on():
+    return error_of(lambda: run(KEPT[0], 1))
