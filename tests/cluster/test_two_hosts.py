@@ -7,8 +7,9 @@ import subprocess
 
 import pytest
 
+from paceline import Recipe, simulate
 from paceline.drivers.served.keys import make_keys
-from paceline.traces.journal import Evaluated, WorkerJoined, WorkerLeft
+from paceline.traces.journal import Evaluated, Stepped, WorkerJoined, WorkerLeft
 from tests.cluster.cable import PORT, SERVER, Cable, why_not
 from tests.cluster.harness import PACELINE, Late, end, until
 from tests.cluster.peers import Visited
@@ -67,15 +68,24 @@ def keys(tmp_path_factory):
     return folder
 
 
-def test_a_short_run_between_two_hosts_comes_to_its_end(tmp_path, cable, keys):
-    with TwoHosts(tmp_path, cable, keys, workers=3, k=2, rounds=30) as cluster:
+def test_a_run_with_qsgd_trains_as_well_and_counts_the_bytes_that_the_interface_counts(tmp_path, cable, keys):
+    settings = (("codec.name", "qsgd"), ("data.split", "iid"))
+    before = cable.bytes_at_server()
+    with TwoHosts(tmp_path, cable, keys, workers=3, strategy="full", rounds=120, settings=settings) as cluster:
         assert cluster.server.wait(90) == 0, cluster.log
-        assert cluster.round == 30
+        assert cluster.round == 120
         for pack in cluster._packs:
             assert pack.wait(20) == 0
+        on_the_wire = [now - then for now, then in zip(cable.bytes_at_server(), before, strict=True)]
+        steps = [record for record in cluster.records if isinstance(record, Stepped)]
+        counted = [sum(step.sent_bytes for step in steps), sum(step.received_bytes for step in steps)]
+        assert counted == [pytest.approx(measured, rel=0.03) for measured in on_the_wire]
         losses = [record.loss for record in cluster.records if isinstance(record, Evaluated)]
-        assert losses[-1] < losses[0]
         assert cluster.replay()["identical"]
+    sections = {"cluster": {"workers": 3}, "strategy": {"name": "full"}, "data": {"split": "iid"}}
+    exact = simulate(Recipe(rounds=120).with_settings(**sections))
+    assert max(counted) < exact.trace.sent_bytes / 6
+    assert losses[-1] == pytest.approx(exact.loss, rel=0.05)
 
 
 def test_after_a_cut_that_outlasts_the_silence_workers_come_back_by_themselves_and_training_goes_on(

@@ -111,6 +111,7 @@ def refused(tmp_path) -> str:
         (bytes([10]) + bytes(3072), "between 0 and 9"),
         (bytes((1 << 26) + 1), "larger than the 67108864 bytes"),
     ],
+    ids=["empty", "cut off", "class 10", "too large"],
 )
 def test_damaged_binary_files_are_refused(tmp_path, content, says):
     write_files(tmp_path, {**binary_files(), "data_batch_3.bin": content})

@@ -65,6 +65,11 @@ def test_injected_delays_and_a_codec_are_named() -> None:
     assert "codec bfloat16" in words
 
 
+def test_the_bytes_that_travelled_are_told_where_there_is_a_codec() -> None:
+    coded = real(recipe={"codec": {"name": "qsgd"}}, sent_bytes=3_000_000, received_bytes=1_500_000)
+    assert "codec qsgd (3.0 MB to workers, 1.5 MB back)" in said(coded)
+
+
 def test_delays_injected_in_some_runs_are_not_claimed_for_all() -> None:
     words = said(real(), real(recipe={"delay": {**DELAY, "inject": True}}))
     assert "injected delays: shifted-exponential, persistence 10 (not in all runs)" in words

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.running import Result
 
+FROM_TRACE = ("late_work", "clock", "diverged", "sent_bytes", "received_bytes")
+
 
 def as_document(recipe: Recipe, results: Sequence[Result]) -> dict[str, object]:
     """The machine-readable form of results; what cannot be written in JSON (infinite bandwidth) becomes null.
@@ -18,8 +20,7 @@ def as_document(recipe: Recipe, results: Sequence[Result]) -> dict[str, object]:
     return {
         "recipe": recipe.to_document(),
         "results": [
-            dataclasses.asdict(result.summary)
-            | {"late_work": result.trace.late_work, "clock": result.trace.clock, "diverged": result.trace.diverged}
+            dataclasses.asdict(result.summary) | {name: getattr(result.trace, name) for name in FROM_TRACE}
             for result in results
         ],
     }

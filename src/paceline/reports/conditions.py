@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from paceline.reports.groups import Group
@@ -36,7 +37,7 @@ def conditions(groups: Sequence[Group]) -> list[str]:
         # A real run trains, also one that ended before its first evaluation.
         phrases.append("no evaluation recorded" if real else "timing only, nothing was trained")
     phrases += _setting(traces[0].recipe, trained=evaluated or bool(real))
-    phrases += _simulated_delays(simulated) + _injected_delays(real) + _codecs(real)
+    phrases += _simulated_delays(simulated) + _injected_delays(real) + _codecs(traces)
     phrases += _stopped(groups)
     phrases.append(_seeds(groups))
     return phrases
@@ -110,7 +111,12 @@ def _stopped(groups: Sequence[Group]) -> list[str]:
 
 def _codecs(traces: Sequence[Trace]) -> list[str]:
     names = {str(_section(trace.recipe, "codec").get("name", "identity")) for trace in traces}
-    return [f"codec {_joined(sorted(names))}"] if names - {"identity"} else []
+    if not names - {"identity"}:
+        return []
+    down = fmean(trace.sent_bytes for trace in traces) / 1e6
+    up = fmean(trace.received_bytes for trace in traces) / 1e6
+    moved = f" ({down:,.1f} MB to workers, {up:,.1f} MB back)" if down or up else ""
+    return [f"codec {_joined(sorted(names))}{moved}"]
 
 
 def _section(recipe: Mapping[str, Any], name: str) -> Mapping[str, Any]:

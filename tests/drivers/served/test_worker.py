@@ -98,6 +98,18 @@ def test_with_bfloat16_on_the_wire_it_trains_nearly_so(tmp_path):
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.02)
 
 
+@pytest.mark.parametrize("codec", ["qsgd levels=7", "one-bit error-feedback", "sparsifier"])
+def test_a_script_takes_any_codec_by_its_words_and_leaves_no_thread_behind(tmp_path, codec):
+    """A thread that added up a change while the interpreter ended aborted its process."""
+    served = network()
+    model, before = copy.deepcopy(served), copy.deepcopy(served)
+    with serving(served, tmp_path, codec=codec) as (address, ended), paceline.Worker(address, model) as worker:
+        work(worker, model, batches(100, 8))
+    assert ended[0].finished
+    assert not torch.equal(served[0].weight, before[0].weight)
+    assert not [thread for thread in threading.enumerate() if thread.name in ("paceline-link", "paceline-beat")]
+
+
 def test_a_gradient_that_was_taken_off_its_parameter_is_found_again(tmp_path):
     served, model = network(), network()
     with serving(served, tmp_path, blocks=1) as (address, ended), paceline.Worker(address, model) as worker:

@@ -26,7 +26,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.codecs import Codec, NotFiniteError, make_codec
+from paceline.codecs import Codec, NotFiniteError
+from paceline.codecs.naming import parse_codec
 from paceline.drivers.collective.exchange import Delivery, Exchange, OfAnySize, OfOneSize, Trouble, gathered_bytes
 from paceline.drivers.collective.memories import Memories
 from paceline.randomness import torch_generator
@@ -45,9 +46,9 @@ def compress(
 ) -> "Compression":
     """Let the gradients of a DistributedDataParallel model travel encoded; call it once, on every rank.
 
-    `codec` is a codec or its name. The ranks round independently, as `seed` says. Payloads travel in a process group of
-    their own, of the same ranks and the same backend, unless you give one that nothing else uses; a rank that is not
-    heard of for `timeout_seconds` ends the step with an error.
+    `codec` is a codec, or words that name it ("top-k fraction=0.01 error-feedback"). The ranks round independently, as
+    `seed` says. Payloads travel in a process group of their own, of the same ranks and the same backend, unless you
+    give one that nothing else uses; a rank that is not heard of for `timeout_seconds` ends the step with an error.
 
     >>> import tempfile
     >>> dist.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
@@ -263,7 +264,7 @@ class _Groups:
 
 
 def _codec(codec: Codec | str) -> Codec:
-    found = make_codec(codec) if isinstance(codec, str) else codec
+    found = parse_codec(codec) if isinstance(codec, str) else codec
     if not all(hasattr(found, part) for part in ("encode", "decode", "fresh", "most_bytes")) or isinstance(found, type):
         raise ValueError(f"codec must be a codec or the name of one (codec={codec!r})")
     return found

@@ -35,6 +35,7 @@ from paceline.drivers.served.messages import (
 from paceline.drivers.served.transport import METHOD, worker_options
 
 Out = bytes | Iterable[bytes] | None
+ENDED_WITHIN_SECONDS = 5.0
 
 
 class LinkLost(ConnectionError):  # noqa: N818 - what happened, in the past tense
@@ -89,10 +90,10 @@ class Link:
         self.broken: str | None = None
         self._out.put(encode(hello))
         self._call = self._channel.stream_stream(METHOD)(self._outgoing())
-        threading.Thread(target=self._read, name="paceline-link", daemon=True).start()
+        self._threads = [self._thread(self._read, "paceline-link")]
         self.welcome = self._wait_welcome(answer_seconds)
         self._silence_seconds = max(self.welcome.silence_seconds, 1.0)
-        threading.Thread(target=self._beat, name="paceline-beat", daemon=True).start()
+        self._threads.append(self._thread(self._beat, "paceline-beat"))
 
     # -- what the worker asks ----------------------------------------------------------------------------------
 
@@ -145,6 +146,13 @@ class Link:
         done.wait(1.0)
         self._call.cancel()
         self._channel.close()
+        for thread in self._threads:  # one that computes while the interpreter ends takes the process down with it
+            thread.join(ENDED_WITHIN_SECONDS)
+
+    def _thread(self, work: Callable[[], None], name: str) -> threading.Thread:
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
+        return thread
 
     # -- waiting -----------------------------------------------------------------------------------------------
 
