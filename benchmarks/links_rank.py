@@ -41,6 +41,7 @@ OURS: dict[str, Callable[[], Codec]] = {
     "qsgd, 1 level, elias": lambda: QSGD(levels=1, lossless="elias"),
     "sparsifier": Sparsifier,
     "top-k, 1 % + error feedback": lambda: ErrorFeedback(TopK(fraction=0.01)),
+    "power-sgd, rank 1 + error feedback": lambda: ErrorFeedback(PowerSGD(rank=1)),
     "power-sgd, rank 4 + error feedback": lambda: ErrorFeedback(PowerSGD(rank=4)),
 }
 

@@ -28,16 +28,27 @@ def three_threads(monkeypatch):
 def test_every_unit_is_worked_on_once_and_in_order(units, unit_elements, most):
     parts = threads.in_threads(lambda first, last: (first, last), units, unit_elements, most=most)
     assert [unit for first, last in parts for unit in range(first, last)] == list(range(units))
-    assert len(parts) == min(most, max(1, units * unit_elements // threads.LEAST_ELEMENTS))
+    assert len(parts) <= max(1, units * unit_elements // threads.LEAST_ELEMENTS)
+    assert len(parts) == 1 or most > 1
 
 
 def test_threads_are_not_woken_for_little():
     here = threading.get_ident()
     ran = threads.in_threads(lambda first, last: threading.get_ident(), 1, threads.LEAST_ELEMENTS, most=4)
     assert ran == [here]
-    ran = threads.in_threads(lambda first, last: threading.get_ident(), 2, threads.LEAST_ELEMENTS, most=4)
-    assert ran[-1] == here
-    assert ran[0] != here
+
+
+def test_a_thread_that_gets_no_turn_is_not_waited_for_and_one_that_gets_one_takes_its_share(three_threads):
+    busy, free = threading.Event(), threading.Event()
+    pool = threads._pool(3)
+    held = [pool.submit(lambda: (busy.set(), free.wait(DEADLINE_SECONDS))) for _ in range(2)]
+    assert busy.wait(DEADLINE_SECONDS)
+    here = threading.get_ident()
+    assert set(threads.in_threads(lambda first, last: threading.get_ident(), 24, 1)) == {here}
+    free.set()
+    assert all(future.result(DEADLINE_SECONDS) for future in held)
+    met = threading.Barrier(3, timeout=DEADLINE_SECONDS)  # only three threads at once get past it
+    assert len(threads.in_threads(lambda first, last: met.wait(), 24, 1)) == 24
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +13,9 @@ from typing import Any
 import torch
 
 LEAST_ELEMENTS = 65_536  # a thread is not worth waking for less
+# After an operation torch's own threads spin for some milliseconds, in case there is more to do, and ours get half a
+# core. Whoever gets on takes more parts: with one part each all would wait for the slowest.
+PARTS_EACH = 8
 
 
 def in_threads(
@@ -23,11 +28,28 @@ def in_threads(
     """
     from paceline.codecs.compiling import call  # numba is not for everybody who imports a codec
 
-    parts = min(most or torch.get_num_threads(), max(1, units * unit_elements // LEAST_ELEMENTS))
+    threads = most or torch.get_num_threads()
+    parts = min(PARTS_EACH * threads if threads > 1 else 1, max(1, units * unit_elements // LEAST_ELEMENTS))
     edges = [units * part // parts for part in range(parts + 1)]
-    waiting = [_pool(parts).submit(call, compiled, *edges[part : part + 2], *arguments) for part in range(parts - 1)]
-    last = call(compiled, *edges[-2:], *arguments)  # this thread works too
-    return [future.result() for future in waiting] + [last]
+    left = deque(enumerate(itertools.pairwise(edges)))
+    found: list[Any] = [None] * parts
+
+    def work() -> None:
+        while left:
+            try:
+                number, part = left.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            found[number] = call(compiled, *part, *arguments)
+
+    helpers = [_pool(threads).submit(work) for _ in range(min(threads, parts) - 1)]
+    try:
+        work()  # this thread works too
+    finally:
+        for helper in helpers:
+            if not helper.cancel():  # else it never got a turn, and there is nothing left for it
+                helper.result()
+    return found
 
 
 @functools.cache

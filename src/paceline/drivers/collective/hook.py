@@ -92,6 +92,7 @@ class Compression:
         self._generator = torch_generator(seed, "compress", groups.rank)
         self._memories = Memories(codec)
         self._failures: dict[int, Exception] = {}  # by bucket, of this step
+        self._decoded: dict[int, torch.Tensor] = {}  # by bucket: kept, for new memory costs more than decoding into it
 
     def __repr__(self) -> str:
         times = self.gradient_bytes / max(1, self.payload_bytes)
@@ -176,7 +177,10 @@ class Compression:
             payloads = delivery.payloads()
             if delivery.troubles:
                 raise self._groups.error(delivery.troubles, what) from cause
-            _mean(codec, payloads, buffer)
+            decoded = self._decoded.get(index)
+            if decoded is None or decoded.shape != buffer.shape:
+                decoded = self._decoded[index] = torch.empty_like(buffer, dtype=torch.float32)
+            _mean(codec, payloads, buffer, decoded)
         except Exception as error:
             self._failures[index] = error
             buffer.fill_(float("nan"))
@@ -209,14 +213,15 @@ def _value(done: torch.futures.Future[Any], what: str, groups: "_Groups") -> Non
         ) from error
 
 
-def _mean(codec: Codec, payloads: list[torch.Tensor], buffer: torch.Tensor) -> None:
-    """Decode in the order of the ranks, add up in float32, divide."""
+def _mean(codec: Codec, payloads: list[torch.Tensor], buffer: torch.Tensor, decoded: torch.Tensor) -> None:
+    """Decode in the order of the ranks, add up in float32, divide; `decoded` is memory to work in."""
     direct = buffer.dtype is torch.float32 and buffer.is_contiguous()
     total = codec.decode(payloads[0], out=buffer if direct else torch.empty_like(buffer, dtype=torch.float32))
-    scratch = torch.empty_like(total) if len(payloads) > 1 else total
     for payload in payloads[1:]:
-        total.add_(codec.decode(payload, out=scratch))
-    buffer.copy_(total.div_(len(payloads)))
+        total.add_(codec.decode(payload, out=decoded))
+    total.div_(len(payloads))
+    if total is not buffer:
+        buffer.copy_(total)
 
 
 # -- before the first bucket ---------------------------------------------------------------------------------------
