@@ -128,7 +128,7 @@ def server_parts(elements: int, workers: int, codec_name: str, repeats: int) -> 
     shares = tuple(Share(worker=worker, version=0, weight=1 / workers) for worker in range(workers))
     step = Step(version=0, fresh=shares)
     vectors = [codec.decode(payload) for payload in payloads]
-    begin = Model(version=0, since=None, payload_bytes=payloads[0].numel(), buffer_bytes=0)
+    begin = Model(version=0, since=None, more=0, payload_bytes=payloads[0].numel(), buffer_bytes=0)
     parts: dict[str, Callable[[], Any]] = {
         "decode": lambda: [codec.decode(payload) for payload in payloads],
         "finite?": lambda: [bool(torch.isfinite(vector.sum())) for vector in vectors],

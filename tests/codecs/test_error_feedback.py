@@ -173,3 +173,14 @@ def test_an_empty_state_empties_the_memory():
     codec.encode(torch.ones(3))
     codec.load_state_dict({})
     assert codec.residual is None
+
+
+def test_what_is_taken_back_is_sent_later():
+    codec, generator = ErrorFeedback(TopK(fraction=0.1)), torch.Generator().manual_seed(0)
+    first, second = (torch.randn(100, generator=generator) for _ in range(2))
+    sent = codec.decode(codec.encode(first))
+    codec.encode(second)
+    codec.take_back()
+    torch.testing.assert_close(sent + codec.residual, first + second)
+    sent += codec.decode(codec.encode(torch.zeros(100)))
+    torch.testing.assert_close(sent + codec.residual, first + second)

@@ -2,7 +2,7 @@
 
 `encode` gives the bytes that travel, `decode` gives back a flat float32 vector. Nothing here knows where the bytes go.
 A payload describes itself, and comes from outside: nothing it says is believed before it is checked.
-A new codec is its file and one line in `CODECS`.
+A new codec is its file and a line in `CODECS` and in `_HOMES`; settings of its own also go into the recipe's [codec].
 """
 
 from __future__ import annotations

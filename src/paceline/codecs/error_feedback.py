@@ -76,6 +76,18 @@ class ErrorFeedback:
         self._residual, self._spare = torch.sub(target, sent, out=residual), target
         return payload
 
+    def take_back(self) -> None:
+        """The last payload was not used: all of it is yet to be sent.
+
+        >>> from paceline.codecs import OneBit
+        >>> codec = ErrorFeedback(OneBit())
+        >>> _ = codec.encode(torch.tensor([1.0, 2.0, -4.0]))
+        >>> codec.take_back()
+        >>> codec.residual
+        tensor([ 1.,  2., -4.])
+        """
+        self._residual, self._spare = self._spare, self._residual
+
     def _buffers(self, vector: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual, and memory for the target: both are kept, for new memory costs more than the arithmetic."""
         if self._residual is None:

@@ -89,26 +89,25 @@ def decoder_of(payload: torch.Tensor) -> Codec:
     raise PayloadError(f"no codec has number {number}")
 
 
+def inner_of(codec: Codec) -> Codec:
+    """The codec inside an error feedback; any other is its own.
+
+    >>> inner_of(parse_codec("one-bit error-feedback"))
+    OneBit()
+    """
+    inner: Codec = getattr(codec, "codec", codec)
+    return inner
+
+
 def text_of(codec: Codec) -> str:
     """The text that names a codec.
 
     >>> text_of(parse_codec("one-bit error-feedback"))
     'one-bit error-feedback'
     """
-    inner = getattr(codec, "codec", codec)  # inside an ErrorFeedback
+    inner = inner_of(codec)
     name = next((name for name, kind in CODECS.items() if kind == type(inner).__name__), None)
     if name is None:
         raise ValueError(f"{type(inner).__name__} is in no table; choose from {', '.join(CODECS)}")
     settings = {key: getattr(inner, key) for key in settings_of(name)}
     return codec_text(name, settings, feedback=inner is not codec)
-
-
-def warm_up(codec: Codec) -> None:
-    """Load or compile what a codec needs, before anybody waits for it.
-
-    >>> warm_up(parse_codec("one-bit"))
-    """
-    import torch
-
-    fresh = codec.fresh()
-    fresh.decode(fresh.encode(torch.ones(1)))

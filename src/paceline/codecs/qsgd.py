@@ -28,7 +28,7 @@ from paceline.codecs.layout import UNIT, buckets_of, in_rows, pack_rest, packed_
 from paceline.codecs.memory import NoMemory
 from paceline.codecs.payload import HEADER_BYTES, Header, PayloadError, check_bytes, check_unasked, opened, placed
 from paceline.codecs.threads import in_threads
-from paceline.codecs.vectors import flat, refuse_not_finite
+from paceline.codecs.vectors import NotFiniteError, flat, refuse_not_finite
 from paceline.lookup import unknown
 
 MOST_LEVELS = 2**15 - 1
@@ -250,7 +250,7 @@ def _check_norms(norms: torch.Tensor, vector: torch.Tensor) -> None:
     if bool(torch.isfinite(norms).all()):
         return
     refuse_not_finite(vector)
-    raise ValueError(f"the vector's length is beyond float32 (norms of {norms.max().item()}): scale it down")
+    raise NotFiniteError(f"the vector's length is beyond float32 (norms of {norms.max().item()}): scale it down")
 
 
 def _sender(header: Header) -> QSGD:

@@ -122,9 +122,8 @@ def _make_timing(recipe: Recipe) -> Run:
 
 def _make_timing_by_event(recipe: Recipe) -> Run:
     """With limited bandwidth workers wait for each other's messages, and only the event queue knows for how long."""
-    from paceline.codecs.identity import Identity
     from paceline.drivers.simulated.simulation import Simulation
-    from paceline.training.outgoing import FINE
+    from paceline.training.outgoing import change_bytes
     from paceline.workers.flat import FlatModel
 
     gradients = recipe.cluster.workers * recipe.rounds
@@ -144,7 +143,5 @@ def _make_timing_by_event(recipe: Recipe) -> Run:
             f"timing only cannot know the bytes of codec {recipe.codec.name!r}, which depend on the gradient; "
             "run it with training, or choose a codec of fixed size (such as qsgd, packed)"
         )
-    up = codec.most_bytes(elements)
-    rough = getattr(codec, "codec", codec).biased  # changes of the model are then sent by a finer codec
-    down = min(FINE.most_bytes(elements) if rough else up, Identity().most_bytes(elements))
+    up, down = codec.most_bytes(elements), change_bytes(codec, model.shapes)
     return Simulation(make_setup(recipe), up_bytes=up + 4 * buffers, down_bytes=down + 4 * buffers)

@@ -200,7 +200,7 @@ class CodecSection(Checked):
         "auto", "qsgd: how levels are coded; auto: as is usual", choices=lambda: ("auto", "packed", "elias", "entropy")
     )
     fraction: float = setting(0.01, "top-k: share of the elements that is sent", above=0, most=1)
-    rank: int = setting(4, "power-sgd: rank of the factors", least=1, most=1024)
+    rank: int = setting(4, "power-sgd: rank of the factors", least=1, most=65_536)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,12 +19,53 @@ import torch
 
 from paceline.codecs import Codec
 from paceline.codecs.identity import Identity
+from paceline.codecs.naming import inner_of
 from paceline.codecs.qsgd import QSGD
 from paceline.codecs.vectors import NotFiniteError
 from paceline.randomness import torch_generator
 
 FINE = QSGD(levels=127)
 NEARER = 0.5
+
+
+def whole_codec_of(codec: Codec) -> Codec:
+    """The codec that carries the model whole: the codec itself, if it can carry parameters.
+
+    >>> whole_codec_of(QSGD(levels=7))
+    Identity()
+    """
+    inner = inner_of(codec)
+    return inner if inner.suits_parameters else Identity()
+
+
+def warm_up(codec: Codec, shapes: Sequence[torch.Size]) -> None:
+    """Load or compile all that gradients and models of these shapes need, before anybody waits for it.
+
+    >>> warm_up(QSGD(levels=7), [torch.Size([3])])
+    """
+    vector = torch.ones(sum(shape.numel() for shape in shapes), dtype=torch.float32)
+    finer = () if inner_of(codec).suits_parameters else (FINE,)
+    for each in (codec, whole_codec_of(codec), *finer):
+        own = each.fresh(shapes)
+        own.decode(own.encode(vector))
+
+
+def change_bytes(codec: Codec, shapes: Sequence[torch.Size]) -> int:
+    """What a model of these shapes weighs on its way to a worker that follows, where its changes look like noise.
+
+    >>> change_bytes(QSGD(levels=7), [torch.Size([4096])]), change_bytes(QSGD(levels=1), [torch.Size([4096])])
+    (2096, 4144)
+    """
+    parameters = torch.zeros(sum(shape.numel() for shape in shapes), dtype=torch.float32)
+    outgoing = Outgoing(codec, parameters, shapes)
+    parameters.normal_(generator=torch_generator(0, "change"))
+    outgoing.moved(version=1)
+    changes = outgoing.chain(since=0)
+    return changes[0][1].numel() if changes else outgoing.whole_bytes
+
+
+def _length(vector: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))  # float32 would be infinite from 1e19 on
 
 
 class Outgoing:
@@ -40,11 +81,10 @@ class Outgoing:
     """
 
     def __init__(self, codec: Codec, parameters: torch.Tensor, shapes: Sequence[torch.Size], *, seed: int = 0) -> None:
-        inner: Codec = getattr(codec, "codec", codec)  # a change makes up for the errors before it: no second memory
-        self._codec = inner.fresh(shapes)
+        self._codec = inner_of(codec).fresh(shapes)  # a change makes up for the errors before it: no second memory
         self._parameters, self._seed = parameters, seed
         self._updates: dict[int, torch.Tensor] = {}
-        self.whole_codec: Codec = self._codec if self._codec.suits_parameters else Identity()
+        self.whole_codec = whole_codec_of(codec)
         self._held: torch.Tensor | None = None if self._codec.suits_parameters else parameters.clone()
         self._version = 0
 
@@ -88,14 +128,14 @@ class Outgoing:
     def _update(self, held: torch.Tensor) -> torch.Tensor | None:
         """The payload of the change, and `held` moved by it; None if it is not worth it."""
         change = self._parameters - held
-        far_off = float(torch.linalg.vector_norm(change))
+        far_off = _length(change)
         for codec in (self._codec, FINE):
             try:
                 payload = codec.encode(change, torch_generator(self._seed, "down", self._version))
             except NotFiniteError:  # the difference of two finite numbers may be none
                 return None
             decoded = codec.decode(payload)
-            left = float(torch.linalg.vector_norm(change - decoded))
+            left = _length(change - decoded)
             if payload.numel() < self.whole_bytes and left <= NEARER * far_off:
                 held.add_(decoded)
                 return payload

@@ -18,7 +18,7 @@ SIZES = Sizes(most_payload_bytes=40, buffer_bytes=8)
 
 
 def model(payload_bytes=40, buffer_bytes=8):
-    return Model(version=1, since=None, payload_bytes=payload_bytes, buffer_bytes=buffer_bytes)
+    return Model(version=1, since=None, more=0, payload_bytes=payload_bytes, buffer_bytes=buffer_bytes)
 
 
 def begun(sizes=SIZES, **changes):

@@ -14,7 +14,7 @@ ELEMENTS = 6
 
 
 def receive(incoming, version, payload, since=None, buffers=b""):
-    message = Model(version=version, since=since, payload_bytes=payload.numel(), buffer_bytes=len(buffers))
+    message = Model(version=version, since=since, more=0, payload_bytes=payload.numel(), buffer_bytes=len(buffers))
     incoming.begin(message)
     body = payload.numpy().tobytes() + buffers
     assert not incoming.add(memoryview(body[:5]))

@@ -141,7 +141,10 @@ def test_a_worker_that_does_as_it_should_is_welcomed_and_its_gradient_arrives():
         ([*JOINED, *[(WHOLE, bytes(48))] * (MOST_HELD + 1)], "more than 2 gradients of one worker are held"),
         ([*JOINED, (Beat(progress=1), b"body")], "a Beat has no body"),
         ([(WELCOME,)], "a Welcome is out of place here"),
-        ([*JOINED, (Model(version=0, since=None, payload_bytes=1, buffer_bytes=0),)], "a Model is out of place here"),
+        (
+            [*JOINED, (Model(version=0, since=None, more=0, payload_bytes=1, buffer_bytes=0),)],
+            "a Model is out of place here",
+        ),
         ([*JOINED, (Goodbye(what="over", reason=""),)], "a Goodbye is out of place here"),
         ([b"\x17 anything"], "no message has kind 23"),
         ([bytes(SIZES.most_message_bytes + 1)], f"a message has at most {SIZES.most_message_bytes} bytes"),

@@ -4,6 +4,7 @@ import copy
 import queue
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -11,7 +12,10 @@ import torch
 from torch import nn
 
 import paceline
+from paceline.codecs import CODECS
 from paceline.drivers.served.limits import Limits
+from paceline.traces.journal import Refused
+from paceline.traces.journal_files import read_journal
 
 DEADLINE_SECONDS = 60.0
 LIMITS = Limits(silence_seconds=5.0, gather_seconds=30.0)
@@ -98,7 +102,39 @@ def test_with_bfloat16_on_the_wire_it_trains_nearly_so(tmp_path):
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.02)
 
 
-@pytest.mark.parametrize("codec", ["qsgd levels=7", "one-bit error-feedback", "sparsifier"])
+WORDS = [*CODECS, *(f"{name} error-feedback" for name in ("bfloat16", "one-bit", "power-sgd")), "qsgd lossless=entropy"]
+
+
+@pytest.mark.parametrize("codec", ["identity", "qsgd", "qsgd levels=1", "top-k fraction=0.3 error-feedback"])
+def test_workers_of_async_follow_a_model_that_others_move(tmp_path, codec):
+    """It is sent only to whoever delivered, so a worker gets several changes at once, and works with the last."""
+    served = network()
+    options = {"codec": codec, "strategy": paceline.Async(), "workers": 3, "rounds": 12}
+    with serving(served, tmp_path, **options) as (address, ended), ThreadPoolExecutor(3) as pool:
+
+        def follow(number):
+            model = copy.deepcopy(served)
+            with paceline.Worker(address, model) as worker:
+                work(worker, model, batches(200, 8))
+
+        for done in [pool.submit(follow, number) for number in range(3)]:
+            done.result(DEADLINE_SECONDS)
+    assert ended[0].finished
+    records = read_journal(tmp_path / "run" / "trace.jsonl").records
+    assert not [record for record in records if isinstance(record, Refused)]
+
+
+def test_a_run_is_not_resumed_with_another_codec(tmp_path):
+    served = network()
+    model = copy.deepcopy(served)
+    with serving(served, tmp_path, codec="qsgd") as (address, _), paceline.Worker(address, model) as worker:
+        work(worker, model, batches(100, 8))
+    with serving(network(), tmp_path, codec="one-bit", resume=True) as (_, ended):
+        pass
+    assert "is of a run with codec 'qsgd' (this one has 'one-bit')" in str(ended[0])
+
+
+@pytest.mark.parametrize("codec", WORDS)
 def test_a_script_takes_any_codec_by_its_words_and_leaves_no_thread_behind(tmp_path, codec):
     """A thread that added up a change while the interpreter ended aborted its process."""
     served = network()
@@ -106,7 +142,8 @@ def test_a_script_takes_any_codec_by_its_words_and_leaves_no_thread_behind(tmp_p
     with serving(served, tmp_path, codec=codec) as (address, ended), paceline.Worker(address, model) as worker:
         work(worker, model, batches(100, 8))
     assert ended[0].finished
-    assert not torch.equal(served[0].weight, before[0].weight)
+    moved = [not torch.equal(*pair) for pair in zip(served.parameters(), before.parameters(), strict=True)]
+    assert any(moved)
     assert not [thread for thread in threading.enumerate() if thread.name in ("paceline-link", "paceline-beat")]
 
 

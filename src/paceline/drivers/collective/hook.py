@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.codecs import Codec, NotFiniteError
+from paceline.codecs import Codec, ErrorFeedback, NotFiniteError
 from paceline.codecs.naming import parse_codec
 from paceline.drivers.collective.exchange import Delivery, Exchange, OfAnySize, OfOneSize, Trouble, gathered_bytes
 from paceline.drivers.collective.memories import Memories
@@ -92,6 +92,7 @@ class Compression:
         self._generator = torch_generator(seed, "compress", groups.rank)
         self._memories = Memories(codec)
         self._failures: dict[int, Exception] = {}  # by bucket, of this step
+        self._sent: list[Codec] = []  # those whose payloads of this step are on their way
         self._decoded: dict[int, torch.Tensor] = {}  # by bucket: kept, for new memory costs more than decoding into it
 
     def __repr__(self) -> str:
@@ -157,6 +158,7 @@ class Compression:
                 raise ValueError(f"{codec!r} promises {most:,} bytes, and has made {payload.numel():,}")
         except Exception as error:  # the others wait for a payload: whatever it is, they must hear of it
             return Trouble.NOT_FINITE if isinstance(error, NotFiniteError) else Trouble.OTHER, error
+        self._sent.append(codec)
         self.payload_bytes += payload.numel()
         self.gradient_bytes += buffer.numel() * buffer.element_size()
         return payload, None
@@ -188,7 +190,11 @@ class Compression:
 
     def _raise(self) -> None:
         failures, self._failures = self._failures, {}
+        sent, self._sent = self._sent, []
         if failures:
+            for codec in sent:  # the step is left out, on all ranks: what they sent in it was not used
+                if isinstance(codec, ErrorFeedback):
+                    codec.take_back()
             raise failures[min(failures)]
 
 

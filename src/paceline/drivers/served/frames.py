@@ -42,9 +42,9 @@ class Sizes:
 def frames(message: Model | Gradient, payload: torch.Tensor, buffers: torch.Tensor) -> Iterator[bytes]:
     """A message and its body as frames; one copy of the body is made in all.
 
-    >>> begin = Model(version=0, since=None, payload_bytes=2, buffer_bytes=0)
+    >>> begin = Model(version=0, since=None, more=0, payload_bytes=2, buffer_bytes=0)
     >>> [len(frame) for frame in frames(begin, torch.zeros(2, dtype=torch.uint8), torch.zeros(0))]
-    [68]
+    [77]
     """
     body = payload.numpy().data
     tail = buffers.contiguous().view(torch.uint8).numpy().data if buffers.numel() else memoryview(b"")
@@ -63,7 +63,7 @@ class Assembly:
 
     >>> sizes = Sizes(most_payload_bytes=8, buffer_bytes=0)
     >>> assembly = Assembly(sizes, torch.empty(8, dtype=torch.uint8))
-    >>> assembly.begin(Model(version=0, since=None, payload_bytes=8, buffer_bytes=0))
+    >>> assembly.begin(Model(version=0, since=None, more=0, payload_bytes=8, buffer_bytes=0))
     >>> assembly.add(memoryview(bytes(8)))
     True
     """

@@ -9,30 +9,31 @@ from __future__ import annotations
 import torch
 
 from paceline.codecs import Codec
-from paceline.codecs.identity import Identity
-from paceline.codecs.naming import decoder_of
+from paceline.codecs.naming import decoder_of, inner_of
 from paceline.drivers.served.frames import Assembly, Sizes, memory_for
 from paceline.drivers.served.messages import Model, ProtocolError
+from paceline.training.outgoing import whole_codec_of
 from paceline.workers.flat import FlatModel
 
 
 class Incoming:
     """Holds what came last. One thread fills it; whoever loads it waits until it is whole.
 
+    >>> from paceline.codecs import Identity
     >>> incoming = Incoming(Identity(), elements=1, buffers=0)
     >>> payload = Identity().encode(torch.ones(1))
-    >>> incoming.begin(Model(version=0, since=None, payload_bytes=payload.numel(), buffer_bytes=0))
+    >>> incoming.begin(Model(version=0, since=None, more=0, payload_bytes=payload.numel(), buffer_bytes=0))
     >>> incoming.add(memoryview(payload.numpy()))
     True
     """
 
     def __init__(self, codec: Codec, *, elements: int, buffers: int) -> None:
-        self._codec = codec
-        self._whole_codec: Codec = codec if codec.suits_parameters else Identity()
+        self._whole_codec = whole_codec_of(codec)
         most = max(codec.most_bytes(elements), self._whole_codec.most_bytes(elements))
         sizes = Sizes(most_payload_bytes=most, buffer_bytes=4 * buffers)
         self._assembly = Assembly(sizes, memory_for(sizes))
-        self._held: torch.Tensor | None = None if codec.suits_parameters else torch.zeros(elements)
+        comes_whole = inner_of(codec).suits_parameters
+        self._held: torch.Tensor | None = None if comes_whole else torch.zeros(elements)
         self._buffers = torch.zeros(0)
         self._version: int | None = None
         self._message: Model | None = None
@@ -72,7 +73,7 @@ class Incoming:
             model.load(self._held, self._buffers)
             return
         try:
-            self._codec.decode(self._assembly.payload, out=model.parameters)
+            self._whole_codec.decode(self._assembly.payload, out=model.parameters)
         except ValueError as error:
             raise ProtocolError(f"the server sent another model: {error}") from None
         model.load_buffers(self._assembly.buffers)

@@ -249,7 +249,10 @@ class Link:
     def _add(self, body: memoryview) -> None:
         if self._expected().add(body):
             with self._news:
-                self._staged, self.whole_since = self._expected().take_in(), time.monotonic()
+                message = self._expected().take_in()
+                if message.more:
+                    return
+                self._staged, self.whole_since = message, time.monotonic()
                 self._news.notify_all()
 
     def _expected(self) -> Incoming:

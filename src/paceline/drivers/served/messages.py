@@ -97,12 +97,14 @@ class Ready:
 class Model:
     """The parameters (encoded) and the buffers (float32) of one version: the body, continued in chunks.
 
-    `since`: the payload is what changed since that version, the last one sent; None: it is the whole.
+    `since`: the payload is what changed since that version, the last one sent; None: it is the whole. `more`: so many
+    changes follow at once, and nobody is to work with this version.
     """
 
     KIND: ClassVar[int] = 4
     version: int = _whole(0, _COUNT)
     since: int | None = _whole(0, _COUNT)
+    more: int = _whole(0, _COUNT)
     payload_bytes: int = _whole(0, _COUNT)
     buffer_bytes: int = _whole(0, _COUNT)
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from paceline import __version__
-from paceline.codecs.naming import parse_codec, warm_up
+from paceline.codecs.naming import parse_codec
 from paceline.drivers.served.conductor import Conductor
 from paceline.drivers.served.frames import Sizes
 from paceline.drivers.served.limits import Limits
@@ -25,6 +25,7 @@ from paceline.traces.checkpoints import Checkpoint, read_newest
 from paceline.traces.journal import FORMAT, TRACE, Resumed, RunBegan
 from paceline.traces.journal_files import JournalWriter
 from paceline.training import Trainee
+from paceline.training.outgoing import warm_up
 from paceline.training.trainee import Schedule
 
 log = logging.getLogger("paceline.served")
@@ -70,7 +71,6 @@ def open_run(served: Served, *, resume: bool = False) -> Run:
     served.folder.mkdir(parents=True, exist_ok=True)
     steps_per_round = served.strategy.updates_per_round(served.workers)
     codec = parse_codec(served.codec)
-    warm_up(codec)
     trainee = Trainee(
         served.module,
         served.optimizer,
@@ -80,6 +80,7 @@ def open_run(served: Served, *, resume: bool = False) -> Run:
         seed=served.seed,
     )
     trainee.state()  # what no checkpoint can hold is said now, and not after fifty rounds
+    warm_up(codec, trainee.model.shapes)
     codec = codec.fresh(trainee.model.shapes)
     journal = JournalWriter(trace, append=resume)
     conductor = Conductor(
@@ -115,6 +116,7 @@ def open_run(served: Served, *, resume: bool = False) -> Run:
         folder=served.folder,
         steps_per_round=steps_per_round,
         signature=signature(served.module),
+        codec=served.codec,
         measure=served.measure,
         evaluate_every=served.evaluate_every,
         checkpoint_every=served.checkpoint_every,
@@ -137,6 +139,11 @@ def _load(served: Served, checkpoint: Checkpoint, trainee: Trainee, conductor: C
         raise ValueError(
             f"checkpoint {checkpoint.version} of {served.folder} is of another model: names, shapes, kinds or frozen "
             "values of its parameters differ"
+        )
+    if checkpoint.state.get("codec", served.codec) != served.codec:
+        raise ValueError(
+            f"checkpoint {checkpoint.version} of {served.folder} is of a run with codec {checkpoint.state['codec']!r} "
+            f"(this one has {served.codec!r}); resume with the same"
         )
     try:
         trainee.load_state(checkpoint.state["trainee"], checkpoint.tensors)

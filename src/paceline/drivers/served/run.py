@@ -94,13 +94,14 @@ class Run:
         folder: Path,
         steps_per_round: int,
         signature: str,
+        codec: str,
         measure: Measure | None = None,
         evaluate_every: int = 10,
         checkpoint_every: int = 50,
     ) -> None:
         self.conductor, self.server = conductor, server
         self._journal, self._folder = journal, folder
-        self._steps_per_round, self._signature = steps_per_round, signature
+        self._steps_per_round, self._about = steps_per_round, {"signature": signature, "codec": codec}
         self._measure, self._evaluate_every, self._checkpoint_every = measure, evaluate_every, checkpoint_every
         self._seen_version = conductor.trainee.version
         self._loss: float | None = None
@@ -237,7 +238,7 @@ class Run:
 
     def _checkpoint(self, now: float) -> Checkpoint:
         plain, tensors = self.conductor.trainee.state()
-        state = {"trainee": plain, "seconds": now, "signature": self._signature, **self.conductor.boundary}
+        state = {"trainee": plain, "seconds": now, **self._about, **self.conductor.boundary}
         return Checkpoint(
             version=self.conductor.trainee.version,
             tensors={name: tensor.clone() for name, tensor in tensors.items()},

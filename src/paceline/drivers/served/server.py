@@ -29,6 +29,7 @@ from paceline.drivers.served.transport import METHOD, server_options
 log = logging.getLogger("paceline.served")
 
 WATCH_SECONDS = 0.25
+MOST_CHANGES = 16  # that wait for one worker: one so far behind is better off with the whole
 
 
 class Server:
@@ -62,7 +63,7 @@ class Server:
         self._streams: set[Stream] = set()
         self._members: dict[int, Stream] = {}
         self._seats: dict[Stream, Seat] = {}
-        self._frames: dict[tuple[int, int | None], tuple[bytes, ...]] = {}
+        self._frames: dict[tuple[int, int | None, int], tuple[bytes, ...]] = {}
         self._refusals = Refusals()
         self._nobody_told = False
         self._grpc: Any = None
@@ -257,23 +258,29 @@ class Server:
         """Send the model: as changes to whoever follows, whole to whoever is new or too far behind."""
         trainee = self.conductor.trainee
         changes = trainee.outgoing.chain(stream.promised) if stream.promised is not None else []
-        waiting = stream.backlog_bytes + sum(payload.numel() for _, payload in changes)
-        if changes and waiting < trainee.outgoing.whole_bytes:
-            messages = [self._model_frames(version, payload) for version, payload in changes]
+        buffers = self.sizes.buffer_bytes
+        waiting = stream.backlog_bytes + sum(payload.numel() + buffers for _, payload in changes)
+        few = stream.backlog + len(changes) <= MOST_CHANGES
+        if changes and few and waiting < trainee.outgoing.whole_bytes + buffers:
+            newest = trainee.version
+            messages = [self._model_frames(version, payload, more=newest - version) for version, payload in changes]
             stream.send_model(trainee.version, messages, whole=False)
         else:
             stream.send_model(trainee.version, [self._model_frames(trainee.version)], whole=True)
 
-    def _model_frames(self, version: int, change: torch.Tensor | None = None) -> tuple[bytes, ...]:
+    def _model_frames(self, version: int, change: torch.Tensor | None = None, *, more: int = 0) -> tuple[bytes, ...]:
         """A model as frames, whole or as the change from the version before; made once for all workers."""
         since = None if change is None else version - 1
-        if (version, since) not in self._frames:
+        key = version, since, more
+        if key not in self._frames:
             trainee = self.conductor.trainee
             buffers, payload = trainee.model.buffers, trainee.outgoing.whole() if change is None else change
-            begin = Model(version=version, since=since, payload_bytes=payload.numel(), buffer_bytes=4 * buffers.numel())
-            self._frames = {key: made for key, made in self._frames.items() if key[0] == trainee.version}
-            self._frames[version, since] = tuple(frames(begin, payload, buffers))
-        return self._frames[version, since]
+            sizes = {"payload_bytes": payload.numel(), "buffer_bytes": 4 * buffers.numel()}
+            begin = Model(version=version, since=since, more=more, **sizes)
+            newest = trainee.version
+            self._frames = {made: of for made, of in self._frames.items() if made[0] + made[2] == newest}
+            self._frames[key] = tuple(frames(begin, payload, buffers))
+        return self._frames[key]
 
     # -- the watchman ------------------------------------------------------------------------------------------
 

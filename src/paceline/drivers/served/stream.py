@@ -107,8 +107,13 @@ class Stream:
     # -- from outside ------------------------------------------------------------------------------------------
 
     @property
+    def backlog(self) -> int:
+        """How many models, or changes of one, wait to be sent after the one that is being sent."""
+        return len(self._models)
+
+    @property
     def backlog_bytes(self) -> int:
-        """What waits to be sent after the model that is being sent."""
+        """What they weigh."""
         return sum(len(frame) for frames in self._models for frame in frames)
 
     def send_model(self, version: int, messages: Sequence[Sequence[bytes]], *, whole: bool) -> None:
@@ -224,7 +229,7 @@ class Stream:
                         self._moved = self._house.clock()
                     if self._farewell is not None:
                         break
-                self._delivering = self._delivering and frames is None
+                self._delivering = self._delivering and (frames is None or bool(self._models))
             if self._farewell is not None:
                 await self._write_queued()
                 await self._put(encode(self._farewell))

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from paceline.codecs import Codec
-from paceline.codecs.naming import parse_codec, warm_up
+from paceline.codecs.naming import parse_codec
 from paceline.codecs.vectors import NotFiniteError
 from paceline.drivers.served.frames import frames, with_sizes
 from paceline.drivers.served.incoming import Incoming
@@ -30,7 +30,8 @@ from paceline.drivers.served.messages import PROTOCOL, Gradient, Hello, Leave, W
 from paceline.drivers.served.security import channel_credentials, join_address, parse_address
 from paceline.drivers.served.signature import signature
 from paceline.drivers.served.transport import keep_memory
-from paceline.training import gradient_generator
+from paceline.training import all_finite, gradient_generator
+from paceline.training.outgoing import warm_up
 from paceline.workers.flat import FlatModel
 
 log = logging.getLogger("paceline.served")
@@ -210,14 +211,17 @@ class Worker:
         self._receive()
 
     def _encoded(self, draw: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The gradient and the change of the buffers; both empty if the gradient is not finite: the server is told."""
+        """The gradient and the change of the buffers; both empty if one is not finite: the server is told."""
         model = self._held()
+        changes = (model.buffers - self._buffers_before).cpu()
         try:
+            if not all_finite(changes):
+                raise NotFiniteError("the statistics of the model's normalisation are not finite")
             payload = self._codec.encode(model.gradient, gradient_generator(self.welcome.seed, self.number, draw))
         except NotFiniteError as error:
             log.warning("worker %d: %s", self.number, error)
             return torch.zeros(0, dtype=torch.uint8), torch.zeros(0)
-        return payload.cpu(), (model.buffers - self._buffers_before).cpu()
+        return payload.cpu(), changes
 
     # -- the server --------------------------------------------------------------------------------------------
 
@@ -287,8 +291,8 @@ class Worker:
             raise ValueError(
                 f"the server at {self.address} trains another model: names, shapes or kinds of its parameters differ"
             )
+        warm_up(self._codec, model.shapes)
         self._codec = self._codec.fresh(model.shapes)
-        warm_up(self._codec)
         elements, buffers = model.parameters.numel(), self._buffers_before.numel()
         link.ready(self._signature, Incoming(self._codec, elements=elements, buffers=buffers))
 
