@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from paceline import Recipe, simulate
 from paceline.cli.options import parse, settings
-from paceline.recipes import Race, make_run, read_recipe, result_of
+from paceline.codecs import CODECS
+from paceline.codecs.naming import settings_of
+from paceline.recipes import Race, RecipeError, make_run, read_recipe, result_of
 from paceline.recipes.assembly import make_delays, make_strategy
+from paceline.recipes.sections import CODEC_SETTINGS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -172,3 +175,13 @@ def test_settings_are_changed_by_name() -> None:
 def test_simulate_takes_a_recipe_and_says_so() -> None:
     with pytest.raises(TypeError, match=r"Recipe\.load"):
         simulate("my.toml")
+
+
+def test_the_codec_section_has_every_setting_of_every_codec_and_says_whose_it_is():
+    found = {}
+    for name in CODECS:
+        for setting in settings_of(name):
+            found.setdefault(setting, []).append(name)
+    assert {setting: list(owners) for setting, owners in CODEC_SETTINGS.items()} == found
+    with pytest.raises(RecipeError, match="levels is a setting of qsgd, and the codec is one-bit"):
+        read_recipe(overrides={"codec.name": "one-bit", "codec.levels": "3"})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.codecs import CODECS, Codec
-from paceline.codecs.naming import FEEDBACK, parse_codec, settings_of
+from paceline.codecs.naming import FEEDBACK, inner_of, parse_codec, settings_of
 
 MORE: dict[str, tuple[str, ...]] = {
     "qsgd": (
@@ -37,8 +37,9 @@ class Variant:
     text: str
 
     def make(self, shapes: Sequence[torch.Size] | None = None) -> Codec:
-        """The codec with an empty memory."""
-        return parse_codec(self.text).fresh(shapes)
+        """The codec with an empty memory, measured by itself: error feedback only if it is asked for."""
+        codec = parse_codec(self.text)
+        return (codec if FEEDBACK in self.text.split() else inner_of(codec)).fresh(shapes)
 
     @property
     def name(self) -> str:
@@ -48,8 +49,7 @@ class Variant:
     @property
     def label(self) -> str:
         """The name, its first setting, and those that are not as they are by default."""
-        codec = parse_codec(self.text)
-        inner = getattr(codec, "codec", codec)  # inside an ErrorFeedback
+        inner = inner_of(parse_codec(self.text))
         said = [self.name]
         for index, (key, default) in enumerate(settings_of(self.name).items()):
             value = getattr(inner, key)

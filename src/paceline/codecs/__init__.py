@@ -125,3 +125,7 @@ __all__ = [
 
 if not TYPE_CHECKING:
     __getattr__ = lazy_names(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return __all__

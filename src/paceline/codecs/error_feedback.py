@@ -41,6 +41,8 @@ class ErrorFeedback:
     def __init__(self, codec: Codec) -> None:
         if isinstance(codec, ErrorFeedback):
             raise ValueError(f"one error feedback is enough (codec={codec})")
+        if isinstance(codec, type) or not hasattr(codec, "encode"):
+            raise ValueError(f"error feedback is around a codec, such as OneBit() (codec={codec!r})")
         self.codec = codec
         self._residual: torch.Tensor | None = None
         self._spare: torch.Tensor | None = None

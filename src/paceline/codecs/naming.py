@@ -1,4 +1,8 @@
-"""A codec in words, as recipes, traces and messages name it: `qsgd levels=7 norm=l2 error-feedback`."""
+"""A codec in words, as scripts, traces and messages name it: `qsgd levels=7 norm=l2`.
+
+A codec that is biased has error feedback unless the words say `error-feedback=false`; any other may be given it with
+`error-feedback`.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +36,17 @@ def settings_of(name: str) -> dict[str, Any]:
 def parse_codec(text: str) -> Codec:
     """The codec that a text names.
 
-    >>> parse_codec("qsgd levels=3 error-feedback")
-    ErrorFeedback(QSGD(levels=3, bucket=512, norm='max', lossless='packed'))
+    >>> parse_codec("qsgd levels=3"), parse_codec("one-bit")
+    (QSGD(levels=3, bucket=512, norm='max', lossless='packed'), ErrorFeedback(OneBit()))
     >>> parse_codec("qsgd levels=many")
     Traceback (most recent call last):
     ValueError: levels of codec 'qsgd' must be a number (levels=many)
     """
     name, *words = text.split() or [""]
-    feedback = FEEDBACK in words
-    given = dict(_setting(name, word) for word in words if word != FEEDBACK)
+    given = dict(_setting(name, word) for word in words)
+    wanted = given.pop(FEEDBACK, None)
     codec = make_codec(name, **given)
-    if not feedback:
+    if wanted is False or (wanted is None and not codec.biased):
         return codec
     from paceline.codecs.error_feedback import ErrorFeedback
 
@@ -52,8 +56,12 @@ def parse_codec(text: str) -> Codec:
 def _setting(name: str, word: str) -> tuple[str, Any]:
     key, _, value = word.partition("=")
     known = settings_of(name)
+    if key == FEEDBACK:
+        if value not in ("", "true", "false"):
+            raise ValueError(f"{FEEDBACK} must be true or false ({word})")
+        return key, value != "false"
     if key not in known:
-        raise unknown(f"setting of codec {name!r}", key, [*known, FEEDBACK])
+        raise unknown(f"setting of codec {name!r}:", key, [*known, FEEDBACK])
     kind = type(known[key])
     try:
         return key, kind(value)
@@ -69,7 +77,11 @@ def codec_text(name: str, settings: Mapping[str, Any], *, feedback: bool) -> str
     """
     known = settings_of(name)
     chosen = [f"{key}={settings[key]}" for key, default in known.items() if settings.get(key, default) != default]
-    return " ".join([name, *chosen, *([FEEDBACK] if feedback else [])])
+    if feedback:
+        chosen.append(FEEDBACK)
+    elif make_codec(name).biased:
+        chosen.append(f"{FEEDBACK}=false")
+    return " ".join([name, *chosen])
 
 
 def decoder_of(payload: torch.Tensor) -> Codec:

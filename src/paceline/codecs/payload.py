@@ -63,6 +63,8 @@ def read_header(payload: torch.Tensor) -> Header:
     Traceback (most recent call last):
     paceline.codecs.payload.PayloadError: a payload begins with b'pl' (this one with b'\\x00\\x00')
     """
+    if not isinstance(payload, torch.Tensor):
+        raise PayloadError(f"a payload is a flat uint8 tensor (this is {type(payload).__name__}); torch.frombuffer?")
     if payload.dtype is not torch.uint8 or payload.dim() != 1:
         raise PayloadError(
             f"a payload is a flat uint8 tensor (this one is {payload.dtype}, {payload.dim()}-dimensional)"

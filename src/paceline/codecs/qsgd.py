@@ -56,7 +56,9 @@ class QSGD(NoMemory):
     lossless: Literal["packed", "elias", "entropy"] = "packed"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.levels, int) or not 1 <= self.levels <= MOST_LEVELS:
+        if not isinstance(self.levels, int) or not isinstance(self.bucket, int):
+            raise ValueError(f"levels and bucket are whole numbers (levels={self.levels}, bucket={self.bucket})")
+        if not 1 <= self.levels <= MOST_LEVELS:
             raise ValueError(f"levels must be between 1 and {MOST_LEVELS:,} (levels={self.levels})")
         if not 0 <= self.bucket < 2**32:
             raise ValueError(f"bucket must be between 0 (the whole vector) and 2**32 - 1 (bucket={self.bucket})")

@@ -23,6 +23,8 @@ def flat(gradient: torch.Tensor) -> torch.Tensor:
     Traceback (most recent call last):
     ValueError: a gradient is made of real floating-point numbers (this one is torch.int64)
     """
+    if not isinstance(gradient, torch.Tensor):
+        raise ValueError(f"a gradient is a torch tensor (this is {type(gradient).__name__})")
     if not gradient.is_floating_point():
         raise ValueError(f"a gradient is made of real floating-point numbers (this one is {gradient.dtype})")
     return gradient.detach().reshape(-1).to(torch.float32).contiguous()

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.codecs import Codec
+from paceline.codecs import Codec, make_codec
 from paceline.codecs.naming import codec_text, parse_codec
 from paceline.drivers.simulated.delays import Delays, Pareto, ShiftedExponential, SlowWorkers, read_recorded
 from paceline.drivers.simulated.network import Network
@@ -188,7 +188,7 @@ def codec_text_of(recipe: Recipe) -> str:
     section = recipe.codec
     feedback = section.error_feedback
     if isinstance(feedback, str):
-        feedback = parse_codec(section.name).biased
+        feedback = make_codec(section.name).biased
     settings = {name: value for name, value in dataclasses.asdict(section).items() if value != "auto"}
     return codec_text(section.name, settings, feedback=feedback)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -181,9 +182,19 @@ class StrategySection(Checked):
     staleness_scaling: bool = setting(True, "async: weigh a gradient down by its staleness")
 
 
+CODEC_SETTINGS = {  # whose they are; said here so that reading a recipe need not load the codecs
+    "levels": ("qsgd",),
+    "bucket": ("qsgd",),
+    "norm": ("qsgd",),
+    "lossless": ("qsgd", "sparsifier"),
+    "fraction": ("top-k",),
+    "rank": ("power-sgd",),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class CodecSection(Checked):
-    """How gradients and parameters are encoded on the wire. A codec takes the settings it has, and no others.
+    """How gradients and parameters are encoded on the wire. A codec takes the settings it has; others are refused.
 
     >>> CodecSection(name="qsgd", levels=3).levels
     3
@@ -201,6 +212,14 @@ class CodecSection(Checked):
     )
     fraction: float = setting(0.01, "top-k: share of the elements that is sent", above=0, most=1)
     rank: int = setting(4, "power-sgd: rank of the factors", least=1, most=65_536)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for each in dataclasses.fields(self):
+            owners = CODEC_SETTINGS.get(each.name, (self.name,))
+            if self.name not in owners and getattr(self, each.name) != each.default:
+                whose = " and ".join(owners)
+                raise SettingError((each.name,), f"{each.name} is a setting of {whose}, and the codec is {self.name}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,9 +46,10 @@ def compress(
 ) -> "Compression":
     """Let the gradients of a DistributedDataParallel model travel encoded; call it once, on every rank.
 
-    `codec` is a codec, or words that name it ("top-k fraction=0.01 error-feedback"). The ranks round independently, as
-    `seed` says. Payloads travel in a process group of their own, of the same ranks and the same backend, unless you
-    give one that nothing else uses; a rank that is not heard of for `timeout_seconds` ends the step with an error.
+    `codec` is a codec, or words that name it ("top-k fraction=0.01": with error feedback, since it is biased). The
+    ranks round independently, as `seed` says. Payloads travel in a process group of their own, of the same ranks and
+    the same backend, unless you give one that nothing else uses; a rank that is not heard of for `timeout_seconds`
+    ends the step with an error.
 
     >>> import tempfile
     >>> dist.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
