@@ -30,14 +30,12 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from benchmarks.cable import RATE, Cable, why_not
 from benchmarks.links_rank import OURS, Plan, plan_text
 from benchmarks.options import Options
 from benchmarks.output import Bar, coloured, progress_bar, save, tables, titled
 
 ROOT = Path(__file__).parents[1]
-RATE = "200mbit"
-SHAPE = ("root", "tbf", "rate", RATE, "burst", "256kb", "latency", "50ms")
-ADDRESSES = "10.78.0.1", "10.78.0.2"
 LANE_SECONDS = 180.0
 PEERS = ("torch: no hook", "torch: fp16", "torch: power-sgd, rank 1", "torch: power-sgd, rank 4")
 FULL = Plan(lanes=[*PEERS, *OURS], widths=[1024, 2048, 2048, 2048, 256], batch=16, steps=7)
@@ -112,52 +110,6 @@ def _read(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-# -- two hosts -----------------------------------------------------------------------------------------------------
-
-
-def why_not() -> str | None:
-    """Why two hosts cannot be had here; None if they can."""
-    if os.geteuid() != 0:
-        return "making network namespaces needs root"
-    if not shutil.which("ip") or not shutil.which("tc"):
-        return "ip and tc (iproute2) are needed"
-    name = f"pb{os.getpid()}x"
-    made = _command("ip", "netns", "add", name)
-    _command("ip", "netns", "del", name)
-    return f"no network namespace can be made ({made.stderr.strip()})" if made.returncode else None
-
-
-class Cable:
-    """Two namespaces joined by a pair of interfaces, each of which sends at most at the rate."""
-
-    def __init__(self) -> None:
-        number = os.getpid()
-        self.hosts = f"pb{number}a", f"pb{number}b"
-        self.interfaces = f"pc{number}a", f"pc{number}b"
-
-    def __enter__(self) -> Cable:
-        try:
-            for host in self.hosts:
-                _do("ip", "netns", "add", host)
-            first, second = self.interfaces
-            _do("ip", "link", "add", first, "type", "veth", "peer", "name", second)
-            for host, interface, address in zip(self.hosts, self.interfaces, ADDRESSES, strict=True):
-                _do("ip", "link", "set", interface, "netns", host)
-                _do("ip", "-n", host, "addr", "add", f"{address}/24", "dev", interface)
-                _do("ip", "-n", host, "link", "set", "lo", "up")
-                _do("ip", "-n", host, "link", "set", interface, "up")
-                _do("tc", "-n", host, "qdisc", "add", "dev", interface, *SHAPE)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for host, interface in zip(self.hosts, self.interfaces, strict=True):
-            _command("ip", "link", "del", interface)  # one that never got into its namespace
-            _command("ip", "netns", "del", host)
-
-
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
     """Let a SIGTERM end what is within as an exception does: namespaces outlive the process that made them."""
@@ -170,16 +122,6 @@ def ended_by_signals() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _command(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-
-
-def _do(*command: str) -> None:
-    done = _command(*command)
-    if done.returncode:
-        raise ValueError(f"links: {' '.join(command)}: {done.stderr.strip()}")
 
 
 # -- the table -----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.codecs import Identity, OneBit
+from paceline.codecs import BFloat16, Identity
 from paceline.drivers.served.messages import Beat, Chunk, Goodbye, Gradient, Leave, Model, Ready, encode
 from paceline.traces.journal import Evaluated, Refused, RunBegan, Stepped, WorkerLeft
 from tests.cluster.harness import until
@@ -162,7 +162,7 @@ def _cut(peer):
 
 BAD_GRADIENTS = {
     "another shape": (lambda p: _encoded(p, Identity(), 1), "elements was expected \\(this one has 1\\)"),
-    "another codec": (lambda p: _encoded(p, OneBit(), 9), "payload is of codec number 3"),
+    "another codec": (lambda p: _encoded(p, BFloat16(), 9), "payload is of codec number 2"),
     "less than a header": (lambda p: _sized(p, 4), "a payload has at least 16 bytes"),
     "a number too many": (lambda p: _sized(p, p.model.payload_bytes + 4), "payload of a Gradient must be between"),
     "half a number": (lambda p: _cut(p), "the payload's body must have"),

@@ -6,13 +6,15 @@ import contextlib
 import subprocess
 
 import pytest
+from benchmarks.cable import ADDRESSES, Cable, why_not
 
 from paceline import Recipe, simulate
 from paceline.drivers.served.keys import make_keys
 from paceline.traces.journal import Evaluated, Stepped, WorkerJoined, WorkerLeft
-from tests.cluster.cable import PORT, SERVER, Cable, why_not
 from tests.cluster.harness import PACELINE, Late, end, until
 from tests.cluster.peers import Visited
+
+SERVER, PORT = ADDRESSES[0], 29400
 
 pytestmark = pytest.mark.xdist_group("two_hosts")  # one cluster for all of them
 
@@ -34,7 +36,7 @@ class TwoHosts(Visited):
         return f"{SERVER}:{PORT}"
 
     def start_server(self, *, resume=False):
-        command = ["ip", "netns", "exec", self._cable.server, *PACELINE, "serve", "--listen", self.address]
+        command = ["ip", "netns", "exec", self._cable.hosts[0], *PACELINE, "serve", "--listen", self.address]
         command += ["--tls", str(self._keys / "server"), "--out", str(self.run), *self._options]
         with self._log_path.open("ab") as log:
             self.server = subprocess.Popen(command, stdout=log, stderr=log)
@@ -42,7 +44,7 @@ class TwoHosts(Visited):
 
     def add_workers(self, numbers):
         for number in numbers:
-            command = ["ip", "netns", "exec", self._cable.workers, *PACELINE, "work", self.address]
+            command = ["ip", "netns", "exec", self._cable.hosts[1], *PACELINE, "work", self.address]
             command += ["--tls", str(self._keys / "worker"), "--number", str(number), "--threads", "1"]
             with (self.folder / f"worker-{number}.log").open("wb") as log:
                 self._packs.append(subprocess.Popen(command, stdout=log, stderr=log))
@@ -70,13 +72,13 @@ def keys(tmp_path_factory):
 
 def test_a_run_with_qsgd_trains_as_well_and_counts_the_bytes_that_the_interface_counts(tmp_path, cable, keys):
     settings = (("codec.name", "qsgd"), ("data.split", "iid"))
-    before = cable.bytes_at_server()
+    before = cable.bytes_at_first()
     with TwoHosts(tmp_path, cable, keys, workers=3, strategy="full", rounds=120, settings=settings) as cluster:
         assert cluster.server.wait(90) == 0, cluster.log
         assert cluster.round == 120
         for pack in cluster._packs:
             assert pack.wait(20) == 0
-        on_the_wire = [now - then for now, then in zip(cable.bytes_at_server(), before, strict=True)]
+        on_the_wire = [now - then for now, then in zip(cable.bytes_at_first(), before, strict=True)]
         steps = [record for record in cluster.records if isinstance(record, Stepped)]
         counted = [sum(step.sent_bytes for step in steps), sum(step.received_bytes for step in steps)]
         assert counted == [pytest.approx(measured, rel=0.03) for measured in on_the_wire]
