@@ -35,7 +35,7 @@ from benchmarks.options import Options
 from benchmarks.output import coloured, progress_bar, save, tables, titled
 from benchmarks.soak_cluster import SILENCE_SECONDS, WORKERS, Cluster, Failed, Reading, read_process, zombies_of
 
-FAULTS, QUICK_FAULTS = 1000, 8
+FAULTS, QUICK_FAULTS = 1000, 4
 FEWEST_WORKERS, MOST_WORKERS = 4, 9
 GOES_ON_ROUNDS, GOES_ON_SECONDS = 2, 30.0
 SETTLES_SECONDS = 20.0
