@@ -45,7 +45,7 @@ class BFloat16(NoMemory):
         self, payload: torch.Tensor, *, expected_length: int | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The bytes as a vector."""
-        header, body = opened(payload, self.NUMBER, expected_length)
+        header, body = opened(payload, self.NUMBER, expected_length, out)
         check_bytes(body, 2 * header.elements)
         return placed(header.elements, out, body.device).copy_(body.view(torch.bfloat16))
 

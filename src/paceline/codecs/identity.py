@@ -38,7 +38,7 @@ class Identity(NoMemory):
         self, payload: torch.Tensor, *, expected_length: int | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The bytes as a vector: in `out` if that is given, else it shares the payload's memory."""
-        header, body = opened(payload, self.NUMBER, expected_length)
+        header, body = opened(payload, self.NUMBER, expected_length, out)
         check_bytes(body, 4 * header.elements)
         vector = body.view(torch.float32)
         return vector if out is None else placed(header.elements, out, body.device).copy_(vector)

@@ -61,7 +61,7 @@ class OneBit(NoMemory):
         self, payload: torch.Tensor, *, expected_length: int | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The two means, each where its sign bit says."""
-        header, body = opened(payload, self.NUMBER, expected_length)
+        header, body = opened(payload, self.NUMBER, expected_length, out)
         check_bytes(body, self.most_bytes(header.elements) - HEADER_BYTES)
         (means, bits), rows = _parts(body), in_rows(header.elements)
         negative, positive = means.tolist()

@@ -79,7 +79,9 @@ def read_header(payload: torch.Tensor) -> Header:
     return Header(codec=codec, elements=elements, first=first, second=second)
 
 
-def opened(payload: torch.Tensor, codec: int, expected_length: int | None) -> tuple[Header, torch.Tensor]:
+def opened(
+    payload: torch.Tensor, codec: int, expected_length: int | None, out: torch.Tensor | None = None
+) -> tuple[Header, torch.Tensor]:
     """The header and the body of a payload that must be of one codec, and of one length if one is expected.
 
     >>> opened(Header(codec=1, elements=3).payload(12), codec=1, expected_length=4)
@@ -89,8 +91,9 @@ def opened(payload: torch.Tensor, codec: int, expected_length: int | None) -> tu
     header = read_header(payload)
     if header.codec != codec:
         raise PayloadError(f"this payload is of codec number {header.codec}, and this codec has number {codec}")
-    if expected_length is not None and header.elements != expected_length:
-        raise PayloadError(f"a vector of {expected_length:,} elements was expected (this one has {header.elements:,})")
+    for expected in (expected_length, None if out is None else out.numel()):
+        if expected is not None and header.elements != expected:
+            raise PayloadError(f"a vector of {expected:,} elements was expected (this one has {header.elements:,})")
     body = payload[HEADER_BYTES:]
     if not body.is_contiguous() or body.data_ptr() % 8 or body.storage_offset() % 8:
         body = body.clone()  # words are read from it, and torch counts them from the beginning of its storage
@@ -108,14 +111,14 @@ def check_bytes(body: torch.Tensor, wanted: int) -> None:
         raise PayloadError(f"the payload's body must have {wanted:,} bytes (it has {body.numel():,})")
 
 
-def check_unasked(elements: int, expected_length: int | None) -> None:
+def check_unasked(elements: int, expected_length: int | None, out: torch.Tensor | None = None) -> None:
     """Refuse a long vector out of few bytes, unless its length was expected: anybody can claim one.
 
     >>> check_unasked(2**31, None)
     Traceback (most recent call last):
     paceline.codecs.payload.PayloadError: the payload says 2,147,483,648 elements; give expected_length to allow it
     """
-    if expected_length is None and elements > MOST_UNASKED:
+    if expected_length is None and out is None and elements > MOST_UNASKED:
         raise PayloadError(f"the payload says {elements:,} elements; give expected_length to allow it")
 
 

@@ -96,14 +96,13 @@ class PowerSGD:
         self, payload: torch.Tensor, *, expected_length: int | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The products; by the rank and the shapes in the payload, whatever this codec's own are."""
-        expected = expected_length if out is None else out.numel()
-        header, body = opened(payload, self.NUMBER, expected)
+        header, body = opened(payload, self.NUMBER, expected_length, out)
         if not 1 <= header.first <= MOST_RANK:
             raise PayloadError(f"a rank is between 1 and {MOST_RANK:,} (this payload's is {header.first:,})")
         matrices = read_table(body, header.second, header.elements, header.first)
         table_bytes = ENTRY_BYTES * header.second
         check_bytes(body, table_bytes + 4 * sum(matrix.floats for matrix in matrices))
-        check_unasked(header.elements, expected)
+        check_unasked(header.elements, expected_length, out)
         parts = torch.split(body[table_bytes:].view(torch.float32), [matrix.floats for matrix in matrices])
         for matrix, floats in zip(matrices, parts, strict=True):
             _check_floats(matrix, floats)

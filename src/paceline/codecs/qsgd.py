@@ -98,8 +98,7 @@ class QSGD(NoMemory):
         self, payload: torch.Tensor, *, expected_length: int | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Levels times norms; by the parameters in the payload, whatever this codec's own are."""
-        expected = expected_length if out is None else out.numel()
-        header, body = opened(payload, self.NUMBER, expected)
+        header, body = opened(payload, self.NUMBER, expected_length, out)
         sender, elements = _sender(header), header.elements
         norms_bytes = 4 * sender._buckets(elements)
         if body.numel() < norms_bytes:
@@ -110,7 +109,7 @@ class QSGD(NoMemory):
         if sender.lossless == "packed":
             check_bytes(coded, packed_bytes(elements, sender.width))
             return _unpacked(sender, norms, coded, placed(elements, out, body.device))
-        check_unasked(elements, expected)
+        check_unasked(elements, expected_length, out)
         codes = _coder(sender.lossless).decode(coded.cpu().numpy(), elements, sender.levels)
         vector = placed(elements, out, body.device)
         return vector.copy_(_scaled(sender, norms.cpu(), codes))

@@ -75,12 +75,11 @@ class TopK(NoMemory):
         self, payload: torch.Tensor, *, expected_length: int | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The values at their positions, among zeros."""
-        expected = expected_length if out is None else out.numel()
-        header, body = opened(payload, self.NUMBER, expected)
+        header, body = opened(payload, self.NUMBER, expected_length, out)
         if header.first > header.elements:
             raise PayloadError(f"at most all {header.elements:,} elements can be kept (not {header.first:,})")
         check_bytes(body, 8 * header.first)
-        check_unasked(header.elements, expected)
+        check_unasked(header.elements, expected_length, out)
         positions, values = _parts(body, header.first)
         place = _place_by_kernel if body.device.type == "cpu" else _place_by_torch
         return place(positions, values, header.elements, out)

@@ -48,8 +48,9 @@ class Senders:
 
     def encode(self, gradient: torch.Tensor, *, worker: int, draw: int) -> torch.Tensor:
         """What a worker sends; NotFiniteError if that cannot be sent."""
-        codec = self._own.setdefault(worker, self._codec.fresh(self._shapes))
-        return codec.encode(gradient, gradient_generator(self._seed, worker, draw))
+        if worker not in self._own:
+            self._own[worker] = self._codec.fresh(self._shapes)
+        return self._own[worker].encode(gradient, gradient_generator(self._seed, worker, draw))
 
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
         """What the server makes of it."""

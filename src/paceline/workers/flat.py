@@ -83,11 +83,6 @@ class FlatModel:
         buffers = [buffer.detach().reshape(-1).to(kind) for buffer in self.module.buffers()]
         return torch.cat(buffers) if buffers else torch.zeros(0, dtype=kind)
 
-    @property
-    def message_bytes(self) -> int:
-        """What a gradient or the model weighs on the wire: parameters and buffers as float32."""
-        return 4 * (self.parameters.numel() + self.buffers.numel())
-
     def load(self, parameters: torch.Tensor, buffers: torch.Tensor) -> None:
         """Take over parameters and buffers from vectors."""
         self.parameters.copy_(parameters)
