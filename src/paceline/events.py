@@ -8,11 +8,17 @@ touches a tensor: a gradient is known by who computed it and at which version of
     driver  <-- Step, Send, Drop -------------------------  strategy
 
 A *version* counts the steps the model has taken. For synchronous strategies it is the round.
+
+Where workers average among themselves there is no server, and every worker has a core of its own:
+
+    driver  -- Stepped, Averaged, Asked -------->  a worker's course
+    driver  <-- Begin, Wait, Merge, Release -----  a worker's course
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TypeAlias
 
 
@@ -150,3 +156,134 @@ class Drop:
 
 
 Action: TypeAlias = Step | Send | Drop
+
+
+# -- without a server: workers that average among themselves ---------------------------------------------------------
+
+
+class Standing(IntEnum):
+    """What a worker is about when it enters an average; the higher holds all that the lower ask for.
+
+    >>> Standing.LEAVING > Standing.FLUSHING
+    True
+    """
+
+    TRAINING = 0
+    SETTLING = 1  # nothing of its open window is in the average: it only wants everybody at the same place
+    FLUSHING = 2  # all that it has is in the average, and it trains on when everybody's is
+    LEAVING = 3  # as flushing, and it comes to no average after the one in which all are leaving
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What a worker says of itself in an average: the steps of its open window, and what it is about.
+
+    `merged_after` is how many of the steps it had taken when it merged the average before: with the steps, all that is
+    needed to play a run again.
+
+    >>> Window(steps=3).brought, Window(steps=3, standing=Standing.SETTLING).brought
+    (3, 0)
+    """
+
+    steps: int = 0
+    merged_after: int = 0
+    standing: Standing = Standing.TRAINING
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.merged_after <= self.steps:
+            raise ValueError(
+                f"merged_after must be between 0 and steps (merged_after={self.merged_after}, steps={self.steps})"
+            )
+
+    @property
+    def brought(self) -> int:
+        """The steps whose change is in the average."""
+        return 0 if self.standing is Standing.SETTLING else self.steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """The worker has taken a local step; where gradients are averaged, it has one and is about to.
+
+    >>> Stepped()
+    Stepped()
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Averaged:
+    """The average this worker is in is done; `windows` is what all workers said of themselves, in their order.
+
+    >>> Averaged(number=0, windows=(Window(steps=1), Window(steps=2))).number
+    0
+    """
+
+    number: int
+    windows: tuple[Window, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The worker's owner wants all workers at one place.
+
+    >>> Asked(standing=Standing.FLUSHING).standing.name
+    'FLUSHING'
+    """
+
+    standing: Standing
+
+
+Happening: TypeAlias = Stepped | Averaged | Asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """Enter average `number`: close the window, send its change times `scale`, begin the next window.
+
+    One that brings nothing sends zeros; if it is settling its window stays open.
+
+    >>> Begin(number=0, window=Window(steps=2)).scale
+    1.0
+    """
+
+    number: int
+    window: Window
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Do not train on before average `number` is done.
+
+    >>> Wait(number=3)
+    Wait(number=3)
+    """
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merge:
+    """Move the shared model by `weight` times the sum of what all workers sent in average `number`.
+
+    >>> Merge(number=0, weight=0.5, open_steps=0).open_steps
+    0
+    """
+
+    number: int
+    weight: float
+    open_steps: int  # of this worker's, in the window that goes on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """What was asked for is there: everybody is at the same place.
+
+    >>> Release(standing=Standing.SETTLING).standing.value
+    1
+    """
+
+    standing: Standing
+
+
+Order: TypeAlias = Begin | Wait | Merge | Release

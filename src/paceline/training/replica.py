@@ -1,0 +1,289 @@
+"""A worker's replica of the shared model, and the two vectors that keep the books of what it changed.
+
+    shared   the model that all workers agree on; moves only when an average is merged
+    base     what the replica was when its open window began; change of the window = replica - base
+
+    hpsgd, at the first step boundary after average j is done:
+
+        merge    shared <- shared + weight * sum of what all sent in average j
+        leave    send replica - base as average j + 1; replica, base <- shared            (the paper)
+                                                       replica, base <- shared + change   (rebase)
+
+Buffers (BatchNorm's statistics) travel as values, not as changes: a sum of late changes could make a variance negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from paceline.strategies.averaging import Averaging, Outer
+
+
+class Averaged(Protocol):
+    """What a driver moves as a worker's course orders."""
+
+    size: int
+    dtype: torch.dtype
+
+    def leave(self, out: torch.Tensor, *, scale: float, brings: bool) -> None:
+        """Fill `out`, of `size` elements, with what this worker sends; one that brings nothing sends no change."""
+
+    def merge(self, total: torch.Tensor, *, weight: float, open_steps: int) -> None:
+        """Take in the sum of what all workers sent."""
+
+    def catch_up(self) -> None:
+        """All orders of this moment are carried out: let the replica be what it is to be."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it needs to go on later, beside the model."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+
+
+class Flat:
+    """Tensors of any shape and type, read and written as one vector.
+
+    >>> flat = Flat([torch.ones(2, 2), torch.zeros(1, dtype=torch.int64)], torch.float32)
+    >>> flat.read(torch.empty(5))
+    tensor([1., 1., 1., 1., 0.])
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
+        self.tensors, self.dtype = list(tensors), dtype
+        self.size = sum(tensor.numel() for tensor in self.tensors)
+
+    def parts(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """The vector cut into views of the tensors' shapes."""
+        cut = torch.split(vector[: self.size], [tensor.numel() for tensor in self.tensors])
+        return [part.view(tensor.shape) for part, tensor in zip(cut, self.tensors, strict=True)]
+
+    @torch.no_grad()
+    def read(self, out: torch.Tensor) -> torch.Tensor:
+        """The tensors, in `out`."""
+        for part, tensor in zip(self.parts(out), self.tensors, strict=True):
+            part.copy_(tensor)
+        return out
+
+    @torch.no_grad()
+    def write(self, vector: torch.Tensor) -> None:
+        """The tensors, from a vector; whole numbers are rounded."""
+        for part, tensor in zip(self.parts(vector), self.tensors, strict=True):
+            tensor.copy_(part if tensor.is_floating_point() else part.round())
+
+
+def message_dtype(parameters: Sequence[torch.Tensor]) -> torch.dtype:
+    """The type in which changes are added up: float32, or float64 if a parameter has it.
+
+    >>> message_dtype([torch.zeros(1, dtype=torch.bfloat16)])
+    torch.float32
+    """
+    return torch.float64 if any(parameter.dtype is torch.float64 for parameter in parameters) else torch.float32
+
+
+class Replica:
+    """Parameters that train on their own between averages of their changes.
+
+    >>> weight = torch.zeros(2)
+    >>> from paceline.strategies.averaging import make_averaging
+    >>> replica = Replica([weight], [], make_averaging("local-sgd"), workers=2)
+    >>> message = torch.empty(replica.size)
+    >>> _ = weight.add_(1.0)
+    >>> replica.leave(message, scale=1.0, brings=True)
+    >>> replica.merge(message + 3.0, weight=0.5, open_steps=0)
+    >>> weight
+    tensor([2., 2.])
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        buffers: Sequence[torch.Tensor],
+        member: Averaging,
+        *,
+        workers: int,
+    ) -> None:
+        self.dtype = message_dtype(parameters)
+        self._parameters, self._buffers = Flat(parameters, self.dtype), Flat(buffers, self.dtype)
+        self.size = self._parameters.size + self._buffers.size
+        self._overlap, self._rebase, self._workers = member.overlap, member.rebase, workers
+        self._outer = OuterStep(member.outer, workers)
+        device = parameters[0].device
+        self.shared = self._parameters.read(torch.empty(self._parameters.size, dtype=self.dtype, device=device))
+        self._base = self.shared.clone()
+        self._scratch = torch.empty_like(self.shared)
+        self._behind = False  # the shared model has moved, and the replica has not been told
+        self._mean_buffers: torch.Tensor | None = None  # waits for the open window to end
+
+    def leave(self, out: torch.Tensor, *, scale: float, brings: bool) -> None:
+        """Close the window: its change times `scale`, and the buffers, into `out`."""
+        self._buffers.read(out[self._parameters.size :])
+        if not brings:
+            out[: self._parameters.size].zero_()
+            return
+        change = out[: self._parameters.size]
+        torch.sub(self._parameters.read(self._scratch), self._base, out=change)
+        if self._overlap:
+            self._restart(self.shared.add(change) if self._rebase else self.shared)
+        if scale != 1.0:
+            change.mul_(scale)
+
+    def merge(self, total: torch.Tensor, *, weight: float, open_steps: int) -> None:
+        """Move the shared model; the replica follows at once, or where its window is open in `leave` or `catch_up`."""
+        self._outer.move(self.shared, total[: self._parameters.size], weight)
+        self._mean_buffers = total[self._parameters.size :] / self._workers
+        if open_steps:
+            self._behind = True
+        else:
+            self._restart(self.shared)
+
+    def catch_up(self) -> None:
+        """Let a replica whose window goes on stand on the shared model as it is now."""
+        if self._behind:
+            opened = self._parameters.read(self._scratch).sub_(self._base)
+            self._base.copy_(self.shared)
+            self._parameters.write(opened.add_(self._base))
+            self._behind = False
+
+    def _restart(self, place: torch.Tensor) -> None:
+        self._base.copy_(place)
+        self._parameters.write(self._base)
+        self._behind = False
+        if self._mean_buffers is not None:
+            self._buffers.write(self._mean_buffers)
+            self._mean_buffers = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The shared model and the outer step's velocity; the replica itself is in the model's own state."""
+        state = {"shared": self.shared, "base": self._base, **self._outer.state_dict()}
+        if self._mean_buffers is not None:
+            state["mean_buffers"] = self._mean_buffers
+        return {name: tensor.clone() for name, tensor in state.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        for name in ("shared", "base"):
+            if state[name].shape != self.shared.shape:
+                raise ValueError(
+                    f"this state is of another model: it has {state[name].numel():,} parameters, and the model has "
+                    f"{self.shared.numel():,}"
+                )
+        self.shared.copy_(state["shared"])
+        self._base.copy_(state["base"])
+        mean = state.get("mean_buffers")
+        self._mean_buffers = None if mean is None else mean.to(self.shared)
+        self._outer.load_state_dict(state, like=self.shared)
+        self._behind = False
+
+
+class OuterStep:
+    """What a mean change does to the shared model; remembers a velocity where it has momentum.
+
+    >>> outer, model = OuterStep(Outer(rate=0.5), workers=2), torch.zeros(1)
+    >>> outer.move(model, torch.tensor([8.0]), 0.5)
+    >>> model
+    tensor([2.])
+    """
+
+    def __init__(self, settings: Outer, workers: int) -> None:
+        self._settings, self._momentum = settings, settings.momentum_of(workers)
+        self._velocity: torch.Tensor | None = None
+
+    def move(self, shared: torch.Tensor, total: torch.Tensor, weight: float) -> None:
+        """shared <- shared + the step that `weight * total` comes to."""
+        rate = self._settings.rate
+        if self._momentum == 0.0:
+            shared.add_(total, alpha=weight * rate)
+            return
+        if self._velocity is None:
+            self._velocity = torch.zeros_like(shared)
+        self._velocity.mul_(self._momentum).add_(total, alpha=weight)
+        if self._settings.nesterov:
+            shared.add_(total, alpha=weight * rate).add_(self._velocity, alpha=rate * self._momentum)
+        else:
+            shared.add_(self._velocity, alpha=rate)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The velocity, if there is one."""
+        return {} if self._velocity is None else {"velocity": self._velocity}
+
+    def load_state_dict(self, state: dict[str, Any], *, like: torch.Tensor) -> None:
+        """Go on from a `state_dict`."""
+        velocity = state.get("velocity")
+        self._velocity = None if velocity is None else velocity.to(like)
+
+
+class GradientReplica:
+    """Parameters that all workers move together, by the mean of their gradients.
+
+    A worker that brings no gradient takes the step of the others all the same (`step`), and so stays equal to them.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(1))
+    >>> weight.grad = torch.ones(1)
+    >>> replica = GradientReplica([weight], [], workers=2, step=lambda: None)
+    >>> message = torch.empty(1)
+    >>> replica.leave(message, scale=1.0, brings=True)
+    >>> replica.merge(message + 3.0, weight=0.5, open_steps=0)
+    >>> weight.grad
+    tensor([2.])
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        buffers: Sequence[torch.Tensor],
+        *,
+        workers: int,
+        step: Callable[[], None],
+    ) -> None:
+        self.dtype = message_dtype(parameters)
+        self._parameters, self._buffers = list(parameters), Flat(buffers, self.dtype)
+        self._flat = Flat(self._parameters, self.dtype)
+        self.size = self._flat.size + self._buffers.size
+        self._workers, self._step = workers, step
+        self._brought = False
+
+    @property
+    def shared(self) -> torch.Tensor:
+        """The model that all workers agree on: here, the parameters themselves."""
+        device = self._parameters[0].device
+        return self._flat.read(torch.empty(self._flat.size, dtype=self.dtype, device=device))
+
+    @torch.no_grad()
+    def leave(self, out: torch.Tensor, *, scale: float, brings: bool) -> None:
+        """The gradient and the buffers, into `out`."""
+        self._buffers.read(out[self._flat.size :])
+        self._brought = brings
+        for part, parameter in zip(self._flat.parts(out), self._parameters, strict=True):
+            if brings and parameter.grad is not None:
+                part.copy_(parameter.grad)
+            else:
+                part.zero_()
+
+    @torch.no_grad()
+    def merge(self, total: torch.Tensor, *, weight: float, open_steps: int) -> None:
+        """Every parameter gets the mean gradient; whoever brought none takes the step now."""
+        held = [parameter.grad for parameter in self._parameters]
+        for part, parameter in zip(self._flat.parts(total), self._parameters, strict=True):
+            if self._brought and parameter.grad is not None:
+                parameter.grad.copy_(part).mul_(weight)
+            else:
+                parameter.grad = part.to(parameter.dtype, copy=True).mul_(weight)
+        self._buffers.write(total[self._flat.size :] / self._workers)
+        if not self._brought:
+            self._step()
+            for parameter, grad in zip(self._parameters, held, strict=True):
+                parameter.grad = grad
+
+    def catch_up(self) -> None:
+        """Nothing: the parameters are the shared model."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: it is all in the model."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
