@@ -11,20 +11,12 @@ of the cable, headers and acknowledgements among them. Needs root and iproute2.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from types import FrameType
 from typing import Any
 
 from rich import box
@@ -33,10 +25,9 @@ from rich.table import Table
 from benchmarks.cable import RATE, Cable, why_not
 from benchmarks.links_rank import OURS, Plan, plan_text
 from benchmarks.options import Options
-from benchmarks.output import Bar, coloured, progress_bar, save, tables, titled
+from benchmarks.output import Bar, coloured, save, tables, titled
+from benchmarks.ranks import ended_by_signals, measured
 
-ROOT = Path(__file__).parents[1]
-LANE_SECONDS = 180.0
 PEERS = ("torch: no hook", "torch: fp16", "torch: power-sgd, rank 1", "torch: power-sgd, rank 4")
 FULL = Plan(lanes=[*PEERS, *OURS], widths=[1024, 2048, 2048, 2048, 256], batch=16, steps=7)
 QUICK = Plan(lanes=[*PEERS[:3], "qsgd, 7 levels", "sparsifier"], widths=[64, 128, 10], batch=4, steps=2)
@@ -55,7 +46,7 @@ def run(options: Options) -> None:
     folder = Path(tempfile.mkdtemp(prefix="paceline-links-"))
     try:
         with ended_by_signals(), Cable() as cable:
-            lanes = measure(plan, cable, folder)
+            lanes = measured("links", "benchmarks.links_rank", plan_text(plan), plan.lanes, cable, folder)
     finally:
         shutil.rmtree(folder)
     rows = rows_of(lanes)
@@ -64,64 +55,6 @@ def run(options: Options) -> None:
     console.print(_table(rows, parameters, plan, quick=options.quick))
     console.print(_verdicts(rows, plan))
     save(options, "links", {"rate": RATE, "parameters": parameters, "rows": rows, "lanes": lanes})
-
-
-def measure(plan: Plan, cable: Cable, folder: Path) -> list[dict[str, Any]]:
-    """Start a rank on each host, and read what rank 0 writes."""
-    ranks = []
-    try:
-        for rank, host in enumerate(cable.hosts):
-            command = ["ip", "netns", "exec", host, sys.executable, "-m", "benchmarks.links_rank"]
-            environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": cable.interfaces[rank]}
-            with (folder / f"rank-{rank}.log").open("wb") as log:
-                command += [str(folder), str(rank), plan_text(plan)]
-                ranks.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log))
-        return _lanes(plan, ranks, folder)
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait(20)
-
-
-def _lanes(plan: Plan, ranks: Sequence[subprocess.Popen[bytes]], folder: Path) -> list[dict[str, Any]]:
-    """Wait for all lanes; an error as soon as a rank ends badly or nothing comes any more."""
-    found: list[dict[str, Any]] = []
-    deadline = time.monotonic() + LANE_SECONDS
-    with progress_bar() as progress:
-        bar = progress.add_task("links", total=len(plan.lanes))
-        while len(found) < len(plan.lanes):
-            before = len(found)
-            found = _read(folder / "lanes-0.jsonl")
-            progress.update(
-                bar, completed=len(found), description=f"links: {plan.lanes[min(len(found), len(plan.lanes) - 1)]}"
-            )
-            if len(found) > before:
-                deadline = time.monotonic() + LANE_SECONDS
-            bad = [rank for rank, process in enumerate(ranks) if process.poll()]
-            if bad or time.monotonic() > deadline:
-                log = (folder / f"rank-{bad[0] if bad else 0}.log").read_text(encoding="utf-8", errors="replace")
-                raise ValueError(f"links: no figures for {plan.lanes[len(found)]!r}:\n{log[-2000:]}")
-            time.sleep(0.1)
-    return found
-
-
-def _read(file: Path) -> list[dict[str, Any]]:
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-@contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Let a SIGTERM end what is within as an exception does: namespaces outlive the process that made them."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # -- the table -----------------------------------------------------------------------------------------------------

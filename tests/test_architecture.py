@@ -21,7 +21,7 @@ LEVELS = [
     {"cli"},
     {"recipes", "bench"},
     {"drivers.simulated", "drivers.served", "drivers.collective", "drivers.replayed", "drivers", "reports"},
-    {"traces", "training", "pipeline", "reference"},
+    {"traces", "training", "pipeline", "reference", "reference_averaging"},
     {"data", "models", "workers", "codecs", "strategies", "optim"},
     {"events", "randomness", "lookup", "lazy"},
 ]

@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from paceline.drivers.collective.hook import compress
+    from paceline.drivers.collective.members import BMUF, HPSGD, PSGD, SSGD, DiLoCo, LocalSGD
     from paceline.drivers.served.serving import serve
     from paceline.drivers.served.worker import Worker
     from paceline.recipes import Race, Recipe, RecipeError, Result, simulate
@@ -36,6 +37,12 @@ _HOMES = {
     "serve": "drivers.served.serving",
     "simulate": "recipes",
     "train": "recipes.cluster",
+    "BMUF": "drivers.collective.members",
+    "DiLoCo": "drivers.collective.members",
+    "HPSGD": "drivers.collective.members",
+    "LocalSGD": "drivers.collective.members",
+    "PSGD": "drivers.collective.members",
+    "SSGD": "drivers.collective.members",
     "LGC": "strategies",
     "STRATEGIES": "strategies",
     "Async": "strategies",
@@ -44,11 +51,17 @@ _HOMES = {
 }
 
 __all__ = [
+    "BMUF",
+    "HPSGD",
     "LGC",
+    "PSGD",
+    "SSGD",
     "STRATEGIES",
     "Async",
+    "DiLoCo",
     "FastestK",
     "Full",
+    "LocalSGD",
     "Race",
     "Recipe",
     "RecipeError",

@@ -149,4 +149,4 @@ def test_a_rank_that_is_killed_is_an_error_on_the_other(tmp_path):
         pair.do("prepare", codec="qsgd")
         pair.kill(1)
         (message,) = pair.do("go_on", ranks=(0,))
-    assert "a rank is gone" in message or "Connection closed" in message
+    assert any(words in message for words in ("a rank is gone", "Connection closed", "Connection reset"))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,9 +14,13 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress
 
+from paceline.cli.folders import new_folder
 from paceline.cli.options import UsageError
+from paceline.cli.ranks import is_ranks_run, train_ranks
 from paceline.cli.telling import tell_results
+from paceline.drivers.collective.place import place_in
 from paceline.recipes import Recipe, read_recipe
+from paceline.recipes.averaging import averages
 from paceline.traces.journal import TRACE, RunEnded
 from paceline.traces.journal_files import read_journal
 
@@ -28,7 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Train on this machine: a parameter server and its workers, as real processes."""
+    """Train with real processes: a parameter server and its workers, or ranks that average.
+
+    Strategies that average (hpsgd, local-sgd, ...) also join a launch: torchrun ... -m paceline train RECIPE --out DIR
+    """
 
     recipe_file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(name="recipe", metavar="[RECIPE]")] = ""
     """A recipe (TOML); without one, the default."""
@@ -126,6 +132,19 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     """`paceline train`."""
     from paceline.recipes import cluster
 
+    place = place_in(os.environ)
+    if options.resume and is_ranks_run(options.resume):
+        _check_nothing_beside_resume(options, overrides)
+        return train_ranks(options, None, place)
+    recipe = read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
+    if averages(recipe) and not options.resume:
+        return train_ranks(options, recipe, place)
+    if place is not None:
+        raise UsageError(
+            f"{recipe.strategy.name} has a server, and starts its workers itself: run it without torchrun, or use "
+            "`paceline serve` and `paceline work`; hpsgd and its family run under torchrun"
+        )
+
     def run(recipe: Recipe, folder: Path, live: LiveRun, resume: bool) -> Trained:
         def opened(address: str) -> None:
             live.note(f"server at {address}; more workers: paceline work {address}")
@@ -142,6 +161,10 @@ def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
     from paceline.recipes import cluster
 
     door = cluster.Door(listen=options.listen, tls=options.tls or None, insecure=options.insecure)
+    if not options.resume and averages(
+        read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
+    ):
+        raise UsageError("averaging has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE")
 
     def run(recipe: Recipe, folder: Path, live: LiveRun, resume: bool) -> Trained:
         def opened(address: str) -> None:
@@ -194,32 +217,11 @@ def _is_finished(folder: Path, recipe: Recipe) -> bool:
 
 def _new(options: TrainOptions | ServeOptions, overrides: dict[str, str], name: str) -> tuple[Recipe, Path]:
     recipe = read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
-    folder = Path(options.out or Path("runs", name))
-    try:
-        if not options.out:
-            return recipe, _claim(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror or error}; give another --out") from None
-    if (folder / TRACE).exists():
-        raise UsageError(f"{folder} holds a run; give another --out, or go on with it: --resume {folder}")
-    return recipe, folder
-
-
-def _claim(wanted: Path) -> Path:
-    """The first folder of this name that nobody has: made at once, so that two runs never get the same."""
-    wanted.parent.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
-        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
-        with suppress(FileExistsError):
-            folder.mkdir()
-            return folder
-    raise AssertionError("numbers do not end")
+    return recipe, new_folder(options.out, name)
 
 
 def _resumed(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> tuple[Recipe, Path]:
-    if options.recipe_file or overrides or options.out:
-        raise UsageError("--resume goes on with the run's own recipe, in its own folder: give neither with it")
+    _check_nothing_beside_resume(options, overrides)
     folder = _run_folder(options.resume)
     document = read_journal(folder / TRACE).began.recipe
     if not document:
@@ -227,8 +229,13 @@ def _resumed(options: TrainOptions | ServeOptions, overrides: dict[str, str]) ->
     return Recipe.from_document(document), folder
 
 
+def _check_nothing_beside_resume(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> None:
+    if options.recipe_file or overrides or options.out:
+        raise UsageError("--resume goes on with the run's own recipe, in its own folder: give neither with it")
+
+
 def _run_folder(text: str) -> Path:
-    if not Path(text, TRACE).is_file():
+    if not Path(text, TRACE).is_file() and not is_ranks_run(text):
         raise UsageError(f"{text} is not a run: it has no {TRACE}")
     return Path(text)
 
@@ -296,7 +303,9 @@ def replay(options: ReplayOptions, overrides: dict[str, str]) -> None:
         print(json.dumps({"identical": verdict.identical, "steps": verdict.steps, "difference": verdict.difference}))
     elif verdict.identical:
         print(f"identical: {verdict.steps} steps, and the final weights to the last bit")
-    if not verdict.identical:
+    elif verdict.nearly:
+        print(f"the same {verdict.steps} steps; {verdict.nearly}: more than two ranks add up in an order of gloo's own")
+    if not verdict.identical and not verdict.nearly:
         raise RunDiffers(f"not identical: {verdict.difference} ({verdict.steps} steps before it are)")
 
 

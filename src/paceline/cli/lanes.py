@@ -19,7 +19,7 @@ class Lanes:
     """
 
     def __init__(self, console: Console, names: Sequence[str], *, rounds: int) -> None:
-        width = max(len(name) for name in names)
+        width, self._rounds = max(len(name) for name in names), rounds
         self._progress = Progress(
             TextColumn("{task.description:<%d}" % width),  # noqa: UP031 - the braces are rich's
             BarColumn(bar_width=None),
@@ -48,7 +48,7 @@ class Lanes:
         accuracy = "" if standing.accuracy is None else f"test {standing.accuracy:.1%}"
         self._progress.update(
             self._tasks[lane],
-            completed=standing.round,
+            completed=min(standing.round, self._rounds),  # windows in flight at the end may make it more
             clock=f"{standing.seconds:.1f} s",
             loss=loss,
             accuracy=accuracy,

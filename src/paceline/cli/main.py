@@ -48,10 +48,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    return told(lambda: _dispatch(given), debug="--debug" in given)
+
+
+def told(call: Callable[[], int | None], *, debug: bool) -> int:
+    """Call it; what goes wrong is told in one line. Returns the exit code.
+
+    >>> told(lambda: None, debug=False)
+    0
+    """
     try:
-        return _dispatch(given)
+        return call() or 0
     except (UsageError, ValueError) as error:
-        return _tell(error, given, USER_ERROR)
+        return _tell(error, USER_ERROR, debug=debug)
     except KeyboardInterrupt:
         print("paceline: stopped", file=sys.stderr)
         return INTERRUPTED
@@ -59,10 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()  # whoever read us is gone; there is nobody to tell
         return OTHER_ERROR
     except (OSError, MemoryError) as error:
-        return _tell(error, given, OTHER_ERROR)
+        return _tell(error, OTHER_ERROR, debug=debug)
     except Exception as error:
-        hint = "" if "--debug" in given else " (a bug in paceline or in your model; --debug shows where)"
-        return _tell(error, given, OTHER_ERROR, prefix=f"{type(error).__name__}: ", suffix=hint)
+        hint = "" if debug else " (a bug in paceline or in your model; --debug shows where)"
+        return _tell(error, OTHER_ERROR, debug=debug, prefix=f"{type(error).__name__}: ", suffix=hint)
 
 
 def _dispatch(given: list[str]) -> int:
@@ -91,8 +100,8 @@ def _help() -> str:
     return "\n".join(lines)
 
 
-def _tell(error: BaseException, given: Sequence[str], code: int, *, prefix: str = "", suffix: str = "") -> int:
-    if "--debug" in given:
+def _tell(error: BaseException, code: int, *, debug: bool, prefix: str = "", suffix: str = "") -> int:
+    if debug:
         traceback.print_exception(error)
     text = " ".join(str(error).split()) or type(error).__name__
     print(f"paceline: error: {prefix}{text}{suffix}", file=sys.stderr)

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from paceline.codecs import Codec, make_codec
 from paceline.codecs.naming import codec_text, parse_codec
+from paceline.drivers.simulated.averaging_setup import AveragingSetup
 from paceline.drivers.simulated.delays import Delays, Pareto, ShiftedExponential, SlowWorkers, read_recorded
 from paceline.drivers.simulated.network import Network
 from paceline.drivers.simulated.setup import Setup
 from paceline.optim import OptimizerSettings
+from paceline.recipes.averaging import averages, make_member
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.sections import DelaySection
 from paceline.strategies import STRATEGIES, Strategy
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from paceline.data import Dataset
+    from paceline.drivers.simulated.averaging import AveragedSimulation
     from paceline.drivers.simulated.simulation import Simulation
     from paceline.training import Training
 
@@ -30,6 +33,8 @@ def make_strategy(recipe: Recipe) -> Strategy:
     >>> make_strategy(Recipe())
     LGC(k=7, warmup_rounds=0, scale_partial=True)
     """
+    if averages(recipe):
+        raise ValueError(f"{recipe.strategy.name} has no server; choose from {', '.join(STRATEGIES)}")
     kind = STRATEGIES[recipe.strategy.name]
     chosen = {field.name: getattr(recipe.strategy, field.name) for field in dataclasses.fields(kind)}
     return kind(**chosen)
@@ -160,7 +165,7 @@ def make_training(recipe: Recipe, dataset: Dataset) -> Training:
         dataset=dataset,
         shards=shards,
         optimizer=OptimizerSettings(**dataclasses.asdict(recipe.optimizer)),
-        total_steps=recipe.rounds * make_strategy(recipe).updates_per_round(workers),
+        total_steps=recipe.rounds * (1 if averages(recipe) else make_strategy(recipe).updates_per_round(workers)),
         batch_size=recipe.worker.batch_size,
         blocks=recipe.worker.blocks,
         seed=recipe.seed,
@@ -211,6 +216,36 @@ def make_setup(recipe: Recipe) -> Setup:
         seed=recipe.seed,
         recipe=recipe.to_dict(),
     )
+
+
+def make_averaging_setup(recipe: Recipe) -> AveragingSetup:
+    """The cluster of workers that average among themselves.
+
+    >>> make_averaging_setup(Recipe().with_strategy("hpsgd")).member.overlap
+    True
+    """
+    return AveragingSetup(
+        member=make_member(recipe),
+        workers=recipe.cluster.workers,
+        rounds=recipe.rounds,
+        delays=make_delays(recipe),
+        network=make_network(recipe),
+        seed=recipe.seed,
+        recipe=recipe.to_dict(),
+    )
+
+
+def make_averaged_simulation(recipe: Recipe, dataset: Dataset) -> AveragedSimulation:
+    """The whole run of workers that average, ready to be iterated over.
+
+    >>> recipe = Recipe(rounds=2).with_strategy("ssgd")
+    >>> len(list(make_averaged_simulation(recipe, load_data(recipe))))
+    3
+    """
+    from paceline.drivers.simulated.averaging import AveragedSimulation
+
+    training = make_training(recipe, dataset)
+    return AveragedSimulation(make_averaging_setup(recipe), training=training, evaluate_every=recipe.evaluate_every)
 
 
 def make_simulation(recipe: Recipe, dataset: Dataset) -> Simulation:

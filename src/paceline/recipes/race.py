@@ -10,6 +10,7 @@ from paceline.recipes.assembly import load_data
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.running import Result, make_run, result_of
 from paceline.strategies import STRATEGIES
+from paceline.strategies.averaging import AVERAGING
 
 MOST_SEEDS = 100
 
@@ -75,12 +76,13 @@ def check_strategies(names: Sequence[str]) -> None:
 
     >>> check_strategies(["full", "lgd"])
     Traceback (most recent call last):
-    ValueError: unknown strategy 'lgd'; did you mean 'lgc'? choose from full, fastest-k, lgc, async
+    ValueError: unknown strategy 'lgd'; did you mean 'lgc'? choose from full, fastest-k, lgc, async, ssgd, ...
     """
+    known = (*STRATEGIES, *AVERAGING)
     if not names:
-        raise ValueError(f"no strategy given; choose from {', '.join(STRATEGIES)}")
+        raise ValueError(f"no strategy given; choose from {', '.join(known)}")
     for name in names:
-        if name not in STRATEGIES:
-            raise unknown("strategy", name, STRATEGIES)
+        if name not in known:
+            raise unknown("strategy", name, known)
         if list(names).count(name) > 1:
             raise ValueError(f"strategy {name!r} is given twice")

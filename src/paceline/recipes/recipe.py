@@ -40,7 +40,10 @@ class Recipe(Checked):
 
     seed: int = setting(0, "everything random follows from it", least=0, most=2**53, alias="seed")
     rounds: int = setting(
-        300, "rounds to run; for async one round is as many gradients as workers", least=1, most=10**7
+        300,
+        "rounds to run; where workers do not keep step, one round is as many gradients as workers",
+        least=1,
+        most=10**7,
     )
     target_loss: float | None = setting(0.05, "training loss whose time of arrival is told; none: no target", above=0)
     evaluate_every: int = setting(10, "rounds between two measurements of loss and accuracy", least=1)
@@ -64,6 +67,12 @@ class Recipe(Checked):
                 ("strategy", "k"),
                 f"k must be between 1 and workers (k={k}, workers={workers}); give k = {workers} or less, or auto",
                 beside=("cluster", "workers"),
+            )
+        if self.strategy.rebase and self.strategy.name in ("bmuf", "diloco") and not self.strategy.overlap:
+            raise SettingError(
+                ("strategy", "rebase"),
+                f"rebase needs overlap: {self.strategy.name} waits for its averages, so nothing is ever in flight",
+                beside=("strategy", "overlap"),
             )
         slow = self.delay.slow_workers
         if self.delay.name == "slow-worker" and slow > workers:
@@ -135,7 +144,7 @@ class Recipe(Checked):
         """The same run with other settings; those of a section as a dict.
 
         >>> Recipe().with_settings(rounds=60, strategy={"k": "auto"}).strategy
-        StrategySection(name='lgc', k='auto', warmup_rounds=0, scale_partial=True, staleness_scaling=True)
+        StrategySection(name='lgc', k='auto', warmup_rounds=0, ...)
         """
         known = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         for name, value in changes.items():

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.recipes.assembly import load_data, make_strategy, make_training
+from paceline.recipes.averaging import make_member
 from paceline.recipes.cluster import Own, trusted
+from paceline.recipes.ranks import RECIPE
 from paceline.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     from paceline.drivers.replayed import Verdict
+
+NEARLY = 0.01  # training makes roundings grow, but not beyond this
 
 
 def replay(
@@ -23,6 +27,8 @@ def replay(
 
     `own` brings what no file may name: a model that is code, and where the data lies if it has moved.
     """
+    if (Path(folder) / RECIPE).is_file():
+        return _replay_ranks(Path(folder), own if own is not None else Own())
     from paceline.drivers.replayed import Replay, Verdict
     from paceline.traces.checkpoints import read_newest
     from paceline.traces.journal import TRACE, Stepped
@@ -45,6 +51,35 @@ def replay(
             if not torch.equal(checkpoint.tensors[name], found):
                 return Verdict(steps=verdict.steps, difference=f"the final {name} are not those of the checkpoint")
     return verdict
+
+
+def _replay_ranks(folder: Path, own: Own) -> Verdict:
+    """A run of ranks that averaged: their windows, played again in one process, up to the newest checkpoint."""
+    from paceline.drivers.collective.keeping import Keeper
+    from paceline.drivers.collective.story import windows_from
+    from paceline.drivers.replayed import Verdict
+    from paceline.drivers.replayed.averaged import replay_averages
+
+    keeper = Keeper(folder, rank=0)
+    held = keeper.held()
+    if not held:
+        raise ValueError(f"{folder} has no checkpoint of rank 0: there is nothing to hold a replay against")
+    state = keeper.read(held[0])
+    recipe = _recipe(state["recipe"], own)
+    training = make_training(recipe, load_data(recipe))
+    windows = windows_from(state["story"]["windows"])
+    found = replay_averages(windows, training, make_member(recipe))
+    expected = state["sync"]["replica"].get("shared")
+    if expected is None:  # ssgd: the parameters themselves are shared
+        trained = [name for name, parameter in training.module.named_parameters() if parameter.requires_grad]
+        expected = torch.cat([state["model"][name].reshape(-1) for name in trained])
+    steps = sum(window.brought for average in windows for window in average)
+    if torch.equal(found, expected):
+        return Verdict(steps=steps, difference=None)
+    apart = float(torch.linalg.vector_norm(found - expected) / torch.linalg.vector_norm(expected))
+    difference = f"the final weights differ by {apart:.1e} of their length"
+    in_any_order = recipe.cluster.workers <= 2 or recipe.codec.name != "identity"
+    return Verdict(steps=steps, difference=difference, nearly="" if in_any_order or apart > NEARLY else difference)
 
 
 def _recipe(document: object, own: Own) -> Recipe:

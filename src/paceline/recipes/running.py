@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Protocol
 from paceline.drivers.simulated.async_timing import AsyncTimes
 from paceline.drivers.simulated.progress import Progress
 from paceline.drivers.simulated.timing import RoundTimes
-from paceline.recipes.assembly import load_data, make_codec_of, make_model, make_setup, make_simulation
+from paceline.recipes.assembly import (
+    load_data,
+    make_averaged_simulation,
+    make_averaging_setup,
+    make_codec_of,
+    make_model,
+    make_setup,
+    make_simulation,
+)
+from paceline.recipes.averaging import averages
 from paceline.recipes.recipe import Recipe
 from paceline.strategies import Async
 from paceline.traces import Summary, Trace, summarise
@@ -18,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from paceline.data import Dataset
+    from paceline.workers.flat import FlatModel
 
 MOST_GRADIENTS_BY_EVENT = 5_000_000
 
@@ -109,7 +119,9 @@ def make_run(recipe: Recipe, *, timing_only: bool = False, dataset: Dataset | No
     [1, 2]
     """
     if timing_only:
-        return _make_timing(recipe)
+        return _make_averaged_timing(recipe) if averages(recipe) else _make_timing(recipe)
+    if averages(recipe):
+        return make_averaged_simulation(recipe, load_data(recipe) if dataset is None else dataset)
     return make_simulation(recipe, load_data(recipe) if dataset is None else dataset)
 
 
@@ -133,15 +145,30 @@ def _make_timing_by_event(recipe: Recipe) -> Run:
             f"{MOST_GRADIENTS_BY_EVENT:,} (it is {gradients:,}); lower one, or leave the bandwidth unlimited"
         )
     model = FlatModel(make_model(recipe, load_data(recipe)))
-    codec, elements, buffers = (
-        make_codec_of(recipe).fresh(model.shapes),
-        model.parameters.numel(),
-        model.buffers.numel(),
-    )
+    up, down = _payload_bytes(recipe, model), change_bytes(make_codec_of(recipe).fresh(model.shapes), model.shapes)
+    buffer_bytes = 4 * model.buffers.numel()
+    return Simulation(make_setup(recipe), up_bytes=up + buffer_bytes, down_bytes=down + buffer_bytes)
+
+
+def _make_averaged_timing(recipe: Recipe) -> Run:
+    from paceline.drivers.simulated.averaging import AveragedSimulation
+
+    setup = make_averaging_setup(recipe)
+    if setup.network.free:
+        return AveragedSimulation(setup)
+    from paceline.workers.flat import FlatModel
+
+    model = FlatModel(make_model(recipe, load_data(recipe)))
+    message_bytes = _payload_bytes(recipe, model) + 4 * model.buffers.numel()
+    return AveragedSimulation(setup, message_bytes=message_bytes, gathers=recipe.codec.name != "identity")
+
+
+def _payload_bytes(recipe: Recipe, model: FlatModel) -> int:
+    """What a vector of the model's size weighs on its way, whatever is in it."""
+    codec = make_codec_of(recipe).fresh(model.shapes)
     if not codec.fixed_size:
         raise ValueError(
             f"timing only cannot know the bytes of codec {recipe.codec.name!r}, which depend on the gradient; "
             "run it with training, or choose a codec of fixed size (such as qsgd, packed)"
         )
-    up, down = codec.most_bytes(elements), change_bytes(codec, model.shapes)
-    return Simulation(make_setup(recipe), up_bytes=up + 4 * buffers, down_bytes=down + 4 * buffers)
+    return codec.most_bytes(model.parameters.numel())

@@ -14,6 +14,8 @@ from paceline.models import MODELS
 from paceline.optim import OPTIMIZERS
 from paceline.recipes.settings import Checked, SettingError, setting
 from paceline.strategies import STRATEGIES
+from paceline.strategies.averaging import AVERAGING
+from paceline.strategies.averaging.members import MOST_PERIOD
 
 DELAYS = ("shifted-exponential", "pareto", "slow-worker", "recorded")
 SPLIT_KINDS = ("iid", "non-iid", "dirichlet")
@@ -167,19 +169,38 @@ class NetworkSection(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class StrategySection(Checked):
-    """When to step, and with whose gradients.
+    """When to step, and with whose gradients; or when to average.
 
     >>> StrategySection(name="fastest-k", k=3).k
     3
     """
 
-    name: str = setting("lgc", "strategy", choices=lambda: STRATEGIES, alias="strategy")
+    name: str = setting("lgc", "strategy", choices=lambda: (*STRATEGIES, *AVERAGING), alias="strategy")
     k: int | Literal["auto"] = setting(
         7, "fastest-k, lgc: gradients that close a round, or auto", least=1, choices=lambda: ("auto",), alias="k"
     )
     warmup_rounds: int = setting(0, "fastest-k, lgc: rounds that begin as full", least=0, alias="warmup-rounds")
     scale_partial: bool = setting(True, "lgc: weigh late work by the share of blocks done")
     staleness_scaling: bool = setting(True, "async: weigh a gradient down by its staleness")
+    period: int | Literal["auto"] = setting(
+        "auto",
+        "local steps between two averages; auto: 8, for diloco 100, for hpsgd 1 and as many as one takes",
+        least=1,
+        most=MOST_PERIOD,
+        choices=lambda: ("auto",),
+        alias="period",
+    )
+    overlap: bool = setting(False, "bmuf, diloco: train on while an average is under way", alias="overlap")
+    rebase: bool = setting(
+        False, "hpsgd; bmuf, diloco with overlap: a worker keeps its own change in flight", alias="rebase"
+    )
+    normalize: bool = setting(False, "averaging: scale every change to the mean number of steps", alias="normalize")
+    outer_rate: float | Literal["auto"] = setting(
+        "auto", "bmuf, diloco: what a mean change is multiplied by", above=0, most=100, choices=lambda: ("auto",)
+    )
+    outer_momentum: float | Literal["auto"] = setting(
+        "auto", "bmuf, diloco: momentum of mean changes", least=0, most=0.9999, choices=lambda: ("auto",)
+    )
 
 
 CODEC_SETTINGS = {  # whose they are; said here so that reading a recipe need not load the codecs

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from paceline.reports.chart import Chart, Json, axis, layout, plot_text
 from paceline.reports.groups import Group
 from paceline.reports.numbers import seconds_text
-from paceline.reports.results import BASELINE
+from paceline.reports.results import baseline_name
 from paceline.reports.window import ASYNC
 
 MOST_RIDGES = 16
@@ -96,7 +96,8 @@ def _source(groups: Sequence[Group]) -> Group | None:
         for group in groups
         if any(work.arrived_seconds is not None for trace in group.traces for work in trace.works)
     ]
-    return next((group for group in able if group.strategy == BASELINE), able[0] if able else None)
+    against = baseline_name(group.strategy for group in able)
+    return next((group for group in able if group.strategy == against), able[0] if able else None)
 
 
 def _ridges(by_worker: dict[int, npt.NDArray[np.float64]]) -> list[Ridge]:

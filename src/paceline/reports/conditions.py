@@ -27,8 +27,9 @@ def conditions(groups: Sequence[Group]) -> list[str]:
     simulated = [trace for trace in traces if trace.clock == "virtual"]
     real = [trace for trace in traces if trace.clock == "real"]
     phrases = [_cluster(simulated, real), clock_words(traces, began=" since the first round began")]
-    if simulated:
-        phrases.append(f"late work {_joined(sorted({trace.late_work for trace in simulated}))}")
+    served = [trace for trace in simulated if not trace.averaged]
+    if served:
+        phrases.append(f"late work {_joined(sorted({trace.late_work for trace in served}))}")
     targets = target_losses(traces)
     evaluated = any(trace.evaluations for trace in traces)
     if evaluated:
@@ -36,7 +37,7 @@ def conditions(groups: Sequence[Group]) -> list[str]:
     else:
         # A real run trains, also one that ended before its first evaluation.
         phrases.append("no evaluation recorded" if real else "timing only, nothing was trained")
-    phrases += _setting(traces[0].recipe, trained=evaluated or bool(real))
+    phrases += _setting(traces[0].recipe, trained=evaluated or bool(real), served=not all(t.averaged for t in traces))
     phrases += _simulated_delays(simulated) + _injected_delays(real) + _codecs(traces)
     phrases += _stopped(groups)
     phrases.append(_seeds(groups))
@@ -64,7 +65,7 @@ def _workers(traces: Sequence[Trace]) -> str:
     return f"{_joined(f'{count:,}' for count in counts)} worker{'' if counts == [1] else 's'}"
 
 
-def _setting(recipe: Mapping[str, Any], *, trained: bool) -> list[str]:
+def _setting(recipe: Mapping[str, Any], *, trained: bool, served: bool) -> list[str]:
     """What the runs of a race share, as far as the recipe says: data, network, K."""
     data = _section(recipe, "data")
     dealt = {
@@ -73,7 +74,7 @@ def _setting(recipe: Mapping[str, Any], *, trained: bool) -> list[str]:
     }.get(str(data.get("split")), data.get("split"))
     network, k = _section(recipe, "model").get("name"), _section(recipe, "strategy").get("k")
     words = [data.get("name"), dealt, network] if trained else []
-    return [str(word) for word in [*words, k and f"K={k}"] if word]
+    return [str(word) for word in [*words, served and k and f"K={k}"] if word]
 
 
 def _simulated_delays(traces: Sequence[Trace]) -> list[str]:
@@ -116,6 +117,8 @@ def _codecs(traces: Sequence[Trace]) -> list[str]:
     down = fmean(trace.sent_bytes for trace in traces) / 1e6
     up = fmean(trace.received_bytes for trace in traces) / 1e6
     moved = f" ({down:,.1f} MB to workers, {up:,.1f} MB back)" if down or up else ""
+    if all(trace.averaged for trace in traces):
+        moved = f" ({down:,.1f} MB sent)"
     return [f"codec {_joined(sorted(names))}{moved}"]
 
 

@@ -51,6 +51,12 @@ STRATEGIES: dict[str, tuple[str, str]] = {
     "fastest-k": ("#d98e00", "#f0b23e"),
     "lgc": ("#00886a", "#2cc79b"),
     "async": ("#b8568f", "#e39bc3"),
+    "ssgd": ("#2a93c9", "#8fd0f5"),
+    "local-sgd": ("#c24e00", "#f08a4b"),
+    "bmuf": ("#8a4b38", "#d39b86"),
+    "diloco": ("#6a51a3", "#b3a2e0"),
+    "hpsgd": ("#3d8b1f", "#86cf62"),
+    "psgd": ("#5f5f5f", "#b0b0b0"),
 }
 OTHERS: tuple[tuple[str, str], ...] = (
     ("#c24e00", "#f08a4b"),

@@ -1,4 +1,7 @@
-"""One row per strategy: means over seeds, and what was saved against `full`."""
+"""One row per strategy: means over seeds, and what was saved against the one that waits for everybody at every step.
+
+That is `full` where there is a server, and `ssgd` where workers average among themselves.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,15 @@ from statistics import fmean
 from paceline.reports.groups import Group
 from paceline.traces import Summary, summarise
 
-BASELINE = "full"
+BASELINES = ("full", "ssgd")  # the first of them that ran is what the others are held against
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """What the runs of one strategy came to. Numbers are means over seeds; None is "cannot be said".
 
-    `saved` is the share of the time of `full` that was saved; it is None for `full` itself, where there is no
-    `full` on the same clock, and where either diverged or was stopped: a run that broke off early saved nothing.
+    `saved` is the share of the time of the baseline that was saved; it is None for the baseline itself, where there is
+    none on the same clock, and where either diverged or was stopped: a run that broke off early saved nothing.
     `stopped` counts the runs that did fewer rounds than the `asked` ones without diverging.
 
     >>> Result(label="lgc", strategy="lgc", seconds=6.5, saved=0.35).saved
@@ -54,19 +57,32 @@ def results(groups: Sequence[Group]) -> list[Result]:
     [None, 0.25]
     """
     first: dict[str, Group] = {}
+    against = baseline_name(group.strategy for group in groups)
     for group in groups:
-        if group.strategy == BASELINE:
+        if group.strategy == against:
             first.setdefault(group.traces[0].clock, group)
     return [_result(group, _seconds_of(first.get(group.traces[0].clock), group)) for group in groups]
 
 
+def baseline_name(strategies: Iterable[str]) -> str:
+    """The strategy that the others are held against.
+
+    >>> baseline_name(["hpsgd", "ssgd"]), baseline_name(["ssgd", "full"]), baseline_name([])
+    ('ssgd', 'full', 'full')
+    """
+    ran = set(strategies)
+    return next((name for name in BASELINES if name in ran), BASELINES[0])
+
+
 def baseline(rows: Iterable[Result]) -> Result | None:
-    """The row of `full`, if it is there.
+    """The row of the baseline, if it is there.
 
     >>> baseline([]) is None
     True
     """
-    return next((row for row in rows if row.strategy == BASELINE), None)
+    rows = list(rows)
+    against = baseline_name(row.strategy for row in rows)
+    return next((row for row in rows if row.strategy == against), None)
 
 
 def _seconds_of(full: Group | None, group: Group) -> float | None:

@@ -10,7 +10,7 @@ from paceline.reports.chart import Chart
 from paceline.reports.groups import Group
 from paceline.reports.numbers import final_loss_text, percent_text, seconds_text
 from paceline.reports.recipe_text import recipe_text
-from paceline.reports.results import BASELINE, Result
+from paceline.reports.results import BASELINES, Result, baseline_name
 from paceline.reports.table import cells
 from paceline.reports.timeline import WORDS
 
@@ -18,7 +18,7 @@ HEADINGS = (
     "Strategy",
     "Rounds",
     "Time (s)",
-    "Saved against full",
+    "Saved against {baseline}",
     "To target (s)",
     "Final loss",
     "Test accuracy",
@@ -44,12 +44,13 @@ def tiles(rows: Sequence[Result]) -> str:
     True
     """
     longest = max((row.seconds for row in rows), default=0.0) or 1.0
-    return "\n".join(_tile(index, row, row.seconds / longest) for index, row in enumerate(rows))
+    against = baseline_name(row.strategy for row in rows)
+    return "\n".join(_tile(index, row, row.seconds / longest, against) for index, row in enumerate(rows))
 
 
-def _tile(index: int, row: Result, share: float) -> str:
+def _tile(index: int, row: Result, share: float, against: str) -> str:
     loss = final_loss_text(row)
-    facts = [_pace(row)]
+    facts = [_pace(row, against)]
     if loss != "-":
         facts.append(escape(f"loss {loss}" if row.loss is not None else loss))
     if row.accuracy is not None:
@@ -64,17 +65,17 @@ def _tile(index: int, row: Result, share: float) -> str:
     )
 
 
-def _pace(row: Result) -> str:
+def _pace(row: Result, against: str) -> str:
     if row.stopped:
         return "stopped early"
-    if row.strategy == BASELINE and row.saved is None:
+    if row.strategy in BASELINES and row.saved is None:
         return "waits for everybody"
     if row.saved is None:
         return "broke off" if row.diverged else ""
     if abs(row.saved) < 0.005:
-        return "as long as full"
+        return f"as long as {against}"
     word = "sooner" if row.saved >= 0 else "later"
-    return f"<b>{percent_text(abs(row.saved))} {word}</b><span> than full</span>"
+    return f"<b>{percent_text(abs(row.saved))} {word}</b><span> than {against}</span>"
 
 
 def table(rows: Sequence[Result], caption: str) -> str:
@@ -83,7 +84,8 @@ def table(rows: Sequence[Result], caption: str) -> str:
     >>> table([], "virtual seconds").count("<th ")
     12
     """
-    head = "".join(f'<th scope="col">{heading}</th>' for heading in HEADINGS)
+    against = baseline_name(row.strategy for row in rows)
+    head = "".join(f'<th scope="col">{heading.format(baseline=against)}</th>' for heading in HEADINGS)
     body = "\n".join(_table_row(index, row) for index, row in enumerate(rows))
     return (
         '<div class="scroller" tabindex="0" role="region" aria-label="Results"><table>'

@@ -10,6 +10,10 @@ marked `beside` and drawn as a thin bar under it:
     worker 3   ###############################~~~.....
                            ==========                    <- the rest of the round before
 
+Workers that average among themselves send when the last of them is there. Until then those that do not train on wait:
+
+    worker 3   ########.....~~~~########      waiting for the others, then for the sum
+
 In a real run a worker can be away, or the server down: that time is `gone`, and nobody waited in it. Work that never
 arrived is in no journal, so a worker that had a new model and then went, or whose run ended, has a stretch without a
 bar: it did not wait, but what it did is not known.
@@ -68,7 +72,9 @@ def segments(trace: Trace, worker: int) -> list[Segment]:
         arrived = work.finished_seconds if work.arrived_seconds is None else work.arrived_seconds
         overtaken_at = float("inf") if following is None else next_start
         bars += _split(work, work.outcome, work.started_seconds, work.finished_seconds, overtaken_at)
-        bars += _split(work, "flight", work.finished_seconds, arrived, overtaken_at)
+        sent = work.finished_seconds if work.sent_seconds is None else work.sent_seconds
+        bars += _split(work, "waiting", work.finished_seconds, min(sent, overtaken_at), overtaken_at)
+        bars += _split(work, "flight", sent, arrived, overtaken_at)
         busy_until = max(busy_until, arrived, work.finished_seconds)
         bars += _split(work, "waiting", busy_until, next_start, float("inf"))
     return bars if trace.clock == "virtual" else _as_far_as_known(bars, trace, worker)

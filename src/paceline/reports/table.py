@@ -19,14 +19,14 @@ from paceline.reports.numbers import (
     seconds_text,
     target_text,
 )
-from paceline.reports.results import Result, results
+from paceline.reports.results import Result, baseline_name, results
 from paceline.traces import Trace
 
 # Two lines each, so that ten columns fit a terminal of 80.
 HEADINGS = (
     "\nrounds",
     "time\n(s)",
-    "saved\nvs full",
+    "saved\nvs {baseline}",
     "to\ntarget",
     "final\nloss",
     "test\nacc.",
@@ -60,8 +60,9 @@ def results_table(traces: Sequence[Trace]) -> Table:
     caption = "\n".join(textwrap.wrap(", ".join(conditions(groups)), CAPTION_WIDTH))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0), pad_edge=False, caption=caption, caption_justify="left")
     table.add_column("\nstrategy", overflow="fold", min_width=9, header_style="bold")
+    against = baseline_name(group.strategy for group in groups)
     for heading in HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading.format(baseline=against), justify="right", no_wrap=True)
     for row in results(groups):
         # Text, not str: a strategy's name is data, and must not be read as markup.
         table.add_row(Text(row.label), *cells(row), style="red" if row.diverged else "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.reports.results import BASELINE
+from paceline.reports.results import baseline_name
 from paceline.traces import Round, Trace
 
 ASYNC = "async"
@@ -50,7 +50,7 @@ def windows(traces: Sequence[Trace]) -> list[Window]:
     if not in_rounds:
         return [Window(start_seconds=0.0, length_seconds=_typical_length(traces)) for _ in traces]
     lengths = {trace.strategy: _length(trace, first) for trace in in_rounds}
-    length = lengths.get(BASELINE) or max(lengths.values())
+    length = lengths.get(baseline_name(lengths)) or max(lengths.values())
     by_trace = {id(trace): start for trace, start in zip(in_rounds, starts, strict=True)}
     return [
         # A run without rounds begins with the others, or early enough to fill the window.

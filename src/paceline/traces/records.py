@@ -18,7 +18,8 @@ class Work:
           |#############|~~~~~~~~~~|          # computing   ~ on the wire
 
     `used` is in an update in time, `late` is in one as compensation, `dropped` is in none (`reason` says why).
-    `arrived_seconds` is None for work that never reached the server.
+    `arrived_seconds` is None for work that never reached the server. In an average of all workers a message travels
+    from when the last of them is there: `sent_seconds`; None: from when it was finished.
 
     >>> Work(worker=0, version=0, started_seconds=0.0, finished_seconds=1.2, arrived_seconds=1.2).compute_seconds
     1.2
@@ -33,6 +34,7 @@ class Work:
     blocks: int = 1
     outcome: Outcome = "used"
     reason: str = ""
+    sent_seconds: float | None = None
 
     @property
     def compute_seconds(self) -> float:
@@ -93,6 +95,7 @@ class Absence:
 class Trace:
     """A whole run. `works` may be cut to the first rounds on large clusters; the counts never are.
 
+    An `averaged` run has no server: a round is an average of all workers, a work is a window of local steps.
     `absences` says when workers of a real run were away. `ended` is why the server of a real run ended it, in its own
     words; it is empty where the server was killed.
 
@@ -108,6 +111,7 @@ class Trace:
     rounds_done: int
     seconds: float
     clock: Literal["virtual", "real"] = "virtual"
+    averaged: bool = False
     late_work: Literal["partial", "complete"] = "partial"
     diverged: bool = False
     used: int = 0

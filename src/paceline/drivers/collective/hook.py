@@ -17,9 +17,7 @@ a step taken all the same does not pass unnoticed.
 """
 # No `from __future__ import annotations` here: DDP compares a hook's annotations with classes, not with their names.
 
-import datetime
 import functools
-import re
 from typing import Any
 
 import torch
@@ -27,7 +25,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.codecs import Codec, ErrorFeedback, NotFiniteError
-from paceline.codecs.naming import parse_codec
+from paceline.drivers.collective.common import codec_of, described, first_line, own_group
 from paceline.drivers.collective.exchange import Delivery, Exchange, OfAnySize, OfOneSize, Trouble, gathered_bytes
 from paceline.drivers.collective.memories import Memories
 from paceline.randomness import torch_generator
@@ -64,14 +62,14 @@ def compress(
         raise ValueError(f"compress wants a DistributedDataParallel model (this is a {type(model).__name__})")
     if not 0 < timeout_seconds < float("inf"):
         raise ValueError(f"timeout_seconds must be above 0 and finite (timeout_seconds={timeout_seconds})")
-    codec = _codec(codec)
+    codec = codec_of(codec)
     if getattr(model, "_comm_hooks", None):
         raise ValueError("this model has a communication hook already; a DistributedDataParallel model takes one")
     compression = Compression(model, codec, seed, _Groups(model, codec, process_group, timeout_seconds))
     try:
         model.register_comm_hook(compression, _hook)
     except RuntimeError as error:  # one of PyTorch's own, which are not in the list above
-        raise ValueError(f"this model takes no communication hook: {_first_line(error)}") from error
+        raise ValueError(f"this model takes no communication hook: {first_line(error)}") from error
     return compression
 
 
@@ -114,7 +112,7 @@ class Compression:
     def state_dict(self) -> dict[str, Any]:
         """What this rank's codecs remember, and where its random numbers stand: every rank has its own to save."""
         return {
-            "codec": _described(self.codec),
+            "codec": described(self.codec),
             "rank": self._groups.rank,
             "steps": self.steps,
             "payload_bytes": self.payload_bytes,
@@ -125,8 +123,8 @@ class Compression:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from this rank's `state_dict`."""
-        if state["codec"] != _described(self.codec):
-            raise ValueError(f"this state is of {state['codec']} (this codec is {_described(self.codec)})")
+        if state["codec"] != described(self.codec):
+            raise ValueError(f"this state is of {state['codec']} (this codec is {described(self.codec)})")
         if state["rank"] != self._groups.rank:
             raise ValueError(f"this state is of rank {state['rank']} (this is rank {self._groups.rank})")
         self._memories.load_state_dict(state, self._shapes)
@@ -216,7 +214,7 @@ def _value(done: torch.futures.Future[Any], what: str, groups: "_Groups") -> Non
     except RuntimeError as error:
         raise RuntimeError(
             f"rank {groups.rank} waited for the payloads of all {groups.world} ranks for {what}, and a rank is gone, "
-            f"or was not heard of for {groups.timeout_seconds:g} s: {_first_line(error)}"
+            f"or was not heard of for {groups.timeout_seconds:g} s: {first_line(error)}"
         ) from error
 
 
@@ -256,12 +254,7 @@ class _Groups:
             self.exchange = OfAnySize(group, self._group("gloo"), device)
 
     def _group(self, backend: str) -> dist.ProcessGroup:
-        timeout = datetime.timedelta(seconds=self.timeout_seconds)
-        among_others = len(self.ranks) < dist.get_world_size()  # those do not come here, and are not waited for
-        group = dist.new_group(self.ranks, timeout, backend, use_local_synchronization=among_others)
-        if not isinstance(group, dist.ProcessGroup):
-            raise RuntimeError(f"rank {self.rank} is not among the model's ranks ({self.ranks})")
-        return group
+        return own_group(self.ranks, backend, self.timeout_seconds)
 
     def error(self, troubles: dict[int, Trouble], what: str) -> Exception:
         """The error that all ranks raise."""
@@ -275,25 +268,10 @@ class _Groups:
         return RuntimeError(f"{who}: the gradient could not be encoded in {what}; the reason is with {who}")
 
 
-def _codec(codec: Codec | str) -> Codec:
-    found = parse_codec(codec) if isinstance(codec, str) else codec
-    if not all(hasattr(found, part) for part in ("encode", "decode", "fresh", "most_bytes")) or isinstance(found, type):
-        raise ValueError(f"codec must be a codec or the name of one (codec={codec!r})")
-    return found
-
-
 def _agree(codec: Codec, ranks: list[int], group: dist.ProcessGroup, device: torch.device) -> None:
     """Refuse ranks that encode differently: their payloads would not fit in each other's places."""
-    ours = _described(codec).encode()[:DESCRIPTION_BYTES].ljust(DESCRIPTION_BYTES)
+    ours = described(codec).encode()[:DESCRIPTION_BYTES].ljust(DESCRIPTION_BYTES)
     for rank, theirs in zip(ranks, gathered_bytes(ours, group, device), strict=True):
         if theirs != ours:
             said = theirs.decode(errors="replace").strip()
             raise ValueError(f"all ranks must compress alike: rank {rank} with {said}, this one with {codec!r}")
-
-
-def _described(codec: Codec) -> str:
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(codec))  # where an object lies says nothing about it
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

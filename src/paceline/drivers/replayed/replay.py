@@ -40,12 +40,15 @@ class ReplayError(ValueError):
 class Verdict:
     """What a replay found; `difference` is None if there is none.
 
+    `nearly` says how near the weights are where the order of a sum is not ours to know, so that bits may differ.
+
     >>> Verdict(steps=300, difference=None).identical
     True
     """
 
     steps: int
     difference: str | None
+    nearly: str = ""
 
     @property
     def identical(self) -> bool:

@@ -1,0 +1,127 @@
+"""`paceline train` where workers average among themselves: as a rank of a launch, or as who starts the ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from paceline.cli.folders import new_folder
+from paceline.cli.lanes import Lanes
+from paceline.cli.options import UsageError
+from paceline.cli.telling import tell_results
+from paceline.drivers.simulated.progress import Progress
+from paceline.recipes import Recipe
+from paceline.recipes.ranks import RECIPE, read_recipe_of, write_recipe
+
+if TYPE_CHECKING:
+    from paceline.cli.cluster_commands import TrainOptions
+    from paceline.drivers.collective.place import Place
+    from paceline.traces import Evaluation
+
+
+def is_ranks_run(folder: str) -> bool:
+    """Whether a folder holds a run whose workers average among themselves.
+
+    >>> is_ranks_run("/nowhere")
+    False
+    """
+    return Path(folder, RECIPE).is_file()
+
+
+def train_ranks(options: TrainOptions, recipe: Recipe | None, place: Place | None) -> None:
+    """Be a rank, or start the ranks and wait for them; without a recipe, go on with the run in `options.resume`."""
+    if options.listen != type(options).listen:
+        raise UsageError("--listen is for a parameter server, and averaging has none: torchrun says where ranks meet")
+    if place is None:
+        _start(options, recipe)
+    else:
+        _join(options, recipe, place)
+
+
+# -- a rank ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """One rank's side of a run."""
+
+    recipe: Recipe
+    folder: Path
+    resume: bool
+    options: TrainOptions
+
+    def as_command(self, place: Place) -> int:
+        """Train as a rank that was forked; returns the exit code."""
+        from paceline.cli.main import told
+
+        return told(lambda: self.train(place), debug=self.options.debug)
+
+    def train(self, place: Place) -> None:
+        """Train as a rank; rank 0 shows how it goes, and tells the results."""
+        from paceline.recipes.ranks import train_rank
+
+        recipe = _for_world(self.recipe, place)
+        if not self.resume:
+            write_recipe(recipe, self.folder)
+        notes = Console(stderr=True, quiet=place.rank != 0)
+        with Lanes(notes, [recipe.strategy.name], rounds=recipe.rounds) as lanes:
+
+            def show(at: Evaluation) -> None:
+                lanes.show(0, Progress(round=at.round, seconds=at.seconds, loss=at.loss, accuracy=at.accuracy))
+
+            result = train_rank(recipe, place, folder=self.folder, resume=self.resume, on_progress=show)
+        if result is not None:
+            tell_results(recipe, [result], self.folder, notes, as_json=self.options.json)
+
+
+def _join(options: TrainOptions, recipe: Recipe | None, place: Place) -> None:
+    """Be a rank of a launch."""
+    folder, resume = _place_of_run(options, place)
+    recipe = recipe if recipe is not None else read_recipe_of(folder)
+    _Run(recipe=recipe, folder=folder, resume=resume, options=options).train(place)
+
+
+def _place_of_run(options: TrainOptions, place: Place) -> tuple[Path, bool]:
+    """The run's folder, and whether this process goes on with what is there."""
+    if options.resume:
+        return Path(options.resume), True
+    if not options.out:
+        raise UsageError("under torchrun, give --out: all ranks, and those of a restart, must find the same folder")
+    folder = Path(options.out)
+    if place.restarts:
+        return folder, True
+    if any(folder.glob(f"rank-{place.rank}/checkpoint-*")):
+        raise UsageError(f"{folder} holds a run; give another --out, or go on with it: --resume {folder}")
+    return folder, False
+
+
+def _for_world(recipe: Recipe, place: Place) -> Recipe:
+    """The launch says how many workers there are."""
+    if recipe.cluster.workers == place.world:
+        return recipe
+    return recipe.with_settings(cluster={"workers": place.world})
+
+
+# -- who starts the ranks ----------------------------------------------------------------------------------------------
+
+
+def _start(options: TrainOptions, recipe: Recipe | None) -> None:
+    from paceline.drivers.collective.launch import Ranks
+
+    folder = Path(options.resume) if options.resume else new_folder(options.out, "train")
+    recipe = read_recipe_of(folder) if recipe is None else recipe
+    run = _Run(recipe=recipe, folder=folder, resume=bool(options.resume), options=options)
+    with Console(stderr=True).status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
+        import paceline.drivers.collective.job  # noqa: F401 - once, before the ranks fork
+    try:
+        code = Ranks(run.as_command, recipe.cluster.workers, logs=folder).wait()
+    except BaseException:
+        if any((folder / "rank-0").glob("checkpoint-*")):
+            notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+            notes.print(f"go on from the last checkpoint with: paceline train --resume {folder}")
+        raise
+    if code:
+        raise SystemExit(code)  # rank 0 has said why

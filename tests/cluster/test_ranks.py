@@ -1,0 +1,143 @@
+"""`paceline train` where workers average among themselves: real ranks, started here and by torchrun, through deaths."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline.cli.main import main
+from paceline.drivers.collective.keeping import Keeper
+
+STARTS_WITHIN_SECONDS = 120.0
+ENDS_WITHIN_SECONDS = 120.0
+NAMED_WITHIN_SECONDS = 30.0
+RECIPE = """
+rounds = 60
+evaluate_every = 15
+[data]
+split = "iid"
+[cluster]
+workers = 2
+[delay]
+name = "shifted-exponential"
+shift_seconds = 0.02
+mean_seconds = 0.0
+inject = true
+[strategy]
+name = "hpsgd"
+[server]
+checkpoint_every = 10
+silence_seconds = 4
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "hpsgd.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def started(*command, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    log = (tmp_path / "said.txt").open("ab")
+    return subprocess.Popen(
+        [sys.executable, "-m", *map(str, command)], env=environment, cwd=tmp_path, stdout=log, stderr=log
+    )
+
+
+def said(tmp_path):
+    return (tmp_path / "said.txt").read_text(errors="replace")
+
+
+def ranks_of(process):
+    """The processes it has started, in that order."""
+    text = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return [int(pid) for pid in text.split()]
+
+
+def wait_for_checkpoints(process, folder, tmp_path, ranks=2):
+    deadline = time.monotonic() + STARTS_WITHIN_SECONDS
+    while not all(list((folder / f"rank-{rank}").glob("checkpoint-*[0-9]")) for rank in range(ranks)):
+        assert process.poll() is None, said(tmp_path)
+        assert time.monotonic() < deadline, said(tmp_path)
+        time.sleep(0.05)
+
+
+def ended(process, tmp_path, within=ENDS_WITHIN_SECONDS):
+    try:
+        return process.wait(within)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise AssertionError(said(tmp_path)) from None
+
+
+def check_story(folder):
+    """All rounds are done, and what was measured is there from the first life on, nothing twice."""
+    (result,) = json.loads((folder / "results.json").read_text())["results"]
+    assert result["rounds"] >= 60
+    keeper = Keeper(folder, rank=0)
+    story = keeper.read(keeper.held()[0])["story"]
+    rounds = [round_ for round_, *_ in story["evaluations"]]
+    assert len(rounds) > 2
+    assert rounds[0] == 0
+    assert rounds == sorted(set(rounds))
+
+
+def test_a_rank_that_dies_is_named_and_the_run_goes_on_and_replays_to_the_last_bit(recipe, tmp_path):
+    folder = tmp_path / "run"
+    run = started("paceline", "train", recipe, "--out", folder, tmp_path=tmp_path)
+    try:
+        wait_for_checkpoints(run, folder, tmp_path)
+        os.kill(ranks_of(run)[1], signal.SIGKILL)
+        assert ended(run, tmp_path, within=NAMED_WITHIN_SECONDS) == 1
+    finally:
+        run.kill()
+    assert "rank 1 was ended by SIGKILL" in said(tmp_path)
+    assert "rank 1 is gone" in said(tmp_path)  # what rank 0 found out by itself
+    assert f"paceline train --resume {folder}" in said(tmp_path)
+    again = started("paceline", "train", "--resume", folder, tmp_path=tmp_path)
+    assert ended(again, tmp_path) == 0, said(tmp_path)
+    check_story(folder)
+    assert paceline.replay(folder).identical
+
+
+def test_torchrun_starts_the_ranks_again_and_they_go_on_from_the_last_checkpoint(recipe, tmp_path):
+    folder = tmp_path / "run"
+    launch = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
+    run = started(*launch, "-m", "paceline", "train", recipe, "--out", folder, tmp_path=tmp_path)
+    try:
+        wait_for_checkpoints(run, folder, tmp_path)
+        os.kill(ranks_of(run)[1], signal.SIGKILL)
+        assert ended(run, tmp_path) == 0, said(tmp_path)
+    finally:
+        run.kill()
+    check_story(folder)
+
+
+def complaint(capsys, *arguments):
+    assert main(list(map(str, arguments))) == 2
+    return capsys.readouterr().err
+
+
+def test_what_cannot_be_is_told_in_one_line(recipe, tmp_path, capsys, monkeypatch):
+    assert "averaging has no server" in complaint(capsys, "serve", recipe)
+    assert "--listen is for a parameter server" in complaint(capsys, "train", recipe, "--listen", "127.0.0.1:1")
+    assert "rebase needs overlap" in complaint(capsys, "train", recipe, "--strategy", "bmuf", "--rebase", "true")
+    launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    assert "give --out" in complaint(capsys, "train", recipe)
+    assert "run it without torchrun" in complaint(capsys, "train", "--out", tmp_path / "new")
+    (tmp_path / "old" / "rank-0" / "checkpoint-00000001").mkdir(parents=True)
+    assert "holds a run" in complaint(capsys, "train", recipe, "--out", tmp_path / "old")
+    monkeypatch.setenv("RANK", "2")
+    assert "RANK must be between 0 and WORLD_SIZE - 1" in complaint(capsys, "train", recipe, "--out", tmp_path / "new")

@@ -1,0 +1,14 @@
+"""Ranks that many tests share: starting them takes longer than what they are told to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.collective.ranks import Ranks
+
+
+@pytest.fixture(scope="session")
+def trio(tmp_path_factory):
+    """Three ranks for the tests of averaging; none of them may be killed."""
+    with Ranks(tmp_path_factory.mktemp("trio"), 3, "averaging_jobs") as ranks:
+        yield ranks

@@ -1,0 +1,60 @@
+"""Recipes whose workers average among themselves: read, raced, timed, refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline import Race, Recipe, simulate
+from paceline.recipes import SettingError, read_recipe
+from paceline.recipes.assembly import make_strategy
+from paceline.recipes.averaging import make_member
+from paceline.strategies.averaging import AVERAGING
+
+SMALL = Recipe(rounds=12, evaluate_every=4).with_settings(cluster={"workers": 4}, strategy={"k": 2})
+
+
+def test_every_member_can_be_raced_beside_a_strategy_with_a_server():
+    race = Race(SMALL, strategies=["full", *AVERAGING])
+    for _ in race:
+        pass
+    assert [result.strategy for result in race.results] == ["full", *AVERAGING]
+    for result in race.results:
+        assert result.trace.averaged == (result.strategy in AVERAGING)
+        assert result.rounds >= 12
+        assert result.loss is not None
+        assert result.trace.used >= 4 * 12
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+def test_timing_only_takes_as_long_as_training_does(name):
+    slow = SMALL.with_settings(strategy={"name": name}, network={"worker_bits_per_second": 1e7})
+    trained, timed = simulate(slow), simulate(slow, timing_only=True)
+    assert timed.loss is None
+    # A message has a few words of its worker beside the numbers, which timing leaves out.
+    assert timed.seconds == pytest.approx(trained.seconds, rel=1e-3)
+    assert timed.rounds == trained.rounds
+
+
+def test_settings_reach_the_members_that_have_them():
+    given = {"period": 5, "normalize": True, "rebase": True, "overlap": True, "outer_rate": 0.5, "outer_momentum": 0.3}
+    recipe = SMALL.with_settings(strategy=given)
+    members = {name: make_member(recipe.with_strategy(name)) for name in AVERAGING}
+    assert members["psgd"].period is None
+    assert members["psgd"].normalize
+    assert members["ssgd"] == AVERAGING["ssgd"]
+    assert (members["local-sgd"].period, members["local-sgd"].overlap) == (5, False)
+    assert (members["hpsgd"].period, members["hpsgd"].rebase, members["hpsgd"].outer.rate) == (5, True, 1.0)
+    diloco = members["diloco"]
+    assert (diloco.overlap, diloco.rebase, diloco.outer.rate, diloco.outer.momentum) == (True, True, 0.5, 0.3)
+    assert make_member(SMALL.with_strategy("diloco")) == AVERAGING["diloco"]
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(SettingError, match="rebase needs overlap: bmuf waits"):
+        SMALL.with_settings(strategy={"name": "bmuf", "rebase": True})
+    with pytest.raises(ValueError, match=r"period must be between 1 and 1,000,000,000 \(period=0\)"):
+        read_recipe(overrides={"strategy.name": "hpsgd", "strategy.period": "0"})
+    with pytest.raises(ValueError, match="hpsgd has no server; choose from full"):
+        make_strategy(SMALL.with_strategy("hpsgd"))
+    with pytest.raises(ValueError, match="unknown name 'hpsdg'; did you mean 'hpsgd'"):
+        read_recipe(overrides={"strategy.name": "hpsdg"})
