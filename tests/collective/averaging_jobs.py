@@ -173,6 +173,8 @@ def schedule(seed, world, place, group, codec="identity"):
         for _ in range(counts[place]):
             if pause.random() < 0.3:
                 time.sleep(pause.random() * 0.002)
+            if pause.random() < 0.3 and life.sync._flight is not None:
+                life.sync._flight.wait(0.02)  # so that it is merged in the middle of a window, where there is one
             life.step()
             if not life.in_place():
                 wrong.append(f"schedule {seed}, {member}: step {life.taken} is not on the shared model")
@@ -537,6 +539,7 @@ def misused():
         "optimizer": error_of(lambda: paceline.HPSGD(model, "sgd")),
         "codec": error_of(lambda: paceline.HPSGD(model, optimizer, codec="qsdg")),
         "float64": error_of(lambda: paceline.HPSGD(*doubles(), codec="qsgd")),
+        "one refuses": error_of(lambda: paceline.HPSGD(mlp() if rank == 1 else model, optimizer)),
         "silence": error_of(lambda: paceline.HPSGD(model, optimizer, silence_seconds=0)),
         "period": error_of(lambda: paceline.LocalSGD(model, optimizer, period=0)),
         "unlike models": error_of(lambda: paceline.HPSGD(*wider(8 + (rank == 2)))),

@@ -152,6 +152,7 @@ SAID = {
     "period": "period must be between 1",
     "unlike models": "the model of rank 2 is 36 elements",
     "unlike members": "the period of rank 2 is 2, and that of rank 0 is 1",
+    "one refuses": "rank 1 cannot average: the optimizer has a parameter that the model does not have",
     "unlike codecs": "the codec of rank 2 is QSGD",
     "twice": "has an averaging already",
     "closed": "this was closed",

@@ -29,7 +29,7 @@ def test_a_rank_that_raises_says_why_to_all(trio, member):
     results = trio.do("left_by_one", culprit=1, how="raises", member=member)
     assert results[1][0].startswith("ZeroDivisionError: out of luck")
     for rank in (0, 2):
-        assert "RuntimeError: rank 1 has left: ZeroDivisionError: out of luck (average" in results[rank][0]
+        assert "RankGoneError: rank 1 has left: ZeroDivisionError: out of luck (average" in results[rank][0]
 
 
 def test_a_rank_that_never_comes_is_named_and_so_is_where_it_is(trio):

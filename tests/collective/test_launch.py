@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from paceline.drivers.collective.launch import RankGoneError, Ranks
+from paceline.drivers.collective.common import RankGoneError
+from paceline.drivers.collective.launch import Ranks
 
 DEADLINE_SECONDS = 60.0
 

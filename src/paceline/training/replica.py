@@ -10,6 +10,8 @@
                                                        replica, base <- shared + change   (rebase)
 
 Buffers (BatchNorm's statistics) travel as values, not as changes: a sum of late changes could make a variance negative.
+A worker takes over their mean when it stands still (a flush, a member that waits); while it trains on it keeps its own,
+which are newer, and which nothing in training reads.
 """
 
 from __future__ import annotations
@@ -116,7 +118,6 @@ class Replica:
         self._base = self.shared.clone()
         self._scratch = torch.empty_like(self.shared)
         self._behind = False  # the shared model has moved, and the replica has not been told
-        self._mean_buffers: torch.Tensor | None = None  # waits for the open window to end
 
     def leave(self, out: torch.Tensor, *, scale: float, brings: bool) -> None:
         """Close the window: its change times `scale`, and the buffers, into `out`."""
@@ -134,11 +135,11 @@ class Replica:
     def merge(self, total: torch.Tensor, *, weight: float, open_steps: int) -> None:
         """Move the shared model; the replica follows at once, or where its window is open in `leave` or `catch_up`."""
         self._outer.move(self.shared, total[: self._parameters.size], weight)
-        self._mean_buffers = total[self._parameters.size :] / self._workers
         if open_steps:
             self._behind = True
         else:
             self._restart(self.shared)
+            self._buffers.write(total[self._parameters.size :] / self._workers)
 
     def catch_up(self) -> None:
         """Let a replica whose window goes on stand on the shared model as it is now."""
@@ -152,15 +153,10 @@ class Replica:
         self._base.copy_(place)
         self._parameters.write(self._base)
         self._behind = False
-        if self._mean_buffers is not None:
-            self._buffers.write(self._mean_buffers)
-            self._mean_buffers = None
 
     def state_dict(self) -> dict[str, Any]:
         """The shared model and the outer step's velocity; the replica itself is in the model's own state."""
         state = {"shared": self.shared, "base": self._base, **self._outer.state_dict()}
-        if self._mean_buffers is not None:
-            state["mean_buffers"] = self._mean_buffers
         return {name: tensor.clone() for name, tensor in state.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -173,8 +169,6 @@ class Replica:
                 )
         self.shared.copy_(state["shared"])
         self._base.copy_(state["base"])
-        mean = state.get("mean_buffers")
-        self._mean_buffers = None if mean is None else mean.to(self.shared)
         self._outer.load_state_dict(state, like=self.shared)
         self._behind = False
 

@@ -17,7 +17,6 @@ Nothing waits but what the course orders to wait for; every wait has an end, and
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -28,19 +27,18 @@ import torch.distributed as dist
 from paceline.codecs import Codec
 from paceline.codecs.identity import Identity
 from paceline.drivers.collective.beats import Beats, beats_store
-from paceline.drivers.collective.common import codec_of, described, first_line
+from paceline.drivers.collective.common import described, first_line
 from paceline.drivers.collective.flights import Carrier, Flight, Gathered, Summed
 from paceline.drivers.collective.history import Average
 from paceline.drivers.collective.meeting import Meeting
 from paceline.drivers.collective.states import check_state, member_description
-from paceline.drivers.collective.tracked import Tracked
+from paceline.drivers.collective.tracked import AVERAGED, accepted
 from paceline.drivers.collective.watch import Watch
 from paceline.events import Asked, Averaged, Begin, Happening, Merge, Order, Release, Standing, Stepped, Wait, Window
 from paceline.strategies.averaging import Averaging, Course
-from paceline.training.replica import GradientReplica, Replica, message_dtype
+from paceline.training.replica import GradientReplica, Replica
 
 SLICE_SECONDS = 0.5  # of a wait, between two looks at who is alive
-_AVERAGED: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 OnAverage = Callable[[Average], None]
 
 
@@ -71,13 +69,13 @@ class Averager:
         for name, value in (("timeout_seconds", timeout_seconds), ("silence_seconds", silence_seconds)):
             if not 0 < value < float("inf"):
                 raise ValueError(f"{name} must be above 0 and finite ({name}={value})")
-        self.member, self._codec = member, codec_of(codec)
-        self._optimizer, self._tracked = optimizer, Tracked(model, optimizer)
-        if message_dtype(self._tracked.parameters) is torch.float64 and not isinstance(self._codec, Identity):
-            raise ValueError(f"codecs carry float32, and this model has float64 parameters (codec={self._codec!r})")
-        if optimizer in _AVERAGED:
-            raise ValueError("this optimizer has an averaging already; close() that one first")
-        self._meeting = Meeting(process_group, timeout_seconds)
+        self.member, self._optimizer = member, optimizer
+        refusal: ValueError | None = None
+        try:
+            self._tracked, self._codec = accepted(model, optimizer, codec)
+        except ValueError as error:  # the others must hear of it: they would wait
+            refusal = error
+        self._meeting = Meeting(process_group, timeout_seconds, refusal)
         ranks, rank = self._meeting.ranks, self._meeting.rank
         try:
             name = self._meeting.agree(self._description(), self._tracked.device)
@@ -103,7 +101,7 @@ class Averager:
         self._departed = (self._open_since, self._open_since)  # the window in flight: when it started and left
         hooked = optimizer.register_step_pre_hook if self._gradients else optimizer.register_step_post_hook
         self._hook = hooked(self._on_step)
-        _AVERAGED.add(optimizer)
+        AVERAGED.add(optimizer)
 
     def __repr__(self) -> str:
         place = f"rank {self._meeting.rank}, {self._meeting.world} ranks"
@@ -170,7 +168,7 @@ class Averager:
             self._hook.remove()
             self._beats.stop(_reason(self._failure))
             self._meeting.leave(pending=self._flight is not None and self._flight.under_way)
-            _AVERAGED.discard(self._optimizer)
+            AVERAGED.discard(self._optimizer)
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:

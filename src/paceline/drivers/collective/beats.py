@@ -83,11 +83,16 @@ class Beats:
 
     # -- what is known of the others -------------------------------------------------------------------------------
 
-    def gone(self) -> str | None:
-        """Who is gone, in words; None while everybody is heard of. To be called now and then, from one thread."""
-        for rank, seconds in self._silent_seconds.items():
-            if seconds >= self._silence_seconds and not self._farewell(rank):
-                return f"rank {rank} is gone: not heard of for {seconds:.0f} s"
+    def gone(self, after_seconds: float | None = None) -> str | None:
+        """Who is gone, in words; None while everybody is heard of. To be called now and then, from one thread.
+
+        `after_seconds` of silence are enough, if they are given and fewer than usual.
+        """
+        enough = self._silence_seconds if after_seconds is None else min(after_seconds, self._silence_seconds)
+        silent = [rank for rank in self._others if self._silent_seconds[rank] >= enough and not self._farewell(rank)]
+        if silent:
+            rank = max(silent, key=lambda other: self._silent_seconds[other])
+            return f"rank {rank} is gone: not heard of for {self._silent_seconds[rank]:.0f} s"
         for rank in self._others:
             if self._farewell(rank):
                 return f"rank {rank} has left: {self._farewell(rank)}"

@@ -23,6 +23,15 @@ def codec_of(codec: Codec | str) -> Codec:
     return found
 
 
+class RankGoneError(ConnectionError, RuntimeError):
+    """A rank that the others need is gone, has left, or does not come.
+
+    >>> raise RankGoneError("rank 2 is gone: not heard of for 15 s")
+    Traceback (most recent call last):
+    paceline.drivers.collective.common.RankGoneError: rank 2 is gone: not heard of for 15 s
+    """
+
+
 def described(thing: object) -> str:
     """What its repr says, without where it lies in memory: that says nothing about it.
 

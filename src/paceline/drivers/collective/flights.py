@@ -195,6 +195,8 @@ class Gathered:
         self.change, self.buffers = self.room[:changes], self.room[changes:]
         self.scratch = torch.empty_like(self.change)
         self.most_bytes = self.codec.most_bytes(changes)
+        warm = codec.fresh(shapes)  # kernels are loaded or compiled now: in the first average everybody would wait
+        warm.decode(warm.encode(torch.ones_like(self.change)))
         self.sent_bytes = 0
         self.cause: Exception | None = None
 

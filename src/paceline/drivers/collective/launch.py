@@ -23,20 +23,12 @@ from typing import Any
 
 import torch.distributed as dist
 
+from paceline.drivers.collective.common import RankGoneError, first_line
 from paceline.drivers.collective.place import STORE, Place
 
 GRACE_SECONDS = 20.0  # how long ranks have to tell of a dead one by themselves
 END_SECONDS = 3.0
 POLL_SECONDS = 0.05
-
-
-class RankGoneError(ConnectionError):
-    """A rank that the others need is gone.
-
-    >>> raise RankGoneError("rank 2 was ended by SIGKILL")
-    Traceback (most recent call last):
-    paceline.drivers.collective.launch.RankGoneError: rank 2 was ended by SIGKILL
-    """
 
 
 @contextmanager
@@ -48,7 +40,7 @@ def joined(place: Place, *, timeout_seconds: float) -> Iterator[None]:
         dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world, timeout=timeout)
     except (dist.DistError, RuntimeError) as error:
         raise RankGoneError(
-            f"rank {place.rank} waited {timeout_seconds:g} s for all {place.world} ranks to meet: {_first_line(error)}"
+            f"rank {place.rank} waited {timeout_seconds:g} s for all {place.world} ranks to meet: {first_line(error)}"
         ) from error
     try:
         yield
@@ -68,10 +60,6 @@ def _store(environment: Mapping[str, str], place: Place, timeout: datetime.timed
     hosts = not agents and place.rank == 0
     store = dist.TCPStore(host, port, place.world, is_master=hosts, timeout=timeout)  # type: ignore[attr-defined]
     return dist.PrefixStore(f"paceline/{place.restarts}", store)  # type: ignore[attr-defined]
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 # -- on this machine ---------------------------------------------------------------------------------------------------

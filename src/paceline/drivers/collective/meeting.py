@@ -14,17 +14,23 @@ from paceline.drivers.collective.common import own_group
 from paceline.drivers.collective.exchange import gathered_bytes
 
 DESCRIPTION_BYTES = 4096
+REFUSAL_BYTES = 512
 MOST_CHARACTERS = 160  # of one thing that is described
 GRACE_SECONDS = 30.0  # a wait ends with our error, which names a rank, before it ends with the backend's
 _KEPT: list[dist.ProcessGroup] = []
 
 
 class Meeting:
-    """A process group that nothing else uses, of ranks that want the same."""
+    """A process group that nothing else uses, of ranks that want the same.
 
-    def __init__(self, given: dist.ProcessGroup | None, timeout_seconds: float) -> None:
+    A rank that refuses to take part says why, and all raise: the others would wait for it.
+    """
+
+    def __init__(
+        self, given: dist.ProcessGroup | None, timeout_seconds: float, refusal: ValueError | None = None
+    ) -> None:
         if not (dist.is_available() and dist.is_initialized()):
-            raise RuntimeError(
+            raise refusal or RuntimeError(
                 "averaging needs a process group, and none is initialised: start the script with "
                 "`torchrun --nproc-per-node 2 script.py`, and call torch.distributed.init_process_group() in it"
             )
@@ -35,6 +41,19 @@ class Meeting:
             raise ValueError(f"rank {self.rank} is not in process_group (it has {self.ranks})")
         self.group = own_group(self.ranks, dist.get_backend_config(theirs), timeout_seconds + GRACE_SECONDS)
         self.world = len(self.ranks)
+        self._hear_refusals(refusal)
+
+    def _hear_refusals(self, refusal: ValueError | None) -> None:
+        ours = str(refusal or "").encode()[:REFUSAL_BYTES].ljust(REFUSAL_BYTES)
+        said = gathered_bytes(ours, self.group, _device_of(self.group))
+        refused = {rank: text.decode(errors="replace").strip() for rank, text in zip(self.ranks, said, strict=True)}
+        if not any(refused.values()):
+            return
+        self.leave(pending=False)
+        if refusal is not None:
+            raise refusal
+        rank, text = next((rank, text) for rank, text in refused.items() if text)
+        raise ValueError(f"rank {rank} cannot average: {text}")
 
     def agree(self, description: Mapping[str, str], device: torch.device) -> str:
         """Refuse ranks that describe themselves differently; a name for this meeting that no other has."""
@@ -71,6 +90,11 @@ class Meeting:
         elif pending:
             self.group.abort()
         dist.destroy_process_group(self.group)
+
+
+def _device_of(group: dist.ProcessGroup) -> torch.device:
+    """Where a group's messages lie, if no model says it."""
+    return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
 
 
 def _short(text: str) -> str:

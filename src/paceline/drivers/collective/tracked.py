@@ -6,11 +6,19 @@ Buffers travel as values: floating ones (BatchNorm's statistics) and counters (a
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Iterator
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
+
+from paceline.codecs import Codec
+from paceline.codecs.identity import Identity
+from paceline.drivers.collective.common import codec_of
+from paceline.training.replica import message_dtype
+
+AVERAGED: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # optimisers that have an averaging
 
 
 class Tracked:
@@ -91,6 +99,22 @@ class Tracked:
             words = torch.cat([raw, raw.new_zeros(-raw.numel() % 4)]).view(torch.int32)
             total += (place + 1) * int(words.sum(dtype=torch.int64))
         return total % 2**63
+
+
+def accepted(model: torch.nn.Module, optimizer: torch.optim.Optimizer, codec: Codec | str) -> tuple[Tracked, Codec]:
+    """What is averaged, and how it travels; ValueError says why it cannot be.
+
+    >>> model = torch.nn.Linear(3, 2).double()
+    >>> accepted(model, torch.optim.SGD(model.parameters(), lr=0.1), "one-bit")
+    Traceback (most recent call last):
+    ValueError: codecs carry float32, and this model has float64 parameters (codec=ErrorFeedback(OneBit()))
+    """
+    found, tracked = codec_of(codec), Tracked(model, optimizer)
+    if message_dtype(tracked.parameters) is torch.float64 and not isinstance(found, Identity):
+        raise ValueError(f"codecs carry float32, and this model has float64 parameters (codec={found!r})")
+    if optimizer in AVERAGED:
+        raise ValueError("this optimizer has an averaging already; close() that one first")
+    return tracked, found
 
 
 def _check_kinds(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

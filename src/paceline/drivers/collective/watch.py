@@ -15,12 +15,13 @@ from typing import NoReturn
 
 from paceline.codecs import NotFiniteError
 from paceline.drivers.collective.beats import Beats
-from paceline.drivers.collective.common import first_line
+from paceline.drivers.collective.common import RankGoneError, first_line
 from paceline.drivers.collective.exchange import Trouble
 from paceline.drivers.collective.headers import DIGIT, Said
 
 LOOK_SECONDS = 0.25  # at most so often: a step boundary is no place to linger
 LOST_LOOK_SECONDS = 0.05
+LOST_BEATS = 4  # without which a rank is taken for gone where a connection is lost
 
 
 class Watch:
@@ -41,10 +42,10 @@ class Watch:
         self._looked_at = now
         gone = self._beats.gone()
         if gone:
-            raise RuntimeError(f"{gone} (average {number} waited for it)")
+            raise RankGoneError(f"{gone} (average {number} waited for it)")
         # What is heard of a rank may be a beat old: who came a moment ago must not be named.
         if now - begun > self._timeout_seconds + 2 * self._beats.interval_seconds:
-            raise RuntimeError(self._late(number))
+            raise RankGoneError(self._late(number))
 
     def _late(self, number: int) -> str:
         averages = {rank: self._beats.averages_of(rank) for rank in self._ranks if rank != self._rank}
@@ -62,12 +63,13 @@ class Watch:
     def lost(self, number: int, error: Exception) -> NoReturn:
         """A connection is lost: find out whose, as soon as its silence or its farewell shows."""
         deadline = time.monotonic() + self._silence_seconds + 5.0
+        enough_seconds = LOST_BEATS * self._beats.interval_seconds  # that somebody is gone is known by now
         while time.monotonic() < deadline:
-            gone = self._beats.gone()
+            gone = self._beats.gone(after_seconds=enough_seconds)
             if gone:
-                raise RuntimeError(f"{gone} (average {number} waited for it)") from error
+                raise RankGoneError(f"{gone} (average {number} waited for it)") from error
             time.sleep(LOST_LOOK_SECONDS)
-        raise RuntimeError(f"average {number} has failed, though all ranks are alive: {first_line(error)}") from error
+        raise RankGoneError(f"average {number} has failed, though all ranks are alive: {first_line(error)}") from error
 
     def check(self, number: int, said: Sequence[Said], what: str, cause: Exception | None) -> None:
         """All ranks read the same words, so all raise, or none."""
