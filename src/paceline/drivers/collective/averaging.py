@@ -27,8 +27,9 @@ import torch.distributed as dist
 from paceline.codecs import Codec
 from paceline.codecs.identity import Identity
 from paceline.drivers.collective.beats import Beats, beats_store
+from paceline.drivers.collective.carriers import Carrier, Gathered, Summed
 from paceline.drivers.collective.common import described, first_line
-from paceline.drivers.collective.flights import Carrier, Flight, Gathered, Summed
+from paceline.drivers.collective.flights import Flight
 from paceline.drivers.collective.history import Average
 from paceline.drivers.collective.meeting import Meeting
 from paceline.drivers.collective.states import check_state, member_description

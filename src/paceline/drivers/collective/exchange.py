@@ -83,7 +83,7 @@ class OfOneSize:
         if isinstance(payload, Trouble):
             payload = torch.full((most_bytes,), int(payload), dtype=torch.uint8, device=self._device)
         sizes = [payload.numel()] * self._group.size()
-        gathered, work = _gather(payload, payload.numel(), self._group)
+        gathered, work = start_gather(payload, payload.numel(), self._group)
         delivery = Delivery(work.get_future(), self._group.size())
         delivery.expect(gathered, sizes)
         return delivery
@@ -99,7 +99,7 @@ class OfAnySize:
     def send(self, payload: torch.Tensor | Trouble, most_bytes: int, *, last: bool) -> Delivery:
         """The size now, the payload with the next bucket; the last one's at once."""
         ours = -int(payload) if isinstance(payload, Trouble) else payload.numel()
-        sizes, work = _gather(torch.tensor([ours]), 1, self._sizes_group)
+        sizes, work = start_gather(torch.tensor([ours]), 1, self._sizes_group)
         devices: list[int | str | torch.device] = [] if self._device.type == "cpu" else [self._device]
         delivery = Delivery(torch.futures.Future(devices=devices), self._group.size())
         send_before, self._unsent = self._unsent, functools.partial(self._send_now, payload, sizes, work, delivery)
@@ -118,7 +118,7 @@ class OfAnySize:
                 delivery.troubles.update(in_trouble)
                 delivery.future.set_result(None)
                 return
-            gathered, work = _gather(payload, int(sizes.max()), self._group)
+            gathered, work = start_gather(payload, int(sizes.max()), self._group)
             delivery.expect(gathered, sizes.tolist())
             work.get_future().then(functools.partial(_pass_on, delivery.future))
         except Exception as error:  # a rank that is gone: told where the bucket is awaited
@@ -134,7 +134,7 @@ def _pass_on(future: torch.futures.Future[Any], done: torch.futures.Future[Any])
         future.set_result(None)
 
 
-def _gather(ours: torch.Tensor, size: int, group: dist.ProcessGroup) -> tuple[torch.Tensor, Any]:
+def start_gather(ours: torch.Tensor, size: int, group: dist.ProcessGroup) -> tuple[torch.Tensor, Any]:
     """Start to gather one tensor of every rank, in slots that have room for `size` elements; slots, and the work."""
     slot = -(-size // ALIGNED_BYTES) * ALIGNED_BYTES if ours.dtype is torch.uint8 else size
     if ours.numel() != slot:
@@ -147,7 +147,7 @@ def _gather(ours: torch.Tensor, size: int, group: dist.ProcessGroup) -> tuple[to
 def gathered_bytes(ours: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
     """A few bytes of every rank, now; the same number of them everywhere."""
     tensor = torch.tensor(list(ours), dtype=torch.uint8, device=device)
-    gathered, work = _gather(tensor, tensor.numel(), group)
+    gathered, work = start_gather(tensor, tensor.numel(), group)
     work.wait()
     rows = gathered.view(group.size(), -1)[:, : tensor.numel()]
     return [bytes(row) for row in rows.tolist()]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.drivers.simulated.delays import Delays, Recorded
+from paceline.drivers.simulated.delays import Delays, check_columns
 from paceline.drivers.simulated.network import Network
 from paceline.strategies.averaging import Averaging
 
@@ -36,11 +36,7 @@ class AveragingSetup:
         for name in ("workers", "rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more ({name}={getattr(self, name)})")
-        if isinstance(self.delays, Recorded) and self.delays.workers < self.workers:
-            raise ValueError(
-                f"recorded delays need a column for every worker "
-                f"(workers={self.workers}, columns={self.delays.workers})"
-            )
+        check_columns(self.delays, self.workers)
         if not self.name:
             object.__setattr__(self, "name", self.member.name)
 

@@ -182,6 +182,19 @@ def _seconds_from(text: str, path: Path, line: int) -> float:
         raise ValueError(f"{path}:{line}: not a number of seconds: {text[:40]!r} (no heading line is needed)") from None
 
 
+def check_columns(delays: Delays, workers: int) -> None:
+    """Refuse recorded delays that have fewer columns than there are workers.
+
+    >>> check_columns(Recorded(rows=((1.0, 2.0),)), workers=3)
+    Traceback (most recent call last):
+    ValueError: recorded delays need a column for every worker (workers=3, columns=2)
+    """
+    if isinstance(delays, Recorded) and delays.workers < workers:
+        raise ValueError(
+            f"recorded delays need a column for every worker (workers={workers}, columns={delays.workers})"
+        )
+
+
 def check_not_negative(name: str, value: float) -> None:
     """Refuse a negative or infinite time.
 

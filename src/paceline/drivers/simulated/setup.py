@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from paceline.drivers.simulated.delays import Delays, Recorded
+from paceline.drivers.simulated.delays import Delays, check_columns
 from paceline.drivers.simulated.network import Network
 from paceline.strategies import Strategy
 
@@ -38,8 +38,4 @@ class Setup:
         for name in ("workers", "rounds", "blocks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more ({name}={getattr(self, name)})")
-        if isinstance(self.delays, Recorded) and self.delays.workers < self.workers:
-            raise ValueError(
-                f"recorded delays need a column for every worker "
-                f"(workers={self.workers}, columns={self.delays.workers})"
-            )
+        check_columns(self.delays, self.workers)
