@@ -35,6 +35,11 @@ BENCHMARKS = MappingProxyType(
         "codecs": Benchmark("benchmarks.codecs:run", "quantising codecs against a plain copy and against eager torch"),
         "hostile": Benchmark("benchmarks.hostile:run", "altered and made-up payloads, refused or borne by every codec"),
         "links": Benchmark("benchmarks.links:run", "a DDP step over 200 Mbit/s: our codecs, torch's hooks"),
+        "averaging": Benchmark("benchmarks.averaging:run", "four ranks over 200 Mbit/s: hpsgd, its sisters, DDP"),
+        "scale": Benchmark("benchmarks.scale:run", "scale efficiency of averaging at 4 to 1,024 simulated workers"),
+        "averaging-accuracy": Benchmark(
+            "benchmarks.averaging_accuracy:run", "accuracy of hpsgd and local-sgd beside ssgd's, same samples"
+        ),
         "soak": Benchmark("benchmarks.soak:run", "random faults against one real run, which must go on"),
     }
 )

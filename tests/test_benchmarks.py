@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 
 RUNS = [["claims"], ["timing"], ["gradients", "--only", "mlp,lenet"], ["cluster"], ["overhead"], ["soak"], ["codecs"]]
-RUNS += [["hostile"], ["links"]]
+RUNS += [["hostile"], ["links"], ["averaging"], ["scale"], ["averaging-accuracy"]]
 
 
 @pytest.mark.parametrize("arguments", RUNS, ids=lambda arguments: arguments[0])

@@ -30,7 +30,7 @@ def variants() -> dict[str, Averaging]:
             found[f"{name} overlap"] = make_averaging(name, **period, overlap=True)
         if "rebase" in SETTINGS[name]:
             overlap = {"overlap": True} if "overlap" in SETTINGS[name] else {}
-            found[f"{name} rebase"] = make_averaging(name, **period, **overlap, rebase=True)
+            found[f"{name} paper"] = make_averaging(name, **period, **overlap, rebase=False)
     return found
 
 

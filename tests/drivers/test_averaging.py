@@ -195,7 +195,7 @@ def test_after_the_end_all_workers_hold_the_same_model_to_the_last_bit(whole_run
 
 
 @pytest.mark.parametrize("codec", ["identity", ONE_BIT, "qsgd levels=7"])
-@pytest.mark.parametrize("name", ["local-sgd", "hpsgd", "hpsgd rebase", "hpsgd normalize", "psgd"])
+@pytest.mark.parametrize("name", ["local-sgd", "hpsgd", "hpsgd paper", "hpsgd normalize", "psgd"])
 def test_the_model_is_the_start_plus_the_weighted_sums_of_what_was_sent(digits, name, codec):
     training = trained(digits, codec=codec)
     messages, sums, member = {}, {}, VARIANTS[name]

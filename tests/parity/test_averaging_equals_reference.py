@@ -139,7 +139,7 @@ def test_members_that_wait(name, normalize, problem, period, many):
 
 
 def test_a_merge_in_an_open_window_moves_the_replica_and_keeps_what_is_open():
-    member = make_averaging("diloco", period=9, overlap=True, outer_rate=1.0, outer_momentum=0.0)
+    member = make_averaging("diloco", period=9, overlap=True, rebase=False, outer_rate=1.0, outer_momentum=0.0)
     weight = torch.zeros(1)
     replica = Replica([weight], [], member, workers=2)
     weight += 1.0

@@ -68,7 +68,7 @@ class Recipe(Checked):
                 f"k must be between 1 and workers (k={k}, workers={workers}); give k = {workers} or less, or auto",
                 beside=("cluster", "workers"),
             )
-        if self.strategy.rebase and self.strategy.name in ("bmuf", "diloco") and not self.strategy.overlap:
+        if self.strategy.rebase is True and self.strategy.name in ("bmuf", "diloco") and not self.strategy.overlap:
             raise SettingError(
                 ("strategy", "rebase"),
                 f"rebase needs overlap: {self.strategy.name} waits for its averages, so nothing is ever in flight",

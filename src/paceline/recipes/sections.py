@@ -191,8 +191,11 @@ class StrategySection(Checked):
         alias="period",
     )
     overlap: bool = setting(False, "bmuf, diloco: train on while an average is under way", alias="overlap")
-    rebase: bool = setting(
-        False, "hpsgd; bmuf, diloco with overlap: a worker keeps its own change in flight", alias="rebase"
+    rebase: bool | Literal["auto"] = setting(
+        "auto",
+        "hpsgd; bmuf, diloco with overlap: a worker keeps its own change in flight; auto: yes; false: the paper",
+        choices=lambda: ("auto",),
+        alias="rebase",
     )
     normalize: bool = setting(False, "averaging: scale every change to the mean number of steps", alias="normalize")
     outer_rate: float | Literal["auto"] = setting(

@@ -128,7 +128,7 @@ class Replica:
         change = out[: self._parameters.size]
         torch.sub(self._parameters.read(self._scratch), self._base, out=change)
         if self._overlap:
-            self._restart(self.shared.add(change) if self._rebase else self.shared)
+            self._restart(ahead_by=change if self._rebase else None)
         if scale != 1.0:
             change.mul_(scale)
 
@@ -138,7 +138,7 @@ class Replica:
         if open_steps:
             self._behind = True
         else:
-            self._restart(self.shared)
+            self._restart()
             self._buffers.write(total[self._parameters.size :] / self._workers)
 
     def catch_up(self) -> None:
@@ -149,8 +149,12 @@ class Replica:
             self._parameters.write(opened.add_(self._base))
             self._behind = False
 
-    def _restart(self, place: torch.Tensor) -> None:
-        self._base.copy_(place)
+    def _restart(self, ahead_by: torch.Tensor | None = None) -> None:
+        """Begin a window at the shared model, or ahead of it by what is in flight."""
+        if ahead_by is None:
+            self._base.copy_(self.shared)
+        else:
+            torch.add(self.shared, ahead_by, out=self._base)
         self._parameters.write(self._base)
         self._behind = False
 

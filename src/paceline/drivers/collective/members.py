@@ -44,7 +44,7 @@ class LocalSGD(Averager):
 class BMUF(Averager):
     """Local SGD whose mean change has momentum: 1 - 1/N of the change before, unless `outer_momentum` says otherwise.
 
-    With `overlap` training does not wait for the average; `rebase` as for HPSGD.
+    With `overlap` training does not wait for the average, and `rebase` is as for HPSGD.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class BMUF(Averager):
         *,
         period: int = 8,
         overlap: bool = False,
-        rebase: bool = False,
+        rebase: bool | None = None,
         normalize: bool = False,
         outer_rate: float = 1.0,
         outer_momentum: float | None = None,
@@ -68,7 +68,7 @@ class BMUF(Averager):
 class DiLoCo(Averager):
     """Local SGD with long periods, whose mean change is a Nesterov step.
 
-    With `overlap` training does not wait for the average; `rebase` as for HPSGD.
+    With `overlap` training does not wait for the average, and `rebase` is as for HPSGD.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class DiLoCo(Averager):
         *,
         period: int = 100,
         overlap: bool = False,
-        rebase: bool = False,
+        rebase: bool | None = None,
         normalize: bool = False,
         outer_rate: float = 0.7,
         outer_momentum: float = 0.9,
@@ -102,7 +102,7 @@ class HPSGD(Averager):
         optimizer: torch.optim.Optimizer,
         *,
         period: int = 1,
-        rebase: bool = False,
+        rebase: bool = True,
         normalize: bool = False,
         **common: Any,
     ) -> None:

@@ -10,6 +10,10 @@
 
 Local SGD: S. Stich, 2019. BMUF: K. Chen, Q. Huo, 2016. DiLoCo: A. Douillard et al., 2023. HPSGD: Y. Zhou et al., 2021.
 
+Where we differ from HPSGD's paper: no barrier, and `rebase`, which is on unless switched off. Without it a window
+begins at a model that lacks the worker's own last window, so both go the same way, and with momentum or long windows
+the model runs past its goal and back (x_(j+1) = x_j - x_(j-1) where a window comes all the way).
+
 What is averaged is the change of the parameters, not gradients (except for ssgd): the same for plain SGD, and right for
 momentum and any other local optimiser. With one worker there is nobody to average with: all members are plain training,
 and no outer step is taken.
@@ -69,8 +73,8 @@ class Averaging:
     its own change in flight, so that its progress never jumps back. `normalize` scales every worker's change to the
     mean number of steps.
 
-    >>> make_averaging("hpsgd", rebase=True).overlap
-    True
+    >>> make_averaging("hpsgd").rebase, make_averaging("hpsgd", rebase=False).rebase
+    (True, False)
     """
 
     name: str
@@ -93,7 +97,7 @@ AVERAGING: dict[str, Averaging] = {
     "local-sgd": Averaging(name="local-sgd", period=8),
     "bmuf": Averaging(name="bmuf", period=8, outer=Outer(momentum=None)),
     "diloco": Averaging(name="diloco", period=100, outer=Outer(rate=0.7, momentum=0.9, nesterov=True)),
-    "hpsgd": Averaging(name="hpsgd", overlap=True),
+    "hpsgd": Averaging(name="hpsgd", overlap=True, rebase=True),
     "psgd": Averaging(name="psgd", period=None),
 }
 
@@ -110,7 +114,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 
 
 def make_averaging(name: str, **settings: Any) -> Averaging:
-    """A member by name, with those settings changed that it has.
+    """A member by name, with those settings changed that it has; a `rebase` of None is on where training does not wait.
 
     >>> make_averaging("local-sgd", period=4).period
     4
@@ -125,6 +129,8 @@ def make_averaging(name: str, **settings: Any) -> Averaging:
         if setting not in SETTINGS[name]:
             has = ", ".join(SETTINGS[name]) or "none"
             raise ValueError(f"{setting} is no setting of {name}; it has {has}")
+    if "rebase" in SETTINGS[name] and settings.get("rebase") is None:
+        settings["rebase"] = settings.get("overlap", member.overlap)
     outer = {_OUTER[setting]: value for setting, value in settings.items() if setting in _OUTER}
     own = {setting: value for setting, value in settings.items() if setting not in _OUTER}
     return dataclasses.replace(member, outer=dataclasses.replace(member.outer, **outer), **own)
