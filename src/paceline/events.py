@@ -17,6 +17,7 @@ Where workers average among themselves there is no server, and every worker has 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
@@ -221,6 +222,21 @@ class Averaged:
     number: int
     windows: tuple[Window, ...]
 
+    @property
+    def moves(self) -> bool:
+        """Whether there is anything to merge: a change, or buffers where everybody flushes.
+
+        >>> Averaged(number=0, windows=(Window(), Window(standing=Standing.FLUSHING))).moves
+        False
+        """
+        return moves(self.windows)
+
+
+def moves(windows: Iterable[Window]) -> bool:
+    """Whether an average of these windows is merged: somebody brings a change, or everybody flushes."""
+    windows = list(windows)
+    return any(window.brought for window in windows) or all(w.standing >= Standing.FLUSHING for w in windows)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -265,6 +281,8 @@ class Wait:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
     """Move the shared model by `weight` times the sum of what all workers sent in average `number`.
+
+    A weight of 0 says that nobody brought a change, and everybody flushes: buffers are made equal, and nothing moves.
 
     >>> Merge(number=0, weight=0.5, open_steps=0).open_steps
     0

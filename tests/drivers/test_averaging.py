@@ -292,7 +292,7 @@ def test_the_model_is_measured_whenever_it_is_due(digits):
 
 
 def test_a_shared_model_is_as_good_whoever_is_asked(digits):
-    """While windows are open workers differ in parameters and statistics, not in what they have merged."""
+    """While windows are open workers differ in parameters, not in what they have merged."""
     compared = []
 
     class Watched(Team):
@@ -307,7 +307,7 @@ def test_a_shared_model_is_as_good_whoever_is_asked(digits):
                 ):
                     compared.append((self.evaluate(worker), self.evaluate(other)))
 
-    team = Watched(trained(digits, norm=True), AVERAGING["hpsgd"], workers=WORKERS)
+    team = Watched(trained(digits), AVERAGING["hpsgd"], workers=WORKERS)
     for _ in Pack(setup(AVERAGING["hpsgd"]), crew=team).run():
         pass
     assert compared

@@ -22,6 +22,10 @@ from typing import Any, Protocol
 import torch
 
 from paceline.strategies.averaging import Averaging, Outer
+from paceline.training.buffers import Buffers
+from paceline.training.flat import Flat, message_dtype
+
+__all__ = ["Averaged", "Flat", "GradientReplica", "OuterStep", "Replica", "message_dtype"]
 
 
 class Averaged(Protocol):
@@ -44,46 +48,6 @@ class Averaged(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""
-
-
-class Flat:
-    """Tensors of any shape and type, read and written as one vector.
-
-    >>> flat = Flat([torch.ones(2, 2), torch.zeros(1, dtype=torch.int64)], torch.float32)
-    >>> flat.read(torch.empty(5))
-    tensor([1., 1., 1., 1., 0.])
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
-        self.tensors, self.dtype = list(tensors), dtype
-        self.size = sum(tensor.numel() for tensor in self.tensors)
-
-    def parts(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """The vector cut into views of the tensors' shapes."""
-        cut = torch.split(vector[: self.size], [tensor.numel() for tensor in self.tensors])
-        return [part.view(tensor.shape) for part, tensor in zip(cut, self.tensors, strict=True)]
-
-    @torch.no_grad()
-    def read(self, out: torch.Tensor) -> torch.Tensor:
-        """The tensors, in `out`."""
-        for part, tensor in zip(self.parts(out), self.tensors, strict=True):
-            part.copy_(tensor)
-        return out
-
-    @torch.no_grad()
-    def write(self, vector: torch.Tensor) -> None:
-        """The tensors, from a vector; whole numbers are rounded."""
-        for part, tensor in zip(self.parts(vector), self.tensors, strict=True):
-            tensor.copy_(part if tensor.is_floating_point() else part.round())
-
-
-def message_dtype(parameters: Sequence[torch.Tensor]) -> torch.dtype:
-    """The type in which changes are added up: float32, or float64 if a parameter has it.
-
-    >>> message_dtype([torch.zeros(1, dtype=torch.bfloat16)])
-    torch.float32
-    """
-    return torch.float64 if any(parameter.dtype is torch.float64 for parameter in parameters) else torch.float32
 
 
 class Replica:
@@ -109,9 +73,10 @@ class Replica:
         workers: int,
     ) -> None:
         self.dtype = message_dtype(parameters)
-        self._parameters, self._buffers = Flat(parameters, self.dtype), Flat(buffers, self.dtype)
+        self._parameters, self._buffers = Flat(parameters, self.dtype), Buffers(buffers, self.dtype, workers=workers)
         self.size = self._parameters.size + self._buffers.size
-        self._overlap, self._rebase, self._workers = member.overlap, member.rebase, workers
+        self._overlap, self._rebase = member.overlap, member.rebase
+        self._rounds = any(parameter.dtype is not self.dtype for parameter in parameters)  # bfloat16: writing does
         self._outer = OuterStep(member.outer, workers)
         device = parameters[0].device
         self.shared = self._parameters.read(torch.empty(self._parameters.size, dtype=self.dtype, device=device))
@@ -121,7 +86,7 @@ class Replica:
 
     def leave(self, out: torch.Tensor, *, scale: float, brings: bool) -> None:
         """Close the window: its change times `scale`, and the buffers, into `out`."""
-        self._buffers.read(out[self._parameters.size :])
+        self._buffers.send(out[self._parameters.size :])
         if not brings:
             out[: self._parameters.size].zero_()
             return
@@ -134,19 +99,23 @@ class Replica:
 
     def merge(self, total: torch.Tensor, *, weight: float, open_steps: int) -> None:
         """Move the shared model; the replica follows at once, or where its window is open in `leave` or `catch_up`."""
-        self._outer.move(self.shared, total[: self._parameters.size], weight)
+        if weight:  # else nobody brought anything: only the buffers are to be made equal
+            self._outer.move(self.shared, total[: self._parameters.size], weight)
         if open_steps:
             self._behind = True
         else:
             self._restart()
-            self._buffers.write(total[self._parameters.size :] / self._workers)
+            self._buffers.take(total[self._parameters.size :])
 
     def catch_up(self) -> None:
         """Let a replica whose window goes on stand on the shared model as it is now."""
         if self._behind:
             opened = self._parameters.read(self._scratch).sub_(self._base)
-            self._base.copy_(self.shared)
-            self._parameters.write(opened.add_(self._base))
+            self._parameters.write(torch.add(self.shared, opened, out=self._base))
+            if self._rounds:
+                self._parameters.read(self._base).sub_(opened)
+            else:
+                self._base.copy_(self.shared)
             self._behind = False
 
     def _restart(self, ahead_by: torch.Tensor | None = None) -> None:
@@ -156,6 +125,8 @@ class Replica:
         else:
             torch.add(self.shared, ahead_by, out=self._base)
         self._parameters.write(self._base)
+        if self._rounds:  # a change is counted from what the parameters really are
+            self._parameters.read(self._base)
         self._behind = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -211,6 +182,8 @@ class OuterStep:
     def load_state_dict(self, state: dict[str, Any], *, like: torch.Tensor) -> None:
         """Go on from a `state_dict`."""
         velocity = state.get("velocity")
+        if velocity is not None and velocity.shape != like.shape:
+            raise ValueError(f"this state is of another model: its velocity has {velocity.numel():,} elements")
         self._velocity = None if velocity is None else velocity.to(like)
 
 
@@ -222,7 +195,7 @@ class GradientReplica:
     >>> weight = torch.nn.Parameter(torch.zeros(1))
     >>> weight.grad = torch.ones(1)
     >>> replica = GradientReplica([weight], [], workers=2, step=lambda: None)
-    >>> message = torch.empty(1)
+    >>> message = torch.empty(replica.size)
     >>> replica.leave(message, scale=1.0, brings=True)
     >>> replica.merge(message + 3.0, weight=0.5, open_steps=0)
     >>> weight.grad
@@ -238,11 +211,11 @@ class GradientReplica:
         step: Callable[[], None],
     ) -> None:
         self.dtype = message_dtype(parameters)
-        self._parameters, self._buffers = list(parameters), Flat(buffers, self.dtype)
+        self._parameters, self._buffers = list(parameters), Buffers(buffers, self.dtype, workers=workers)
         self._flat = Flat(self._parameters, self.dtype)
-        self.size = self._flat.size + self._buffers.size
-        self._workers, self._step = workers, step
-        self._brought = False
+        self._counts_at = self._flat.size + self._buffers.size
+        self.size = self._counts_at + len(self._parameters)
+        self._step, self._brought = step, False
 
     @property
     def shared(self) -> torch.Tensor:
@@ -252,25 +225,27 @@ class GradientReplica:
 
     @torch.no_grad()
     def leave(self, out: torch.Tensor, *, scale: float, brings: bool) -> None:
-        """The gradient and the buffers, into `out`."""
-        self._buffers.read(out[self._flat.size :])
+        """The gradient, the buffers, and which parameters have a gradient at all, into `out`."""
+        self._buffers.send(out[self._flat.size : self._counts_at])
         self._brought = brings
+        out[: self._flat.size].zero_()
+        has = [brings and parameter.grad is not None for parameter in self._parameters]
+        out[self._counts_at :] = torch.tensor(has, dtype=self.dtype)
         for part, parameter in zip(self._flat.parts(out), self._parameters, strict=True):
             if brings and parameter.grad is not None:
                 part.copy_(parameter.grad)
-            else:
-                part.zero_()
 
     @torch.no_grad()
     def merge(self, total: torch.Tensor, *, weight: float, open_steps: int) -> None:
         """Every parameter gets the mean gradient; whoever brought none takes the step now."""
+        self._buffers.take(total[self._flat.size : self._counts_at])
+        if not weight:
+            return
         held = [parameter.grad for parameter in self._parameters]
-        for part, parameter in zip(self._flat.parts(total), self._parameters, strict=True):
-            if self._brought and parameter.grad is not None:
-                parameter.grad.copy_(part).mul_(weight)
-            else:
-                parameter.grad = part.to(parameter.dtype, copy=True).mul_(weight)
-        self._buffers.write(total[self._flat.size :] / self._workers)
+        counts = total[self._counts_at :].tolist()
+        for part, parameter, count in zip(self._flat.parts(total), self._parameters, counts, strict=True):
+            # One that has no gradient anywhere gets none: an optimiser leaves it alone, and would decay a zero's.
+            parameter.grad = part.mul(weight).to(parameter.dtype) if count else None
         if not self._brought:
             self._step()
             for parameter, grad in zip(self._parameters, held, strict=True):

@@ -21,14 +21,16 @@ import torch
 from paceline.codecs import Codec
 from paceline.codecs.identity import Identity
 from paceline.codecs.vectors import NotFiniteError
-from paceline.events import Begin, Merge, Window
+from paceline.events import Begin, Merge, Window, moves
 from paceline.optim import make_optimizer
 from paceline.randomness import torch_generator
 from paceline.strategies.averaging import Averaging
 from paceline.training.batches import Batches
+from paceline.training.buffers import averaged_buffers
 from paceline.training.evaluation import measure
+from paceline.training.flat import Flat
 from paceline.training.local import local_gradient
-from paceline.training.replica import Flat, GradientReplica, Replica
+from paceline.training.replica import GradientReplica, Replica
 from paceline.training.task import Training
 from paceline.training.trainee import all_finite
 from paceline.workers.threads import threads_for
@@ -43,7 +45,7 @@ class Player:
     def __init__(self, training: Training, member: Averaging, *, workers: int) -> None:
         self.module = copy.deepcopy(training.module)
         self.trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        buffers = list(self.module.buffers())
+        buffers = averaged_buffers(self.module)
         self.optimizer, self.schedule = make_optimizer(
             training.optimizer, self.module.parameters(), total_steps=training.total_steps
         )
@@ -101,7 +103,6 @@ class Team:
         self._to_merge: dict[int, int] = {}  # how many workers have not merged a sum
         self._rounds: dict[int, int] = {}
         self._steps = 0
-        self._buffers: torch.Tensor | None = None  # the mean of the average gathered last
         self._exam = copy.deepcopy(training.module)
         self.diverged = False
 
@@ -167,8 +168,8 @@ class Team:
                 total.add_(message)
             self.diverged = self.diverged or not all_finite(total)
         brought = sum(window.brought for window in windows)
-        if brought:  # else nobody merges it
-            self._steps += brought
+        self._steps += brought
+        if moves(windows):  # else nobody merges it
             self._totals[number], self._to_merge[number] = total, self._workers
             self._rounds[number] = self._steps // self._workers
 
@@ -178,7 +179,6 @@ class Team:
         with threads_for(self._size):
             player.replica.merge(total, weight=merge.weight, open_steps=merge.open_steps)
         player.merged = True
-        self._buffers = total[self._size :] / self._workers
         if not self._alone:
             player.to_schedule = min(self._rounds[merge.number], self._training.total_steps)
         self._to_merge[merge.number] -= 1
@@ -189,13 +189,11 @@ class Team:
 
     @torch.no_grad()
     def evaluate(self, worker: int = 0) -> tuple[float, float]:
-        """Loss and accuracy of the shared model as far as a worker has merged."""
+        """Loss and accuracy of the shared model as far as a worker has merged, with the buffers that it has."""
         player = self.players[worker]
         self._exam.load_state_dict(player.module.state_dict())
         if player.merged:
             trained = [parameter for parameter in self._exam.parameters() if parameter.requires_grad]
             Flat(trained, player.replica.dtype).write(player.replica.shared)
-            if self._buffers is not None:
-                Flat(list(self._exam.buffers()), player.replica.dtype).write(self._buffers)
         with threads_for(self._size):
             return measure(self._exam, self._training.dataset, self._training.evaluation_samples)

@@ -96,7 +96,7 @@ class Course:
         self._check(event)
         self.in_flight, self._merged_after = False, self._steps
         orders: list[Order] = []
-        if any(window.brought for window in event.windows):
+        if event.moves:
             orders.append(Merge(number=event.number, weight=self._weight(event.windows), open_steps=self._steps))
         if self.standing is Standing.TRAINING:
             return orders + self._begin_if_due()
@@ -116,9 +116,11 @@ class Course:
 
         So equal windows weigh the same either way.
         """
+        brought = [window.brought for window in windows if window.brought]
+        if not brought:
+            return 0.0
         if not self.member.normalize:
             return 1.0 / self.workers
-        brought = [window.brought for window in windows if window.brought]
         return sum(brought) / len(brought) / self.workers
 
     def _check(self, event: Averaged) -> None:
