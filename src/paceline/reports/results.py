@@ -13,6 +13,7 @@ from paceline.reports.groups import Group
 from paceline.traces import Summary, summarise
 
 BASELINES = ("full", "ssgd")  # the first of them that ran is what the others are held against
+WITHOUT_A_SERVER = {"ssgd", "local-sgd", "bmuf", "diloco", "hpsgd", "psgd"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +68,13 @@ def results(groups: Sequence[Group]) -> list[Result]:
 def baseline_name(strategies: Iterable[str]) -> str:
     """The strategy that the others are held against.
 
-    >>> baseline_name(["hpsgd", "ssgd"]), baseline_name(["ssgd", "full"]), baseline_name([])
-    ('ssgd', 'full', 'full')
+    >>> baseline_name(["hpsgd", "ssgd"]), baseline_name(["ssgd", "full"]), baseline_name([]), baseline_name(["hpsgd"])
+    ('ssgd', 'full', 'full', 'ssgd')
     """
     ran = set(strategies)
-    return next((name for name in BASELINES if name in ran), BASELINES[0])
+    served, averaged = BASELINES
+    otherwise = averaged if ran and ran <= WITHOUT_A_SERVER else served
+    return next((name for name in BASELINES if name in ran), otherwise)
 
 
 def baseline(rows: Iterable[Result]) -> Result | None:
