@@ -61,33 +61,26 @@ class Setting:
 
 
 IID = Setting(name="iid")
-GENTLE = Setting(name="iid, a quarter of the rate")
-LONG = Setting(name="long windows", ring_steps=8.0, beside=GENTLE.name)
+IID_SMALL = Setting(name="iid, small rates")
+LONG = Setting(name="long windows", ring_steps=8.0, beside=IID_SMALL.name)
 NON_IID = Setting(name="non-IID(2), one slow", workers=5, classes_per_worker=2, slow_factor=3.0, claimed=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Local:
-    """A worker's optimiser; `share` is of the rate that is best for ssgd."""
+    """A worker's optimiser."""
 
     name: str
     momentum: float
-    best_rate: float
-    share: float = 1.0
-
-    @property
-    def rate(self) -> float:
-        """The learning rate."""
-        return self.best_rate * self.share
+    rate: float
 
     def __str__(self) -> str:
         return f"{self.name}, {self.rate:g}"
 
 
-PLAIN = Local(name="plain", momentum=0.0, best_rate=0.4)
-MOMENTUM = Local(name="momentum", momentum=0.9, best_rate=0.04)
-LOCALS = (PLAIN, MOMENTUM)
-SMALLER = tuple(dataclasses.replace(local, share=1 / 4) for local in LOCALS)
+PLAIN = tuple(Local(name="plain", momentum=0.0, rate=rate) for rate in (0.4, 0.2))
+MOMENTUM = Local(name="momentum", momentum=0.9, rate=0.04)
+SMALL = (Local(name="plain", momentum=0.0, rate=0.1), dataclasses.replace(MOMENTUM, rate=0.01))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +92,8 @@ class Entry:
     normalize: bool = False
 
     def __str__(self) -> str:
-        return ", ".join([self.strategy, *(word for word in ("rebase", "normalize") if getattr(self, word))])
+        words = ["no rebase"] * (self.strategy == "hpsgd" and not self.rebase) + ["normalize"] * self.normalize
+        return ", ".join([self.strategy, *words])
 
 
 SSGD, LOCAL_SGD, HPSGD = (Entry(strategy=name) for name in ("ssgd", "local-sgd", "hpsgd"))
@@ -113,14 +107,14 @@ class Part:
 
     setting: Setting
     entries: tuple[Entry, ...]
-    locals: tuple[Local, ...] = LOCALS
+    locals: tuple[Local, ...] = SMALL
 
 
 PARTS = (
-    Part(setting=IID, entries=(SSGD, LOCAL_SGD, HPSGD, REBASE)),
-    Part(setting=GENTLE, entries=(SSGD, LOCAL_SGD, HPSGD, REBASE), locals=SMALLER),
-    Part(setting=LONG, entries=(HPSGD, REBASE), locals=SMALLER),
-    Part(setting=NON_IID, entries=(SSGD, LOCAL_SGD, HPSGD, REBASE, *NORMALIZED), locals=SMALLER),
+    Part(setting=IID, entries=(SSGD, LOCAL_SGD, HPSGD, REBASE), locals=(*PLAIN, MOMENTUM)),
+    Part(setting=IID_SMALL, entries=(SSGD, LOCAL_SGD, HPSGD, REBASE)),
+    Part(setting=LONG, entries=(HPSGD, REBASE)),
+    Part(setting=NON_IID, entries=(SSGD, LOCAL_SGD, HPSGD, REBASE, *NORMALIZED)),
 )
 
 

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-FLATTEST, STEEPEST, SCANNED = 0.001, 4.0, 300
+FLATTEST, STEEPEST, SCANNED = 0.001, 4.0, 150
 ROUNDING = 1e-9
 MOMENTA = (0.0, 0.9)
 LENGTHS = (1, 2, 3, 8)

@@ -80,7 +80,7 @@ def _limits() -> Table:
     for momentum in MOMENTA:
         for rebase in (False, True):
             own = [each for each in found if (each["momentum"], each["rebase"]) == (momentum, rebase)]
-            names = f"momentum {momentum:g}" if momentum else "plain", "hpsgd, rebase" if rebase else "hpsgd"
+            names = f"momentum {momentum:g}" if momentum else "plain", "hpsgd" if rebase else "hpsgd, no rebase"
             for mode in ("together", "apart"):
                 table.add_row(*names, mode, *(_limit(each[mode]) for each in own))
     return table
