@@ -17,7 +17,7 @@ Where workers average among themselves there is no server, and every worker has 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
@@ -232,9 +232,8 @@ class Averaged:
         return moves(self.windows)
 
 
-def moves(windows: Iterable[Window]) -> bool:
+def moves(windows: Sequence[Window]) -> bool:
     """Whether an average of these windows is merged: somebody brings a change, or everybody flushes."""
-    windows = list(windows)
     return any(window.brought for window in windows) or all(w.standing >= Standing.FLUSHING for w in windows)
 
 

@@ -162,7 +162,7 @@ def test_the_seed_decides_and_the_global_generator_does_not(kind):
             r"classes_per_worker must be between 1 and classes \(classes_per_worker=11, classes=10\)",
         ),
         (5, {"kind": "non-iid", "classes_per_worker": 0}, r"classes_per_worker=0, classes=10"),
-        (3, {"kind": "non-iid", "classes_per_worker": 2}, r"at least 4 classes per worker or 5 workers"),
+        (3, {"kind": "non-iid", "classes_per_worker": 2}, r"at least 4 classes per worker, 5 workers"),
         (50, {"kind": "non-iid", "classes_per_worker": 3}, r"150 holders.*samples for 100.*smallest has 10"),
     ],
 )

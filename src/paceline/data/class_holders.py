@@ -54,8 +54,8 @@ def _check(sizes: NDArray[np.int64], workers: int, classes_per_worker: int) -> N
         raise ValueError(
             "workers x classes_per_worker must be at least classes, or a class goes to nobody "
             f"(workers={workers}, classes_per_worker={classes_per_worker}, classes={classes}): use at least "
-            f"{math.ceil(classes / workers)} classes per worker or {math.ceil(classes / classes_per_worker)} "
-            "workers"
+            f"{math.ceil(classes / workers)} classes per worker, {math.ceil(classes / classes_per_worker)} workers, "
+            "or an iid split"
         )
     room = int(np.minimum(sizes, workers).sum())
     if room < workers * classes_per_worker:

@@ -116,11 +116,11 @@ class Course:
 
         So equal windows weigh the same either way.
         """
-        brought = [window.brought for window in windows if window.brought]
-        if not brought:
+        if not any(window.brought for window in windows):
             return 0.0
-        if not self.member.normalize:
+        if not self.member.normalize:  # the usual case looks at no more windows than it must: there may be thousands
             return 1.0 / self.workers
+        brought = [window.brought for window in windows if window.brought]
         return sum(brought) / len(brought) / self.workers
 
     def _check(self, event: Averaged) -> None:
