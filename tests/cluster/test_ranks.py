@@ -123,6 +123,27 @@ def test_torchrun_starts_the_ranks_again_and_they_go_on_from_the_last_checkpoint
     check_story(folder)
 
 
+def test_who_is_told_to_go_ends_its_ranks_first(recipe, tmp_path, monkeypatch, capsys):
+    class Told:
+        """Ranks that are waited for when SIGTERM comes."""
+
+        def __init__(self, be_rank, world, *, logs):
+            pass
+
+        def wait(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(ENDS_WITHIN_SECONDS)  # the handler interrupts it
+
+    monkeypatch.setattr("paceline.drivers.collective.launch.Ranks", Told)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert main(["train", str(recipe), "--out", str(tmp_path / "run")]) == 130
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "stopped" in capsys.readouterr().err
+
+
 def complaint(capsys, *arguments):
     assert main(list(map(str, arguments))) == 2
     return capsys.readouterr().err
@@ -137,7 +158,18 @@ def test_what_cannot_be_is_told_in_one_line(recipe, tmp_path, capsys, monkeypatc
         monkeypatch.setenv(name, value)
     assert "give --out" in complaint(capsys, "train", recipe)
     assert "run it without torchrun" in complaint(capsys, "train", "--out", tmp_path / "new")
-    (tmp_path / "old" / "rank-0" / "checkpoint-00000001").mkdir(parents=True)
-    assert "holds a run" in complaint(capsys, "train", recipe, "--out", tmp_path / "old")
     monkeypatch.setenv("RANK", "2")
     assert "RANK must be between 0 and WORLD_SIZE - 1" in complaint(capsys, "train", recipe, "--out", tmp_path / "new")
+
+
+def test_a_folder_that_holds_a_run_is_refused_in_every_life_of_a_launch(recipe, tmp_path, capsys, monkeypatch):
+    """The first life refused it, torchrun started the ranks again, and the second went on with the wrong model."""
+    old = tmp_path / "old"
+    Keeper(old, rank=0).keep(1, {"recipe": {}})
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "PACELINE_STORE": str(tmp_path / "store")}.items():
+        monkeypatch.setenv(name, value)
+    for restarts in range(2):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+        said = complaint(capsys, "train", recipe, "--out", old)
+        assert f"rank 0: {old} holds a run; give another --out, or go on with it: --resume {old}" in said
+        assert [path.name for path in old.iterdir()] == ["rank-0"]  # no recipe.json that would be another run's

@@ -127,8 +127,7 @@ def plan_of(seed, world):
     phases = []
     for _ in range(draw.randint(1, 3)):
         after = draw.choice(["flush", "flush", "settle", "resume", "nothing", "look"])
-        fewest = 1 if after in ("settle", "resume") else 0
-        phases.append(([draw.randint(fewest, 4) for _ in range(world)], after))
+        phases.append(([draw.randint(0, 4) for _ in range(world)], after))
     return member, phases
 
 
@@ -173,8 +172,10 @@ def schedule(seed, world, place, group, codec="identity"):
         for _ in range(counts[place]):
             if pause.random() < 0.3:
                 time.sleep(pause.random() * 0.002)
-            if pause.random() < 0.3 and life.sync._flight is not None:
-                life.sync._flight.wait(0.02)  # so that it is merged in the middle of a window, where there is one
+            if pause.random() < 0.3 and life.sync._traffic.flight is not None:
+                life.sync._traffic.flight.wait(
+                    0.02
+                )  # so that it is merged in the middle of a window, where there is one
             life.step()
             if not life.in_place():
                 wrong.append(f"schedule {seed}, {member}: step {life.taken} is not on the shared model")
@@ -358,7 +359,7 @@ def kinds(member, steps):
         found[name] = {"digest": digest(model), "moved": digest(model) != before, "steps": sync.merged_steps}
     found["norm"]["batches"] = int(models["norm"][1].num_batches_tracked)
     found["norm"]["variance"] = float(models["norm"][1].running_var.min())
-    assert counted
+    found["counted"] = counted - rank
     return found
 
 
@@ -368,9 +369,9 @@ def kinds(member, steps):
 def landed(sync):
     """Wait until the average under way can be merged, so that where it is merged does not depend on time."""
     deadline = time.monotonic() + 20
-    while sync._flight is not None and not sync._flight.poll():
+    while sync._traffic.flight is not None and not sync._traffic.flight.poll():
         assert time.monotonic() < deadline, "the average did not arrive"
-        sync._flight.wait(0.1)
+        sync._traffic.flight.wait(0.1)
 
 
 def resumed(member, codec, **settings):
@@ -387,7 +388,7 @@ def resumed(member, codec, **settings):
             if number == 4:
                 taken = sync.state_dict()
                 opened = taken["course"]["steps"]
-                assert sync.state_dict()["course"] == taken["course"]  # a look: no rank has stepped
+                assert sync.state_dict(settle=False)["course"] == taken["course"]  # a look: no rank has stepped
             if number == 4 and lives == 2:
                 state = saved({"sync": taken, "model": model.state_dict(), "optimizer": optimizer.state_dict()})
                 sync.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
@@ -402,12 +403,45 @@ def resumed(member, codec, **settings):
     return {"ends": ends, "opened": opened}
 
 
+def documented(folder):
+    """The blocks of the documentation's section on checkpoints, in two lives; and one life, to compare with."""
+    text = (Path(__file__).parents[2] / "docs" / "averaging.md").read_text()
+    section = text.split("## Checkpoints")[1].split("\n## ")[0]
+    save, load, evaluate = (block.split("```")[0] for block in section.split("```python")[1:])
+    rank, ends = dist.get_rank(), []
+    for lives in (2, 1):
+        names = {"paceline": paceline, "torch": torch, "rank": rank, "folder": folder} | begun(rank)
+        for number in range(10):
+            train(names["model"], names["optimizer"], batches(1, rank, first=number))
+            dist.barrier()
+            landed(names["sync"])
+            if number == 5:
+                exec(save, names)
+            if number == 5 and lives == 2:
+                names["sync"].__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+                names |= begun(rank + 50, with_sync=False)
+                exec(load, names)
+        exec(evaluate, names)
+        dist.barrier()
+        kept, held = torch.load(f"{folder}/model.pt", weights_only=True), names["model"].state_dict()
+        assert all(torch.equal(kept[name], held[name]) for name in held)
+        names["sync"].close()
+        ends.append(digest(names["model"]))
+    return ends
+
+
+def begun(seed, with_sync=True):
+    model = mlp(seed=seed, norm=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return {"model": model, "optimizer": optimizer} | ({"sync": paceline.HPSGD(model, optimizer)} if with_sync else {})
+
+
 def wrong_states():
     """States that are of something else."""
     life = Life(make_averaging("hpsgd"), dist.get_rank(), dist.get_world_size(), None)
     life.step()
     life.sync.flush()
-    state, found = life.sync.state_dict(), {}
+    state, found = life.sync.state_dict(settle=False), {}
     for key, value in {
         "member": "psgd",
         "period": "4",
@@ -511,7 +545,7 @@ def until_it_ends(member, silence_seconds, folder, codec="identity"):
 
 
 def paces(slow_seconds):
-    """One rank sleeps in every step; the others take all the steps they can until it is through."""
+    """Between two flushes one rank sleeps in every step; the others take the steps they can until it is through."""
     rank, world = dist.get_rank(), dist.get_world_size()
     life = Life(make_averaging("hpsgd"), rank, world, None)
     life.step()
@@ -519,13 +553,80 @@ def paces(slow_seconds):
     store = dist.distributed_c10d._get_default_store()
     key = f"slow one is through {life.sync.averages} {slow_seconds}"
     while not store.check([key]) if rank else life.taken < 10:
+        if rank == 0:
+            time.sleep(slow_seconds)
         if life.taken < MARKS:
             life.step()
-        time.sleep(slow_seconds * (1.0 if rank == 0 else 1 / 3))
         if rank == 0 and life.taken == 10:
             store.set(key, "1")
     life.sync.close()
     return {"steps": life.taken, "digest": digest(life.model), "merged": life.sync.merged_steps}
+
+
+def drifting(counts):
+    """ssgd with learning rates that fall with every step a rank takes itself, and unequal steps."""
+    rank, ends = dist.get_rank(), []
+    model, optimizer, schedule = falling(rank)
+    sync = paceline.SSGD(model, optimizer)
+
+    def take(steps, first):
+        for each in batches(steps, rank, first=first):
+            train(model, optimizer, [each])
+            schedule.step()
+
+    take(counts[rank], 0)
+    sync.flush()
+    ends.append(digest(model))
+    take(counts[rank], 10)
+    state = saved({"sync": sync.state_dict(), "model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    ends.append(digest(model))  # a checkpoint leaves them as they are: apart
+    sync.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    model, optimizer, schedule = falling(rank)
+    sync = paceline.SSGD(model, optimizer)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    sync.load_state_dict(state["sync"])
+    sync.close()
+    ends.append(digest(model))
+    return ends
+
+
+def falling(seed):
+    model = mlp(seed=seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
+
+
+def numbers():
+    """What the ranks tell each other between averages, and where they may not."""
+    rank, found = dist.get_rank(), {}
+    life = Life(make_averaging("local-sgd", period=4), rank, dist.get_world_size(), None)
+    found["before"] = life.sync.gather_numbers([rank, 10 * rank, -(2**40)])
+    life.step()
+    found["stepped"] = error_of(lambda: life.sync.gather_numbers([1]))
+    found["alone"] = error_of(lambda: life.sync.state_dict(settle=False))
+    life.sync.state_dict()
+    found["settled"] = life.sync.gather_numbers([rank])
+    life.sync.close()
+    found["closed"] = error_of(lambda: life.sync.gather_numbers([1]))
+    return found
+
+
+def lying(culprit):
+    """A rank says that its payload is larger than any can be."""
+    life = Life(make_averaging("local-sgd", period=1), dist.get_rank(), dist.get_world_size(), None, codec="elias")
+    send = life.sync._carrier._send
+
+    def lie(ours, slot=None):
+        if slot is None:
+            ours[-1] = 2**50
+        return send(ours, slot)
+
+    if dist.get_rank() == culprit:
+        life.sync._carrier._send = lie
+    said = error_of(life.step)
+    life.sync.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    return said
 
 
 def misused():
@@ -542,6 +643,10 @@ def misused():
         "one refuses": error_of(lambda: paceline.HPSGD(mlp() if rank == 1 else model, optimizer)),
         "silence": error_of(lambda: paceline.HPSGD(model, optimizer, silence_seconds=0)),
         "period": error_of(lambda: paceline.LocalSGD(model, optimizer, period=0)),
+        "one period": error_of(lambda: paceline.LocalSGD(model, optimizer, period=0 if rank == 1 else 1)),
+        "one timeout": error_of(lambda: paceline.HPSGD(model, optimizer, timeout_seconds=-1 if rank == 1 else 9)),
+        "one codec": error_of(lambda: paceline.HPSGD(model, optimizer, codec=Broken() if rank == 1 else "qsgd")),
+        "normalized": error_of(lambda: paceline.LocalSGD(model, optimizer, normalize=True, codec="one-bit")),
         "unlike models": error_of(lambda: paceline.HPSGD(*wider(8 + (rank == 2)))),
         "unlike members": error_of(lambda: paceline.HPSGD(model, optimizer, period=1 + (rank == 2))),
         "unlike codecs": error_of(lambda: paceline.HPSGD(model, optimizer, codec="qsgd" if rank == 2 else "one-bit")),
@@ -554,9 +659,30 @@ def misused():
     with paceline.SSGD(model, closure):
         found["closure"] = error_of(lambda: closure.step(lambda: 1.0))
         closure.step(None)
+    found["scaled"] = error_of(still_scaled)
     found["unfrozen"] = error_of(unfrozen)
     found["added"] = error_of(added)
     return found
+
+
+class Broken(QSGD):
+    """A codec whose kernel does not compile here."""
+
+    def encode(self, gradient, generator=None):
+        raise TypeError("no kernel for this machine")
+
+
+def still_scaled():
+    model = mlp()
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1, fused=True), torch.amp.GradScaler("cpu")
+    with paceline.SSGD(model, optimizer) as sync:
+        scaler.scale(model(torch.ones(2, 6)).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        assert sync.steps == 1
+        scaler.scale(model(torch.ones(2, 6)).sum()).backward()
+        scaler.step(optimizer)
 
 
 def frozen():
@@ -590,15 +716,17 @@ def added():
         sync.flush()
 
 
-def scaled(steps):
+def scaled(steps, member, fused):
     """A gradient scaler leaves out a step of one rank: what that rank and all of them count."""
     rank, model = dist.get_rank(), mlp()
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=4.0)
-    with paceline.HPSGD(model, optimizer) as sync:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with MEMBERS[member](model, optimizer) as sync:
         for number, (inputs, targets) in enumerate(batches(steps, rank)):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(inputs), targets) * (float("inf") if number == rank == 1 else 1.0)
             scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
             scaler.step(optimizer)
             scaler.update()
     return {"steps": sync.steps, "merged": sync.merged_steps, "digest": digest(model)}

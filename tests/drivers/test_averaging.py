@@ -199,6 +199,10 @@ def test_after_the_end_all_workers_hold_the_same_model_to_the_last_bit(whole_run
 def test_the_model_is_the_start_plus_the_weighted_sums_of_what_was_sent(digits, name, codec):
     training = trained(digits, codec=codec)
     messages, sums, member = {}, {}, VARIANTS[name]
+    if member.normalize and codec == ONE_BIT:
+        with pytest.raises(ValueError, match="normalize does not go with error feedback"):
+            Team(training, member, workers=WORKERS)
+        return
 
     class Watched(Team):
         def leave(self, worker, begin):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from paceline.cli.options import UsageError
 from paceline.cli.telling import tell_results
 from paceline.drivers.simulated.progress import Progress
 from paceline.recipes import Recipe
-from paceline.recipes.ranks import RECIPE, read_recipe_of, write_recipe
+from paceline.recipes.ranks import RECIPE, read_recipe_of
 
 if TYPE_CHECKING:
     from paceline.cli.cluster_commands import TrainOptions
@@ -64,8 +65,6 @@ class _Run:
         from paceline.recipes.ranks import train_rank
 
         recipe = _for_world(self.recipe, place)
-        if not self.resume:
-            write_recipe(recipe, self.folder)
         notes = Console(stderr=True, quiet=place.rank != 0)
         with Lanes(notes, [recipe.strategy.name], rounds=recipe.rounds) as lanes:
 
@@ -79,23 +78,12 @@ class _Run:
 
 def _join(options: TrainOptions, recipe: Recipe | None, place: Place) -> None:
     """Be a rank of a launch."""
-    folder, resume = _place_of_run(options, place)
-    recipe = recipe if recipe is not None else read_recipe_of(folder)
-    _Run(recipe=recipe, folder=folder, resume=resume, options=options).train(place)
-
-
-def _place_of_run(options: TrainOptions, place: Place) -> tuple[Path, bool]:
-    """The run's folder, and whether this process goes on with what is there."""
-    if options.resume:
-        return Path(options.resume), True
-    if not options.out:
+    if not options.resume and not options.out:
         raise UsageError("under torchrun, give --out: all ranks, and those of a restart, must find the same folder")
-    folder = Path(options.out)
-    if place.restarts:
-        return folder, True
-    if any(folder.glob(f"rank-{place.rank}/checkpoint-*")):
-        raise UsageError(f"{folder} holds a run; give another --out, or go on with it: --resume {folder}")
-    return folder, False
+    folder = Path(options.resume or options.out)
+    recipe = recipe if recipe is not None else read_recipe_of(folder)
+    # Whether a folder that holds a run is of this launch, started again, is known only when its ranks have met.
+    _Run(recipe=recipe, folder=folder, resume=bool(options.resume), options=options).train(place)
 
 
 def _for_world(recipe: Recipe, place: Place) -> Recipe:
@@ -116,6 +104,7 @@ def _start(options: TrainOptions, recipe: Recipe | None) -> None:
     run = _Run(recipe=recipe, folder=folder, resume=bool(options.resume), options=options)
     with Console(stderr=True).status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
         import paceline.drivers.collective.job  # noqa: F401 - once, before the ranks fork
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever is told to go ends its ranks first
     try:
         code = Ranks(run.as_command, recipe.cluster.workers, logs=folder).wait()
     except BaseException:
@@ -123,5 +112,7 @@ def _start(options: TrainOptions, recipe: Recipe | None) -> None:
             notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
             notes.print(f"go on from the last checkpoint with: paceline train --resume {folder}")
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
     if code:
         raise SystemExit(code)  # rank 0 has said why

@@ -2,6 +2,8 @@
 
 folder/recipe.json    what runs here; whoever goes on with the run reads it
 folder/rank-0/        a rank's checkpoints; the last one is the end of the run
+
+Nothing is written before all ranks have agreed that they may: the folder may hold another run.
 """
 
 from __future__ import annotations
@@ -36,8 +38,12 @@ def train_rank(
     resume: bool,
     on_progress: Callable[[Evaluation], None] = lambda evaluation: None,
 ) -> Result | None:
-    """Be one rank of a recipe's run; rank 0 returns what it came to."""
+    """Be one rank of a recipe's run; rank 0 returns what it came to.
+
+    Told to resume, it goes on from the checkpoints in the folder; else only from those of this very launch.
+    """
     from paceline.drivers.collective.job import Job, RankRun
+    from paceline.drivers.collective.keeping import Keeper, agreed_start
     from paceline.drivers.collective.launch import joined
     from paceline.workers.threads import threads_for
 
@@ -55,9 +61,12 @@ def train_rank(
         recipe=recipe.to_document(),
     )
     size = sum(parameter.numel() for parameter in training.module.parameters())
-    with joined(place, timeout_seconds=max(MEET_SECONDS, recipe.server.stall_seconds)), threads_for(size):
-        run = RankRun(job, on_progress=on_progress)
-        trace = run.run(resume=resume)
+    with joined(place, timeout_seconds=max(MEET_SECONDS, recipe.server.stall_seconds)) as roll, threads_for(size):
+        state = agreed_start(Keeper(folder, place.rank), roll, resume=resume, recipe=job.recipe)
+        if state is None and not resume:
+            write_recipe(recipe, folder)
+        run = RankRun(job, roll, on_progress=on_progress)
+        trace = run.run(state)
         parameters = run.parameters
     return None if trace is None else Result(summary=summarise(trace), trace=trace, parameters=parameters)
 

@@ -17,7 +17,7 @@ from paceline.recipes.recipe import Recipe
 if TYPE_CHECKING:
     from paceline.drivers.replayed import Verdict
 
-NEARLY = 0.01  # training makes roundings grow, but not beyond this
+NEARLY = 1e-4  # of the weights' length: training makes roundings grow, but not beyond this
 
 
 def replay(
@@ -25,10 +25,11 @@ def replay(
 ) -> Verdict:
     """Recompute a run from its trace, and say whether it came out the same to the last bit.
 
-    `own` brings what no file may name: a model that is code, and where the data lies if it has moved.
+    `own` brings what no file may name: a model that is code, and where the data lies if it has moved. `on_step` is told
+    how many steps, or averages, of how many are done.
     """
     if (Path(folder) / RECIPE).is_file():
-        return _replay_ranks(Path(folder), own if own is not None else Own())
+        return _replay_ranks(Path(folder), own if own is not None else Own(), on_step)
     from paceline.drivers.replayed import Replay, Verdict
     from paceline.traces.checkpoints import read_newest
     from paceline.traces.journal import TRACE, Stepped
@@ -53,7 +54,7 @@ def replay(
     return verdict
 
 
-def _replay_ranks(folder: Path, own: Own) -> Verdict:
+def _replay_ranks(folder: Path, own: Own, on_average: Callable[[int, int], None]) -> Verdict:
     """A run of ranks that averaged: their windows, played again in one process, up to the newest checkpoint."""
     from paceline.drivers.collective.keeping import Keeper
     from paceline.drivers.collective.story import windows_from
@@ -68,7 +69,7 @@ def _replay_ranks(folder: Path, own: Own) -> Verdict:
     recipe = _recipe(state["recipe"], own)
     training = make_training(recipe, load_data(recipe))
     windows = windows_from(state["story"]["windows"])
-    found = replay_averages(windows, training, make_member(recipe))
+    found = replay_averages(windows, training, make_member(recipe), on_average=on_average)
     expected = state["sync"]["replica"].get("shared")
     if expected is None:  # ssgd: the parameters themselves are shared
         trained = [name for name, parameter in training.module.named_parameters() if parameter.requires_grad]

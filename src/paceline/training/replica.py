@@ -21,11 +21,13 @@ from typing import Any, Protocol
 
 import torch
 
+from paceline.codecs import Codec
+from paceline.codecs.error_feedback import ErrorFeedback
 from paceline.strategies.averaging import Averaging, Outer
 from paceline.training.buffers import Buffers
 from paceline.training.flat import Flat, message_dtype
 
-__all__ = ["Averaged", "Flat", "GradientReplica", "OuterStep", "Replica", "message_dtype"]
+__all__ = ["Averaged", "Flat", "GradientReplica", "OuterStep", "Replica", "check_codec", "message_dtype"]
 
 
 class Averaged(Protocol):
@@ -48,6 +50,20 @@ class Averaged(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""
+
+
+def check_codec(member: Averaging, codec: Codec) -> None:
+    """Refuse a codec that a member's changes cannot travel by.
+
+    >>> from paceline.codecs.naming import parse_codec
+    >>> from paceline.strategies.averaging import make_averaging
+    >>> check_codec(make_averaging("hpsgd", normalize=True), parse_codec("one-bit"))
+    Traceback (most recent call last):
+    ValueError: normalize does not go with error feedback: choose one of the two (codec=ErrorFeedback(OneBit()))
+    """
+    if member.normalize and isinstance(codec, ErrorFeedback):
+        # What is held back would be of one window's scale, and be sent at the next one's.
+        raise ValueError(f"normalize does not go with error feedback: choose one of the two (codec={codec!r})")
 
 
 class Replica:

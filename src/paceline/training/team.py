@@ -30,7 +30,7 @@ from paceline.training.buffers import averaged_buffers
 from paceline.training.evaluation import measure
 from paceline.training.flat import Flat
 from paceline.training.local import local_gradient
-from paceline.training.replica import GradientReplica, Replica
+from paceline.training.replica import GradientReplica, Replica, check_codec
 from paceline.training.task import Training
 from paceline.training.trainee import all_finite
 from paceline.workers.threads import threads_for
@@ -91,6 +91,7 @@ class Team:
     """
 
     def __init__(self, training: Training, member: Averaging, *, workers: int) -> None:
+        check_codec(member, training.codec)
         self._training, self._workers = training, workers
         self._gradients = member.averages == "gradients"
         self._alone = workers == 1 or member.period is None

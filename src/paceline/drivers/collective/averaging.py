@@ -7,17 +7,17 @@
             optimizer.zero_grad()
         sync.flush()                   # all ranks equal: evaluate, save
 
-    step boundary     forward, backward      step boundary     ...               flush
-    | begin 0         | (0 on its way)       | merge 0, begin 1                  | wait, merge, until all are here
+The script's loop stays as it is: a hook on the optimiser tells of each step (traffic.py does what is to be done then).
 
-The script's loop stays as it is: a hook on the optimiser tells the course of each step, and carries out what it orders.
-Nothing waits but what the course orders to wait for; every wait has an end, and an error that names who did not come.
+    prepare              meet                     train                                      close
+    what can be refused  a group, equal settings, steps, averages; beats beside them         all leave together
+    by one rank alone    the first rank's model
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import atexit
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,22 +25,20 @@ import torch
 import torch.distributed as dist
 
 from paceline.codecs import Codec
-from paceline.codecs.identity import Identity
 from paceline.drivers.collective.beats import Beats, beats_store
-from paceline.drivers.collective.carriers import Carrier, Gathered, Summed
-from paceline.drivers.collective.common import described, first_line
-from paceline.drivers.collective.flights import Flight
+from paceline.drivers.collective.common import first_line
+from paceline.drivers.collective.flights import Pending
 from paceline.drivers.collective.history import Average
 from paceline.drivers.collective.meeting import Meeting
-from paceline.drivers.collective.states import check_state, member_description
-from paceline.drivers.collective.tracked import AVERAGED, accepted
+from paceline.drivers.collective.preparing import Prepared, check_limits, prepare
+from paceline.drivers.collective.states import check_state
+from paceline.drivers.collective.tracked import AVERAGED
+from paceline.drivers.collective.traffic import OnAverage, Traffic
 from paceline.drivers.collective.watch import Watch
-from paceline.events import Asked, Averaged, Begin, Happening, Merge, Order, Release, Standing, Stepped, Wait, Window
+from paceline.events import Asked, Happening, Standing, Stepped
 from paceline.strategies.averaging import Averaging, Course
-from paceline.training.replica import GradientReplica, Replica
 
-SLICE_SECONDS = 0.5  # of a wait, between two looks at who is alive
-OnAverage = Callable[[Average], None]
+TIMEOUT_SECONDS = 600.0
 
 
 class Averager:
@@ -48,61 +46,69 @@ class Averager:
 
     Every rank constructs it, with equal settings, after its model is on its device; all begin with the model of the
     group's first rank. Any optimiser of torch.optim, any number of steps on each rank, and gradients accumulated over
-    any number of backward passes. `steps` counts this rank's, `merged_steps` those of all ranks that are in the shared
-    model, `averages` the averages done, and `sent_bytes` what this rank has given to them, however many ranks it went
-    to. After an error nothing is averaged any more.
+    any number of backward passes. `member` is one, or a function that makes it: what that refuses, all ranks hear of.
+
+    `steps` counts this rank's, `merged_steps` those of all ranks that are in the shared model, `averages` the averages
+    done, and `sent_bytes` what this rank has given to them, however many ranks it went to. After an error nothing is
+    averaged any more.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        member: Averaging,
+        member: Averaging | Callable[[], Averaging],
         *,
         codec: Codec | str = "identity",
         process_group: dist.ProcessGroup | None = None,
-        timeout_seconds: float = 600.0,
+        timeout_seconds: float = TIMEOUT_SECONDS,
         silence_seconds: float = 15.0,
         seed: int = 0,
         record: bool = False,
         on_average: OnAverage | None = None,
     ) -> None:
-        for name, value in (("timeout_seconds", timeout_seconds), ("silence_seconds", silence_seconds)):
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be above 0 and finite ({name}={value})")
-        self.member, self._optimizer = member, optimizer
-        refusal: ValueError | None = None
+        made: Prepared | Exception
         try:
-            self._tracked, self._codec = accepted(model, optimizer, codec)
-        except ValueError as error:  # the others must hear of it: they would wait
-            refusal = error
-        self._meeting = Meeting(process_group, timeout_seconds, refusal)
-        ranks, rank = self._meeting.ranks, self._meeting.rank
+            check_limits(timeout_seconds=timeout_seconds, silence_seconds=silence_seconds)
+            made = prepare(model, optimizer, member, codec)
+        except Exception as error:  # the others must hear of it, whatever it is: they would wait
+            made = error
+        refusal, wait_seconds = (made, TIMEOUT_SECONDS) if isinstance(made, Exception) else (None, timeout_seconds)
+        self._meeting = Meeting(process_group, wait_seconds, refusal)
+        if isinstance(made, Exception):
+            raise made
+        self._prepared, self._tracked, self.member = made, made.tracked, made.member
+        self._optimizer, ranks, rank = optimizer, self._meeting.ranks, self._meeting.rank
         try:
-            name = self._meeting.agree(self._description(), self._tracked.device)
+            name = self._meeting.agree(made.description(), self._tracked.device)
             self._meeting.begin_equal(self._tracked.everything())
         except BaseException:
             self._meeting.leave(pending=False)
             raise
-        self._course, self._replica = Course(member, len(ranks)), self._make_replica()
-        self._carrier = self._make_carrier(seed)
+        self._course, self._replica = Course(self.member, len(ranks)), made.replica(len(ranks), self._step_along)
+        self._carrier = made.carrier(self._replica, self._meeting.group, seed)
         self._beats = Beats(beats_store(name), ranks, rank, silence_seconds=silence_seconds)
-        limits = {"timeout_seconds": timeout_seconds, "silence_seconds": silence_seconds}
-        self._watch = Watch(self._beats, ranks, rank, **limits)
-        self._beats.start()
+        self._traffic = Traffic(
+            self._course,
+            self._replica,
+            self._carrier,
+            meeting=self._meeting,
+            beats=self._beats,
+            watch=Watch(self._beats, ranks, rank, timeout_seconds=timeout_seconds),
+            parameters=self._tracked.parameters,
+            on_average=self._averaged,
+        )
         self.steps = self.merged_steps = 0
         self.history: list[Average] = []
         self._record, self._on_average = record, on_average
-        self._flight: Flight | None = None
-        self._stepped = False  # since everybody was last at the same place
         self._along = False  # the optimiser's step is our own: a step of the others, taken along
         self._ended = False
         self._failure: BaseException | None = None
-        self._open_since = time.perf_counter()  # the open window
-        self._departed = (self._open_since, self._open_since)  # the window in flight: when it started and left
-        hooked = optimizer.register_step_pre_hook if self._gradients else optimizer.register_step_post_hook
+        hooked = optimizer.register_step_pre_hook if made.gradients else optimizer.register_step_post_hook
         self._hook = hooked(self._on_step)
         AVERAGED.add(optimizer)
+        self._beats.start()
+        atexit.register(self._abandon)
 
     def __repr__(self) -> str:
         place = f"rank {self._meeting.rank}, {self._meeting.world} ranks"
@@ -137,6 +143,28 @@ class Averager:
         self._tracked.check()
         self._moment(Asked(standing=Standing.FLUSHING))
 
+    def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Every rank's numbers, in the order of the ranks. All ranks must call it, with as many numbers each.
+
+        Only where everybody is at the same place: before the first step, or after a flush or a `state_dict`.
+        """
+        self._check_alive()
+        if self._traffic.stepped:
+            raise RuntimeError(
+                "this rank has stepped: flush() first, for ranks tell numbers where all are at one place"
+            )
+        world = self._meeting.world
+        if world == 1 or not numbers:
+            return [list(numbers) for _ in range(world)]
+        try:
+            gathered, work = self._meeting.start_numbers(numbers, self._tracked.device)
+            self._traffic.together(Pending(work, self._tracked.device), "what the ranks tell each other")
+        except BaseException as error:
+            self._fail(error)
+            raise
+        rows: list[list[int]] = gathered.view(world, -1).tolist()
+        return rows
+
     def close(self) -> None:
         """Flush, and end: training is plain from here on. All ranks must call it; the end of a `with` does."""
         if self._ended:
@@ -163,12 +191,19 @@ class Averager:
             self._fail(error)
             self._end()
 
+    def _abandon(self) -> None:
+        """The interpreter ends, and nobody has closed this: threads must not outlive it, nor it wait for them."""
+        self._beats.stop("the end of its script, without close()")
+        self._end()
+
     def _end(self) -> None:
         if not self._ended:
             self._ended = True
+            atexit.unregister(self._abandon)
             self._hook.remove()
             self._beats.stop(_reason(self._failure))
-            self._meeting.leave(pending=self._flight is not None and self._flight.under_way)
+            self._carrier.leave()
+            self._meeting.leave(pending=self._traffic.under_way)
             AVERAGED.discard(self._optimizer)
 
     def _fail(self, error: BaseException) -> None:
@@ -178,152 +213,84 @@ class Averager:
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, settle: bool = True) -> dict[str, Any]:
         """What this rank needs to go on later besides its model and its optimiser; call it before theirs.
 
-        If a rank has stepped since the last flush (or the last state_dict), all ranks must call it: they come to the
-        same average first, and may merge it, but no window is closed. Else it is a look, and one rank may look alone.
+        All ranks must call it: they come to the same average first, and may merge it, but no window is closed. With
+        `settle=False` one rank may look alone, right after a flush or another `state_dict`. After `close` there is
+        nobody to wait for.
         """
         if self._failure is not None:
             raise RuntimeError("averaging has ended with an error: it has no state") from self._failure
-        if self._stepped:
+        if not settle and self._traffic.stepped:
+            raise RuntimeError("this rank has stepped since the last flush: its state can be taken with all ranks only")
+        if settle and not self._ended:
             self._tracked.check()
             self._moment(Asked(standing=Standing.SETTLING))
         return {
-            "about": self._description()
-            | {"rank": str(self._meeting.rank), "number of ranks": str(self._meeting.world)},
+            "about": self._about(),
             "course": self._course.state_dict(),
             "replica": self._replica.state_dict(),
             "codec": self._carrier.state_dict(),
             "steps": self.steps,
             "merged_steps": self.merged_steps,
             "sent_bytes": self.sent_bytes,
+            "ahead": self._traffic.ahead,
             "checksum": self._tracked.checksum(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from this rank's `state_dict`; load the model and the optimiser before, but after the construction."""
-        about = self._description() | {"rank": str(self._meeting.rank), "number of ranks": str(self._meeting.world)}
-        check_state(state, about, self._tracked.checksum())
+        check_state(state, self._about(), self._tracked.checksum())
         self._course.load_state_dict(state["course"])
         self._replica.load_state_dict(state["replica"])
         self._carrier.load_state_dict(state["codec"])
         self.steps, self.merged_steps = int(state["steps"]), int(state["merged_steps"])
         self._carrier.sent_bytes = int(state["sent_bytes"])
-        self._stepped = False
+        self._traffic.ahead, self._traffic.stepped = int(state["ahead"]), False
 
-    # -- orders ----------------------------------------------------------------------------------------------------
+    def _about(self) -> dict[str, str]:
+        place = {"rank": str(self._meeting.rank), "number of ranks": str(self._meeting.world)}
+        return self._prepared.description() | place
+
+    # -- steps -----------------------------------------------------------------------------------------------------
 
     def _on_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._along:
             return
-        if self._gradients and any(given is not None for given in (*args[1:], *kwargs.values())):
-            raise ValueError("ssgd averages the gradients before the step: it cannot be given a closure")
+        if self._prepared.gradients:
+            if any(given is not None for given in (*args[1:], *kwargs.values())):
+                raise ValueError("ssgd averages the gradients before the step: it cannot be given a closure")
+            if getattr(optimizer, "grad_scale", None) is not None:
+                raise ValueError(
+                    "ssgd averages the gradients before the step, and these are still scaled: call "
+                    "scaler.unscale_(optimizer) first"
+                )
+            if _left_out(optimizer):
+                return
         self.steps += 1
-        self._stepped = True
         self._moment(Stepped())
 
-    @torch.no_grad()
     def _moment(self, event: Happening) -> None:
-        """A step boundary, or something asked for."""
-        if self._failure is not None:
-            raise RuntimeError(f"averaging has ended with an error: {first_line(self._failure)}") from self._failure
-        if self._ended:
-            raise RuntimeError("averaging has ended: this was closed")
-        before = self._flight  # one that begins now is looked at from the next moment on: it has hardly left
+        self._check_alive()
         try:
-            self._carry_out(self._course.handle(event))
-            if before is not None and self._flight is before and self._over(before):
-                self._carry_out(self._land(before))
-            self._replica.catch_up()
+            self._traffic.moment(event)
         except BaseException as error:
             self._fail(error)
             raise
 
-    def _carry_out(self, orders: list[Order]) -> None:
-        while orders:
-            match orders[0]:
-                case Begin() as order:
-                    self._begin(order)
-                case Wait():
-                    orders = [orders[0], *self._waited_for(), *orders[1:]]
-                case Merge() as order:
-                    raise RuntimeError(f"average {order.number} cannot be merged: it has not landed")
-                case Release():
-                    self._stepped = False
-            orders = orders[1:]
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError(f"averaging has ended with an error: {first_line(self._failure)}") from self._failure
+        if self._ended:
+            raise RuntimeError("averaging has ended: this was closed")
 
-    # -- one average -----------------------------------------------------------------------------------------------
-
-    def _begin(self, order: Begin) -> None:
-        now = time.perf_counter()
-        self._departed = (self._open_since, now)
-        if order.window.standing is not Standing.SETTLING:
-            self._open_since = now
-        self._replica.leave(self._carrier.room, scale=order.scale, brings=order.window.brought > 0)
-        self._flight = self._carrier.depart(order.number, order.window)
-        self._beats.begun(order.number + 1)
-
-    def _waited_for(self) -> list[Order]:
-        flight = self._flight
-        if flight is None:
-            raise RuntimeError("there is no average to wait for")
-        while not self._over(flight):
-            flight.wait(SLICE_SECONDS)
-        return self._land(flight)
-
-    def _over(self, flight: Flight) -> bool:
-        """Whether it can land; raises where somebody is gone, or has not come for too long."""
-        number = self._course.averages - 1
-        try:
-            if flight.poll():
-                return True
-        except RuntimeError as error:
-            self._watch.lost(number, error)
-        self._watch.look(number, begun=self._departed[1])
-        return False
-
-    def _land(self, flight: Flight) -> list[Order]:
-        """Merge an average that is done; what else is to be done then."""
-        number = self._course.averages - 1
-        try:
-            said, total = flight.land()
-        except RuntimeError as error:
-            self._watch.lost(number, error)
-        self._watch.check(number, said, "gradient" if self._gradients else "change", self._carrier.cause)
-        self._flight, windows = None, tuple(each.window for each in said)
-        orders = self._course.handle(Averaged(number=number, windows=windows))
-        if orders and isinstance(orders[0], Merge):
-            self._replica.merge(total, weight=orders[0].weight, open_steps=orders[0].open_steps)
-            orders = orders[1:]
-        self._tell(number, windows, flight.done_at)
-        return orders
-
-    def _tell(self, number: int, windows: tuple[Window, ...], done_at: float | None) -> None:
-        now = time.perf_counter()
-        started, begun = self._departed
-        done = now if done_at is None else done_at
-        average = Average(number=number, windows=windows, started=started, begun=begun, done=done, merged=now)
+    def _averaged(self, average: Average) -> None:
         self.merged_steps += average.brought
         if self._record:
             self.history.append(average)
         if self._on_average is not None:
             self._on_average(average)
-
-    # -- parts -----------------------------------------------------------------------------------------------------
-
-    @property
-    def _gradients(self) -> bool:
-        return self.member.averages == "gradients"
-
-    def _description(self) -> dict[str, str]:
-        return {"model": self._tracked.description(), "codec": described(self._codec)} | member_description(self.member)
-
-    def _make_replica(self) -> Replica | GradientReplica:
-        parameters, buffers, workers = self._tracked.parameters, self._tracked.buffers, self._meeting.world
-        if self._gradients:
-            return GradientReplica(parameters, buffers, workers=workers, step=self._step_along)
-        return Replica(parameters, buffers, self.member, workers=workers)
 
     def _step_along(self) -> None:
         self._along = True
@@ -333,13 +300,11 @@ class Averager:
         finally:
             self._along = False
 
-    def _make_carrier(self, seed: int) -> Carrier:
-        replica, device, group = self._replica, self._tracked.device, self._meeting.group
-        shapes = [parameter.shape for parameter in self._tracked.parameters]
-        if isinstance(self._codec, Identity):
-            changes = sum(shape.numel() for shape in shapes)
-            return Summed(replica.size, changes, replica.dtype, device, group)
-        return Gathered(self._codec, shapes, replica.size, device, group, seed=seed)
+
+def _left_out(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a fused optimiser will do nothing in this step, for a gradient scaler has found an overflow."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
 
 
 def _reason(error: BaseException | None) -> str:

@@ -14,10 +14,10 @@ here waits for another rank. If the store itself is lost, so is whoever kept it.
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,30 +27,38 @@ from paceline.drivers.collective.common import first_line
 
 INTERVAL_SECONDS = 1.0
 LOOKED_AT_ONCE = 64  # ranks; of more, each is looked at less often, so that the store has no more to do
+FEWEST_LOOKS = 4  # in which a rank must be silent to be gone
 FAREWELL_SECONDS = 2.0  # the longest that a farewell holds up a rank that leaves
 MOST_REASON = 400
 
 
-_CONNECTIONS: dict[str, Any] = {}
+_CONNECTIONS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of a default group, for its life
 
 
 def beats_store(meeting: str) -> Any:
-    """The default store, by a connection of its own, under keys that no other meeting and no other life has."""
-    store = dist.distributed_c10d._get_default_store()
-    if _CONNECTIONS.get("to") is not store:  # kept: a new connection takes a tenth of a second
-        _CONNECTIONS.update(to=store, own=store.clone() if hasattr(store, "clone") else store)
-    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"paceline/{life}/{meeting}", _CONNECTIONS["own"])  # type: ignore[attr-defined]
+    """The default store, by a connection of its own, under keys that no other meeting has: its name is drawn.
+
+    The connection is one for all averagings of a default group, for now and then a new one takes seconds; it goes with
+    the group, so that nothing holds on to the store when the script is done with it.
+    """
+    world, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
+    if world not in _CONNECTIONS:
+        _CONNECTIONS[world] = store.clone() if hasattr(store, "clone") else store
+    return dist.PrefixStore(f"paceline/{meeting}", _CONNECTIONS[world])  # type: ignore[attr-defined]
 
 
 class Beats:
-    """This rank's beats, and what is heard of the others."""
+    """This rank's beats, and what is heard of the others.
+
+    Of many ranks each is looked at less often; `silence_seconds` is never less than four looks then. The store is let
+    go of in the end: as long as somebody holds it, nobody else can keep one at its port.
+    """
 
     def __init__(self, store: Any, ranks: Sequence[int], rank: int, *, silence_seconds: float) -> None:
         self._store, self._rank = store, rank
         self._others = [other for other in ranks if other != rank]
-        self._silence_seconds = silence_seconds
         self.interval_seconds = min(INTERVAL_SECONDS, silence_seconds / 4) * max(1.0, len(ranks) / LOOKED_AT_ONCE)
+        self.silence_seconds = max(silence_seconds, FEWEST_LOOKS * self.interval_seconds)
         self._count = self._average = 0
         self._reason = ""
         self._heard: dict[int, list[str]] = {}
@@ -63,11 +71,9 @@ class Beats:
         self._thread = threading.Thread(target=self._run, name="paceline-beats", daemon=True)
 
     def start(self) -> None:
-        """From now on; ends with `stop` or the process."""
+        """From now on. `stop` must come before the interpreter ends: a thread that comes back to a dead one kills."""
         if self._others:
             self._thread.start()
-            # A thread that comes back from the store to a dead interpreter brings it down.
-            atexit.register(self.stop, "the end of its script, without close()")
 
     def begun(self, averages: int) -> None:
         """How many averages this rank has entered; told with the next beat."""
@@ -79,7 +85,8 @@ class Beats:
         self._stop.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(FAREWELL_SECONDS)
-        atexit.unregister(self.stop)
+        if not self._thread.is_alive():
+            self._store = None
 
     # -- what is known of the others -------------------------------------------------------------------------------
 
@@ -88,7 +95,7 @@ class Beats:
 
         `after_seconds` of silence are enough, if they are given and fewer than usual.
         """
-        enough = self._silence_seconds if after_seconds is None else min(after_seconds, self._silence_seconds)
+        enough = self.silence_seconds if after_seconds is None else min(after_seconds, self.silence_seconds)
         silent = [rank for rank in self._others if self._silent_seconds[rank] >= enough and not self._farewell(rank)]
         if silent:
             rank = max(silent, key=lambda other: self._silent_seconds[other])
@@ -113,11 +120,11 @@ class Beats:
     def _store_silent(self) -> bool:
         """Whether the thread has come back from no look for too long, not counting time in which nobody checked."""
         now = time.monotonic()
-        self._unlooked_seconds += min(now - self._checked_at, 2 * INTERVAL_SECONDS)
+        self._unlooked_seconds += min(now - self._checked_at, 2 * self.interval_seconds)
         self._checked_at = now
         if self._looks != self._looks_seen or not self._others:
             self._looks_seen, self._unlooked_seconds = self._looks, 0.0
-        return self._unlooked_seconds >= self._silence_seconds + self.interval_seconds
+        return self._unlooked_seconds >= self.silence_seconds + self.interval_seconds
 
     # -- the thread ------------------------------------------------------------------------------------------------
 
@@ -132,6 +139,8 @@ class Beats:
                 self._beat()
         except Exception as error:
             self._lost = first_line(error)
+        finally:
+            self._store = None
 
     def _beat(self) -> None:
         self._count += 1

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from paceline.codecs import Codec, NotFiniteError
 from paceline.codecs.vectors import refuse_not_finite
 from paceline.drivers.collective.exchange import ALIGNED_BYTES, Trouble, start_gather
-from paceline.drivers.collective.flights import Flight, Pending
+from paceline.drivers.collective.flights import Flight, MessageError, Pending
 from paceline.drivers.collective.headers import NUMBERS, Said
 from paceline.events import Window
 from paceline.randomness import torch_generator
@@ -50,6 +50,19 @@ class Carrier(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""
 
+    def leave(self) -> None:
+        """Let go of the group: nothing is sent any more."""
+
+
+def warm_up(codec: Codec, shapes: Sequence[torch.Size], device: torch.device) -> None:
+    """Let a codec's kernels be loaded or compiled now: in the first average everybody would wait for it.
+
+    >>> from paceline.codecs import OneBit
+    >>> warm_up(OneBit(), [torch.Size([3])], torch.device("cpu"))
+    """
+    warm = codec.fresh(shapes)
+    warm.decode(warm.encode(torch.ones(sum(shape.numel() for shape in shapes), device=device)))
+
 
 def trouble_of(change: torch.Tensor, buffers: torch.Tensor) -> Exception | None:
     """What keeps a rank from bringing this: a change must be finite; a buffer may be infinite (a mask), not NaN.
@@ -73,18 +86,21 @@ class Summed:
     def __init__(self, size: int, changes: int, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup):
         self._vector = torch.empty(size + NUMBERS * group.size(), dtype=dtype, device=device)
         self.room, self._words = self._vector[:size], self._vector[size:].view(group.size(), NUMBERS)
-        self._changes, self._group = changes, group
+        self._changes, self._place = changes, group.rank()
+        self._group: dist.ProcessGroup | None = group
         self.sent_bytes = 0
         self.cause: Exception | None = None
 
     def depart(self, number: int, window: Window) -> Flight:
         """One all-reduce."""
+        if self._group is None:
+            raise RuntimeError("averaging has ended: nothing is sent any more")
         self.cause = trouble_of(self.room[: self._changes], self.room[self._changes :])
         if self.cause:
             self.room.zero_()
         said = Said(number=number, window=window, trouble=Trouble.NOT_FINITE if self.cause else 0)
         self._words.zero_()
-        self._words[self._group.rank()] = torch.tensor(said.numbers(), dtype=self._vector.dtype)
+        self._words[self._place] = torch.tensor(said.numbers(), dtype=self._vector.dtype)
         self.sent_bytes += self._vector.numel() * self._vector.element_size()
         work = dist.all_reduce(self._vector, group=self._group, async_op=True)
         return _SumFlight(Pending(work, self._vector.device), self.room, self._words)
@@ -95,6 +111,10 @@ class Summed:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing."""
+
+    def leave(self) -> None:
+        """Let go of the group."""
+        self._group = None
 
 
 class _SumFlight(Flight):
@@ -121,14 +141,13 @@ class Gathered:
         seed: int,
     ) -> None:
         self.codec = codec.fresh(shapes)
-        self._group, self._seed, self._device = group, seed, device
+        self._group: dist.ProcessGroup | None = group
+        self._ranks, self._seed, self._device = dist.get_process_group_ranks(group), seed, device
         changes = sum(shape.numel() for shape in shapes)
         self.room = torch.empty(size, dtype=torch.float32, device=device)
         self.change, self.buffers = self.room[:changes], self.room[changes:]
         self.scratch = torch.empty_like(self.change)
         self.most_bytes = self.codec.most_bytes(changes)
-        warm = codec.fresh(shapes)  # kernels are loaded or compiled now: in the first average everybody would wait
-        warm.decode(warm.encode(torch.ones_like(self.change)))
         self.sent_bytes = 0
         self.cause: Exception | None = None
 
@@ -162,8 +181,19 @@ class Gathered:
 
     def _send(self, ours: torch.Tensor, slot: int | None = None) -> tuple[torch.Tensor, Pending]:
         self.sent_bytes += ours.numel() * ours.element_size()
+        if self._group is None:
+            raise RuntimeError("averaging has ended: nothing is sent any more")
         gathered, work = start_gather(ours, slot or ours.numel(), self._group)
-        return gathered.view(self._group.size(), -1), Pending(work, self._device)
+        return gathered.view(len(self._ranks), -1), Pending(work, self._device)
+
+    def check_sizes(self, sizes: Sequence[int]) -> None:
+        """Refuse sizes that no payload has, before there is room made for them."""
+        for rank, size in zip(self._ranks, sizes, strict=True):
+            if not 0 <= size <= self.most_bytes:
+                raise MessageError(
+                    f"rank {rank} says that its payload has {size:,} bytes, and {self.codec!r} makes at most "
+                    f"{self.most_bytes:,} of this model"
+                )
 
     @property
     def buffers_bytes(self) -> int:
@@ -188,6 +218,10 @@ class Gathered:
         """Go on from a `state_dict`."""
         self.codec.load_state_dict(state)
 
+    def leave(self) -> None:
+        """Let go of the group."""
+        self._group = None
+
 
 def _padded(raw: torch.Tensor) -> torch.Tensor:
     return torch.cat([raw, raw.new_zeros(-raw.numel() % ALIGNED_BYTES)])
@@ -207,6 +241,7 @@ class _GatherFlight(Flight):
         if any(each.trouble for each in said):
             return said, self._carrier.room
         sizes = [numbers[NUMBERS] for numbers in words]
+        self._carrier.check_sizes(sizes)
         return said, self._carrier.add_up([row[WORDS_BYTES:] for row in self._rows], sizes)
 
 
@@ -226,6 +261,7 @@ class _SizesFlight(Flight):
         self._pending.check()
         words = self._words.tolist()
         self._said, self._sizes = [Said.read(each[:NUMBERS]) for each in words], [each[NUMBERS] for each in words]
+        self._carrier.check_sizes(self._sizes)
         longest = self._carrier.buffers_bytes + max(self._sizes)
         numbers = {each.number for each in self._said}
         if any(each.trouble for each in self._said) or len(numbers) > 1 or not longest:

@@ -14,6 +14,15 @@ from paceline.drivers.collective.headers import Said
 POLL_SECONDS = 0.0005  # where nobody calls back
 
 
+class MessageError(RuntimeError):
+    """What a rank has sent cannot be what it says; all ranks read the same, so all raise.
+
+    >>> raise MessageError("rank 1 says that its payload has -4 bytes")
+    Traceback (most recent call last):
+    paceline.drivers.collective.flights.MessageError: rank 1 says that its payload has -4 bytes
+    """
+
+
 class Pending:
     """A collective under way."""
 
@@ -33,6 +42,11 @@ class Pending:
         if not self._calls_back and not self._done.is_set() and self._work.is_completed():
             self._on_done(None)
         return self._done.is_set()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it is not over."""
+        return not self.done()
 
     def wait(self, seconds: float) -> None:
         """Until it is over, or so many seconds. Never `work.wait(timeout)`: that closes gloo's connections for good."""
@@ -62,7 +76,7 @@ class Flight(ABC):
     @property
     def under_way(self) -> bool:
         """Whether a collective is under way."""
-        return not self._pending.done()
+        return self._pending.under_way
 
     def poll(self) -> bool:
         """Whether it can land; may start what is next to be done. RuntimeError where a connection is lost."""

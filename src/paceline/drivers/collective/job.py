@@ -25,7 +25,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.drivers.collective.averaging import Averager
-from paceline.drivers.collective.keeping import Keeper, newest_common
+from paceline.drivers.collective.keeping import Keeper
+from paceline.drivers.collective.roll import Roll
 from paceline.drivers.collective.story import Story
 from paceline.optim import make_optimizer
 from paceline.strategies.averaging import Averaging
@@ -63,10 +64,10 @@ class DivergedError(ValueError):
 
 
 class RankRun:
-    """One rank's side of a run; needs an initialised process group."""
+    """One rank's side of a run; needs an initialised process group, and the roll of its ranks."""
 
-    def __init__(self, job: Job, *, on_progress: OnEvaluation = lambda evaluation: None) -> None:
-        self._job, self._on_progress = job, on_progress
+    def __init__(self, job: Job, roll: Roll, *, on_progress: OnEvaluation = lambda evaluation: None) -> None:
+        self._job, self._roll, self._on_progress = job, roll, on_progress
         self.rank, self._world = dist.get_rank(), dist.get_world_size()
         self._module = job.training.module
         self._optimizer, self._schedule = make_optimizer(
@@ -89,23 +90,29 @@ class RankRun:
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
-    def run(self, *, resume: bool) -> Trace | None:
-        """Train to the end; rank 0 returns what happened."""
+    def run(self, state: Mapping[str, Any] | None = None) -> Trace | None:
+        """Train to the end, from a state that was kept or from the beginning; rank 0 returns what happened."""
         with self._sync:
-            if resume:
-                self._go_on()
+            if state is not None:
+                self._go_on(state)
             if not self._story.evaluations:
                 self._evaluate(at_seconds=0.0)
-            dist.barrier()
+            # Clocks start together. A flush would do, but a run that goes on may have open windows, and it closes them.
+            self._sync.gather_numbers([self._rounds_done])
             self._story.began(time.perf_counter())
+            finished, sent_bytes = self._over, self._sync.sent_bytes
             while not self._over:
                 before = self._rounds_done
                 self._step()
                 self._due(before)
         seconds = self._story.seconds(time.perf_counter())
-        self._follow_schedule()
-        self._keep()
-        self._story.gather(self._sync.history, sent_bytes=self._sync.sent_bytes)
+        if finished:
+            self._sync.history.clear()  # only to leave again: the run had ended before
+        else:
+            self._follow_schedule()
+            self._keep()
+            sent_bytes = self._sync.sent_bytes
+        self._story.gather(self._sync.history, self._roll, sent_bytes=sent_bytes)
         if self.rank != 0:
             return None  # nobody has to wait for rank 0 to measure the model once more
         self._evaluate(at_seconds=seconds)
@@ -194,11 +201,7 @@ class RankRun:
         }
         self._keeper.keep(self._rounds_done, state)
 
-    def _go_on(self) -> None:
-        rounds = newest_common(self._keeper)
-        if rounds is None:
-            return
-        state = self._keeper.read(rounds)
+    def _go_on(self, state: Mapping[str, Any]) -> None:
         self._module.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])

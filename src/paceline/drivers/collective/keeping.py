@@ -1,24 +1,39 @@
 """A rank's checkpoints: each rank keeps its own, and all go on from the newest that every one of them has.
 
     folder/rank-0/checkpoint-00000050/    model, optimiser, schedule, its side of the averaging, how far it has drawn
+    folder/rank-0/launch                  the launch that began to keep them
     folder/rank-1/checkpoint-00000050/
 
 Ranks on several machines may have a folder each. A checkpoint is written where all ranks are at the same average; one
 that dies while it writes leaves the one before, which all have.
+
+    rank 0    40   50   60         rank 1 died before it had written 60: all go on from 50, and 60 is removed.
+    rank 1    40   50              Else a later life, which comes to another 60, could find the two together.
+
+Launchers start ranks again after a death with the same command, which asks for a new run. So a rank goes on by itself
+from what this very launch has kept; what another launch has kept it leaves alone, unless it is told to resume.
 """
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from paceline.drivers.collective.roll import Roll
 from paceline.traces.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from paceline.traces.durable import discard
 from paceline.training.plain import with_tensors, without_tensors
 
 KEPT = 2
+OFFERED = 8
+LAUNCH = "launch"
+MOST_LAUNCH_BYTES = 100
+NOT_OF_THE_RUN = {"data.directory"}  # of the machine: the same data may lie elsewhere
 
 
 class Keeper:
@@ -33,7 +48,7 @@ class Keeper:
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self.folder = folder / f"rank-{rank}"
+        self.run_folder, self.folder = folder, folder / f"rank-{rank}"
 
     def keep(self, rounds: int, state: dict[str, Any]) -> None:
         """Write a state of nested plain values and tensors."""
@@ -51,29 +66,132 @@ class Keeper:
     def held(self) -> list[int]:
         """The rounds of the checkpoints that can be read, newest first."""
         found = []
-        for path in sorted(self.folder.glob("checkpoint-*"), reverse=True):
+        for path in self._paths():
             try:
                 found.append(read_checkpoint(path).version)
             except ValueError:
                 continue
         return found
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is no checkpoint, not even one that cannot be read."""
+        return not self._paths()
 
-def newest_common(keeper: Keeper) -> int | None:
-    """The newest checkpoint that all ranks have; None if nobody has any. All ranks must come here."""
-    held = keeper.held()[:KEPT]
-    ours = torch.tensor([*held, *[-1] * (KEPT - len(held))], dtype=torch.int64)
-    every = [torch.empty_like(ours) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, ours)
-    rows: list[set[int]] = [set(row.tolist()) - {-1} for row in every]
+    def forget_after(self, rounds: int) -> None:
+        """Remove what is newer: it belongs to a life that has ended, and this one comes to these rounds otherwise."""
+        for path in self._paths("*checkpoint-[0-9]*"):  # what a crash left half replaced as well: it would come back
+            if int(path.name.rpartition("-")[2]) > rounds:
+                discard(path)
+
+    def _paths(self, pattern: str = "checkpoint-[0-9]*") -> list[Path]:
+        found = (path for path in self.folder.glob(pattern) if path.name.rpartition("-")[2].isdecimal())
+        return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+
+    @property
+    def launch(self) -> str:
+        """The launch that began to keep here; "" if none has."""
+        try:
+            with (self.folder / LAUNCH).open("rb") as file:
+                return file.read(MOST_LAUNCH_BYTES).decode(errors="replace").strip()
+        except FileNotFoundError:
+            return ""
+
+    def begin(self, launch: str) -> None:
+        """From now on what is kept here is of this launch."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        beside = self.folder / f".{LAUNCH}"
+        beside.write_text(f"{launch}\n", encoding="utf-8")
+        os.replace(beside, self.folder / LAUNCH)
+
+
+def agreed_start(keeper: Keeper, roll: Roll, *, resume: bool, recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The state from which this rank goes on, where all ranks go on from the same round; None if they begin.
+
+    What is newer than that round is removed. Where one rank refuses, all raise the same ValueError, and nothing is
+    changed. All ranks must come here.
+    """
+    ours, held = keeper.launch == roll.launch, keeper.held()[:OFFERED]
+    refused = "" if resume or ours or keeper.empty else _holds_a_run(keeper.run_folder)
+    if not refused and not held and not keeper.empty:
+        refused = f"no checkpoint in {keeper.folder} can be read"  # nor may it be taken for one that has none
+    offer = {"held": held, "refused": refused, "ours": ours}
+    offers = roll.call("say which checkpoints it has", offer)
+    _hear_refusals(offer["refused"] for offer in offers)
+    # Where some have none, but have been in this launch: it died while they wrote their first.
+    in_first = not resume and all(offer["ours"] for offer in offers)
+    rounds = newest_common([offer["held"] for offer in offers], begin_anew=in_first)
+    state = None
+    if rounds is not None:
+        state, refused = _read(keeper, rounds, recipe)
+        _hear_refusals(roll.call("read its checkpoint", refused))
+    keeper.forget_after(-1 if rounds is None else rounds)
+    if not ours:
+        keeper.begin(roll.launch)
+    return state
+
+
+def _holds_a_run(folder: Path) -> str:
+    return f"{folder} holds a run; give another --out, or go on with it: --resume {folder}"
+
+
+def _read(keeper: Keeper, rounds: int, recipe: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """A state, or why it is refused."""
+    try:
+        state = keeper.read(rounds)
+        different = difference(state["recipe"], recipe)
+    except (ValueError, KeyError, OSError) as error:
+        return None, f"{type(error).__name__}: {error}"
+    if different:
+        return None, f"the checkpoint of round {rounds} in {keeper.run_folder} is of another recipe: {different}"
+    return state, ""
+
+
+def _hear_refusals(said: Any) -> None:
+    for rank, refused in enumerate(said):
+        if refused:
+            raise ValueError(f"rank {rank}: {refused}")
+
+
+def difference(kept: Mapping[str, Any], given: Mapping[str, Any], *, within: str = "") -> str:
+    """The first setting in which two recipes differ, with both values; "" if there is none.
+
+    >>> difference({"seed": 0, "optimizer": {"lr": 0.1}}, {"seed": 0, "optimizer": {"lr": 0.2}})
+    'optimizer.lr was 0.1, and is 0.2 now'
+    """
+    kept, given = json.loads(json.dumps(kept)), json.loads(json.dumps(given))  # a tuple was kept as a list
+    for name in dict.fromkeys([*kept, *given]):
+        before, now, setting = kept.get(name), given.get(name), f"{within}{name}"
+        if before == now or setting in NOT_OF_THE_RUN:
+            continue
+        if isinstance(before, dict) and isinstance(now, dict):
+            found = difference(before, now, within=f"{setting}.")
+            if found:
+                return found
+            continue
+        return f"{setting} was {json.dumps(before)}, and is {json.dumps(now)} now"
+    return ""
+
+
+def newest_common(held: Sequence[Sequence[int]], *, begin_anew: bool = False) -> int | None:
+    """The newest checkpoint that all ranks hold; None if nobody holds any, or, where they may begin anew, not all do.
+
+    >>> newest_common([[60, 50], [50, 40]])
+    50
+    >>> newest_common([[10], []])
+    Traceback (most recent call last):
+    ValueError: there is no checkpoint that all ranks have: rank 1 lacks that of round 10; copy its folder ...
+    """
+    rows = [set(row) for row in held]
     common = set.intersection(*rows)
     if common:
         return max(common)
-    if not any(rows):
+    without = next((rank for rank, row in enumerate(rows) if not row), None)
+    if not any(rows) or (begin_anew and without is not None):
         return None
-    without = next((rank for rank, row in enumerate(rows) if not row), 0)
     newest = max(set.union(*rows))
+    lacks = without if without is not None else next(rank for rank, row in enumerate(rows) if newest not in row)
     raise ValueError(
-        f"there is no checkpoint that all ranks have: rank {without} lacks that of round {newest}; "
+        f"there is no checkpoint that all ranks have: rank {lacks} lacks that of round {newest}; "
         "copy its folder to where it runs, or begin anew in another folder"
     )

@@ -8,6 +8,7 @@ after which a rank that is not heard of is gone; `seed` of codecs that round at 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ class SSGD(Averager):
     """All ranks step together, by the mean of their gradients: what DistributedDataParallel does."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **common: Any) -> None:
-        super().__init__(model, optimizer, make_averaging("ssgd"), **common)
+        super().__init__(model, optimizer, partial(make_averaging, "ssgd"), **common)
 
 
 class LocalSGD(Averager):
@@ -38,7 +39,8 @@ class LocalSGD(Averager):
         normalize: bool = False,
         **common: Any,
     ) -> None:
-        super().__init__(model, optimizer, make_averaging("local-sgd", period=period, normalize=normalize), **common)
+        member = partial(make_averaging, "local-sgd", period=period, normalize=normalize)
+        super().__init__(model, optimizer, member, **common)
 
 
 class BMUF(Averager):
@@ -62,7 +64,7 @@ class BMUF(Averager):
     ) -> None:
         settings = {"period": period, "overlap": overlap, "rebase": rebase, "normalize": normalize}
         outer = {"outer_rate": outer_rate, "outer_momentum": outer_momentum}
-        super().__init__(model, optimizer, make_averaging("bmuf", **settings, **outer), **common)
+        super().__init__(model, optimizer, partial(make_averaging, "bmuf", **settings, **outer), **common)
 
 
 class DiLoCo(Averager):
@@ -86,7 +88,7 @@ class DiLoCo(Averager):
     ) -> None:
         settings = {"period": period, "overlap": overlap, "rebase": rebase, "normalize": normalize}
         outer = {"outer_rate": outer_rate, "outer_momentum": outer_momentum}
-        super().__init__(model, optimizer, make_averaging("diloco", **settings, **outer), **common)
+        super().__init__(model, optimizer, partial(make_averaging, "diloco", **settings, **outer), **common)
 
 
 class HPSGD(Averager):
@@ -106,7 +108,7 @@ class HPSGD(Averager):
         normalize: bool = False,
         **common: Any,
     ) -> None:
-        member = make_averaging("hpsgd", period=period, rebase=rebase, normalize=normalize)
+        member = partial(make_averaging, "hpsgd", period=period, rebase=rebase, normalize=normalize)
         super().__init__(model, optimizer, member, **common)
 
 
@@ -116,4 +118,4 @@ class PSGD(Averager):
     def __init__(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, normalize: bool = False, **common: Any
     ) -> None:
-        super().__init__(model, optimizer, make_averaging("psgd", normalize=normalize), **common)
+        super().__init__(model, optimizer, partial(make_averaging, "psgd", normalize=normalize), **common)

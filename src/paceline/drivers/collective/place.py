@@ -10,18 +10,16 @@ STORE = "PACELINE_STORE"  # a file in which the ranks of one machine meet; set b
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Which rank of how many this process is, and how often its launch was started again.
+    """Which rank of how many this process is.
 
     >>> place_in({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"})
-    Place(rank=1, world=4, restarts=0, most_restarts=0)
+    Place(rank=1, world=4)
     >>> place_in({}) is None
     True
     """
 
     rank: int
     world: int
-    restarts: int = 0
-    most_restarts: int = 0
 
 
 def place_in(environment: Mapping[str, str]) -> Place | None:
@@ -31,12 +29,7 @@ def place_in(environment: Mapping[str, str]) -> Place | None:
     if STORE not in environment and "MASTER_ADDR" not in environment:
         return None
     try:
-        place = Place(
-            rank=int(environment["RANK"]),
-            world=int(environment["WORLD_SIZE"]),
-            restarts=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
-            most_restarts=int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")),
-        )
+        place = Place(rank=int(environment["RANK"]), world=int(environment["WORLD_SIZE"]))
     except ValueError:
         raise ValueError("RANK and WORLD_SIZE must be whole numbers, as torchrun sets them") from None
     if not 0 <= place.rank < place.world:

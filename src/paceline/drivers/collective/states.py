@@ -20,10 +20,10 @@ def member_description(member: Averaging) -> dict[str, str]:
     return {"member": settings.pop("name")} | {name: repr(value) for name, value in settings.items()}
 
 
-def check_state(state: Mapping[str, Any], about: Mapping[str, str], checksum: int) -> None:
+def check_state(state: Mapping[str, Any], about: Mapping[str, str], checksum: str) -> None:
     """Refuse a state that is of something else.
 
-    >>> check_state({"about": {"codec": "QSGD()"}}, {"codec": "OneBit()"}, 0)
+    >>> check_state({"about": {"codec": "QSGD()"}}, {"codec": "OneBit()"}, "")
     Traceback (most recent call last):
     ValueError: this state is of another averaging: its codec is QSGD(), and this one's is OneBit()
     """

@@ -1,8 +1,8 @@
 """What happened in a run of ranks, told by rank 0: every rank's windows, and when it began and ended them.
 
 Windows are in every average's own words, so each rank knows all of them. Times are a rank's own, on its own clock since
-the barrier at the start; they are gathered once, at the end. All ranks have been in the same averages, so what each
-gathers has the same size.
+the roll call at the start; they are gathered once, at the end. All ranks have been in the same averages, so what each
+gathers has the same size. The roll is called first, for a collective that waits does not say for whom.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline.drivers.collective.common import RankGoneError, first_line
+from paceline.drivers.collective.exchange import start_gather
+from paceline.drivers.collective.flights import Pending
 from paceline.drivers.collective.history import Average
+from paceline.drivers.collective.roll import Roll
 from paceline.events import Standing, Window
 from paceline.traces import Evaluation, Round, Trace, Work
 
@@ -75,13 +79,15 @@ class Story:
             for number, seconds, loss, accuracy in state["evaluations"]
         ]
 
-    def gather(self, history: Sequence[Average], *, sent_bytes: int) -> None:
+    def gather(self, history: Sequence[Average], roll: Roll, *, sent_bytes: int) -> None:
         """Bring all ranks' times and bytes together; all ranks must come here."""
-        ours, sent = self._own_times(history), torch.tensor(sent_bytes, dtype=torch.int64)
-        every = [torch.empty_like(ours) for _ in range(self._workers)]
-        dist.all_gather(every, ours)
-        dist.all_reduce(sent)
-        self._every_time, self._sent_bytes = torch.stack(every, dim=1), int(sent)
+        ours = self._own_times(history)
+        said = roll.call("tell its times", {"averages": len(ours), "sent_bytes": sent_bytes})
+        averages = {rank: each["averages"] for rank, each in enumerate(said)}
+        if set(averages.values()) != {len(ours)}:
+            raise RuntimeError(f"the ranks have been in different numbers of averages: {averages}")
+        every = _gathered(ours.reshape(-1), roll).reshape(self._workers, -1, 3)
+        self._every_time, self._sent_bytes = every.transpose(0, 1), sum(each["sent_bytes"] for each in said)
 
     def trace(self, history: Sequence[Average], *, about: Mapping[str, Any]) -> Trace:
         """The whole run, once all ranks' times are gathered. `about` is what a Trace says besides."""
@@ -97,6 +103,24 @@ class Story:
             evaluations=tuple(self.evaluations),
             **about,
         )
+
+
+def _gathered(ours: torch.Tensor, roll: Roll) -> torch.Tensor:
+    """One vector of every rank, all of which have come; RankGoneError if they do not stay."""
+    group = dist.group.WORLD
+    if not ours.numel() or group is None:
+        return ours
+    gathered, work = start_gather(ours, ours.numel(), group)
+    pending = Pending(work, ours.device)
+    pending.wait(roll.timeout_seconds)
+    waited = f"rank {roll.rank} waited for all ranks' times"
+    if not pending.done():
+        raise RankGoneError(f"{waited}, and they have not come in {roll.timeout_seconds:g} s")
+    try:
+        pending.check()
+    except RuntimeError as error:
+        raise RankGoneError(f"{waited}, and a connection is lost: {first_line(error)}") from error
+    return gathered
 
 
 def windows_from(rows: torch.Tensor) -> list[tuple[Window, ...]]:

@@ -1,6 +1,6 @@
 """What of a model is averaged: the parameters that its optimiser trains, and the buffers that a checkpoint would hold.
 
-Buffers travel as values: floating ones (BatchNorm's statistics) and counters (a single whole number).
+Buffers travel as values: floating ones (BatchNorm's statistics), and BatchNorm's counter.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from paceline.codecs import Codec
-from paceline.codecs.identity import Identity
-from paceline.drivers.collective.common import codec_of
-from paceline.training.replica import message_dtype
+from paceline.training.buffers import averaged_buffers
 
+SHARDED = ("FullyShardedDataParallel", "FSDPModule", "FlatParameter", "DTensor")  # by name: to import them takes long
+NOT_WHOLE = "every rank holds a part of it, so there is nothing to average"
 AVERAGED: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # optimisers that have an averaging
 
 
@@ -45,7 +44,7 @@ class Tracked:
             raise ValueError("there is nothing to average: the optimizer has no trainable parameter of this model")
         self.names = [name for name, _ in kept]
         self.parameters = [parameter for _, parameter in kept]
-        self.buffers = list(_buffers(model))
+        self.buffers = averaged_buffers(model)
 
     def _trained(self) -> Iterator[torch.nn.Parameter]:
         return (p for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad)
@@ -65,7 +64,7 @@ class Tracked:
                     f"a parameter trains that did not when averaging began, so its changes are in no average: {name}; "
                     "unfreeze first, and construct the averaging after"
                 )
-        if [id(buffer) for buffer in _buffers(self._model)] != [id(buffer) for buffer in self.buffers]:
+        if [id(buffer) for buffer in averaged_buffers(self._model)] != [id(buffer) for buffer in self.buffers]:
             raise ValueError(
                 "the model's buffers are others than when averaging began: move or convert the model first, "
                 "and construct the averaging after"
@@ -83,38 +82,20 @@ class Tracked:
         elements = sum(parameter.numel() for parameter in self.parameters)
         return f"{elements:,} elements in {len(self.names)} tensors, {digest}"
 
-    def checksum(self) -> int:
-        """A number that tells whether the tensors are the same as at another time, bit for bit.
+    def checksum(self) -> str:
+        """A text that tells whether the tensors are the same as at another time, bit for bit.
 
         >>> model = torch.nn.Linear(3, 2)
         >>> tracked = Tracked(model, torch.optim.SGD(model.parameters(), lr=0.1))
         >>> before = tracked.checksum()
-        >>> _ = model.bias.data.add_(1.0)
+        >>> model.weight.data = model.weight.data.flip(0)
         >>> tracked.checksum() == before
         False
         """
-        total = 0
-        for place, tensor in enumerate([*self.parameters, *self.buffers]):
-            raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-            words = torch.cat([raw, raw.new_zeros(-raw.numel() % 4)]).view(torch.int32)
-            total += (place + 1) * int(words.sum(dtype=torch.int64))
-        return total % 2**63
-
-
-def accepted(model: torch.nn.Module, optimizer: torch.optim.Optimizer, codec: Codec | str) -> tuple[Tracked, Codec]:
-    """What is averaged, and how it travels; ValueError says why it cannot be.
-
-    >>> model = torch.nn.Linear(3, 2).double()
-    >>> accepted(model, torch.optim.SGD(model.parameters(), lr=0.1), "one-bit")
-    Traceback (most recent call last):
-    ValueError: codecs carry float32, and this model has float64 parameters (codec=ErrorFeedback(OneBit()))
-    """
-    found, tracked = codec_of(codec), Tracked(model, optimizer)
-    if message_dtype(tracked.parameters) is torch.float64 and not isinstance(found, Identity):
-        raise ValueError(f"codecs carry float32, and this model has float64 parameters (codec={found!r})")
-    if optimizer in AVERAGED:
-        raise ValueError("this optimizer has an averaging already; close() that one first")
-    return tracked, found
+        digest = hashlib.sha256()
+        for tensor in [*self.parameters, *self.buffers]:
+            digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data)
+        return digest.hexdigest()
 
 
 def _check_kinds(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -124,20 +105,17 @@ def _check_kinds(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> No
         raise ValueError(f"optimizer must be a torch.optim.Optimizer (it is a {type(optimizer).__name__})")
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise ValueError("the model is a DistributedDataParallel, which averages already: give the model inside it")
+    for where, module in model.named_modules():
+        if _is_sharded(module):
+            raise ValueError(f"{f'module {where}' if where else 'the model'} is sharded (FSDP): {NOT_WHOLE}")
     for name, parameter in model.named_parameters():
+        if _is_sharded(parameter) or _is_sharded(parameter.data):
+            raise ValueError(f"parameter {name} is sharded ({type(parameter.data).__name__}): {NOT_WHOLE}")
         if is_lazy(parameter):
             raise ValueError(f"parameter {name} has no shape yet: run the model once before")
         if not parameter.is_floating_point():
             raise ValueError(f"parameter {name} is {parameter.dtype}: only floating-point parameters are averaged")
 
 
-def _buffers(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    seen = set()
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is None or name in module._non_persistent_buffers_set or id(buffer) in seen:
-                continue
-            counts = buffer.numel() == 1 and not buffer.is_complex() and buffer.dtype is not torch.bool
-            if buffer.is_floating_point() or counts:
-                seen.add(id(buffer))
-                yield buffer
+def _is_sharded(thing: object) -> bool:
+    return any(kind.__name__ in SHARDED for kind in type(thing).__mro__)

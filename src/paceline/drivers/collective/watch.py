@@ -27,31 +27,32 @@ LOST_BEATS = 4  # without which a rank is taken for gone where a connection is l
 class Watch:
     """Looks after one rank's averages."""
 
-    def __init__(
-        self, beats: Beats, ranks: Sequence[int], rank: int, *, timeout_seconds: float, silence_seconds: float
-    ) -> None:
+    def __init__(self, beats: Beats, ranks: Sequence[int], rank: int, *, timeout_seconds: float) -> None:
         self._beats, self._ranks, self._rank = beats, list(ranks), rank
-        self._timeout_seconds, self._silence_seconds = timeout_seconds, silence_seconds
+        self._timeout_seconds = timeout_seconds
         self._looked_at = 0.0
 
-    def look(self, number: int, begun: float) -> None:
-        """Average `number`, begun at that moment (time.perf_counter), is not done: raise if that is for ever."""
+    def look(self, number: int, begun: float, what: str = "") -> None:
+        """Average `number`, begun at that moment (time.perf_counter), is not done: raise if that is for ever.
+
+        Or it is `what` comes after that average.
+        """
         now = time.perf_counter()
         if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now
         gone = self._beats.gone()
         if gone:
-            raise RankGoneError(f"{gone} (average {number} waited for it)")
+            raise RankGoneError(f"{gone} ({what or f'average {number}'} waited for it)")
         # What is heard of a rank may be a beat old: who came a moment ago must not be named.
         if now - begun > self._timeout_seconds + 2 * self._beats.interval_seconds:
-            raise RankGoneError(self._late(number))
+            raise RankGoneError(self._late(number, what or f"average {number}"))
 
-    def _late(self, number: int) -> str:
+    def _late(self, number: int, what: str) -> str:
         averages = {rank: self._beats.averages_of(rank) for rank in self._ranks if rank != self._rank}
         missing = {rank: begun for rank, begun in averages.items() if begun is None or begun <= number}
         if not missing:
-            return f"average {number} was not done in {self._timeout_seconds:g} s, though all ranks have come to it"
+            return f"{what} was not done in {self._timeout_seconds:g} s, though all ranks have come to average {number}"
         who = " and ".join(f"rank {rank}" for rank in missing)
         least = min(begun or 0 for begun in missing.values())
         return (
@@ -60,16 +61,16 @@ class Watch:
             "Do all ranks call flush, state_dict and close alike?"
         )
 
-    def lost(self, number: int, error: Exception) -> NoReturn:
+    def lost(self, what: str, error: Exception) -> NoReturn:
         """A connection is lost: find out whose, as soon as its silence or its farewell shows."""
-        deadline = time.monotonic() + self._silence_seconds + 5.0
+        deadline = time.monotonic() + self._beats.silence_seconds + 5.0
         enough_seconds = LOST_BEATS * self._beats.interval_seconds  # that somebody is gone is known by now
         while time.monotonic() < deadline:
             gone = self._beats.gone(after_seconds=enough_seconds)
             if gone:
-                raise RankGoneError(f"{gone} (average {number} waited for it)") from error
+                raise RankGoneError(f"{gone} ({what} waited for it)") from error
             time.sleep(LOST_LOOK_SECONDS)
-        raise RankGoneError(f"average {number} has failed, though all ranks are alive: {first_line(error)}") from error
+        raise RankGoneError(f"{what} has failed, though all ranks are alive: {first_line(error)}") from error
 
     def check(self, number: int, said: Sequence[Said], what: str, cause: Exception | None) -> None:
         """All ranks read the same words, so all raise, or none."""

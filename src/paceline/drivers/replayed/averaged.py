@@ -17,7 +17,7 @@ only for members that overlap and have a period of 2 or more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -28,8 +28,16 @@ from paceline.training import Training
 from paceline.training.team import Team
 
 
-def replay_averages(averages: Sequence[Sequence[Window]], training: Training, member: Averaging) -> torch.Tensor:
+def replay_averages(
+    averages: Sequence[Sequence[Window]],
+    training: Training,
+    member: Averaging,
+    *,
+    on_average: Callable[[int, int], None] = lambda done, averages: None,
+) -> torch.Tensor:
     """The shared parameters after these averages; `ReplayError` names the average and the worker that do not fit.
+
+    `on_average` is told after each how many of how many are done.
 
     >>> from paceline.recipes import Recipe
     >>> from paceline.recipes.assembly import load_data, make_training
@@ -56,6 +64,7 @@ def replay_averages(averages: Sequence[Sequence[Window]], training: Training, me
         team.gathered(number, windows)
         for player in players:
             player.under_way = Averaged(number=number, windows=tuple(windows))
+        on_average(number + 1, len(averages))
     for player in players:
         player.merge()
     return team.parameters
