@@ -58,7 +58,7 @@ def test_what_is_merged_and_what_a_codec_holds_back_are_together_all_changes(tri
     assert len({each["digest"] for each in results}) == 1
     found = results[0]["phases"]
     assert max(each["lost"] for each in found) < 1e-5
-    assert max(each["held"] for each in found) > 0.1  # the codec is a rough one: it does hold something back
+    assert max(each["held"] for each in found) > 0.001  # the codec is a rough one: it does hold something back
 
 
 # -- training -----------------------------------------------------------------------------------------------------
