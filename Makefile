@@ -4,8 +4,6 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 ARGS   ?=
-# One more than there are cores: tests with real processes wait much of their time.
-TESTERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 
 .PHONY: setup race test lint types bench clean
 
@@ -21,7 +19,7 @@ race: $(READY)
 	@echo "next: . $(BIN)/activate; paceline race --classes-per-worker 1 --persistence 50"
 
 test: $(READY)
-	@$(BIN)/python -m pytest -n $(TESTERS) --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

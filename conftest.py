@@ -6,6 +6,5 @@ from hypothesis import settings
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, and for the processes that tests start
 
-# This machine is slow, and a test is no lottery. What needs more examples says so.
-settings.register_profile("paceline", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("paceline", deadline=None, derandomize=True)  # this machine is slow, and a test is no lottery
 settings.load_profile("paceline")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline import Race, Recipe, simulate
+from paceline.cli.main import main
 from paceline.recipes import SettingError, read_recipe
 from paceline.recipes.assembly import make_strategy
 from paceline.recipes.averaging import make_member
@@ -58,3 +59,12 @@ def test_what_cannot_be_is_refused():
         make_strategy(SMALL.with_strategy("hpsgd"))
     with pytest.raises(ValueError, match="unknown name 'hpsdg'; did you mean 'hpsgd'"):
         read_recipe(overrides={"strategy.name": "hpsdg"})
+
+
+def test_a_race_without_a_server_needs_no_k(tmp_path, capsys):
+    """The default recipe's strategy has K=7, which four workers cannot have; it does not race."""
+    arguments = ["race", "--strategies", "ssgd,hpsgd", "--workers", "4", "--rounds", "3", "--timing-only"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    assert "hpsgd" in capsys.readouterr().out
+    assert main(["race", "--strategies", "ssgd,lgc", "--workers", "4", "--out", str(tmp_path)]) == 2
+    assert "k must be between 1 and workers (k=7, workers=4)" in capsys.readouterr().err

@@ -56,7 +56,8 @@ def race(options: RaceOptions, overrides: dict[str, str]) -> None:
         raise UsageError(f"race takes --strategies, with commas between (--strategies {overrides['strategy.name']})")
     names = [name.strip() for name in options.strategies.split(",") if name.strip()]
     check_strategies(names)
-    recipe = _read(options, overrides, strategies=names)
+    # The recipe's own strategy does not race, and its K must not stand in the way of those that do.
+    recipe = _read(options, {**overrides, "strategy.name": names[0]}, strategies=names)
     _run(options, recipe, names, seeds=options.seeds, out=Path(options.out))
 
 
