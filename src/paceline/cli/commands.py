@@ -15,6 +15,8 @@ from paceline.cli.options import UsageError
 from paceline.cli.telling import tell_results
 from paceline.recipes import Race, Recipe, check_strategies, read_recipe
 
+WITH_K = ("fastest-k", "lgc")
+
 
 @dataclass(frozen=True)
 class Common:
@@ -56,8 +58,9 @@ def race(options: RaceOptions, overrides: dict[str, str]) -> None:
         raise UsageError(f"race takes --strategies, with commas between (--strategies {overrides['strategy.name']})")
     names = [name.strip() for name in options.strategies.split(",") if name.strip()]
     check_strategies(names)
-    # The recipe's own strategy does not race, and its K must not stand in the way of those that do.
-    recipe = _read(options, {**overrides, "strategy.name": names[0]}, strategies=names)
+    # The recipe's own strategy need not race: its K must not stand in the way, and a bad K of one that does is told.
+    with_k = next((name for name in names if name in WITH_K), names[0])
+    recipe = _read(options, {**overrides, "strategy.name": with_k}, strategies=names)
     _run(options, recipe, names, seeds=options.seeds, out=Path(options.out))
 
 
