@@ -94,7 +94,7 @@ class Team:
         check_codec(member, training.codec)
         self._training, self._workers = training, workers
         self._gradients = member.averages == "gradients"
-        self._alone = workers == 1 or member.period is None
+        self._alone = member.alone(workers)
         self.players = [Player(training, member, workers=workers) for _ in range(workers)]
         self._size = self.players[0].own.numel()
         self.gathers = not isinstance(training.codec, Identity)

@@ -128,7 +128,7 @@ class RankRun:
 
     @property
     def _alone(self) -> bool:
-        return self._job.member.period is None or self._world == 1
+        return self._job.member.alone(self._world)
 
     @property
     def _rounds_done(self) -> int:
@@ -136,8 +136,8 @@ class RankRun:
 
     @property
     def _over(self) -> bool:
-        by_steps = self._alone or not self._job.member.overlap
-        return (self._draws if by_steps else self._rounds_done) >= self._job.rounds
+        own = self._job.member.counts_own_steps(self._world)
+        return (self._draws if own else self._rounds_done) >= self._job.rounds
 
     def _step(self) -> None:
         began = time.perf_counter()

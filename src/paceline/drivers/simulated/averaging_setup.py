@@ -48,4 +48,4 @@ class AveragingSetup:
     @property
     def alone(self) -> bool:
         """Whether everybody trains alone until the end: nothing is averaged before."""
-        return self.workers == 1 or self.member.period is None
+        return self.member.alone(self.workers)

@@ -226,7 +226,7 @@ class Pack:
 
     def _go_on(self, worker: int) -> None:
         self._crew.settle(worker)
-        if self._setup.alone or not self._setup.member.overlap:
+        if self._setup.member.counts_own_steps(self._setup.workers):
             enough = self._steps[worker] >= self._setup.rounds
         else:
             enough = self._steps_heard_of[worker] >= self._setup.budget_steps

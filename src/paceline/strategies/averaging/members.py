@@ -91,6 +91,22 @@ class Averaging:
         if self.rebase and not self.overlap:
             raise ValueError(f"rebase needs overlap: {self.name} waits, so nothing of a worker's own is ever in flight")
 
+    def alone(self, workers: int) -> bool:
+        """Whether so many workers train each for itself until they are asked to meet.
+
+        >>> make_averaging("psgd").alone(4), make_averaging("hpsgd").alone(4), make_averaging("hpsgd").alone(1)
+        (True, False, True)
+        """
+        return workers == 1 or self.period is None
+
+    def counts_own_steps(self, workers: int) -> bool:
+        """Whether a run of so many workers ends by each one's own steps; else by the steps that all have merged.
+
+        >>> make_averaging("local-sgd").counts_own_steps(4), make_averaging("hpsgd").counts_own_steps(4)
+        (True, False)
+        """
+        return self.alone(workers) or not self.overlap
+
 
 AVERAGING: dict[str, Averaging] = {
     "ssgd": Averaging(name="ssgd", averages="gradients"),
