@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+PEERS  := $(VENV)/.peers
 ARGS   ?=
 
 .PHONY: setup race test lint types bench clean
@@ -27,8 +28,12 @@ lint: $(READY)
 types: $(READY)
 	@$(BIN)/mypy
 
-bench: $(READY)
+bench: $(PEERS)
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+$(PEERS): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@touch $(PEERS)
 
 clean:
 	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from paceline.drivers.collective.members import BMUF, HPSGD, PSGD, SSGD, DiLoCo, LocalSGD
     from paceline.drivers.served.serving import serve
     from paceline.drivers.served.worker import Worker
+    from paceline.optim.accumulate import Accumulate
+    from paceline.optim.lars import LARS
+    from paceline.optim.ratios import layer_ratios
+    from paceline.optim.schedules import scale_lr, warmup_poly
     from paceline.recipes import Race, Recipe, RecipeError, Result, simulate
     from paceline.recipes.cluster import train
     from paceline.recipes.replaying import replay
@@ -43,6 +47,11 @@ _HOMES = {
     "LocalSGD": "drivers.collective.members",
     "PSGD": "drivers.collective.members",
     "SSGD": "drivers.collective.members",
+    "Accumulate": "optim.accumulate",
+    "LARS": "optim.lars",
+    "layer_ratios": "optim.ratios",
+    "scale_lr": "optim.schedules",
+    "warmup_poly": "optim.schedules",
     "LGC": "strategies",
     "STRATEGIES": "strategies",
     "Async": "strategies",
@@ -53,10 +62,12 @@ _HOMES = {
 __all__ = [
     "BMUF",
     "HPSGD",
+    "LARS",
     "LGC",
     "PSGD",
     "SSGD",
     "STRATEGIES",
+    "Accumulate",
     "Async",
     "DiLoCo",
     "FastestK",
@@ -68,10 +79,13 @@ __all__ = [
     "Result",
     "Worker",
     "compress",
+    "layer_ratios",
     "replay",
+    "scale_lr",
     "serve",
     "simulate",
     "train",
+    "warmup_poly",
 ]
 
 if not TYPE_CHECKING:  # mypy reads the imports above instead, and so still sees a misspelt name

@@ -10,6 +10,8 @@ is shared with the code it specifies.
                 e = (1/N) * sum of the M late gradients of the round before
                     - (M/N) * mean of the K first of the round before
     async       update = gradient / (1 + staleness)
+    lars        v = momentum v + lr local (g + decay w); w = w - v           (large batches, You et al. 2017)
+                local = trust |w| / (|g| + decay |w|), layer by layer
 
 Where we differ from the paper: the server never waits for late gradients, so M counts those that arrived by the
 time the next round closes, not all N - K; and `late_work="partial"` gives late workers the time their blocks take
@@ -280,3 +282,33 @@ def qsgd_decoded(norms: Vector, quantised: Sequence[int], *, levels: int, bucket
     """
     size = bucket or max(1, len(quantised))
     return [single(norms[place // size] * single(level / levels)) for place, level in enumerate(quantised)]
+
+
+def lars(
+    layers: Sequence[Vector],
+    gradients: Sequence[Sequence[Vector]],
+    *,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    trust: float,
+) -> list[list[float]]:
+    """Algorithm 1 of the LARS paper: `gradients[t][l]` is layer l's gradient at step t; the rate falls as poly(2).
+
+    >>> lars([[3.0, 4.0]], [[[0.0, 2.0]]], lr=1.0, momentum=0.0, weight_decay=0.0, trust=0.2)
+    [[3.0, 3.0]]
+    """
+    weights = [list(layer) for layer in layers]
+    velocities = [[0.0] * len(layer) for layer in layers]
+    steps = len(gradients)
+    for t in range(steps):
+        rate = lr * (1 - t / steps) ** 2
+        for w, g, v in zip(weights, gradients[t], velocities, strict=True):
+            weight_norm, gradient_norm = math.hypot(*w), math.hypot(*g)
+            local = 1.0
+            if weight_norm > 0 and gradient_norm > 0:  # the paper does not say what else
+                local = trust * weight_norm / (gradient_norm + weight_decay * weight_norm)
+            for i in range(len(w)):
+                v[i] = momentum * v[i] + rate * local * (g[i] + weight_decay * w[i])
+                w[i] = w[i] - v[i]
+    return weights

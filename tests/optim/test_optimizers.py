@@ -44,7 +44,7 @@ def test_shares_may_come_in_any_order_and_none_means_a_constant_rate():
 
 
 def test_an_unknown_name_lists_the_choices():
-    with pytest.raises(ValueError, match=r"unknown optimizer 'sdg'; did you mean 'sgd'\? choose from sgd, adam"):
+    with pytest.raises(ValueError, match=r"unknown optimizer 'sdg'; did you mean 'sgd'\? choose from sgd, lars, adam"):
         OptimizerSettings(name="sdg")
 
 

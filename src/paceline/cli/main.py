@@ -22,12 +22,14 @@ from paceline.cli.cluster_commands import (
     work,
 )
 from paceline.cli.commands import RaceOptions, SimulateOptions, race, simulate
+from paceline.cli.inspect_command import InspectOptions, inspect
 from paceline.cli.options import UsageError, parse
 from paceline.lookup import unknown
 
 COMMANDS: dict[str, tuple[type[Any], Callable[[Any, dict[str, str]], None]]] = {
     "race": (RaceOptions, race),
     "simulate": (SimulateOptions, simulate),
+    "inspect": (InspectOptions, inspect),
     "train": (TrainOptions, train),
     "serve": (ServeOptions, serve),
     "work": (WorkOptions, work),

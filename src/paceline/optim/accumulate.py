@@ -1,0 +1,243 @@
+"""A large batch in parts: gradients add up over several backward passes, and one step takes them all.
+
+A batch of N samples that does not fit the memory is taken in parts of n_1 + n_2 + ... = N samples. The gradient of the
+mean over the batch is the weighted sum of the gradients of the parts' means:
+
+    g = sum_i  n_i / N * g_i
+
+The usual loop divides each part's loss by the number of parts. That is another gradient as soon as parts differ in
+size: a last batch that is smaller, a last group of fewer parts, sequences whose tokens count. Here each part has its
+own weight. But N is not known before the last part, so the first part says what is to be expected, E = n_1 * steps:
+
+    part        1              2              3                        4: the last
+    weight      n_1 / E        n_2 / E        n_3 / E                  n_4 / N
+    before it                                                          gradients so far *= E / N, unless E = N
+    DDP         no_sync        no_sync        no_sync                  averages over the ranks
+
+Equal parts therefore cost nothing more than the usual loop. A group that differs costs one pass over its gradients.
+That pass comes before the last backward, because DistributedDataParallel averages *in* that backward, while gradients
+of the earlier parts are still each rank's own. Weights are shares from the first part on (they are not made shares at
+the end), so a loss that is scaled for fp16 overflows in parts where it would at once, and hardly earlier: only if a
+group's first part is much smaller than its others.
+
+Which part is the last must be known before its forward pass: that is when DDP makes ready to average. So the loop looks
+one part ahead, within a group; the first part of the next group is not asked for before the optimiser has stepped.
+
+Nothing here imports torch.distributed: a module that has a `no_sync` (DDP, FSDP) is asked to be quiet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterable, Iterator
+from enum import Enum
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from paceline.lookup import unknown
+from paceline.optim.parts import Group, checked_samples, count_samples
+
+REDUCTIONS = ("mean", "sum")
+
+Part = TypeVar("Part")
+
+
+class _Stage(Enum):
+    """Where a loop is; the value is why `backward` is refused there."""
+
+    OUTSIDE = "backward belongs inside of the loop: for part in accumulate(loader)"
+    OPEN = ""
+    DONE = "backward has been called for this part already: add the losses up, and call it once"
+    FORGOTTEN = "this part's group is forgotten: go on with the next part"
+
+
+class Accumulate:
+    """Takes `steps` parts from a loader for each step of the optimiser, and gives the gradient of all of them at once.
+
+    >>> model = torch.nn.Linear(1, 1, bias=False)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> loader = torch.arange(10.0).view(10, 1).split(3)              # parts of 3, 3, 3 and 1 samples
+    >>> accumulate = Accumulate(model, steps=3)
+    >>> for inputs in accumulate(loader):
+    ...     loss = model(inputs).mean()                               # the mean over the part
+    ...     accumulate.backward(loss)
+    ...     if accumulate.ready:                                      # 3 parts, or what is left at the end
+    ...         print(f"{accumulate.part} parts, gradient {model.weight.grad.item():.1f}")
+    ...         optimizer.step()
+    ...         optimizer.zero_grad()
+    3 parts, gradient 4.0
+    1 parts, gradient 9.0
+
+    `model` is what is trained, in its DistributedDataParallel if it has one, or several of them in a list: their
+    gradients are weighted, and they average over the ranks once per group. The optimiser's gradients must be zero when
+    a group begins. With `reduction="sum"` losses are sums, and just add up.
+
+    `part` is the number of the part in its group, from 1 to `steps`; 0 outside of the loop.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | Iterable[torch.nn.Module],
+        steps: int,
+        *,
+        reduction: Literal["mean", "sum"] = "mean",
+    ) -> None:
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+            raise ValueError(f"steps must be a whole number, 1 or more (steps={steps!r})")
+        if reduction not in REDUCTIONS:
+            raise unknown("reduction", reduction, REDUCTIONS)
+        self.steps, self.reduction = steps, reduction
+        self._modules = _modules_of(model)
+        self._quiet = [module for one in self._modules for module in _with_no_sync(one)]
+        for module in (inner for one in self._modules for inner in one.modules()):
+            _check_parts(module, steps, reduction)
+        self.part = 0
+        self._stage, self._last, self._running = _Stage.OUTSIDE, False, False
+        self._counted: int | None = None  # the samples of this part, as far as they can be seen
+        self._group = Group(steps)
+
+    def __repr__(self) -> str:
+        return f"Accumulate(steps={self.steps}, reduction={self.reduction!r}; part {self.part})"
+
+    @property
+    def ready(self) -> bool:
+        """Whether the gradients are those of a whole group: it is time to step, and to zero them."""
+        return self._stage is _Stage.DONE and self._last
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def __call__(self, parts: Iterable[Part]) -> Generator[Part, None, None]:
+        """The parts of a loader, one after the other; the last ones are a group even if they are fewer than `steps`.
+
+        Any iterable will do. Its errors come up to one part early, for it is asked one part ahead.
+        """
+        self._check_beginning()
+        self._running = True
+        try:
+            for part, last in self._looking_ahead(parts):
+                self._counted = count_samples(part) if self.reduction == "mean" else None
+                self._stage, self._last = _Stage.OPEN, last
+                with self._without_averaging():
+                    yield part
+                if self._stage is _Stage.OPEN:
+                    raise RuntimeError(f"part {self.part} of {self.steps} had no backward: accumulate.backward(loss)")
+        finally:  # the end, a break (the generator is closed), or an error
+            self.part, self._last, self._running = 0, False, False
+            self._stage = _Stage.OUTSIDE
+
+    def _looking_ahead(self, parts: Iterable[Part]) -> Iterator[tuple[Part, bool]]:
+        """Each part, and whether it is the last of its group."""
+        iterator, end = iter(parts), object()
+        ahead: Any = next(iterator, end)
+        while ahead is not end:
+            part, ahead = ahead, None
+            self.part += 1
+            full = self.part == self.steps
+            if not full:
+                ahead = next(iterator, end)
+            yield part, full or ahead is end
+            if full:
+                ahead = next(iterator, end)  # not before the group has made its step
+            if full or self._stage is _Stage.FORGOTTEN:
+                self.part = 0
+
+    def _without_averaging(self) -> contextlib.ExitStack:
+        """Holds no_sync for a part that is not the last: for its forward too, as DDP wants it."""
+        held = contextlib.ExitStack()
+        for module in self._quiet if not self._last else ():
+            held.enter_context(module.no_sync())
+        return held
+
+    def _check_beginning(self) -> None:
+        if self._running:
+            raise RuntimeError(
+                "another loop over this Accumulate is not at its end: a nested loop needs an Accumulate of its own, "
+                "and a loop that was left needs its iterator closed if a variable holds it"
+            )
+        if self._group.parts:
+            raise RuntimeError(
+                f"gradients of {self._group.parts} of {self.steps} parts are left of a loop that was broken off: "
+                "call accumulate.forget(), which drops them, or break only after a step"
+            )
+
+    # -- a part ----------------------------------------------------------------------------------------------------
+
+    def backward(self, loss: torch.Tensor, *, samples: float | torch.Tensor | None = None) -> None:
+        """Add the gradient of this part's loss, which is a mean over its samples (or a sum: `reduction`).
+
+        How many they are is the length of the part's first tensor; `samples` says it where that is not so, and what is
+        counted when the mean is over something else, tokens for instance. With a GradScaler, give the scaled loss.
+        """
+        if self._stage is not _Stage.OPEN:
+            raise RuntimeError(self._stage.value)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise ValueError(f"loss must be one number, the {self.reduction} over the part ({found})")
+        so_far, weight = self._weights(samples)
+        self._stage = _Stage.DONE
+        if so_far != 1:
+            self._scale_gradients(so_far)
+        (loss if weight == 1 else loss * weight).backward()  # type: ignore[no-untyped-call]
+        if self._last:
+            self._group = Group(self.steps)
+
+    def forget(self) -> None:
+        """Drop the group under way and its gradients: after a loop that was broken off, or to leave out a bad group.
+
+        Inside of a loop the next part begins a new group. With DDP all ranks must forget at the same part.
+        """
+        for module in self._modules:
+            module.zero_grad()
+        self._group = Group(self.steps)
+        if self._stage is not _Stage.OUTSIDE:
+            self._stage = _Stage.FORGOTTEN
+
+    def _weights(self, samples: float | torch.Tensor | None) -> tuple[float, float]:
+        """What the gradients so far, and this part's loss, are multiplied with."""
+        if self.reduction == "sum":
+            if samples is not None:
+                raise ValueError(f"samples is for means: with reduction='sum' losses just add up (samples={samples})")
+            self._group.parts += 1
+            return 1.0, 1.0
+        return self._group.add(checked_samples(samples, self._counted), last=self._last)
+
+    @torch.no_grad()
+    def _scale_gradients(self, factor: float) -> None:
+        parameters = (parameter for module in self._modules for parameter in module.parameters())
+        gradients = {id(gradient): gradient for each in parameters if (gradient := each.grad) is not None}
+        if not gradients:
+            raise RuntimeError("the model has no gradients after backward: give Accumulate the model that is trained")
+        for gradient in gradients.values():  # a parameter of two of the modules is multiplied once
+            gradient.mul_(factor)
+
+
+def _modules_of(model: torch.nn.Module | Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    modules = [model] if isinstance(model, torch.nn.Module) or not isinstance(model, Iterable) else list(model)
+    for module in modules:
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, or several of them (model={module!r})")
+    if not modules:
+        raise TypeError("model must be a torch.nn.Module, or several of them (model=[])")
+    return modules
+
+
+def _check_parts(module: torch.nn.Module, steps: int, reduction: str) -> None:
+    """Refuse what would fail later: inside of DDP's first backward, or at the end of an epoch."""
+    # As of PyTorch 2.13, no_sync in the first iteration of a static graph fails an assertion inside of the reducer.
+    if getattr(module, "static_graph", False) and hasattr(module, "no_sync") and steps > 1:
+        raise ValueError("a DistributedDataParallel with static_graph=True cannot leave out averages: it needs steps=1")
+    if hasattr(module, "set_requires_gradient_sync") and reduction == "mean" and steps > 1:
+        raise ValueError(
+            "the gradients of a model that is sharded by fully_shard cannot be weighted between two backwards: "
+            "it needs reduction='sum'"
+        )
+
+
+def _with_no_sync(module: torch.nn.Module) -> Iterator[Any]:
+    """The outermost modules that average gradients by themselves: what is inside of one is its own affair."""
+    if callable(getattr(module, "no_sync", None)):
+        yield module
+    else:
+        for child in module.children():
+            yield from _with_no_sync(child)

@@ -1,0 +1,58 @@
+"""The rate of one layer: how far LARS lets it move, compared with its size.
+
+    local = trust * |w| / (|g| + weight_decay * |w|)        rate = lr * local
+
+so that the update is at most `lr * trust` of the layer's own length, however large or small its gradient is. Where
+a norm is 0 the formula says nothing (0 / 0, or a layer that could never leave zero), and `local` is 1. With `clip`
+the global rate is a limit instead of a factor: rate = min(local, lr), as LARC has it.
+
+The same arithmetic twice: on tensors, for a device that must not be waited for, and on numbers, for the CPU. A NaN
+in a norm comes out as a NaN in the rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust:
+    """What the rate of a layer depends on besides its norms.
+
+    >>> Trust(lr=2.0, trust=0.001, weight_decay=0.0, clip=False).rate(weight_norm=3.0, gradient_norm=0.5)
+    0.012
+    >>> Trust(lr=2.0, trust=0.001, weight_decay=0.0, clip=False).rate(weight_norm=0.0, gradient_norm=0.5)
+    2.0
+    """
+
+    lr: float | Tensor
+    trust: float
+    weight_decay: float
+    clip: bool
+
+    def rate(self, *, weight_norm: float, gradient_norm: float) -> float:
+        """The rate from norms that are plain numbers."""
+        lr = float(self.lr)
+        if weight_norm == 0 or gradient_norm == 0:
+            return lr
+        local = self.trust * weight_norm / (gradient_norm + self.weight_decay * weight_norm)
+        if not self.clip:
+            return lr * local
+        return lr if local > lr else local  # in this order a NaN stays one
+
+    def rates(self, *, weight_norms: Tensor, gradient_norms: Tensor) -> Tensor:
+        """The rates from norms that are on a device; nothing is read back from it."""
+        still = (weight_norms == 0) | (gradient_norms == 0)
+        # the denominator is kept from 0, for a 0 / 0 that is not chosen still makes the gradient of `where` a NaN
+        below = torch.where(still, 1.0, gradient_norms + self.weight_decay * weight_norms)
+        local = self.trust * weight_norms / below
+        if not self.clip:
+            moving = self.lr * local
+        elif isinstance(self.lr, Tensor):
+            moving = torch.minimum(local, self.lr)
+        else:
+            moving = local.clamp(max=self.lr)
+        return torch.where(still, self.lr, moving)

@@ -1,0 +1,206 @@
+"""One LARS step over a list of tensors, in three ways that agree: one by one, many at once, or in one pass each.
+
+    d <- g + weight_decay * w                (g negated to maximise)
+    v <- momentum * v + rate * d
+    w <- w - v                               (Nesterov: w - (rate * d + momentum * v))
+
+v is the paper's: it carries the rates of the past in it, so a rate that falls does not shrink steps already begun.
+
+`one_by_one` is plain tensor arithmetic, which autograd can pass through. `many_at_once` uses torch's foreach kernels
+and leaves every number on its device, so no step waits for a GPU. `one_pass` is for the CPU: torch has a fused kernel
+for SGD that reads w, g, v and writes w, v in a single pass,
+
+    v <- momentum * v + (1 - dampening) * d;   w <- w - lr * v
+
+and with dampening = 1 - rate and lr = 1 that is the step of LARS. Below a rate of 1e-8 the difference 1 - rate loses
+digits, and plain arithmetic takes over. Nesterov needs d twice, so three passes: v alone (lr = 0), then w by d
+(no momentum), then w by v. In half precision the kernel of torch 2.13 does not work (vectors of 32 elements and more
+stay as they are), so there it is plain arithmetic too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+
+from paceline.optim.lars_rates import Trust
+from paceline.optim.norms import MEMORY_ORDERS, cpu_norm
+
+_LEAST_RATE_IN_ONE_PASS = 1e-8
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What the parameters of a group have in common in one step."""
+
+    trust: Trust
+    momentum: float
+    nesterov: bool
+    maximize: bool
+    exclude_bias_and_norm: bool
+    differentiable: bool
+
+    def scales(self, parameter: Tensor) -> bool:
+        """Whether the layer gets a rate of its own: biases and the scales of normalisation have one dimension."""
+        return parameter.dim() > 1 or not self.exclude_bias_and_norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """Parameters with their gradients and velocities (none without momentum), index by index."""
+
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    velocities: list[Tensor]
+
+    def only(self, chosen: Sequence[int]) -> Layers:
+        """Some of them."""
+        return Layers(
+            parameters=[self.parameters[index] for index in chosen],
+            gradients=[self.gradients[index] for index in chosen],
+            velocities=[self.velocities[index] for index in chosen] if self.velocities else [],
+        )
+
+
+def norms_in(dtype: torch.dtype) -> torch.dtype | None:
+    """The type for sums of squares: half precision would overflow at 256."""
+    return torch.float32 if dtype in _HALVES else None
+
+
+def one_by_one(layers: Layers, step: Step) -> None:
+    """Plain tensor arithmetic, layer by layer; the rates stay on their device."""
+    for index, parameter in enumerate(layers.parameters):
+        gradient = layers.gradients[index]
+        velocity = layers.velocities[index] if layers.velocities else None
+        # autograd keeps what the norm was taken of, and the parameter is about to be changed in place
+        weights = parameter.clone() if step.differentiable else parameter
+        rate: float | Tensor = step.trust.lr
+        if step.scales(parameter):
+            rate = step.trust.rates(
+                weight_norms=torch.linalg.vector_norm(weights, dtype=norms_in(weights.dtype)),
+                gradient_norms=torch.linalg.vector_norm(gradient, dtype=norms_in(gradient.dtype)),
+            )
+        _plainly(parameter, gradient, velocity, rate, step)
+
+
+def _plainly(parameter: Tensor, gradient: Tensor, velocity: Tensor | None, rate: float | Tensor, step: Step) -> None:
+    direction = gradient.neg() if step.maximize else gradient
+    if step.trust.weight_decay != 0:
+        direction = direction.add(parameter, alpha=step.trust.weight_decay)
+    moved = direction * rate
+    if velocity is None:
+        parameter.sub_(moved)
+        return
+    velocity.mul_(step.momentum).add_(moved)
+    parameter.sub_(moved.add(velocity, alpha=step.momentum) if step.nesterov else velocity)
+
+
+def many_at_once(layers: Layers, step: Step) -> None:
+    """Foreach kernels; layers of all devices and types, one device and type at a time."""
+    indices: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for index, parameter in enumerate(layers.parameters):
+        indices.setdefault((parameter.device, parameter.dtype), []).append(index)
+    for chosen in indices.values():
+        _many_alike(layers.only(chosen), step)
+
+
+def _many_alike(layers: Layers, step: Step) -> None:
+    rates = _rates_of_many(layers, step)
+    moved = layers.gradients
+    if step.maximize:
+        moved = list(torch._foreach_neg(moved))
+    if step.trust.weight_decay != 0:
+        moved = list(torch._foreach_add(moved, layers.parameters, alpha=step.trust.weight_decay))
+    if moved is layers.gradients:
+        moved = list(torch._foreach_mul(moved, rates))
+    else:
+        torch._foreach_mul_(moved, rates)
+    if layers.velocities:
+        torch._foreach_mul_(layers.velocities, step.momentum)
+        torch._foreach_add_(layers.velocities, moved)
+        if step.nesterov:
+            torch._foreach_add_(moved, layers.velocities, alpha=step.momentum)
+        else:
+            moved = layers.velocities
+    torch._foreach_sub_(layers.parameters, moved)
+
+
+def _rates_of_many(layers: Layers, step: Step) -> list[Tensor]:
+    """One number per layer, each a tensor without dimensions on the layers' device."""
+    first = layers.parameters[0]
+    dtype = norms_in(first.dtype)
+    lr = step.trust.lr
+    if not isinstance(lr, Tensor):
+        lr = torch.full((), lr, dtype=dtype or first.dtype, device=first.device)
+    rates = [lr] * len(layers.parameters)
+    scaled = [index for index, parameter in enumerate(layers.parameters) if step.scales(parameter)]
+    if scaled:
+        some = layers.only(scaled)
+        found = step.trust.rates(
+            weight_norms=torch.stack(torch._foreach_norm(some.parameters, 2, dtype)),
+            gradient_norms=torch.stack(torch._foreach_norm(some.gradients, 2, dtype)),
+        )
+        for index, rate in zip(scaled, found.unbind(), strict=True):
+            rates[index] = rate
+    return rates
+
+
+@_disable_dynamo  # reads numbers back: one break in the graph, as torch's fused steps are, and not one per layer
+def one_pass(layers: Layers, step: Step) -> None:
+    """Torch's fused SGD kernel on the CPU, called with each layer's own rate; all that share one in one call."""
+    lr = float(step.trust.lr)
+    together: list[int] = []
+    for index, parameter in enumerate(layers.parameters):
+        if not fits_the_kernel(layers, index):
+            one_by_one(layers.only([index]), step)
+        elif step.scales(parameter):
+            norms = {"weight_norm": cpu_norm(parameter), "gradient_norm": cpu_norm(layers.gradients[index])}
+            _fused(layers.only([index]), step.trust.rate(**norms), step)
+        else:
+            together.append(index)
+    if together:
+        _fused(layers.only(together), lr, step)
+
+
+def fits_the_kernel(layers: Layers, index: int) -> bool:
+    """The kernel walks through memory and does not look: a layer's tensors must be dense, of one type, in one order."""
+    tensors = [layers.parameters[index], layers.gradients[index]]
+    if layers.velocities:
+        tensors.append(layers.velocities[index])
+    if tensors[0].dtype in _HALVES or any(tensor.dtype != tensors[0].dtype for tensor in tensors):
+        return False
+    return any(all(in_order(tensor) is not None for tensor in tensors) for in_order in MEMORY_ORDERS)
+
+
+def _fused(layers: Layers, rate: float, step: Step) -> None:
+    if not layers.velocities:
+        _kernel(layers, step, lr=rate)
+    elif not rate >= _LEAST_RATE_IN_ONE_PASS:  # or not a number
+        for index, parameter in enumerate(layers.parameters):
+            _plainly(parameter, layers.gradients[index], layers.velocities[index], rate, step)
+    elif not step.nesterov:
+        _kernel(layers, step, lr=1.0, momentum=step.momentum, dampening=1 - rate)
+    else:
+        _kernel(layers, step, lr=0.0, momentum=step.momentum, dampening=1 - rate)
+        _kernel(Layers(parameters=layers.parameters, gradients=layers.gradients, velocities=[]), step, lr=rate)
+        torch._foreach_add_(layers.parameters, layers.velocities, alpha=-step.momentum)
+
+
+def _kernel(layers: Layers, step: Step, *, lr: float, momentum: float = 0.0, dampening: float = 0.0) -> None:
+    torch._fused_sgd_(
+        layers.parameters,
+        layers.gradients,
+        layers.velocities,
+        weight_decay=step.trust.weight_decay,
+        momentum=momentum,
+        lr=lr,
+        dampening=dampening,
+        nesterov=False,
+        maximize=step.maximize,
+        is_first_step=False,
+    )

@@ -1,0 +1,63 @@
+"""The length of a tensor on the CPU, in one pass at the speed of memory.
+
+A LARS step needs two norms per layer, and on the CPU they cost as much as the step itself. Three ways to the sum of
+squares of ResNet-50's weights and gradients (204 MB, two cores): `torch.linalg.vector_norm` 12 ms and 3e-5 off at
+2 M elements (it adds up in one chain of float32), a sum in float64 exact and slower still, the BLAS dot product of
+the tensor with itself 8 ms. So: dot products over blocks, added up in Python's float64, which is 5e-7 off at worst.
+
+Squares of float32 overflow above 1.8e19 and vanish below 1e-22. Where a sum says that this may have happened, the
+norm is taken again in float64.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+BLOCK = 1 << 18
+"""Elements per dot product: few enough for float32 sums, enough for BLAS to use its threads."""
+
+_SUSPICIOUSLY_SMALL = 1e-30
+_DOTTED = (torch.float32, torch.float64)
+
+
+def cpu_norm(tensor: Tensor) -> float:
+    """The Euclidean norm of a tensor on the CPU; NaN if there is one in it.
+
+    >>> cpu_norm(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
+    5.0
+    >>> round(cpu_norm(torch.full((4,), 1e-30)) * 1e30, 6)  # its squares are zero in float32
+    2.0
+    """
+    flat = _flat(tensor) if tensor.dtype in _DOTTED else None
+    if flat is None:
+        return _careful(tensor)
+    blocks = torch.split(flat, BLOCK)
+    squares = sum(float(torch.dot(block, block)) for block in blocks)  # math.fsum raises where this is infinite
+    if squares < _SUSPICIOUSLY_SMALL or math.isinf(squares):
+        return _careful(tensor)
+    return math.sqrt(squares)
+
+
+def _rows_first(tensor: Tensor) -> Tensor | None:
+    return tensor.view(-1) if tensor.is_contiguous() else None
+
+
+def _channels_last(tensor: Tensor) -> Tensor | None:
+    if tensor.dim() != 4 or not tensor.is_contiguous(memory_format=torch.channels_last):
+        return None
+    return tensor.permute(0, 2, 3, 1).view(-1)
+
+
+MEMORY_ORDERS = (_rows_first, _channels_last)
+"""The layouts that weights have. Each gives a view of all elements as they lie in memory, or None: another layout."""
+
+
+def _flat(tensor: Tensor) -> Tensor | None:
+    return next((flat for order in MEMORY_ORDERS if (flat := order(tensor)) is not None), None)
+
+
+def _careful(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))

@@ -1,0 +1,251 @@
+"""How large each layer's weights are beside their gradient: which layer limits the learning rate.
+
+A step of plain gradient descent moves a layer by lr * |g|. Where that is more than |w|, its own length, the step throws
+away what the layer was, and training may diverge. So each layer bears a rate up to about
+
+    ratio = |w| / |g|
+
+and one rate for all layers is limited by the layer with the smallest ratio. LARS (You, Gitman and Ginsburg 2017,
+section 4 and table 2) gives each layer a rate of its own instead, in proportion to that ratio:
+
+    local rate = trust * |w| / (|g| + weight_decay * |w|)        1 where a norm is 0, and for what LARS leaves out
+
+Where we differ: the paper lists every layer. A bias that starts at 0 has the ratio 0: it would limit every rate, and
+yet its first step does no harm, for it has no size to lose. Such rows are listed, and never the limiting one. The same
+bias has a tiny ratio after a few steps: `only("weight")` looks past all biases and scales of normalisation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from html import escape
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import nn
+
+from paceline.lookup import unknown
+from paceline.optim.ratio_table import ratio_lines
+
+Kind = Literal["weight", "bias", "norm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRatio:
+    """One parameter: its norm, its gradient's, their ratio, and the rate that LARS would give it.
+
+    What cannot be told is None, and `remark` says why: "frozen", "no gradient", "not finite", "both are 0". A ratio is
+    0 where the weights are, and infinite where only the gradient is 0.
+
+    >>> row = LayerRatio(name="fc.weight", shape=(10, 64), kind="weight", weight_norm=3.0, gradient_norm=0.5,
+    ...                  ratio=6.0, local_rate=0.006)
+    >>> row.count, row.counts
+    (640, True)
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+    weight_norm: float
+    gradient_norm: float | None = None
+    ratio: float | None = None
+    local_rate: float | None = None
+    remark: str = ""
+
+    @property
+    def count(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+    @property
+    def counts(self) -> bool:
+        """Whether its ratio is one that can limit the rate: positive and finite."""
+        return self.ratio is not None and 0 < self.ratio < math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRatios:
+    """The rows of a model in the order of its parameters; `print` shows them as a table of 80 columns.
+
+    >>> model = nn.Linear(2, 2)
+    >>> with torch.no_grad():
+    ...     _ = model.weight.fill_(2.0), model.bias.zero_()
+    >>> model(torch.ones(1, 2)).sum().backward()
+    >>> print(layer_ratios(model))
+      layer                |w|   |grad|    ratio LARS rate  1 to 10, log scale
+    > weight                 4        2        2     0.002  ███████▎
+      bias                   0     1.41        0         1  weights are 0
+    """
+
+    rows: tuple[LayerRatio, ...]
+    trust: float
+    weight_decay: float
+    exclude_bias_and_norm: bool
+
+    @property
+    def limiting(self) -> LayerRatio | None:
+        """The row with the smallest positive ratio, the first of several; None where there is none.
+
+        >>> model = nn.Linear(2, 2)
+        >>> (1e6 * model(torch.ones(1, 2)).sum()).backward()
+        >>> ratios = layer_ratios(model)
+        >>> ratios.limiting.ratio == min(row.ratio for row in ratios)
+        True
+        """
+        return smallest(self.rows)
+
+    @property
+    def spread(self) -> float | None:
+        """The largest ratio over the smallest, among those that are positive and finite; None where there is none.
+
+        >>> model = nn.Linear(1, 1)
+        >>> with torch.no_grad():
+        ...     _ = model.weight.fill_(6.0), model.bias.fill_(2.0)
+        >>> model(torch.ones(1, 1)).sum().backward()
+        >>> layer_ratios(model).spread
+        3.0
+        """
+        found = [row.ratio for row in self.rows if row.counts and row.ratio is not None]
+        return max(found) / min(found) if found else None
+
+    def only(self, kind: Kind) -> LayerRatios:
+        """The rows of one kind.
+
+        >>> model = nn.Linear(2, 2)
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> [row.name for row in layer_ratios(model).only("weight")]
+        ['weight']
+        """
+        if kind not in get_args(Kind):
+            raise unknown("kind", kind, get_args(Kind))
+        return replace(self, rows=tuple(row for row in self.rows if row.kind == kind))
+
+    def local_rate(self, row: LayerRatio) -> float | None:
+        """What LARS multiplies the rate of this row by; None where there is no gradient, or none that is finite."""
+        weight, gradient = row.weight_norm, row.gradient_norm
+        if gradient is None or not (math.isfinite(weight) and math.isfinite(gradient)):
+            return None
+        if not weight or not gradient or (self.exclude_bias_and_norm and row.kind != "weight"):
+            return 1.0
+        return self.trust * weight / (gradient + self.weight_decay * weight)
+
+    def __iter__(self) -> Iterator[LayerRatio]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, name: str) -> LayerRatio:
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(str(unknown("parameter", name, [row.name for row in self.rows])))
+
+    def __str__(self) -> str:
+        return "\n".join(ratio_lines(self.rows, limiting=self.limiting))
+
+    def _repr_html_(self) -> str:
+        """For a notebook."""
+        return f'<pre style="line-height: 1.25">{escape(str(self))}</pre>'
+
+
+def layer_ratios(
+    model: nn.Module, *, trust: float = 0.001, weight_decay: float = 5e-4, exclude_bias_and_norm: bool = True
+) -> LayerRatios:
+    """Each parameter's norm beside that of its gradient, as a backward has left it in `.grad`.
+
+    Gradients must be as the optimiser sees them: with a `GradScaler`, unscale them first. A kind of "norm" or "bias"
+    has one dimension at most: that is what LARS leaves out by default.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> model(torch.ones(1, 4)).square().sum().backward()
+    >>> [row.name for row in layer_ratios(model)]
+    ['0.weight', '0.bias', '2.weight', '2.bias']
+    >>> layer_ratios(nn.Linear(2, 2))
+    Traceback (most recent call last):
+    ValueError: no parameter has a gradient: call backward first
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"layer_ratios takes an nn.Module, not a {type(model).__name__}")
+    if not 0 < trust < math.inf:
+        raise ValueError(f"trust must be above 0 and finite (trust={trust})")
+    if not 0 <= weight_decay < math.inf:
+        raise ValueError(f"weight_decay must be at least 0 and finite (weight_decay={weight_decay})")
+    named = list(_parameters(model))
+    _check_gradients([parameter for _, _, parameter in named])
+    rows = (_row(name, _kind(owner, parameter), parameter) for name, owner, parameter in named)
+    ratios = LayerRatios(rows=(), trust=trust, weight_decay=weight_decay, exclude_bias_and_norm=exclude_bias_and_norm)
+    return replace(ratios, rows=tuple(replace(row, local_rate=ratios.local_rate(row)) for row in rows))
+
+
+def smallest(rows: Iterable[LayerRatio]) -> LayerRatio | None:
+    """The row with the smallest positive and finite ratio.
+
+    >>> smallest([]) is None
+    True
+    """
+    return min((row for row in rows if row.counts), key=lambda row: cast("float", row.ratio), default=None)
+
+
+def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
+    """Every parameter once, by the first of its names, with the module that holds it."""
+    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+    while isinstance(model, wrappers) or hasattr(model, "_orig_mod"):  # the latter is what torch.compile returns
+        model = model.module if isinstance(model, wrappers) else cast("nn.Module", model._orig_mod)
+    owners = dict(model.named_modules(remove_duplicate=False))
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise ValueError(f"{name} has no shape yet: call forward and backward first")
+        if hasattr(parameter, "full_tensor"):
+            raise ValueError(f"{name} is sharded over processes (a DTensor), and no process has the whole of it")
+        yield name, owners[name.rpartition(".")[0]], parameter
+
+
+def _check_gradients(parameters: list[nn.Parameter]) -> None:
+    if not parameters:
+        raise ValueError("the model has no parameters")
+    if not any(parameter.requires_grad for parameter in parameters):
+        raise ValueError("every parameter of the model is frozen (requires_grad is False)")
+    if not any(parameter.requires_grad and parameter.grad is not None for parameter in parameters):
+        raise ValueError("no parameter has a gradient: call backward first")
+
+
+def _row(name: str, kind: Kind, parameter: nn.Parameter) -> LayerRatio:
+    weight = norm(parameter)
+    row = LayerRatio(name=name, shape=tuple(parameter.shape), kind=kind, weight_norm=weight)
+    if not parameter.requires_grad or parameter.grad is None:
+        return replace(row, remark="no gradient" if parameter.requires_grad else "frozen")
+    gradient = norm(parameter.grad)
+    row = replace(row, gradient_norm=gradient)
+    if not (math.isfinite(weight) and math.isfinite(gradient)):
+        return replace(row, remark="not finite")
+    if not gradient:
+        return replace(row, ratio=math.inf, remark="gradient is 0") if weight else replace(row, remark="both are 0")
+    return replace(row, ratio=weight / gradient, remark="" if weight else "weights are 0")
+
+
+def _kind(owner: nn.Module, parameter: nn.Parameter) -> Kind:
+    """By the number of dimensions, as LARS has it: a bias is whatever has one at most and is in no normalisation."""
+    if parameter.dim() > 1:
+        return "weight"
+    return "norm" if "Norm" in type(owner).__name__ else "bias"
+
+
+def norm(tensor: torch.Tensor) -> float:
+    """The length of a tensor of any type and layout, added up in float64 (float32 on devices that have no other).
+
+    >>> norm(torch.full((4,), 1e-30, dtype=torch.bfloat16)) > 0
+    True
+    >>> norm(torch.tensor([3 + 4j])), norm(torch.eye(4).to_sparse())
+    (5.0, 2.0)
+    """
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        # entries of a sparse gradient that name the same place are one entry
+        tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
+    wide: Any = torch.complex128 if tensor.is_complex() else torch.float64
+    if tensor.device.type == "mps":
+        wide = torch.complex64 if tensor.is_complex() else torch.float32
+    return float(torch.linalg.vector_norm(tensor.to(wide)))

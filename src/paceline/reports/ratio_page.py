@@ -1,0 +1,79 @@
+"""The page of `paceline inspect`: one file, as the report of a race is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from plotly.offline import get_plotlyjs
+
+from paceline.reports.chart import Chart
+from paceline.reports.page import safe_json
+from paceline.reports.palette import PAGE, Scheme
+from paceline.reports.plain_table import PlainTable
+from paceline.reports.ratio_chart import LIMITING, RatioBar, course_chart, ratio_chart
+from paceline.reports.sections import chart_card, prose
+
+SWATCHES = {LIMITING: "limiting", "weights": "used", "biases": "biases", "normalisation": "norms"}
+
+
+def ratio_page(
+    bars: Sequence[RatioBar],
+    table: PlainTable,
+    *,
+    title: str,
+    headline: str,
+    said: Sequence[str],
+    conditions: Sequence[str],
+    rate: float | None = None,
+) -> str:
+    """The page as text; the same values give the same text.
+
+    >>> bar = RatioBar(name="fc.weight", kind="weight", ratio=6.0)
+    >>> table = PlainTable(title="Layers", headings=("layer", "ratio"), rows=[("fc.weight", "6")], caption="")
+    >>> page = ratio_page([bar], table, title="inspect", headline="fc it is", said=[], conditions=["batch of 32"])
+    >>> "<h1>fc it is</h1>" in page, "<li>batch of 32</li>" in page
+    (True, True)
+    """
+    course = course_chart(bars)
+    charts = [ratio_chart(bars, rate=rate), *([course] if course is not None else [])]
+    cards = [_with_key(charts[0], bars), *(chart_card(chart, []) for chart in charts[1:])]
+    return Template(_asset("ratios.html")).substitute(
+        title=escape(title),
+        headline=prose(headline),
+        said="".join(f"<p>{prose(sentence)}</p>" for sentence in said),
+        conditions="".join(f"<li>{escape(phrase)}</li>" for phrase in conditions),
+        charts="\n".join(cards),
+        table=f'<section class="card"><h2>{escape(table.title)}</h2>\n{table.html()}</section>',
+        style=_variables(PAGE) + _asset("page.css"),
+        data=safe_json(
+            {"charts": {chart.name: {"data": chart.data, "layout": chart.layout} for chart in charts}, "colours": PAGE}
+        ),
+        plotly=get_plotlyjs(),
+        script=_asset("page.js"),
+    )
+
+
+def _with_key(chart: Chart, bars: Sequence[RatioBar]) -> str:
+    """The card of the bars, with a key to their colours above them."""
+    keys = "".join(
+        f'<span class="key"><i class="swatch {colour}"></i>{escape(group)}</span>'
+        for group, colour in SWATCHES.items()
+        if any(item.get("name") == group and item["x"] for item in chart.data)
+    )
+    if any(bar.later is not None for bar in bars):
+        keys += '<span class="key"><i class="dot" style="--series: var(--ink)"></i>after the last step</span>'
+    return chart_card(chart, []).replace('<div class="chart"', f'<div class="legend">{keys}</div><div class="chart"', 1)
+
+
+def _variables(colours: dict[Scheme, dict[str, str]]) -> str:
+    light, dark = (
+        "".join(f"--{token}:{colour};" for token, colour in colours[scheme].items()) for scheme in ("light", "dark")
+    )
+    return f":root{{color-scheme:light dark;{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
+
+
+def _asset(name: str) -> str:
+    return (files("paceline.reports") / "assets" / name).read_text(encoding="utf-8")
