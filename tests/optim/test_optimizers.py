@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from paceline import LARS
 from paceline.optim import OPTIMIZERS, OptimizerSettings, make_optimizer
 
 
@@ -46,6 +47,52 @@ def test_shares_may_come_in_any_order_and_none_means_a_constant_rate():
 def test_an_unknown_name_lists_the_choices():
     with pytest.raises(ValueError, match=r"unknown optimizer 'sdg'; did you mean 'sgd'\? choose from sgd, lars, adam"):
         OptimizerSettings(name="sdg")
+
+
+def test_an_unknown_schedule_lists_the_choices():
+    with pytest.raises(ValueError, match=r"unknown schedule 'polly'; did you mean 'poly'\? choose from steps, poly"):
+        OptimizerSettings(schedule="polly")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_with_poly_the_rate_rises_over_the_warm_up_and_falls_to_zero(name):
+    settings = OptimizerSettings(name=name, lr=8.0, schedule="poly", warmup=0.3, power=2)
+    assert rates(settings, 10) == pytest.approx([2, 4, 6, *(8 * (1 - step / 7) ** 2 for step in range(7))])
+
+
+def test_steps_may_follow_a_warm_up_and_keep_their_shares_of_the_whole_run():
+    settings = OptimizerSettings(lr=1.0, warmup=0.2, decay=0.5, decay_at=(0.5, 0.8))
+    assert rates(settings, 10) == pytest.approx([1 / 3, 2 / 3] + [1.0] * 3 + [0.5] * 3 + [0.25] * 2)
+
+
+@pytest.mark.parametrize("schedule", ["poly", "steps"])
+@pytest.mark.parametrize("total_steps", [1, 2, 3])
+def test_a_run_of_few_steps_has_at_least_one_at_the_full_rate(schedule, total_steps):
+    assert max(rates(OptimizerSettings(lr=2.0, schedule=schedule, warmup=0.99), total_steps)) == pytest.approx(2.0)
+
+
+REFUSED = [
+    ({"warmup": 1.0}, r"warmup must be a share of the run, at least 0 and below 1 \(warmup=1.0\)"),
+    ({"warmup": -0.1}, r"at least 0 and below 1 \(warmup=-0.1\)"),
+    ({"warmup": float("nan")}, r"at least 0 and below 1 \(warmup=nan\)"),
+    ({"warmup": 0.5, "decay_at": (0.4,)}, r"between warmup and 1 \(decay_at=\(0.4,\), warmup=0.5\)"),
+    ({"schedule": "poly", "decay_at": (0.5,)}, r"decay_at goes with schedule='steps' \(schedule='poly'\)"),
+]
+
+
+@pytest.mark.parametrize(("chosen", "words"), REFUSED, ids=[str(chosen) for chosen, _ in REFUSED])
+def test_a_course_that_cannot_be_is_refused_with_its_range(chosen, words):
+    with pytest.raises(ValueError, match=words):
+        OptimizerSettings(**chosen)
+
+
+def test_lars_by_name_is_lars_with_its_settings():
+    layers = [torch.nn.Parameter(torch.ones(3, 3)), torch.nn.Parameter(torch.ones(3))]
+    own = {"lr": 8.0, "trust": 0.25, "momentum": 0.5, "weight_decay": 0.125, "nesterov": True, "clip": True}
+    settings = OptimizerSettings(name="lars", exclude_bias_and_norm=False, **own)
+    found, _ = make_optimizer(settings, layers, total_steps=5)
+    assert isinstance(found, LARS)
+    assert found.defaults == LARS(layers, exclude_bias_and_norm=False, **own).defaults
 
 
 @pytest.mark.parametrize("share", [-0.5, 1.5, float("nan")])
