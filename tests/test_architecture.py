@@ -7,6 +7,7 @@ A module named in a string ("paceline.data.digits", for importlib) counts as wel
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -32,6 +33,7 @@ NOT_IN_A_STRATEGY = {"torch", "time", "random", "socket", "logging"}
 MAY_USE_TORCH = {"paceline.strategies.combine"}
 
 
+@functools.cache
 def modules():
     """Every module of the library by its dotted name."""
     found = {}

@@ -11,24 +11,30 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
+from tests import warm
 
 
-def paceline(*arguments: str, cwd: Path, seconds: float = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def paceline(*arguments: str, cwd: Path, run=warm.run) -> subprocess.CompletedProcess[str]:
+    return run(
         [sys.executable, "-m", "paceline", *arguments],
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=seconds,
+        timeout=120,
         env=os.environ | {"COLUMNS": "80"},
     )
+
+
+def from_nothing(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """In a process that has loaded nothing yet."""
+    return paceline(*arguments, cwd=cwd, run=subprocess.run)
 
 
 RESULT_KEYS = {"strategy", "seed", "rounds", "seconds", "loss", "accuracy", "seconds_to_target", "used", "late"}
 
 
 def test_race_prints_one_document_and_writes_the_report(tmp_path) -> None:
-    done = paceline("race", "--strategies", "full,lgc", "--rounds", "12", "--json", cwd=tmp_path)
+    done = from_nothing("race", "--strategies", "full,lgc", "--rounds", "12", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert [result["strategy"] for result in document["results"]] == ["full", "lgc"]
@@ -61,7 +67,8 @@ def test_simulate_reads_a_recipe_and_overrides(tmp_path) -> None:
 
 
 def test_timing_only_needs_no_torch_and_tells_no_loss(tmp_path) -> None:
-    done = paceline("simulate", "--timing-only", "--cluster.workers", "5000", "--rounds", "50", "--json", cwd=tmp_path)
+    sizes = ["--cluster.workers", "5000", "--rounds", "50"]
+    done = from_nothing("simulate", "--timing-only", *sizes, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)["results"]
     assert (result["rounds"], result["loss"], result["seconds_to_target"]) == (50, None, None)
@@ -74,7 +81,7 @@ def test_importing_the_command_line_loads_no_torch(tmp_path) -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["race", "--help"], ["simulate", "--help"], ["--version"]])
 def test_help_is_help(arguments, tmp_path) -> None:
-    done = paceline(*arguments, cwd=tmp_path)
+    done = from_nothing(*arguments, cwd=tmp_path)
     assert done.returncode == 0
     assert "paceline" in done.stdout
     assert not list(tmp_path.iterdir())

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from paceline.traces.journal import Arrived, Stepped, WorkerJoined, WorkerLeft
 from paceline.traces.journal_lines import record_from
+from tests import warm
 
 DEADLINE_SECONDS = 60.0
 PACELINE = [sys.executable, "-m", "paceline"]
@@ -83,7 +84,7 @@ class Cluster:
         what = ["--resume", str(self.run)] if resume else ["--out", str(self.run), *self._options]
         before = self.log.count("server at") if self._log_path.exists() else 0
         with self._log_path.open("ab") as log:
-            self.server = subprocess.Popen([*PACELINE, "serve", *listen, *what, *self._serve], stdout=log, stderr=log)
+            self.server = warm.Popen([*PACELINE, "serve", *listen, *what, *self._serve], stdout=log, stderr=log)
 
         def opened():
             assert self.server.poll() is None, f"the server ended with {self.server.poll()}:\n{self.log}"
@@ -103,7 +104,7 @@ class Cluster:
     def prepare_workers(self, numbers):
         """Start workers that wait for `let_join`: they have loaded torch by then."""
         numbers = ",".join(map(str, numbers))
-        pack = subprocess.Popen(
+        pack = warm.Popen(
             [sys.executable, "-m", "paceline.recipes.pack", "--numbers", numbers],
             stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
@@ -212,9 +213,7 @@ class Cluster:
 
     def replay(self):
         """What `paceline replay` says of the run."""
-        found = subprocess.run(
-            [*PACELINE, "replay", str(self.run), "--json"], capture_output=True, text=True, timeout=300
-        )  # fmt: skip
+        found = warm.run([*PACELINE, "replay", str(self.run), "--json"], capture_output=True, text=True, timeout=300)
         assert found.stdout, found.stderr
         return json.loads(found.stdout)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 
 from paceline.drivers.served.worker import Worker
@@ -13,6 +12,7 @@ from paceline.traces.journal import Evaluated, WorkerJoined, WorkerLeft
 from paceline.traces.journal_files import read_journal
 from paceline.training import Batches
 from paceline.workers.loop import accumulate
+from tests import warm
 from tests.cluster.harness import Cluster
 from tests.cluster.test_faults import PACED, assert_every_gradient_ended, assert_stops_and_replays, lines
 
@@ -126,7 +126,7 @@ sys.exit(sum(os.waitpid(child, 0)[1] != 0 for child in children))
 def test_a_script_with_serve_and_workers_trains_to_a_falling_loss(tmp_path):
     script, folder = tmp_path / "script.py", tmp_path / "run"
     script.write_text(SCRIPT)
-    found = subprocess.run(
+    found = warm.run(
         [sys.executable, str(script), str(folder), "5"], capture_output=True, text=True, timeout=120, check=False
     )
     assert found.returncode == 0, found.stderr

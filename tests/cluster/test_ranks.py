@@ -15,6 +15,7 @@ import pytest
 import paceline
 from paceline.cli.main import main
 from paceline.drivers.collective.keeping import Keeper
+from tests import warm
 
 STARTS_WITHIN_SECONDS = 120.0
 ENDS_WITHIN_SECONDS = 120.0
@@ -46,12 +47,12 @@ def recipe(tmp_path):
     return path
 
 
-def started(*command, tmp_path):
+def started(*command, tmp_path, from_nothing=False):
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     log = (tmp_path / "said.txt").open("ab")
-    return subprocess.Popen(
-        [sys.executable, "-m", *map(str, command)], env=environment, cwd=tmp_path, stdout=log, stderr=log
-    )
+    command = [sys.executable, "-m", *map(str, command)]
+    settings = {"env": environment, "cwd": tmp_path, "stdout": log, "stderr": log}
+    return subprocess.Popen(command, **settings) if from_nothing else warm.Popen(command, nursing=True, **settings)
 
 
 def said(tmp_path):
@@ -59,9 +60,9 @@ def said(tmp_path):
 
 
 def ranks_of(process):
-    """The processes it has started, in that order."""
-    text = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-    return [int(pid) for pid in text.split()]
+    """The processes it has started, in that order; but for the one that it has them from."""
+    found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in found if Path(f"/proc/{pid}/comm").read_bytes().strip() != warm.NAME]
 
 
 def wait_for_checkpoints(process, folder, tmp_path, ranks=2):
@@ -104,7 +105,7 @@ def test_a_rank_that_dies_is_named_and_the_run_goes_on_and_replays_to_the_last_b
     assert "rank 1 was ended by SIGKILL" in said(tmp_path)
     assert "rank 1 is gone" in said(tmp_path)  # what rank 0 found out by itself
     assert f"paceline train --resume {folder}" in said(tmp_path)
-    again = started("paceline", "train", "--resume", folder, tmp_path=tmp_path)
+    again = started("paceline", "train", "--resume", folder, tmp_path=tmp_path, from_nothing=True)
     assert ended(again, tmp_path) == 0, said(tmp_path)
     check_story(folder)
     assert paceline.replay(folder).identical

@@ -13,6 +13,7 @@ import torch
 
 from paceline.traces.checkpoints import read_newest
 from paceline.traces.journal import Resumed, RunEnded, Stepped
+from tests import warm
 from tests.cluster.harness import PACELINE, Cluster, until
 from tests.cluster.test_faults import PACED, STOPPED_BY_SIGTERM, assert_stops_and_replays, lines
 
@@ -85,7 +86,7 @@ def test_a_server_that_is_stopped_then_killed_goes_on_from_the_newest_whole_chec
 
         for path in checkpoints(cluster):
             shutil.rmtree(path)
-        nothing = subprocess.run(
+        nothing = warm.run(
             [*PACELINE, "serve", "--listen", "127.0.0.1:0", "--resume", str(cluster.run)],
             capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip

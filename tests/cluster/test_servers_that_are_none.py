@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +12,7 @@ from paceline.drivers.served.messages import Goodbye, encode
 from paceline.drivers.served.worker import Worker
 from paceline.recipes import Recipe
 from paceline.recipes.cluster import Own, trusted, work_for
+from tests import warm
 from tests.cluster.harness import PACELINE
 from tests.cluster.peers import FakeServer, welcome
 
@@ -36,7 +36,7 @@ def test_a_server_that_refuses_is_told_of_in_one_line_and_not_asked_again():
 
 
 def _work(address, *options, **environment):
-    return subprocess.run(
+    return warm.run(
         [*PACELINE, "work", address, *options],
         capture_output=True, text=True, timeout=60, env={**os.environ, **environment},
     )  # fmt: skip

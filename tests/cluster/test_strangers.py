@@ -123,6 +123,7 @@ def test_a_gradient_that_is_not_finite_is_refused_and_its_worker_stays_if_the_ne
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_a_worker_whose_gradients_are_never_finite_is_dismissed_for_good(cluster, value):
+    cluster.until_goes_on(3)  # what a worker 3 before this one had sent is used by then
     before = len(cluster.records)
     with unharmed(cluster, says="worker 3 left: it sent 3 gradients in a row that are not finite"):
         working = Working(cluster.address, poison(value, at=range(100)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 
 import pytest
 from benchmarks.cable import ADDRESSES, Cable, why_not
@@ -11,6 +10,7 @@ from benchmarks.cable import ADDRESSES, Cable, why_not
 from paceline import Recipe, simulate
 from paceline.drivers.served.keys import make_keys
 from paceline.traces.journal import Evaluated, Stepped, WorkerJoined, WorkerLeft
+from tests import warm
 from tests.cluster.harness import PACELINE, Late, end, until
 from tests.cluster.peers import Visited
 
@@ -39,7 +39,7 @@ class TwoHosts(Visited):
         command = ["ip", "netns", "exec", self._cable.hosts[0], *PACELINE, "serve", "--listen", self.address]
         command += ["--tls", str(self._keys / "server"), "--out", str(self.run), *self._options]
         with self._log_path.open("ab") as log:
-            self.server = subprocess.Popen(command, stdout=log, stderr=log)
+            self.server = warm.Popen(command, stdout=log, stderr=log)
         self.until_log(r"server at 10\.77\.0\.1:29400")
 
     def add_workers(self, numbers):
@@ -47,7 +47,7 @@ class TwoHosts(Visited):
             command = ["ip", "netns", "exec", self._cable.hosts[1], *PACELINE, "work", self.address]
             command += ["--tls", str(self._keys / "worker"), "--number", str(number), "--threads", "1"]
             with (self.folder / f"worker-{number}.log").open("wb") as log:
-                self._packs.append(subprocess.Popen(command, stdout=log, stderr=log))
+                self._packs.append(warm.Popen(command, stdout=log, stderr=log))
 
     @property
     def pids(self):

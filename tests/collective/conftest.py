@@ -7,7 +7,7 @@ import pytest
 from tests.collective.ranks import Ranks
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def trio(tmp_path_factory):
     """Three ranks for the tests of averaging; none of them may be killed."""
     with Ranks(tmp_path_factory.mktemp("trio"), 3, "averaging_jobs") as ranks:

@@ -20,6 +20,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests import warm
+
 ROOT = Path(__file__).parents[2]
 START_SECONDS, JOB_SECONDS = 60.0, 60.0
 
@@ -46,7 +48,7 @@ class Ranks:
         command = [sys.executable, "-m", "tests.collective.rank", str(self._folder), self._jobs, json.dumps(theirs)]
         with (self._folder / "start.log").open("wb") as log:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "pass_fds": given}
-            self._parent = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+            self._parent = warm.Popen(command, cwd=ROOT, env=environment, **pipes)
         for end in given:
             os.close(end)
         self.answers(range(self._world), START_SECONDS)

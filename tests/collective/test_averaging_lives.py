@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 
+from tests import warm
 from tests.collective.ranks import ROOT
 
 pytestmark = pytest.mark.xdist_group("averaging lives")
@@ -20,7 +20,7 @@ def lives(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lives")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "tests.collective.lives", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = warm.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout)
     return lambda scene: (codes[scene], [(folder / scene / f"rank-{rank}.log").read_text() for rank in range(2)])

@@ -30,6 +30,7 @@ from paceline.traces.checkpoints import (
     read_newest,
     write_checkpoint,
 )
+from tests import warm
 
 # Where fsync costs nothing, if there is such a place: a killed process loses nothing that it has written.
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -353,7 +354,7 @@ def writers(script, folder):
     """The process, in a group of its own with a minute to live: nothing waits for ever for a child's words."""
     command = [sys.executable, "-c", WRITERS + script, str(folder)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
+    with warm.Popen(command, start_new_session=True, **pipes) as process:
         deadline = threading.Timer(60, os.killpg, (process.pid, signal.SIGKILL))
         deadline.start()
         try:
