@@ -22,14 +22,14 @@ def keep(folder, rank, *rounds, recipe=RECIPE, launch="first"):
         keeper.keep(number, {"recipe": recipe, "weight": torch.tensor([float(number)])})
 
 
-def start(folder, *, launch="first", resume=False, recipe=RECIPE, ranks=2):
+def start(folder, *, launch="first", resume=False, recipe=RECIPE, ranks=2, defaults=None):
     """All ranks of a life agree where they begin; what each goes on from, or how it refuses."""
     store = dist.HashStore()
 
     def be(rank):
         roll = Roll(store, rank, ranks, timeout_seconds=TIMEOUT_SECONDS, launch=launch)
         try:
-            state = agreed_start(Keeper(folder, rank), roll, resume=resume, recipe=recipe)
+            state = agreed_start(Keeper(folder, rank), roll, resume=resume, recipe=recipe, defaults=defaults)
         except ValueError as error:
             return str(error)
         return None if state is None else state["weight"].item()
@@ -137,6 +137,17 @@ def test_another_recipe_is_refused_by_all_with_the_rank_and_both_values(tmp_path
         f"rank 1: the checkpoint of round 10 in {tmp_path} is of another recipe: optimizer.lr was 0.2, and is 0.1 now"
     )
     assert held(tmp_path) == [[10], [20, 10]]
+
+
+def test_a_setting_that_did_not_exist_when_a_run_began_has_its_default(tmp_path):
+    for rank in range(2):
+        keep(tmp_path, rank, 10)
+    defaults = {"seed": 1, "optimizer": {"lr": 0.05, "trust": 0.001}, "pruning": {"name": "none"}}
+    newer = RECIPE | {"optimizer": RECIPE["optimizer"] | {"trust": 0.001}, "pruning": {"name": "none"}}
+    assert start(tmp_path, recipe=newer, defaults=defaults) == [10.0, 10.0]
+    other = newer | {"optimizer": newer["optimizer"] | {"trust": 0.002}}
+    (said,) = set(start(tmp_path, recipe=other, defaults=defaults))
+    assert said.endswith("is of another recipe: optimizer.trust was 0.001, and is 0.002 now")
 
 
 def test_what_makes_two_recipes_different():

@@ -143,7 +143,7 @@ def test_the_three_ways_are_one_whatever_the_options():
                 for found, optimizer in by_way[1:]:
                     assert_close(found, by_way[0][0], rtol=close, atol=close, message=f"{chosen}\n")
                     for one, other in zip(found, by_way[0][0], strict=True):
-                        velocities = [made.state[of].get("momentum_buffer") for made, of in
+                        velocities = [made.state[of].get("velocity") for made, of in
                                       ((optimizer, one), (by_way[0][1], other))]  # fmt: skip
                         if momentum:
                             assert_close(velocities[:1], velocities[1:], rtol=close, atol=close)

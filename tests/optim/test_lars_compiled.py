@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from typing import ClassVar
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline import LARS
 from tests.optim.lars_cases import assert_close, give, numbers, parameters
@@ -53,7 +55,53 @@ def test_so_it_is_one_by_one_and_when_its_graph_is_lowered():
     assert_close(found, stepped(LARS, LR["a tensor"], backend=None, **chosen), rtol=1e-6, atol=1e-6)
 
 
+def test_a_rate_that_changes_is_followed_and_not_compiled_anew_each_time():
+    graphs = {}
+    for make in (LARS, torch.optim.SGD):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        by_way = []
+        for backend in ("eager", None):
+            layers = parameters(numbers(SHAPES, dtype=torch.float32))
+            give(layers, numbers(SHAPES, seed=1))
+            optimizer = make(layers, lr=1.0, momentum=0.9)
+            step = torch.compile(optimizer.step, backend=backend) if backend else optimizer.step
+            for lr in (1.0, 0.5, 0.3, 0.2, 0.1, 0.05):
+                optimizer.param_groups[0]["lr"] = lr
+                step()
+            by_way.append(layers)
+        assert_close(by_way[0], by_way[1], rtol=1e-6, atol=1e-6)
+        graphs[make] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert 0 < graphs[LARS] <= graphs[torch.optim.SGD]
+
+
 # -- no step waits for its device -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", [{}, {"foreach": False}, {"foreach": True}], ids=str)
+def test_a_rate_on_the_cpu_is_not_copied_to_the_device(way):
+    """`mul` and `minimum` take a scalar of the CPU as a number. `where` would copy it, and wait."""
+
+    class Watch(TorchDispatchMode):
+        mixed: ClassVar[set] = set()
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            tensors = [
+                each for each in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)
+            ]
+            if len({each.device for each in tensors}) > 1:
+                self.mixed.add(function.overloadpacket.__name__)
+            return function(*args, **(kwargs or {}))
+
+    for clip in (False, True):
+        layers = parameters([torch.ones(shape, device="meta") for shape in SHAPES])
+        for layer in layers:
+            layer.grad = torch.ones_like(layer)
+        optimizer = LARS(layers, lr=torch.tensor(0.1), clip=clip, **way)
+        with Watch() as watch:
+            optimizer.step()
+    assert watch.mixed
+    assert watch.mixed <= {"mul", "minimum", "_foreach_mul", "_foreach_mul_"}
 
 
 @pytest.mark.parametrize("way", [{}, {"foreach": False}, {"foreach": True}], ids=str)

@@ -30,6 +30,23 @@ REFUSED = [
 ]
 
 
+OF_ANOTHER_TYPE = [
+    ({"lr": "a"}, r"lr must be a number \(lr='a'\)"),
+    ({"lr": None}, r"lr must be a number \(lr=None\)"),
+    ({"trust": True}, r"trust must be a number \(trust=True\)"),
+    ({"momentum": torch.tensor(0.9)}, r"momentum must be a number \(momentum=tensor"),
+    ({"clip": "yes"}, r"clip must be True or False \(clip='yes'\)"),
+    ({"nesterov": None}, r"nesterov must be True or False \(nesterov=None\)"),
+    ({"fused": 1}, r"fused must be True or False \(fused=1\)"),
+]
+
+
+@pytest.mark.parametrize(("chosen", "words"), OF_ANOTHER_TYPE, ids=[str(chosen) for chosen, _ in OF_ANOTHER_TYPE])
+def test_a_value_of_another_type_is_refused(chosen, words):
+    with pytest.raises(TypeError, match=words):
+        LARS([layer()], **{"lr": 0.1} | chosen)
+
+
 def layer(dtype=torch.float32, **more):
     return torch.zeros(2, 2, dtype=dtype, requires_grad=dtype.is_floating_point, **more)
 
@@ -65,7 +82,9 @@ def test_a_parameter_that_is_no_real_number_is_refused_and_the_optimiser_stays_w
 
 
 def test_fused_is_for_the_cpu():
-    with pytest.raises(TypeError, match=r"fused=True works on the CPU only; a parameter is on meta: use foreach=True"):
+    with pytest.raises(
+        TypeError, match=r"fused=True takes plain tensors on the CPU only; one is a Tensor on meta: leave fused out"
+    ):
         LARS([layer(device="meta")], lr=0.1, fused=True)
 
 

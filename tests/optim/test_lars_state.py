@@ -95,7 +95,7 @@ def test_a_state_takes_the_type_of_its_layers():
     half = parameters(layers, torch.bfloat16)
     resumed = LARS(half, lr=0.1)
     resumed.load_state_dict(optimizer.state_dict())
-    assert {held["momentum_buffer"].dtype for held in resumed.state.values()} == {torch.bfloat16}
+    assert {held["velocity"].dtype for held in resumed.state.values()} == {torch.bfloat16}
     give(half, numbers(SHAPES))
     resumed.step()
 
@@ -111,7 +111,7 @@ def test_a_state_with_names_and_one_without_fit_each_other(names):
     resumed.load_state_dict(optimizer.state_dict())
     if names[1]:
         assert resumed.param_groups[0]["param_names"] == ["weight", "bias"]
-    assert_equal(*[[held["momentum_buffer"] for held in each.state.values()] for each in (resumed, optimizer)])
+    assert_equal(*[[held["velocity"] for held in each.state.values()] for each in (resumed, optimizer)])
 
 
 # -- copies ---------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_a_group_that_comes_later_has_the_defaults_and_a_state_of_its_own():
     late.grad = torch.ones(2, 2)
     optimizer.step()
     # 5 * 0.001 * 2 / (2 + 0.25 * 2), times 1 + 0.25
-    assert_close([optimizer.state[late]["momentum_buffer"]], [torch.full((2, 2), 0.005)], rtol=1e-6)
+    assert_close([optimizer.state[late]["velocity"]], [torch.full((2, 2), 0.005)], rtol=1e-6)
 
 
 def test_momentum_may_be_changed_by_a_schedule():
@@ -237,3 +237,32 @@ def test_its_schedule_is_saved_and_loaded_beside_it():
             step(pair[0], pair[1], [number])
             pair[2].step()
     assert_equal(others, layers)
+
+
+# -- momentum of another kind ---------------------------------------------------------------------------------------
+
+
+def test_the_state_of_torchs_sgd_is_refused_and_nothing_is_changed():
+    """Its momentum has no rate in it: taken over, it would throw every layer away."""
+    layers = parameters(numbers([(4, 4)]))
+    give(layers, numbers([(4, 4)], seed=1))
+    sgd = torch.optim.SGD(layers, lr=0.01, momentum=0.9)
+    sgd.step()
+    optimizer = LARS(layers, lr=2.0)
+    with pytest.raises(ValueError, match=r"not that of LARS: its groups have no 'trust'"):
+        optimizer.load_state_dict(sgd.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 2.0
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize("there", [{}, {"velocity": None}], ids=str)
+def test_a_layer_that_is_scaled_from_now_on_begins_without_velocity(there):
+    (layer,) = parameters(numbers([(4, 4)]))
+    optimizer = LARS([layer], lr=0.01, trust=None)
+    give([layer], numbers([(4, 4)], seed=1, scale=100.0))
+    optimizer.step()
+    before = layer.detach().clone()
+    optimizer.state[layer].update(there)
+    optimizer.param_groups[0]["trust"] = 0.001
+    optimizer.step()
+    assert (layer - before).norm() <= 0.01 * 0.001 * before.norm() * (1 + 1e-9)

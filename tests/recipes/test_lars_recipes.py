@@ -99,7 +99,7 @@ def test_a_server_that_is_saved_and_loaded_goes_on_to_the_last_bit(chosen, stop)
     take(undisturbed, range(10))
     take(stopped, range(stop))
     plain, tensors = stopped.state()
-    assert sum(name.endswith("momentum_buffer") for name in tensors) == 6
+    assert sum(name.endswith("velocity") for name in tensors) == 6
     resumed.load_state(json.loads(json.dumps(plain)), {name: tensor.clone() for name, tensor in tensors.items()})
     take(resumed, range(stop, 10))
     assert torch.equal(undisturbed.model.parameters, resumed.model.parameters)

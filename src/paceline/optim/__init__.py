@@ -99,7 +99,7 @@ def _make_schedule(
 
     from paceline.optim.schedules import warmed_up, warmup_poly
 
-    warmup_steps = min(round(settings.warmup * total_steps), total_steps - 1)
+    warmup_steps = max(0, min(round(settings.warmup * total_steps), total_steps - 1))
     if settings.schedule == "poly":
         return warmup_poly(optimizer, warmup_steps, total_steps, settings.power)
     milestones = sorted(round(share * total_steps) - warmup_steps for share in settings.decay_at)

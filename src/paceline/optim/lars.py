@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, overload
 
 import torch
@@ -27,7 +28,8 @@ from torch.optim.sgd import sgd
 from paceline.optim.lars_rates import Trust
 from paceline.optim.lars_steps import Layers, Step, fits_the_kernel, many_at_once, one_by_one, one_pass
 
-_VELOCITY = "momentum_buffer"
+_VELOCITY, _MOMENTUM = "velocity", "momentum_buffer"  # with rates of the past in it, and without: torch's SGD
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class LARS(Optimizer):
@@ -54,6 +56,7 @@ class LARS(Optimizer):
         maximize: climb instead of descend.
         foreach: torch's multi-tensor kernels; the default on GPUs. No step waits for the device.
         fused: one pass through memory per layer, by torch's fused SGD kernel; the default on the CPU, and only there.
+            For float32; other types and tensors that lie otherwise in memory take the plain way.
         differentiable: let autograd pass through the step.
 
     A NaN in a gradient makes its whole layer NaN, and an infinity at least the elements where it was; where the rate is
@@ -110,6 +113,20 @@ class LARS(Optimizer):
             del self.param_groups[-1]
             raise
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what `state_dict` has kept; that of another optimiser is refused, for its momentum is another.
+
+        >>> weight = torch.zeros(2, 2)
+        >>> LARS([weight], lr=1.0).load_state_dict(torch.optim.SGD([weight], lr=0.1).state_dict())
+        Traceback (most recent call last):
+        ValueError: this state is not that of LARS: its groups have no 'trust'; begin anew, LARS's rates are others too
+        """
+        if any("trust" not in group for group in state_dict["param_groups"]):
+            raise ValueError(
+                "this state is not that of LARS: its groups have no 'trust'; begin anew, LARS's rates are others too"
+            )
+        super().load_state_dict(state_dict)
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
@@ -143,10 +160,10 @@ class LARS(Optimizer):
                     "LARS needs dense gradients (a layer's norm is taken); build Embedding(sparse=False)"
                 )
             if group["momentum"] != 0:
-                state = self.state[parameter]
-                if _VELOCITY not in state:
-                    state[_VELOCITY] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                velocities.append(state[_VELOCITY])
+                state, name = self.state[parameter], _MOMENTUM if group["trust"] is None else _VELOCITY
+                if state.get(name) is None:
+                    state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                velocities.append(state[name])
         return Layers(
             parameters=parameters, gradients=[parameter.grad for parameter in parameters], velocities=velocities
         )
@@ -183,7 +200,7 @@ def _way(parameters: list[Tensor], group: dict[str, Any]) -> Callable[[Layers, S
         return one_by_one
     if torch.compiler.is_compiling():
         return many_at_once
-    if all(type(parameter) in (Tensor, torch.nn.Parameter) and parameter.is_cpu for parameter in parameters):
+    if all(type(parameter) in _PLAIN and parameter.is_cpu for parameter in parameters):
         return one_pass
     _, foreach = _default_to_fused_or_foreach(parameters, differentiable=False, use_fused=False)
     return many_at_once if foreach else one_by_one
@@ -206,6 +223,7 @@ def _torch_sgd(layers: Layers, group: dict[str, Any]) -> None:
 
 
 def _check(group: dict[str, Any]) -> None:
+    _check_types(group)
     lr = group["lr"]
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError(f"Tensor lr must be 1-element (lr has shape {tuple(lr.shape)})")  # as torch says it
@@ -224,9 +242,21 @@ def _check(group: dict[str, Any]) -> None:
         raise ValueError("differentiable goes step by step, neither fused nor foreach (differentiable=True)")
 
 
+def _check_types(group: dict[str, Any]) -> None:
+    for name in ("lr", "momentum", "weight_decay", "trust"):
+        value = group[name]
+        fits = isinstance(value, Real) or (name == "lr" and isinstance(value, Tensor))
+        if isinstance(value, bool) or not (fits or (name == "trust" and value is None)):
+            raise TypeError(f"{name} must be a number ({name}={value!r})")
+    for name in ("exclude_bias_and_norm", "nesterov", "clip", "maximize", "differentiable", "foreach", "fused"):
+        if not isinstance(group[name], bool) and not (name in ("foreach", "fused") and group[name] is None):
+            raise TypeError(f"{name} must be True or False ({name}={group[name]!r})")
+
+
 def _check_parameter(parameter: Tensor, *, fused: bool | None) -> None:
     if not parameter.is_floating_point():
         kind = "complex" if parameter.is_complex() else "not floating-point"
         raise TypeError(f"LARS takes real floating-point parameters; one is {kind} ({parameter.dtype})")
-    if fused and not parameter.is_cpu:
-        raise TypeError(f"fused=True works on the CPU only; a parameter is on {parameter.device}: use foreach=True")
+    if fused and not (parameter.is_cpu and type(parameter) in _PLAIN):
+        what = f"a {type(parameter).__name__} on {parameter.device}"
+        raise TypeError(f"fused=True takes plain tensors on the CPU only; one is {what}: leave fused out")

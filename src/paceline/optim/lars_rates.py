@@ -12,6 +12,8 @@ in a norm comes out as a NaN in the rate.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
 
 import torch
@@ -49,10 +51,14 @@ class Trust:
         # the denominator is kept from 0, for a 0 / 0 that is not chosen still makes the gradient of `where` a NaN
         below = torch.where(still, 1.0, gradient_norms + self.weight_decay * weight_norms)
         local = self.trust * weight_norms / below
+        # `lr` may be a scalar on the CPU: `mul` and `minimum` take it as a number, `where` would copy it and wait
         if not self.clip:
-            moving = self.lr * local
-        elif isinstance(self.lr, Tensor):
-            moving = torch.minimum(local, self.lr)
-        else:
-            moving = local.clamp(max=self.lr)
-        return torch.where(still, self.lr, moving)
+            return self.lr * torch.where(still, 1.0, local)
+        limited = torch.where(still, math.inf, local)
+        return torch.minimum(limited, self.lr) if isinstance(self.lr, Tensor) else limited.clamp(max=self.lr)
+
+    def on(self, device: torch.device) -> Trust:
+        """The same, with a rate that can be used beside tensors on a device."""
+        if not isinstance(self.lr, Tensor) or self.lr.is_cpu or self.lr.device == device:
+            return self
+        return dataclasses.replace(self, lr=self.lr.to(device, non_blocking=True))

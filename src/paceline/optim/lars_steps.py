@@ -12,8 +12,9 @@ for SGD that reads w, g, v and writes w, v in a single pass,
 
     v <- momentum * v + (1 - dampening) * d;   w <- w - lr * v
 
-and with dampening = 1 - rate and lr = 1 that is the step of LARS. Below a rate of 1e-8 the difference 1 - rate loses
-digits, and plain arithmetic takes over. Nesterov needs d twice, so three passes: v alone (lr = 0), then w by d
+and with dampening = 1 - rate and lr = 1 that is the step of LARS. The difference 1 - rate, a float64, has too few
+digits for float32 below a rate of 1e-8, and for float64 always: there plain arithmetic takes over. Many small layers
+cost calls, not memory, so they go many at once. Nesterov needs d twice, so three passes: v alone (lr = 0), then w by d
 (no momentum), then w by v. In half precision the kernel of torch 2.13 does not work (vectors of 32 elements and more
 stay as they are), so there it is plain arithmetic too.
 """
@@ -31,6 +32,7 @@ from paceline.optim.lars_rates import Trust
 from paceline.optim.norms import MEMORY_ORDERS, cpu_norm
 
 _LEAST_RATE_IN_ONE_PASS = 1e-8
+_LEAST_ELEMENTS_IN_ONE_PASS = 1 << 14  # below, the calls cost more than the memory
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -67,9 +69,11 @@ class Layers:
         )
 
 
-def norms_in(dtype: torch.dtype) -> torch.dtype | None:
-    """The type for sums of squares: half precision would overflow at 256."""
-    return torch.float32 if dtype in _HALVES else None
+def norms_in(tensor: Tensor) -> torch.dtype | None:
+    """The type for sums of squares: half precision would overflow at 256, and on the CPU float32 loses digits."""
+    if tensor.is_cpu:
+        return torch.float64
+    return torch.float32 if tensor.dtype in _HALVES else None
 
 
 def one_by_one(layers: Layers, step: Step) -> None:
@@ -79,11 +83,12 @@ def one_by_one(layers: Layers, step: Step) -> None:
         velocity = layers.velocities[index] if layers.velocities else None
         # autograd keeps what the norm was taken of, and the parameter is about to be changed in place
         weights = parameter.clone() if step.differentiable else parameter
-        rate: float | Tensor = step.trust.lr
+        trust = step.trust.on(parameter.device)
+        rate: float | Tensor = trust.lr
         if step.scales(parameter):
-            rate = step.trust.rates(
-                weight_norms=torch.linalg.vector_norm(weights, dtype=norms_in(weights.dtype)),
-                gradient_norms=torch.linalg.vector_norm(gradient, dtype=norms_in(gradient.dtype)),
+            rate = trust.rates(
+                weight_norms=torch.linalg.vector_norm(weights, dtype=norms_in(weights)),
+                gradient_norms=torch.linalg.vector_norm(gradient, dtype=norms_in(gradient)),
             )
         _plainly(parameter, gradient, velocity, rate, step)
 
@@ -102,10 +107,10 @@ def _plainly(parameter: Tensor, gradient: Tensor, velocity: Tensor | None, rate:
 
 def many_at_once(layers: Layers, step: Step) -> None:
     """Foreach kernels; layers of all devices and types, one device and type at a time."""
-    indices: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for index, parameter in enumerate(layers.parameters):
-        indices.setdefault((parameter.device, parameter.dtype), []).append(index)
-    for chosen in indices.values():
+    alike: dict[tuple[torch.device, torch.dtype, torch.dtype], list[int]] = {}
+    for index, (parameter, gradient) in enumerate(zip(layers.parameters, layers.gradients, strict=True)):
+        alike.setdefault((parameter.device, parameter.dtype, gradient.dtype), []).append(index)
+    for chosen in alike.values():
         _many_alike(layers.only(chosen), step)
 
 
@@ -133,17 +138,17 @@ def _many_alike(layers: Layers, step: Step) -> None:
 def _rates_of_many(layers: Layers, step: Step) -> list[Tensor]:
     """One number per layer, each a tensor without dimensions on the layers' device."""
     first = layers.parameters[0]
-    dtype = norms_in(first.dtype)
-    lr = step.trust.lr
+    trust = step.trust.on(first.device)
+    lr = trust.lr
     if not isinstance(lr, Tensor):
-        lr = torch.full((), lr, dtype=dtype or first.dtype, device=first.device)
+        lr = torch.full((), lr, dtype=norms_in(first) or first.dtype, device=first.device)
     rates = [lr] * len(layers.parameters)
     scaled = [index for index, parameter in enumerate(layers.parameters) if step.scales(parameter)]
     if scaled:
         some = layers.only(scaled)
-        found = step.trust.rates(
-            weight_norms=torch.stack(torch._foreach_norm(some.parameters, 2, dtype)),
-            gradient_norms=torch.stack(torch._foreach_norm(some.gradients, 2, dtype)),
+        found = trust.rates(
+            weight_norms=torch.stack(torch._foreach_norm(some.parameters, 2, norms_in(first))),
+            gradient_norms=torch.stack(torch._foreach_norm(some.gradients, 2, norms_in(some.gradients[0]))),
         )
         for index, rate in zip(scaled, found.unbind(), strict=True):
             rates[index] = rate
@@ -153,18 +158,22 @@ def _rates_of_many(layers: Layers, step: Step) -> list[Tensor]:
 @_disable_dynamo  # reads numbers back: one break in the graph, as torch's fused steps are, and not one per layer
 def one_pass(layers: Layers, step: Step) -> None:
     """Torch's fused SGD kernel on the CPU, called with each layer's own rate; all that share one in one call."""
-    lr = float(step.trust.lr)
-    together: list[int] = []
+    same_rate: list[int] = []
+    small: list[int] = []
     for index, parameter in enumerate(layers.parameters):
-        if not fits_the_kernel(layers, index):
+        if parameter.dtype != torch.float32 or not fits_the_kernel(layers, index):
             one_by_one(layers.only([index]), step)
-        elif step.scales(parameter):
+        elif not step.scales(parameter):
+            same_rate.append(index)
+        elif parameter.numel() < _LEAST_ELEMENTS_IN_ONE_PASS:
+            small.append(index)
+        else:
             norms = {"weight_norm": cpu_norm(parameter), "gradient_norm": cpu_norm(layers.gradients[index])}
             _fused(layers.only([index]), step.trust.rate(**norms), step)
-        else:
-            together.append(index)
-    if together:
-        _fused(layers.only(together), lr, step)
+    if same_rate:
+        _fused(layers.only(same_rate), float(step.trust.lr), step)
+    if small:
+        many_at_once(layers.only(small), step)
 
 
 def fits_the_kernel(layers: Layers, index: int) -> bool:

@@ -34,7 +34,7 @@ def cpu_norm(tensor: Tensor) -> float:
     flat = _flat(tensor) if tensor.dtype in _DOTTED else None
     if flat is None:
         return _careful(tensor)
-    blocks = torch.split(flat, BLOCK)
+    blocks = torch.split(flat, BLOCK) if flat.numel() > BLOCK else (flat,)
     squares = sum(float(torch.dot(block, block)) for block in blocks)  # math.fsum raises where this is infinite
     if squares < _SUSPICIOUSLY_SMALL or math.isinf(squares):
         return _careful(tensor)

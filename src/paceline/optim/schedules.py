@@ -55,6 +55,9 @@ def warmup_poly(optimizer: Optimizer, warmup_steps: int, total_steps: int, power
     >>> rates
     [2.0, 4.0, 6.0, 8.0, 4.5, 2.0, 0.5, 0.0]
     """
+    for name, value in (("warmup_steps", warmup_steps), ("total_steps", total_steps)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{name} must be a whole number ({name}={value!r})")
     if total_steps < 1:
         raise ValueError(f"total_steps must be at least 1 (total_steps={total_steps})")
     if not 0 <= warmup_steps < total_steps:

@@ -60,9 +60,10 @@ def train_rank(
         delay_seconds=delay_of(recipe),
         recipe=recipe.to_document(),
     )
+    defaults = Recipe().to_document()  # for settings that did not exist yet when a run began
     size = sum(parameter.numel() for parameter in training.module.parameters())
     with joined(place, timeout_seconds=max(MEET_SECONDS, recipe.server.stall_seconds)) as roll, threads_for(size):
-        state = agreed_start(Keeper(folder, place.rank), roll, resume=resume, recipe=job.recipe)
+        state = agreed_start(Keeper(folder, place.rank), roll, resume=resume, recipe=job.recipe, defaults=defaults)
         if state is None and not resume:
             write_recipe(recipe, folder)
         run = RankRun(job, roll, on_progress=on_progress)

@@ -105,11 +105,14 @@ class Keeper:
         os.replace(beside, self.folder / LAUNCH)
 
 
-def agreed_start(keeper: Keeper, roll: Roll, *, resume: bool, recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+def agreed_start(
+    keeper: Keeper, roll: Roll, *, resume: bool, recipe: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
     """The state from which this rank goes on, where all ranks go on from the same round; None if they begin.
 
-    What is newer than that round is removed. Where one rank refuses, all raise the same ValueError, and nothing is
-    changed. All ranks must come here.
+    `defaults` is what a setting is that a kept recipe does not name: it did not exist yet when the run began. What is
+    newer than that round is removed. Where one rank refuses, all raise the same ValueError, and nothing is changed. All
+    ranks must come here.
     """
     ours, held = keeper.launch == roll.launch, keeper.held()[:OFFERED]
     refused = "" if resume or ours or keeper.empty else _holds_a_run(keeper.run_folder)
@@ -123,7 +126,7 @@ def agreed_start(keeper: Keeper, roll: Roll, *, resume: bool, recipe: Mapping[st
     rounds = newest_common([offer["held"] for offer in offers], begin_anew=in_first)
     state = None
     if rounds is not None:
-        state, refused = _read(keeper, rounds, recipe)
+        state, refused = _read(keeper, rounds, recipe, defaults or {})
         _hear_refusals(roll.call("read its checkpoint", refused))
     keeper.forget_after(-1 if rounds is None else rounds)
     if not ours:
@@ -135,16 +138,26 @@ def _holds_a_run(folder: Path) -> str:
     return f"{folder} holds a run; give another --out, or go on with it: --resume {folder}"
 
 
-def _read(keeper: Keeper, rounds: int, recipe: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+def _read(
+    keeper: Keeper, rounds: int, recipe: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> tuple[dict[str, Any] | None, str]:
     """A state, or why it is refused."""
     try:
         state = keeper.read(rounds)
-        different = difference(state["recipe"], recipe)
+        different = difference(_completed(state["recipe"], defaults), recipe)
     except (ValueError, KeyError, OSError) as error:
         return None, f"{type(error).__name__}: {error}"
     if different:
         return None, f"the checkpoint of round {rounds} in {keeper.run_folder} is of another recipe: {different}"
     return state, ""
+
+
+def _completed(kept: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    whole = {**defaults, **kept}
+    for name, value in defaults.items():
+        if isinstance(value, Mapping) and isinstance(kept.get(name), Mapping):
+            whole[name] = {**value, **kept[name]}
+    return whole
 
 
 def _hear_refusals(said: Any) -> None:
