@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import LARS
-from paceline.optim import lars_steps
-from paceline.optim.norms import cpu_norm
 from tests.optim.lars_cases import WAYS, assert_close, assert_equal, give, numbers, parameters, run, written_down
 
 ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
@@ -134,19 +132,6 @@ def test_lengths_whose_squares_float32_cannot_hold(way):
         (layer,), _ = run(start, [gradient], lr=2.0, weight_decay=0.0, **way)
         expected = start[0] - share * (gradient[0] / scale) / (gradient[0] / scale).norm()
         assert_close([layer], [expected], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_small_layers_among_large_ones_take_their_step_many_at_once(monkeypatch, nesterov):
-    shapes = [(3, 3), (40, 40), (4,), (2, 5), (41, 40)]
-    start, gradients = numbers(shapes, dtype=torch.float32), [numbers(shapes, seed=seed) for seed in (1, 2, 3)]
-    expected, _ = run(start, gradients, lr=0.5, nesterov=nesterov, foreach=False)
-    taken = []
-    monkeypatch.setattr(lars_steps, "_LEAST_ELEMENTS_IN_ONE_PASS", 1600)
-    monkeypatch.setattr(lars_steps, "cpu_norm", lambda tensor: taken.append(tensor.shape) or cpu_norm(tensor))
-    found, _ = run(start, gradients, lr=0.5, nesterov=nesterov)
-    assert set(taken) == {(40, 40), (41, 40)}
-    assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @ways

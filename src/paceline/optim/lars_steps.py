@@ -13,10 +13,9 @@ for SGD that reads w, g, v and writes w, v in a single pass,
     v <- momentum * v + (1 - dampening) * d;   w <- w - lr * v
 
 and with dampening = 1 - rate and lr = 1 that is the step of LARS. The difference 1 - rate, a float64, has too few
-digits for float32 below a rate of 1e-8, and for float64 always: there plain arithmetic takes over. Many small layers
-cost calls, not memory, so they go many at once. Nesterov needs d twice, so three passes: v alone (lr = 0), then w by d
-(no momentum), then w by v. In half precision the kernel of torch 2.13 does not work (vectors of 32 elements and more
-stay as they are), so there it is plain arithmetic too.
+digits for float32 below a rate of 1e-8, and for float64 always: there plain arithmetic takes over. Nesterov needs d
+twice, so three passes: v alone (lr = 0), then w by d (no momentum), then w by v. In half precision the kernel of torch
+2.13 does not work (vectors of 32 elements and more stay as they are), so there it is plain arithmetic too.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from paceline.optim.lars_rates import Trust
 from paceline.optim.norms import MEMORY_ORDERS, cpu_norm
 
 _LEAST_RATE_IN_ONE_PASS = 1e-8
-_LEAST_ELEMENTS_IN_ONE_PASS = 1 << 14  # below, the calls cost more than the memory
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -159,54 +157,60 @@ def _rates_of_many(layers: Layers, step: Step) -> list[Tensor]:
 def one_pass(layers: Layers, step: Step) -> None:
     """Torch's fused SGD kernel on the CPU, called with each layer's own rate; all that share one in one call."""
     same_rate: list[int] = []
-    small: list[int] = []
     for index, parameter in enumerate(layers.parameters):
         if parameter.dtype != torch.float32 or not fits_the_kernel(layers, index):
             one_by_one(layers.only([index]), step)
-        elif not step.scales(parameter):
-            same_rate.append(index)
-        elif parameter.numel() < _LEAST_ELEMENTS_IN_ONE_PASS:
-            small.append(index)
+        elif step.scales(parameter):
+            gradient = layers.gradients[index]
+            rate = step.trust.rate(weight_norm=cpu_norm(parameter), gradient_norm=cpu_norm(gradient))
+            _fused([parameter], [gradient], layers.velocities[index : index + 1], rate, step)
         else:
-            norms = {"weight_norm": cpu_norm(parameter), "gradient_norm": cpu_norm(layers.gradients[index])}
-            _fused(layers.only([index]), step.trust.rate(**norms), step)
+            same_rate.append(index)
     if same_rate:
-        _fused(layers.only(same_rate), float(step.trust.lr), step)
-    if small:
-        many_at_once(layers.only(small), step)
+        some = layers.only(same_rate)
+        _fused(some.parameters, some.gradients, some.velocities, float(step.trust.lr), step)
 
 
 def fits_the_kernel(layers: Layers, index: int) -> bool:
     """The kernel walks through memory and does not look: a layer's tensors must be dense, of one type, in one order."""
-    tensors = [layers.parameters[index], layers.gradients[index]]
-    if layers.velocities:
-        tensors.append(layers.velocities[index])
-    if tensors[0].dtype in _HALVES or any(tensor.dtype != tensors[0].dtype for tensor in tensors):
+    parameter, gradient = layers.parameters[index], layers.gradients[index]
+    velocity = layers.velocities[index] if layers.velocities else parameter
+    if parameter.dtype in _HALVES or not parameter.dtype == gradient.dtype == velocity.dtype:
         return False
-    return any(all(in_order(tensor) is not None for tensor in tensors) for in_order in MEMORY_ORDERS)
+    return any(fits(parameter) and fits(gradient) and fits(velocity) for fits in MEMORY_ORDERS)
 
 
-def _fused(layers: Layers, rate: float, step: Step) -> None:
-    if not layers.velocities:
-        _kernel(layers, step, lr=rate)
+def _fused(
+    parameters: list[Tensor], gradients: list[Tensor], velocities: list[Tensor], rate: float, step: Step
+) -> None:
+    if not velocities:
+        _kernel(parameters, gradients, [], step, lr=rate)
     elif not rate >= _LEAST_RATE_IN_ONE_PASS:  # or not a number
-        for index, parameter in enumerate(layers.parameters):
-            _plainly(parameter, layers.gradients[index], layers.velocities[index], rate, step)
+        for parameter, gradient, velocity in zip(parameters, gradients, velocities, strict=True):
+            _plainly(parameter, gradient, velocity, rate, step)
     elif not step.nesterov:
-        _kernel(layers, step, lr=1.0, momentum=step.momentum, dampening=1 - rate)
+        _kernel(parameters, gradients, velocities, step, lr=1.0, dampening=1 - rate)
     else:
-        _kernel(layers, step, lr=0.0, momentum=step.momentum, dampening=1 - rate)
-        _kernel(Layers(parameters=layers.parameters, gradients=layers.gradients, velocities=[]), step, lr=rate)
-        torch._foreach_add_(layers.parameters, layers.velocities, alpha=-step.momentum)
+        _kernel(parameters, gradients, velocities, step, lr=0.0, dampening=1 - rate)
+        _kernel(parameters, gradients, [], step, lr=rate)
+        torch._foreach_add_(parameters, velocities, alpha=-step.momentum)
 
 
-def _kernel(layers: Layers, step: Step, *, lr: float, momentum: float = 0.0, dampening: float = 0.0) -> None:
+def _kernel(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    velocities: list[Tensor],
+    step: Step,
+    *,
+    lr: float,
+    dampening: float = 0.0,
+) -> None:
     torch._fused_sgd_(
-        layers.parameters,
-        layers.gradients,
-        layers.velocities,
+        parameters,
+        gradients,
+        velocities,
         weight_decay=step.trust.weight_decay,
-        momentum=momentum,
+        momentum=step.momentum if velocities else 0.0,
         lr=lr,
         dampening=dampening,
         nesterov=False,

@@ -34,29 +34,32 @@ def cpu_norm(tensor: Tensor) -> float:
     flat = _flat(tensor) if tensor.dtype in _DOTTED else None
     if flat is None:
         return _careful(tensor)
-    blocks = torch.split(flat, BLOCK) if flat.numel() > BLOCK else (flat,)
-    squares = sum(float(torch.dot(block, block)) for block in blocks)  # math.fsum raises where this is infinite
+    if flat.numel() <= BLOCK:
+        squares = torch.dot(flat, flat).item()
+    else:  # math.fsum would raise where this is infinite
+        squares = sum(torch.dot(block, block).item() for block in torch.split(flat, BLOCK))
     if squares < _SUSPICIOUSLY_SMALL or math.isinf(squares):
         return _careful(tensor)
     return math.sqrt(squares)
 
 
-def _rows_first(tensor: Tensor) -> Tensor | None:
-    return tensor.view(-1) if tensor.is_contiguous() else None
+def _rows_first(tensor: Tensor) -> bool:
+    return tensor.is_contiguous()
 
 
-def _channels_last(tensor: Tensor) -> Tensor | None:
-    if tensor.dim() != 4 or not tensor.is_contiguous(memory_format=torch.channels_last):
-        return None
-    return tensor.permute(0, 2, 3, 1).view(-1)
+def _channels_last(tensor: Tensor) -> bool:
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 MEMORY_ORDERS = (_rows_first, _channels_last)
-"""The layouts that weights have. Each gives a view of all elements as they lie in memory, or None: another layout."""
+"""The layouts that weights have; both without gaps."""
 
 
 def _flat(tensor: Tensor) -> Tensor | None:
-    return next((flat for order in MEMORY_ORDERS if (flat := order(tensor)) is not None), None)
+    """A view of all elements as they lie in memory; None: another layout."""
+    if _rows_first(tensor):
+        return tensor.view(-1)
+    return tensor.permute(0, 2, 3, 1).view(-1) if _channels_last(tensor) else None
 
 
 def _careful(tensor: Tensor) -> float:
