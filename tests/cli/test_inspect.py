@@ -78,6 +78,19 @@ def test_what_is_wrong_is_said_in_one_line(folder, capsys, arguments, said) -> N
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--batch", "61"], "batch must be between 1 and 60, the training samples of synthetic (batch=61)"),
+        (["--worker.batch-size", "64"], "batch must be given, between 1 and 60, the training samples of synthetic"),
+        (["--worker.batch-size", "64", "--batch", "60"], ""),
+    ],
+)
+def test_a_batch_of_more_samples_than_there_are_is_refused(folder, capsys, arguments, said) -> None:
+    assert main(["inspect", *SMALL, *arguments]) == (2 if said else 0)
+    assert said in capsys.readouterr().err
+
+
 def test_debug_shows_where(folder, capsys) -> None:
     assert main(["inspect", "--steps", "301", "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err
@@ -116,8 +129,41 @@ def test_settings_of_the_recipe_are_those_of_its_optimiser() -> None:
     assert row.local_rate == pytest.approx(0.5 * row.weight_norm / (row.gradient_norm + 0.25 * row.weight_norm))
     assert found.first.rate < recipe.optimizer.lr  # the warm-up has only begun
     limiting = found.limiting()
-    said = f"LARS multiplies the rate of {limiting.name} by {inspect_words.number(limiting.local_rate)}"
+    said = f"LARS multiplies the rate of {limiting.name} by {inspect_words.number(limiting.local_rate)}."
     assert said in " ".join(inspect_words.sentences(recipe, found))
+
+
+def lars(**more) -> Recipe:
+    return RECIPE.with_settings(optimizer={"name": "lars", **more})
+
+
+def test_with_clip_the_rates_of_lars_are_limits() -> None:
+    recipe = lars(clip=True)
+    found = inspect_recipe(recipe)
+    name, limit = found.limiting().name, inspect_words.number(found.limiting().local_rate)
+    told = " ".join(inspect_words.sentences(recipe, found))
+    assert f"LARS holds the rate of {name} to at most {limit}. Other parameters: 2 with a limit" in told
+    table = inspect_words.table(found)
+    assert "LARS limit" in table.headings
+    assert "LARS limit" in inspect_words.lines(found)[0]
+    assert any(phrase.endswith(", clip") for phrase in inspect_words.conditions(recipe, found))
+    for text in (told, table.caption):
+        assert "multipl" not in text
+    json.dumps(inspect_words.document(recipe, found), allow_nan=False)
+
+
+def test_what_lars_leaves_out_is_said_to_take_the_rate_as_it_is() -> None:
+    recipe = lars()
+    found = inspect_recipe(recipe, steps=1)
+    told = " ".join(inspect_words.sentences(recipe, found))
+    assert "Other parameters: 2 with a factor of their own, 3 that take the rate as it is." in told
+    cells = {row[0]: row[6] for row in inspect_words.table(found).rows}
+    assert {name for name, cell in cells.items() if cell == "as it is"} == {"1.bias", "3.bias", "5.bias"}
+    later = Inspection(batch=8, moments=(found.last,))  # biases are no longer 0
+    assert later.limiting().kind == "bias"
+    told = " ".join(inspect_words.sentences(recipe, later))
+    assert f"LARS leaves {later.limiting().name} out: it takes the rate as it is, {later.first.rate:g} at" in told
+    assert "by 1" not in told
 
 
 def test_what_began_at_zero_does_not_limit_later() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from paceline.optim.accumulate import Accumulate
-from paceline.optim.parts import Group, count_samples
+from paceline.optim.parts import Group
 
 WORDS = 4
 
@@ -202,6 +201,8 @@ def test_the_loader_is_asked_one_part_ahead_but_never_past_the_end_of_a_group():
         seen.append((int(part), len(asked), accumulate.ready))
         accumulate.backward(model(part).mean())
         seen[-1] += (accumulate.ready,)
+        if accumulate.ready:
+            model.zero_grad()
     assert seen == [(0, 2, 0, 0), (1, 3, 0, 0), (2, 3, 0, 1), (3, 5, 0, 0), (4, 5, 0, 1)]
     assert (accumulate.part, accumulate.ready) == (0, False)
 
@@ -231,6 +232,8 @@ def test_all_parts_but_the_last_are_quiet(wrap):
         quiet.append(model.quiet)
         accumulate.backward(model(part).mean())
         quiet.append(model.quiet)
+        if accumulate.ready:
+            model.zero_grad()
     assert quiet == [1, 1, 1, 1, 0, 0, 1, 1, 0, 0]
     assert model.quiet == 0
 
@@ -326,30 +329,6 @@ def test_a_group_that_is_forgotten_in_the_loop_is_left_out(at, before_backward):
         assert close(one, all_at_once(model, torch.cat(group)))
 
 
-# -- how many samples ---------------------------------------------------------------------------------------------
-
-PACKED = nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
-
-
-@pytest.mark.parametrize(
-    ("part", "samples"),
-    [
-        (torch.zeros(3, 2), 3),
-        ((torch.zeros(3, 2), torch.zeros(5)), 3),
-        ([{"name": "a", "epoch": torch.tensor(7), "x": (torch.zeros(4, 1),)}], 4),
-        (np.zeros((6, 2)), 6),
-        (torch.zeros(0, 2), 0),
-        ((), None),
-        ("words", None),
-        ({"length": 5}, None),
-        (torch.tensor(5), None),
-        (PACKED, None),
-    ],
-)
-def test_the_first_tensor_says_how_many_samples_there_are(part, samples):
-    assert count_samples(part) == samples
-
-
 # -- misuse -------------------------------------------------------------------------------------------------------
 
 
@@ -360,9 +339,9 @@ def test_the_first_tensor_says_how_many_samples_there_are(part, samples):
         ({"steps": 2.0}, ValueError, r"\(steps=2\.0\)"),
         ({"steps": True}, ValueError, r"\(steps=True\)"),
         ({"reduction": "men"}, ValueError, "unknown reduction 'men'; did you mean 'mean'"),
-        ({"model": None}, TypeError, r"must be a torch.nn.Module, or several of them \(model=None\)"),
+        ({"model": None}, TypeError, r"must be a torch.nn.Module, or several of them \(model=NoneType\)"),
         ({"model": []}, TypeError, r"\(model=\[\]\)"),
-        ({"model": [nn.Linear(1, 1), "b"]}, TypeError, r"\(model='b'\)"),
+        ({"model": [nn.Linear(1, 1), "b"]}, TypeError, r"\(model=str\)"),
     ],
 )
 def test_bad_settings_are_refused(settings, error, says):
@@ -395,7 +374,7 @@ def test_a_model_whose_gradients_cannot_be_had_in_parts_is_refused_at_once(attri
         (torch.ones(2, 1), float("nan"), "samples=nan"),
         (torch.ones(2, 1), torch.tensor(float("inf")), "samples=inf"),
         (torch.ones(0, 1), None, "samples=0"),
-        (["words"], None, r"cannot see how many samples this part has: backward\(loss, samples=\.\.\.\)"),
+        (["words"], None, r"cannot see how many samples this part has .*: backward\(loss, samples=\.\.\.\)"),
     ],
 )
 def test_a_part_without_samples_is_refused_and_may_be_told_again(part, samples, says):
@@ -462,3 +441,5 @@ def test_another_model_than_the_one_that_is_trained_is_found_out():
         says = "give Accumulate the model that is trained"
         with pytest.raises(RuntimeError, match=says) if last else contextlib.nullcontext():
             accumulate.backward(loss)
+        if last:
+            break

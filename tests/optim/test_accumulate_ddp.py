@@ -171,6 +171,8 @@ def talks(rank):
     for inputs in accumulate(parts_of(rank)):
         accumulate.backward(loss_of(model, inputs))
         counts.append(len(calls))
+        if accumulate.ready:
+            model.zero_grad()
     return counts
 
 

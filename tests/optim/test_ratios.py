@@ -94,22 +94,42 @@ def test_a_loss_times_c_has_ratios_over_c(made, c) -> None:
             assert after.ratio == pytest.approx(before.ratio / c, rel=1e-3)
 
 
+@pytest.mark.parametrize("clip", [True, False])
 @pytest.mark.parametrize("exclude", [True, False])
-def test_a_step_of_lars_moves_each_row_at_its_local_rate(exclude) -> None:
+def test_a_step_of_lars_moves_each_row_at_its_local_rate(exclude, clip) -> None:
     model = model_of([4, 6, 3], norm=True, seed=3)
     backward(model, 4)
     before = copy.deepcopy(dict(model.named_parameters()))
-    ratios = layer_ratios(model, trust=0.01, weight_decay=0.02, exclude_bias_and_norm=exclude)
-    chosen = OptimizerSettings(
-        name="lars", lr=0.5, momentum=0.0, weight_decay=0.02, trust=0.01, exclude_bias_and_norm=exclude
-    )
+    settings = {"weight_decay": 0.02, "trust": 0.01, "exclude_bias_and_norm": exclude, "clip": clip}
+    ratios, lr = layer_ratios(model, **settings), 0.005 if clip else 0.5
+    chosen = OptimizerSettings(name="lars", lr=lr, momentum=0.0, **settings)
     optimizer, _ = make_optimizer(chosen, model.parameters(), total_steps=10)
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     optimizer.step()
     for name, parameter in model.named_parameters():
         direction = gradients[name] + 0.02 * before[name]
-        expected = before[name] - 0.5 * ratios[name].local_rate * direction
+        local = ratios[name].local_rate
+        expected = before[name] - (min(lr, local) if clip else lr * local) * direction
         torch.testing.assert_close(parameter.detach(), expected.detach())
+    if clip:  # some are held to their limit, and some are below it
+        limits = {row.local_rate < lr for row in ratios if row.kind == "weight"}
+        assert limits == {True, False}
+
+
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("exclude", [True, False])
+def test_the_table_says_what_takes_the_rate_as_it_is(exclude, clip) -> None:
+    model = model_of([3, 4, 2], norm=True, seed=0)
+    nn.init.zeros_(model[0].bias)
+    backward(model, 3)
+    ratios = layer_ratios(model, exclude_bias_and_norm=exclude, clip=clip)
+    heading, *lines = str(ratios).splitlines()
+    assert ("LARS limit" in heading, "LARS rate" in heading) == (clip, not clip)
+    as_it_is = {row.name for row in ratios if not row.weight_norm or (exclude and row.kind != "weight")}
+    assert "0.bias" in as_it_is
+    assert {row.name for row in ratios if not row.scaled} == as_it_is
+    assert {line[2:].split()[0] for line in lines if " as it is " in f"{line} "} == as_it_is
+    assert not any(" inf" in line for line in lines)
 
 
 # -- which rows there are ----------------------------------------------------------------------------------------------
@@ -275,7 +295,7 @@ def test_a_table_never_needs_more_than_eighty_columns(found) -> None:
         for number, (name, ratio, later) in enumerate(found)
     ]  # fmt: skip
     later = {row.name: row.local_rate for row in rows}
-    for more in ({}, {"later": later, "later_heading": "step 1000"}):
+    for more in ({}, {"rate_heading": "LARS limit"}, {"later": later, "later_heading": "step 1000"}):
         lines = ratio_lines(rows, limiting=rows[-1], **more)
         assert len(lines) == len(rows) + 1
         assert max(map(len, lines)) <= 80

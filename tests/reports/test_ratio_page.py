@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 
+import paceline.reports
 from paceline.reports.plain_table import PlainTable
 from paceline.reports.ratio_chart import MOST_BARS, RatioBar, course_chart, ratio_chart
 from paceline.reports.ratio_page import ratio_page
@@ -93,3 +96,14 @@ def test_of_very_many_layers_only_weights_are_drawn_and_the_table_has_all() -> N
 def test_a_page_with_nothing_to_draw_is_still_a_page(ratio) -> None:
     page = page_of([RatioBar(name="w", kind="weight", ratio=ratio, remark="frozen")])
     assert charts_of(page)["ratios"]["layout"]["annotations"][0]["text"] == "frozen"
+
+
+def test_no_two_pages_have_a_helper_each_for_the_same() -> None:
+    bodies: dict[str, list[str]] = {}
+    for path in Path(paceline.reports.__file__).parent.glob("*page.py"):
+        for function in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(function, ast.FunctionDef):
+                code = [part for part in function.body if not isinstance(getattr(part, "value", None), ast.Constant)]
+                bodies.setdefault(ast.unparse(code), []).append(f"{path.name}: {function.name}")
+    assert len(bodies) > 8
+    assert [named for named in bodies.values() if len(named) > 1] == []

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.optim.ratio_table import number, ratio_lines
+from paceline.optim.ratio_table import AS_IT_IS, local_rate, number, ratio_lines
 from paceline.recipes import Recipe
 from paceline.reports.plain_table import PlainTable
 from paceline.reports.ratio_chart import RatioBar
 
 if TYPE_CHECKING:
-    from paceline.optim.ratios import LayerRatio
+    from paceline.optim.ratios import LayerRatio, LayerRatios
     from paceline.recipes.inspecting import Inspection
 
 STEPS_BY_THE_GRADIENT = ("sgd",)
@@ -22,7 +22,8 @@ def lines(inspection: Inspection) -> list[str]:
     """The table of the terminal, the limiting layer marked with a `>`."""
     first, last = inspection.first, inspection.last
     if last is first:
-        return ratio_lines(first.ratios.rows, limiting=inspection.limiting())
+        heading = first.ratios.rate_heading
+        return ratio_lines(first.ratios.rows, limiting=inspection.limiting(), rate_heading=heading)
     heading = f"step {last.step}"
     return ratio_lines(
         first.ratios.rows,
@@ -84,13 +85,35 @@ def _what_the_recipe_does(recipe: Recipe, inspection: Inspection, limiting: Laye
             "(momentum and weight decay not counted)."
         )
     if name == "lars":
-        does = (
-            f"holds the rate of {limiting.name} below"
-            if getattr(recipe.optimizer, "clip", False)
-            else f"multiplies the rate of {limiting.name} by"
-        )
-        return f"The recipe's LARS {does} {number(limiting.local_rate)}, and each other layer has a number of its own."
+        return f"{_what_lars_does(inspection, limiting)}{_how_far_lars_goes(recipe, inspection)}"
     return f"The recipe's optimiser, {name}, does not step by the gradient itself: its rate is no rate to compare."
+
+
+def _what_lars_does(inspection: Inspection, limiting: LayerRatio) -> str:
+    ratios, local = inspection.first.ratios, number(limiting.local_rate)
+    if not limiting.scaled:
+        said = f"leaves {limiting.name} out: it takes the rate as it is, {inspection.first.rate:g} at the first step"
+    elif ratios.clip:
+        said = f"holds the rate of {limiting.name} to at most {local}"
+    else:
+        said = f"multiplies the rate of {limiting.name} by {local}"
+    others = [row for row in ratios if row.name != limiting.name and row.local_rate is not None]
+    own = sum(row.scaled for row in others)
+    return (
+        f"The recipe's LARS {said}. Other parameters: {own} with a {'limit' if ratios.clip else 'factor'} of their "
+        f"own, {len(others) - own} that take the rate as it is."
+    )
+
+
+def _how_far_lars_goes(recipe: Recipe, inspection: Inspection) -> str:
+    """LARS with a rate of SGD's kind hardly moves, and looks as if it did not learn."""
+    if recipe.optimizer.clip:
+        return ""
+    share = 100 * recipe.optimizer.lr * inspection.first.ratios.trust
+    return (
+        f" A layer that is scaled moves by about lr x trust = {share:.2g} % of its length per step "
+        f"at the rate {recipe.optimizer.lr:g} (momentum not counted)."
+    )
 
 
 def _what_became_of_it(inspection: Inspection, limiting: LayerRatio) -> str:
@@ -114,7 +137,7 @@ def conditions(recipe: Recipe, inspection: Inspection) -> list[str]:
         f"{recipe.model.name} on {recipe.data.name}",
         f"batch of {inspection.batch:,} from all training data",
         f"{len(ratios)} parameters, {sum(row.count for row in ratios):,} numbers",
-        f"LARS: trust {ratios.trust:g}, weight decay {ratios.weight_decay:g}",
+        f"LARS: trust {ratios.trust:g}, weight decay {ratios.weight_decay:g}{', clip' if ratios.clip else ''}",
         f"seed {recipe.seed}",
     ]
     if inspection.last is not inspection.first:
@@ -152,7 +175,7 @@ def bars(inspection: Inspection) -> list[RatioBar]:
 def table(inspection: Inspection) -> PlainTable:
     """All rows, for the page."""
     first, last = inspection.first, inspection.last
-    headings = ["layer", "kind", "shape", "|w|", "|gradient|", "|w| / |gradient|", "LARS rate"]
+    headings = ["layer", "kind", "shape", "|w|", "|gradient|", "|w| / |gradient|", first.ratios.rate_heading]
     later = {} if last is first else {row.name: row for row in last.ratios}
     if later:
         headings.append(f"ratio after {last.step:,} steps")
@@ -160,20 +183,25 @@ def table(inspection: Inspection) -> PlainTable:
     at = next((index for index, row in enumerate(first.ratios) if limiting and row.name == limiting.name), -1)
     rows = [
         [row.name, row.kind, shape(row.shape), *map(number, (row.weight_norm, row.gradient_norm, row.ratio)),
-         number(row.local_rate), *([number(later[row.name].ratio)] if later else []),
+         local_rate(row), *([number(later[row.name].ratio)] if later else []),
          "limits the rate" if index == at else row.remark]
         for index, row in enumerate(first.ratios)
     ]  # fmt: skip
-    left_out = "biases and normalisation are left out" if first.ratios.exclude_bias_and_norm else "all are scaled"
     return PlainTable(
         title="Layers before the first step",
         headings=[*headings, ""],
         rows=rows,
-        caption="|...|: Euclidean length. LARS rate: what LARS multiplies the learning rate by, "
-        "trust |w| / (|gradient| + weight decay |w|), "
-        f"with trust {first.ratios.trust:g} and weight decay {first.ratios.weight_decay:g}; 1 where a length is 0; "
-        f"{left_out}. Bold: the layer that limits the rate.",
+        caption=f"|...|: Euclidean length. {_what_the_rates_are(first.ratios)} Bold: the layer that limits the rate.",
         marked=frozenset((at, column) for column in (5, len(headings))),
+    )
+
+
+def _what_the_rates_are(ratios: LayerRatios) -> str:
+    what = "the most that LARS lets a layer's rate be" if ratios.clip else "what LARS multiplies the learning rate by"
+    left_out = "biases, normalisation and " if ratios.exclude_bias_and_norm else ""
+    return (
+        f"{ratios.rate_heading}: {what}, trust |w| / (|gradient| + weight decay |w|), with trust {ratios.trust:g} and "
+        f"weight decay {ratios.weight_decay:g}; {AS_IT_IS}: {left_out}what has a length of 0 take the rate so."
     )
 
 
@@ -217,6 +245,7 @@ def _layer(row: LayerRatio) -> dict[str, Any]:
         "gradient_norm": _finite(row.gradient_norm),
         "ratio": _finite(row.ratio),
         "local_rate": _finite(row.local_rate),
+        "scaled": row.scaled,
         "remark": row.remark,
     }
 

@@ -36,9 +36,11 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from paceline.lookup import unknown
+from paceline.optim.leftovers import Watched, not_zero, watch
 from paceline.optim.parts import Group, checked_samples, count_samples
 
 REDUCTIONS = ("mean", "sum")
+LOOKS = 2  # groups of a loop: the first finds what an epoch left, the second what a step without a zero_grad() leaves
 
 Part = TypeVar("Part")
 
@@ -50,6 +52,7 @@ class _Stage(Enum):
     OPEN = ""
     DONE = "backward has been called for this part already: add the losses up, and call it once"
     FORGOTTEN = "this part's group is forgotten: go on with the next part"
+    FAILED = "part {part}'s backward failed: call accumulate.forget(), for its gradients are there in part"
 
 
 class Accumulate:
@@ -70,8 +73,11 @@ class Accumulate:
     1 parts, gradient 9.0
 
     `model` is what is trained, in its DistributedDataParallel if it has one, or several of them in a list: their
-    gradients are weighted, and they average over the ranks once per group. The optimiser's gradients must be zero when
-    a group begins. With `reduction="sum"` losses are sums, and just add up.
+    gradients are weighted, and they average over the ranks once per group. Gradients must be zero when a group begins;
+    the first two groups of a loop are looked at. With `reduction="sum"` losses are sums, and just add up.
+
+    A backward that fails (out of memory, for instance) may have added some of its gradients: the group is refused from
+    then on, and `forget` drops it.
 
     `part` is the number of the part in its group, from 1 to `steps`; 0 outside of the loop.
     """
@@ -96,6 +102,10 @@ class Accumulate:
         self._stage, self._last, self._running = _Stage.OUTSIDE, False, False
         self._counted: int | None = None  # the samples of this part, as far as they can be seen
         self._group = Group(steps)
+        # DDP leaves gradients alone between two backwards; others that average by themselves may not
+        self._plain = all(type(module).__name__ == "DistributedDataParallel" for module in self._quiet)
+        self._watched: Watched | None = None
+        self._looks = 0  # how many groups will still be looked at for gradients that are left over
 
     def __repr__(self) -> str:
         return f"Accumulate(steps={self.steps}, reduction={self.reduction!r}; part {self.part})"
@@ -113,7 +123,7 @@ class Accumulate:
         Any iterable will do. Its errors come up to one part early, for it is asked one part ahead.
         """
         self._check_beginning()
-        self._running = True
+        self._running, self._looks = True, LOOKS
         try:
             for part, last in self._looking_ahead(parts):
                 self._counted = count_samples(part) if self.reduction == "mean" else None
@@ -121,7 +131,12 @@ class Accumulate:
                 with self._without_averaging():
                     yield part
                 if self._stage is _Stage.OPEN:
-                    raise RuntimeError(f"part {self.part} of {self.steps} had no backward: accumulate.backward(loss)")
+                    raise RuntimeError(
+                        f"part {self.part} of {self.steps} had no backward: call accumulate.backward(loss) instead of "
+                        "loss.backward(), or leave the whole group out with accumulate.forget()"
+                    )
+                if self._stage is _Stage.FAILED:  # and was caught, or it would not come here
+                    raise RuntimeError(self._refusal())
         finally:  # the end, a break (the generator is closed), or an error
             self.part, self._last, self._running = 0, False, False
             self._stage = _Stage.OUTSIDE
@@ -166,19 +181,26 @@ class Accumulate:
     def backward(self, loss: torch.Tensor, *, samples: float | torch.Tensor | None = None) -> None:
         """Add the gradient of this part's loss, which is a mean over its samples (or a sum: `reduction`).
 
-        How many they are is the length of the part's first tensor; `samples` says it where that is not so, and what is
-        counted when the mean is over something else, tokens for instance. With a GradScaler, give the scaled loss.
+        How many they are is the length that the part's tensors have in common; `samples` says it where that is not so
+        (`parts.py` has the cases), and what is counted when the mean is over something else, tokens for instance. It is
+        for all parts of a group, or for none. With a GradScaler, give the scaled loss.
         """
         if self._stage is not _Stage.OPEN:
-            raise RuntimeError(self._stage.value)
+            raise RuntimeError(self._refusal())
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise ValueError(f"loss must be one number, the {self.reduction} over the part ({found})")
+        if not self._group.parts:
+            self._check_zero()
+        elif self._watched is not None:
+            self._watched.check()
         so_far, weight = self._weights(samples)
-        self._stage = _Stage.DONE
+        self._stage = _Stage.FAILED  # until it is through: whoever catches its error must not go on as if it were
         if so_far != 1:
             self._scale_gradients(so_far)
         (loss if weight == 1 else loss * weight).backward()  # type: ignore[no-untyped-call]
+        self._stage = _Stage.DONE
+        self._watched = watch(self._modules) if self._plain and not self._last else None
         if self._last:
             self._group = Group(self.steps)
 
@@ -200,7 +222,34 @@ class Accumulate:
                 raise ValueError(f"samples is for means: with reduction='sum' losses just add up (samples={samples})")
             self._group.parts += 1
             return 1.0, 1.0
-        return self._group.add(checked_samples(samples, self._counted), last=self._last)
+        group, told = self._group, samples is not None
+        if group.parts and told != group.told:
+            others = f"part {group.parts}" if group.parts == 1 else f"parts 1 to {group.parts}"
+            raise ValueError(
+                f"samples was {'given' if group.told else 'not given'} for {others} of this group, and is "
+                f"{'given' if told else 'not'} for part {self.part}: give it for all parts of a group, or for none"
+            )
+        weights = group.add(checked_samples(samples, self._counted), last=self._last)
+        group.told = told
+        return weights
+
+    def _refusal(self) -> str:
+        return self._stage.value.format(part=self.part)
+
+    def _check_zero(self) -> None:
+        """Refuse gradients of before: of a step that was not taken, or of gradients that were not zeroed after it.
+
+        That is before a group's first backward, not at the loop's beginning: zeroing them in the loop is fine. Where
+        they are None, as zero_grad leaves them, nothing is computed; else a GPU is waited for, twice in a loop.
+        """
+        name = not_zero(self._modules) if self._looks else None
+        if name is not None:
+            raise RuntimeError(
+                f"gradients are there already before this group's first backward ({name}): it would add to them. "
+                "Step and zero_grad() belong inside of the loop, at accumulate.ready; what is there from before the "
+                "loop, or is not the optimiser's, needs a model.zero_grad()"
+            )
+        self._looks = max(0, self._looks - 1)
 
     @torch.no_grad()
     def _scale_gradients(self, factor: float) -> None:
@@ -216,7 +265,7 @@ def _modules_of(model: torch.nn.Module | Iterable[torch.nn.Module]) -> list[torc
     modules = [model] if isinstance(model, torch.nn.Module) or not isinstance(model, Iterable) else list(model)
     for module in modules:
         if not isinstance(module, torch.nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, or several of them (model={module!r})")
+            raise TypeError(f"model must be a torch.nn.Module, or several of them (model={type(module).__name__})")
     if not modules:
         raise TypeError("model must be a torch.nn.Module, or several of them (model=[])")
     return modules

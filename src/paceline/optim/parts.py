@@ -6,14 +6,34 @@ corrects what came before it. For parts of 4, 4 and 2 samples, three expected:
     part        1        2        3, the last
     so far      * 1      * 1      * 12/10
     this part   4/12     4/12     2/10             together 4/10, 4/10, 2/10
+
+Samples are counted where a part leaves no doubt. Tensors may be its columns, and a column's length is the number of
+samples; or they may be in a list of samples, whose own length it is, while the tensors are 3 channels long. A list is
+one of samples only if its things are all of one kind, so that is where there is doubt:
+
+    inputs                                    (8, 5)                            8
+    inputs, targets                           (8, 3, 32, 32), (8,)              8       columns
+    noisy, clean                              (8, 5), (8, 5)                    8       a pair of tensors is two columns
+    {ids, mask, labels}                       (8, 20) each                      8       things with names are columns
+    images, targets                           4 of (3, h, w), 4 dicts           None    lists of samples, or columns?
+    anchors, positives, negatives             (8, 5) each                       None    three columns, or samples?
+    images, targets                           (4, 3, 32, 32), 4 dicts           4       the images say how many, and
+    [view, view], labels                      (8, 3, 32, 32) each, (8,)         8       the labels: the list fits them
+    time first; sums of lengths; ...          (20, 8, 5), (8,)                  None    two lengths
+
+Where it is None, whoever trains is asked. Whether a list is in doubt hangs on the kinds of its things, not on how many
+there happen to be, so that a loader of lists is refused at its first part, and not in the middle of a run. What is not
+seen: lists of two samples with nothing beside them (a pair), and tensors that all have time first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
+
+EMPTY: frozenset[object] = frozenset()  # the kind of a list without anything in it: it may be any other's
 
 
 @dataclass(slots=True)
@@ -29,6 +49,7 @@ class Group:
     parts: int = 0
     samples: float = 0.0
     expected: float = 0.0
+    told: bool = False  # whether the caller said how many samples its parts have
 
     def add(self, samples: float, *, last: bool) -> tuple[float, float]:
         """What the gradients so far are multiplied with, and what this part's mean is."""
@@ -42,19 +63,79 @@ class Group:
 
 
 def count_samples(part: object) -> int | None:
-    """The length of the first tensor or array in a part, in dicts, lists and tuples too; None if there is none.
+    """How many samples a part has, where its tensors and arrays leave no doubt about it; else None.
 
     >>> import torch
-    >>> count_samples({"id": "a", "pair": [torch.zeros(3, 5), torch.zeros(4)]})
-    3
+    >>> image, labels = torch.zeros(3, 8, 8), torch.zeros(4)
+    >>> count_samples({"id": "a", "pair": [torch.zeros(4, 5), labels]})
+    4
+    >>> count_samples([image] * 4) is None, count_samples(([image] * 4, labels))
+    (True, 4)
     """
+    while isinstance(part, list | tuple) and len(part) == 1 and not hasattr(part, "_fields"):
+        part = part[0]  # what a DataLoader makes of samples that have one tensor each
+    certain, doubtful = set[int](), list[Sequence[object]]()
+    for column in part if _is_inputs_and_targets(part) else (part,):
+        _sort(column, certain, doubtful)
+    if len(certain) != 1:
+        return None
+    (samples,) = certain
+    fits = (len(each) == samples or certain.issuperset(_lengths(each)) for each in doubtful)
+    return samples if all(fits) else None
+
+
+def _sort(part: object, certain: set[int], doubtful: list[Sequence[object]]) -> None:
+    """The lengths of what must be columns, and the lists that may be lists of samples."""
+    inner = _inner(part)
+    if inner is None:
+        certain.update(_lengths(part))
+    elif isinstance(inner, Sequence) and len({_kind(each) for each in inner} - {EMPTY}) == 1:
+        doubtful.append(inner)
+    else:
+        for each in inner:
+            _sort(each, certain, doubtful)
+
+
+def _lengths(part: object) -> Iterator[int]:
+    """Of all tensors in a part that have one."""
+    inner = _inner(part)
+    if inner is None:
+        shape: Any = getattr(part, "shape", None)
+        if shape is not None and len(shape):
+            yield int(shape[0])
+    for each in inner or ():
+        yield from _lengths(each)
+
+
+def _inner(part: object) -> Iterable[object] | None:
+    """What a container holds, as a sequence where it has places and no names; None for what is no container."""
+    if getattr(part, "shape", None) is not None or hasattr(part, "batch_sizes"):
+        return None  # the latter is a PackedSequence: a tuple whose first tensor has the steps of all sequences
+    if isinstance(part, Mapping):
+        return part.values()
+    if isinstance(part, list | tuple):
+        return iter(part) if hasattr(part, "_fields") else part
+    return None
+
+
+def _kind(part: object) -> object:
+    """Alike for all samples of a list: images differ in size, but not in the number of dimensions."""
     shape: Any = getattr(part, "shape", None)
     if shape is not None:
-        return int(shape[0]) if len(shape) else None
-    if hasattr(part, "batch_sizes"):  # a PackedSequence: a tuple whose first tensor has steps of all sequences in it
-        return None
-    inner: Any = part.values() if isinstance(part, Mapping) else part if isinstance(part, list | tuple) else ()
-    return next((found for each in inner if (found := count_samples(each)) is not None), None)
+        return len(shape), str(getattr(part, "dtype", ""))
+    if isinstance(part, Mapping):
+        return Mapping  # a sample may lack a key
+    return frozenset(map(_kind, part)) - {EMPTY} if isinstance(part, list | tuple) else type(part)
+
+
+def _is_inputs_and_targets(part: object) -> TypeGuard[Sequence[object]]:
+    """Two tensors, which might be two samples only in a list that has no targets; or two dicts with other keys."""
+    if not isinstance(part, list | tuple) or len(part) != 2:
+        return False
+    first, second = part
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return set(first) != set(second)
+    return hasattr(first, "shape") and hasattr(second, "shape")
 
 
 def checked_samples(told: Any, counted: int | None) -> float:
@@ -65,7 +146,10 @@ def checked_samples(told: Any, counted: int | None) -> float:
     """
     samples = counted if told is None else told
     if samples is None:
-        raise ValueError("cannot see how many samples this part has: backward(loss, samples=...) says it")
+        raise ValueError(
+            "cannot see how many samples this part has (its tensors have no length in common, or are in lists that may "
+            "be lists of samples): backward(loss, samples=...) says it"
+        )
     if not math.isfinite(samples) or samples <= 0:
         raise ValueError(f"samples must be more than 0, and finite (samples={samples})")
     return float(samples)

@@ -2,8 +2,8 @@
 
   layer              |w|   |grad|    ratio LARS rate  1 to 1000, log scale
 > 0.weight          11.3     1.96     5.77   0.00577  ██████▎               the layer that limits the rate
-  0.bias               0    0.198        0         1  weights are 0
-  1.weight            16    0.208     76.9    0.0769  ▒▒▒▒▒▒▒▒▒▒▒▒▒▒        bias or scale of a normalisation
+  0.bias               0    0.198        0  as it is  weights are 0
+  1.weight            16    0.208     76.9  as it is  ▒▒▒▒▒▒▒▒▒▒▒▒▒▒        bias or scale of a normalisation
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 LEAST_NAME, MOST_NAME, NUMBER, RATE = 15, 24, 8, 9
+AS_IT_IS = "as it is"  # a rate that LARS does not scale
 EIGHTHS = " ▏▎▍▌▋▊▉"
 UNKNOWN = "-"
 
 
 def ratio_lines(
     rows: Sequence[LayerRatio], *, limiting: LayerRatio | None, later: Mapping[str, float | None] | None = None,
-    later_heading: str = "",
+    later_heading: str = "", rate_heading: str = "LARS rate",
 ) -> list[str]:  # fmt: skip
     """The table, a heading and a line per row; with `later`, ratios of another moment instead of the rates of LARS.
 
@@ -41,12 +42,13 @@ def ratio_lines(
         drawn += [ratio for ratio in later.values() if ratio is not None and 0 < ratio < math.inf]
     low, high = decades(drawn)
     name = min(max([LEAST_NAME, *(len(row.name) for row in rows)]), MOST_NAME)
-    bar = WIDTH - 2 - name - 3 * (NUMBER + 1) - (RATE + 1) - 2
-    heading = "LARS rate" if later is None else later_heading
+    heading = rate_heading if later is None else later_heading
+    width = max(RATE, len(heading))
+    bar = WIDTH - 2 - name - 3 * (NUMBER + 1) - (width + 1) - 2
     scale = f"{number(10.0**low)} to {number(10.0**high)}, log scale" if drawn else ""
     if len(scale) > bar:
         scale = scale.removesuffix(" scale")
-    lines = [_line(" ", "layer", name, ("|w|", "|grad|", "ratio"), heading, scale[:bar])]
+    lines = [_line(" ", "layer", name, ("|w|", "|grad|", "ratio"), f"{heading:>{width}}", scale[:bar])]
     for row in rows:
         last = row.local_rate if later is None else later.get(row.name)
         if row.counts and row.ratio is not None:
@@ -55,8 +57,20 @@ def ratio_lines(
             end = row.remark[:bar]
         mark = ">" if limiting is not None and row.name == limiting.name else " "
         norms = (number(row.weight_norm), number(row.gradient_norm), number(row.ratio))
-        lines.append(_line(mark, shortened(row.name, name), name, norms, number(last), end))
+        told = local_rate(row) if later is None else number(last)
+        lines.append(_line(mark, shortened(row.name, name), name, norms, f"{told:>{width}}", end))
     return lines
+
+
+def local_rate(row: LayerRatio) -> str:
+    """The rate or limit of LARS as a cell of a table.
+
+    >>> from paceline.optim.ratios import LayerRatio
+    >>> row = LayerRatio(name="b", shape=(2,), kind="bias", weight_norm=3.0, local_rate=1.0, scaled=False)
+    >>> local_rate(row)
+    'as it is'
+    """
+    return AS_IT_IS if row.local_rate is not None and not row.scaled else number(row.local_rate)
 
 
 def decades(ratios: Sequence[float]) -> tuple[int, int]:
@@ -100,7 +114,7 @@ def shortened(name: str, most: int) -> str:
 
 def _line(mark: str, name: str, width: int, numbers: Sequence[str], last: str, end: str) -> str:
     cells = "".join(f" {cell:>{NUMBER}}" for cell in numbers)
-    return f"{mark} {name:<{width}}{cells} {last:>{RATE}}  {end}".rstrip()
+    return f"{mark} {name:<{width}}{cells} {last}  {end}".rstrip()
 
 
 def _bar(ratio: float, low: int, high: int, width: int, *, soft: bool, later: float | None) -> str:

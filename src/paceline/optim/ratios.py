@@ -8,7 +8,10 @@ away what the layer was, and training may diverge. So each layer bears a rate up
 and one rate for all layers is limited by the layer with the smallest ratio. LARS (You, Gitman and Ginsburg 2017,
 section 4 and table 2) gives each layer a rate of its own instead, in proportion to that ratio:
 
-    local rate = trust * |w| / (|g| + weight_decay * |w|)        1 where a norm is 0, and for what LARS leaves out
+    local rate = trust * |w| / (|g| + weight_decay * |w|)
+
+The rate is lr * local rate; with `clip` it is min(lr, local rate), so that the local rate is a limit and no factor.
+What LARS leaves out, and what has a norm of 0, takes lr as it is: a factor of 1, or no limit.
 
 Where we differ: the paper lists every layer. A bias that starts at 0 has the ratio 0: it would limit every rate, and
 yet its first step does no harm, for it has no size to lose. Such rows are listed, and never the limiting one. The same
@@ -34,10 +37,11 @@ Kind = Literal["weight", "bias", "norm"]
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRatio:
-    """One parameter: its norm, its gradient's, their ratio, and the rate that LARS would give it.
+    """One parameter: its norm, its gradient's, their ratio, and the local rate that LARS would give it.
 
     What cannot be told is None, and `remark` says why: "frozen", "no gradient", "not finite", "both are 0". A ratio is
-    0 where the weights are, and infinite where only the gradient is 0.
+    0 where the weights are, and infinite where only the gradient is 0. `scaled` is False where LARS takes the rate as
+    it is; `local_rate` is then 1, or infinite with `clip`.
 
     >>> row = LayerRatio(name="fc.weight", shape=(10, 64), kind="weight", weight_norm=3.0, gradient_norm=0.5,
     ...                  ratio=6.0, local_rate=0.006)
@@ -52,6 +56,7 @@ class LayerRatio:
     gradient_norm: float | None = None
     ratio: float | None = None
     local_rate: float | None = None
+    scaled: bool = True
     remark: str = ""
 
     @property
@@ -76,13 +81,14 @@ class LayerRatios:
     >>> print(layer_ratios(model))
       layer                |w|   |grad|    ratio LARS rate  1 to 10, log scale
     > weight                 4        2        2     0.002  ███████▎
-      bias                   0     1.41        0         1  weights are 0
+      bias                   0     1.41        0  as it is  weights are 0
     """
 
     rows: tuple[LayerRatio, ...]
     trust: float
     weight_decay: float
     exclude_bias_and_norm: bool
+    clip: bool = False
 
     @property
     def limiting(self) -> LayerRatio | None:
@@ -122,13 +128,26 @@ class LayerRatios:
             raise unknown("kind", kind, get_args(Kind))
         return replace(self, rows=tuple(row for row in self.rows if row.kind == kind))
 
+    @property
+    def rate_heading(self) -> str:
+        """What `local_rate` is: a factor of the learning rate, or with `clip` a limit to it."""
+        return "LARS limit" if self.clip else "LARS rate"
+
+    def scaled(self, row: LayerRatio) -> bool:
+        """Whether LARS gives this row a rate of its own."""
+        left_out = self.exclude_bias_and_norm and row.kind != "weight"
+        return bool(row.weight_norm and row.gradient_norm) and not left_out
+
     def local_rate(self, row: LayerRatio) -> float | None:
-        """What LARS multiplies the rate of this row by; None where there is no gradient, or none that is finite."""
+        """What LARS multiplies the rate of this row by, or with `clip` what it holds it to.
+
+        None where there is no gradient, or none that is finite.
+        """
         weight, gradient = row.weight_norm, row.gradient_norm
         if gradient is None or not (math.isfinite(weight) and math.isfinite(gradient)):
             return None
-        if not weight or not gradient or (self.exclude_bias_and_norm and row.kind != "weight"):
-            return 1.0
+        if not self.scaled(row):
+            return math.inf if self.clip else 1.0
         return self.trust * weight / (gradient + self.weight_decay * weight)
 
     def __iter__(self) -> Iterator[LayerRatio]:
@@ -144,7 +163,7 @@ class LayerRatios:
         raise KeyError(str(unknown("parameter", name, [row.name for row in self.rows])))
 
     def __str__(self) -> str:
-        return "\n".join(ratio_lines(self.rows, limiting=self.limiting))
+        return "\n".join(ratio_lines(self.rows, limiting=self.limiting, rate_heading=self.rate_heading))
 
     def _repr_html_(self) -> str:
         """For a notebook."""
@@ -152,12 +171,17 @@ class LayerRatios:
 
 
 def layer_ratios(
-    model: nn.Module, *, trust: float = 0.001, weight_decay: float = 5e-4, exclude_bias_and_norm: bool = True
+    model: nn.Module,
+    *,
+    trust: float = 0.001,
+    weight_decay: float = 5e-4,
+    exclude_bias_and_norm: bool = True,
+    clip: bool = False,
 ) -> LayerRatios:
     """Each parameter's norm beside that of its gradient, as a backward has left it in `.grad`.
 
     Gradients must be as the optimiser sees them: with a `GradScaler`, unscale them first. A kind of "norm" or "bias"
-    has one dimension at most: that is what LARS leaves out by default.
+    has one dimension at most: that is what LARS leaves out by default. The other arguments are those of `LARS`.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> model(torch.ones(1, 4)).square().sum().backward()
@@ -176,8 +200,11 @@ def layer_ratios(
     named = list(_parameters(model))
     _check_gradients([parameter for _, _, parameter in named])
     rows = (_row(name, _kind(owner, parameter), parameter) for name, owner, parameter in named)
-    ratios = LayerRatios(rows=(), trust=trust, weight_decay=weight_decay, exclude_bias_and_norm=exclude_bias_and_norm)
-    return replace(ratios, rows=tuple(replace(row, local_rate=ratios.local_rate(row)) for row in rows))
+    ratios = LayerRatios(
+        rows=(), trust=trust, weight_decay=weight_decay, exclude_bias_and_norm=exclude_bias_and_norm, clip=clip
+    )
+    scaled = (replace(row, local_rate=ratios.local_rate(row), scaled=ratios.scaled(row)) for row in rows)
+    return replace(ratios, rows=tuple(scaled))
 
 
 def smallest(rows: Iterable[LayerRatio]) -> LayerRatio | None:

@@ -91,12 +91,16 @@ def inspect_recipe(
 
     >>> inspect_recipe(Recipe(rounds=10), steps=11)
     Traceback (most recent call last):
-    ValueError: steps must be between 0 and the recipe's rounds (steps=11, rounds=10)
+    ValueError: steps must be between 0 and the recipe's rounds (steps=11, rounds=10); ...
+    >>> inspect_recipe(Recipe(), batch=100_000)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: batch must be between 1 and ..., the training samples of digits (batch=100000)
     """
     check(recipe, steps=steps, batch=batch)
     import torch
 
     recipe, dataset = recipe.with_settings(data={"split": "iid"}), load_data(recipe)  # nobody holds a part of it
+    _check_samples(recipe, len(dataset.train), batch)
     training = dataclasses.replace(
         make_training(recipe, dataset),
         shards=[torch.arange(len(dataset.train))],
@@ -115,9 +119,24 @@ def check(recipe: Recipe, *, steps: int, batch: int) -> None:
     ValueError: batch must be between 1 and 1,000,000, or 0 for the recipe's (batch=-1)
     """
     if not 0 <= steps <= recipe.rounds:  # beyond them the schedule of learning rates means nothing
-        raise ValueError(f"steps must be between 0 and the recipe's rounds (steps={steps}, rounds={recipe.rounds})")
+        raise ValueError(
+            f"steps must be between 0 and the recipe's rounds (steps={steps}, rounds={recipe.rounds}); "
+            f"its schedule is as long as they are: for a longer one give rounds too (--rounds {max(steps, 1)})"
+        )
     if not 0 <= batch <= MOST_BATCH:
         raise ValueError(f"batch must be between 1 and {MOST_BATCH:,}, or 0 for the recipe's (batch={batch})")
+
+
+def _check_samples(recipe: Recipe, samples: int, batch: int) -> None:
+    """Refuse a batch in which samples would be counted several times."""
+    told = f"the training samples of {recipe.data.name}"
+    if batch > samples:
+        raise ValueError(f"batch must be between 1 and {samples:,}, {told} (batch={batch})")
+    if not batch and recipe.worker.batch_size > samples:
+        raise ValueError(
+            f"batch must be given, between 1 and {samples:,}, {told}: the recipe has larger batches "
+            f"(worker.batch_size={recipe.worker.batch_size})"
+        )
 
 
 def moments_of(steps: int) -> list[int]:
@@ -160,5 +179,6 @@ def _moment(recipe: Recipe, module: torch.nn.Module, step: int, rate: float, los
         trust=getattr(section, "trust", 0.001),
         weight_decay=section.weight_decay,
         exclude_bias_and_norm=getattr(section, "exclude_bias_and_norm", True),
+        clip=getattr(section, "clip", False),
     )
     return Moment(step=step, rate=rate, loss=loss, ratios=ratios)

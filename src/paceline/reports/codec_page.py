@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from string import Template
 
 from plotly.offline import get_plotlyjs
 
 from paceline.reports.codec_chart import CodecPoint, codec_chart
-from paceline.reports.page import safe_json
+from paceline.reports.page import asset, colour_variables, safe_json
 from paceline.reports.palette import OTHERS, PAGE, STRATEGIES, Scheme
 from paceline.reports.plain_table import PlainTable
 from paceline.reports.sections import chart_card, prose
@@ -31,7 +30,7 @@ def codec_page(
     """
     chart = codec_chart(points)
     colours = _colours(len({point.family for point in points}))
-    return Template(_asset("codecs.html")).substitute(
+    return Template(asset("codecs.html")).substitute(
         title="paceline bench codecs",
         headline=prose(headline),
         conditions="".join(f"<li>{escape(phrase)}</li>" for phrase in conditions),
@@ -39,10 +38,10 @@ def codec_page(
         tables="\n".join(
             f'<section class="card"><h2>{escape(table.title)}</h2>\n{table.html()}</section>' for table in tables
         ),
-        style=_variables(colours) + _asset("page.css"),
+        style=colour_variables(colours) + asset("page.css"),
         data=safe_json({"charts": {chart.name: {"data": chart.data, "layout": chart.layout}}, "colours": colours}),
         plotly=get_plotlyjs(),
-        script=_asset("page.js"),
+        script=asset("page.js"),
     )
 
 
@@ -68,14 +67,3 @@ def _colours(families: int) -> dict[Scheme, dict[str, str]]:
     for index in range(families):
         light[f"s{index}"], dark[f"s{index}"] = HUES[index % len(HUES)]
     return {"light": light, "dark": dark}
-
-
-def _variables(colours: dict[Scheme, dict[str, str]]) -> str:
-    light, dark = (
-        "".join(f"--{token}:{colour};" for token, colour in colours[scheme].items()) for scheme in ("light", "dark")
-    )
-    return f":root{{color-scheme:light dark;{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
-
-
-def _asset(name: str) -> str:
-    return (files("paceline.reports") / "assets" / name).read_text(encoding="utf-8")

@@ -72,7 +72,7 @@ def report_html(traces: Sequence[Trace], *, title: str = "") -> str:
     colours = palette(groups)
     title = title or (TITLE_OF_ONE if len(traces) == 1 and traces[0].clock == "real" else TITLE)
     drawn = {"charts": {chart.name: {"data": chart.data, "layout": chart.layout} for chart in charts}}
-    page = Template(_asset("page.html")).substitute(
+    page = Template(asset("page.html")).substitute(
         title=escape(title),
         headline=prose(headline(rows)),
         said="".join(f"<p>{prose(sentence)}</p>" for sentence in said),
@@ -82,10 +82,10 @@ def report_html(traces: Sequence[Trace], *, title: str = "") -> str:
         charts="\n".join(chart_card(chart, groups) for chart in charts) or _no_charts(traces),
         membership=came_and_went(groups),
         recipes=recipes(groups),
-        style=_colour_variables(colours) + _asset("page.css"),
+        style=colour_variables(colours) + asset("page.css"),
         data=safe_json({**drawn, "colours": colours}),
         plotly=get_plotlyjs() if charts else "",
-        script=_asset("page.js"),
+        script=asset("page.js"),
     )
     return page
 
@@ -105,7 +105,14 @@ def _charts(groups: Sequence[Group]) -> list[Chart]:
     return [chart for chart in charts if chart is not None]
 
 
-def _colour_variables(colours: Any) -> str:
+def colour_variables(colours: Any) -> str:
+    """The colours of both schemes as variables of a style sheet.
+
+    >>> print(colour_variables({"light": {"ink": "#000"}, "dark": {"ink": "#fff"}}), end="")
+    :root{color-scheme:light dark;--ink:#000;}
+    @media (prefers-color-scheme: dark){:root{--ink:#fff;}}
+    """
+
     def block(scheme: str) -> str:
         return "".join(f"--{token}:{colour};" for token, colour in colours[scheme].items())
 
@@ -120,5 +127,10 @@ def _no_charts(traces: Sequence[Trace]) -> str:
     return f'<section class="card wide"><p class="caption">{said}</p></section>'
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file that pages are made of.
+
+    >>> "$headline" in asset("page.html")
+    True
+    """
     return (files("paceline.reports") / "assets" / name).read_text(encoding="utf-8")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from string import Template
 
 from plotly.offline import get_plotlyjs
 
 from paceline.reports.chart import Chart
-from paceline.reports.page import safe_json
-from paceline.reports.palette import PAGE, Scheme
+from paceline.reports.page import asset, colour_variables, safe_json
+from paceline.reports.palette import PAGE
 from paceline.reports.plain_table import PlainTable
 from paceline.reports.ratio_chart import LIMITING, RatioBar, course_chart, ratio_chart
 from paceline.reports.sections import chart_card, prose
@@ -40,19 +39,19 @@ def ratio_page(
     course = course_chart(bars)
     charts = [ratio_chart(bars, rate=rate), *([course] if course is not None else [])]
     cards = [_with_key(charts[0], bars), *(chart_card(chart, []) for chart in charts[1:])]
-    return Template(_asset("ratios.html")).substitute(
+    return Template(asset("ratios.html")).substitute(
         title=escape(title),
         headline=prose(headline),
         said="".join(f"<p>{prose(sentence)}</p>" for sentence in said),
         conditions="".join(f"<li>{escape(phrase)}</li>" for phrase in conditions),
         charts="\n".join(cards),
         table=f'<section class="card"><h2>{escape(table.title)}</h2>\n{table.html()}</section>',
-        style=_variables(PAGE) + _asset("page.css"),
+        style=colour_variables(PAGE) + asset("page.css"),
         data=safe_json(
             {"charts": {chart.name: {"data": chart.data, "layout": chart.layout} for chart in charts}, "colours": PAGE}
         ),
         plotly=get_plotlyjs(),
-        script=_asset("page.js"),
+        script=asset("page.js"),
     )
 
 
@@ -66,14 +65,3 @@ def _with_key(chart: Chart, bars: Sequence[RatioBar]) -> str:
     if any(bar.later is not None for bar in bars):
         keys += '<span class="key"><i class="dot" style="--series: var(--ink)"></i>after the last step</span>'
     return chart_card(chart, []).replace('<div class="chart"', f'<div class="legend">{keys}</div><div class="chart"', 1)
-
-
-def _variables(colours: dict[Scheme, dict[str, str]]) -> str:
-    light, dark = (
-        "".join(f"--{token}:{colour};" for token, colour in colours[scheme].items()) for scheme in ("light", "dark")
-    )
-    return f":root{{color-scheme:light dark;{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
-
-
-def _asset(name: str) -> str:
-    return (files("paceline.reports") / "assets" / name).read_text(encoding="utf-8")
