@@ -40,6 +40,8 @@ BENCHMARKS = MappingProxyType(
         "averaging-accuracy": Benchmark(
             "benchmarks.averaging_accuracy:run", "accuracy of hpsgd and local-sgd beside ssgd's, same samples"
         ),
+        "optimizers": Benchmark("benchmarks.optimizers:run", "a step of LARS against torch's SGD and others' LARS"),
+        "large-batch": Benchmark("benchmarks.large_batch:run", "LARS against SGD at large batches: tuned, then tested"),
         "soak": Benchmark("benchmarks.soak:run", "random faults against one real run, which must go on"),
     }
 )

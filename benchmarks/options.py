@@ -16,7 +16,7 @@ class Options:
     quick: bool = False
     """A tiny version that takes seconds: shows that it runs, its figures mean nothing."""
     seeds: int | None = None
-    """claims, choice-of-k: runs that are averaged; 3 if not given."""
+    """claims, choice-of-k, large-batch: runs that are averaged; 3 if not given."""
     only: str = ""
     """choice-of-k: delay models, gradients: networks, with commas between; empty: all."""
     strategies: str = ""
@@ -31,6 +31,16 @@ class Options:
     """soak: least time from one fault to the next."""
     seed: int = 0
     """soak: which faults, when and against whom."""
+    epochs: int | None = None
+    """large-batch: epochs of each run, whatever the batch; 64 if not given."""
+    batches: str = ""
+    """large-batch: batch sizes, with commas between; 128,512,2048,8192 if not given."""
+    rates: str = ""
+    """large-batch: learning rates that every cell tries, SGD's as LARS's, with commas between."""
+    data: str = ""
+    """large-batch: data set; fashion-mnist if not given."""
+    model: str = ""
+    """large-batch: small-cnn, small-cnn-bn, or a network of paceline's; small-cnn if not given."""
     out: str = "runs/bench"
     """Folder for the raw numbers."""
 

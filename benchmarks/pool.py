@@ -14,8 +14,14 @@ Task = TypeVar("Task")
 Outcome = TypeVar("Outcome")
 
 
-def run_all(function: Callable[[Task], Outcome], tasks: Sequence[Task], *, label: str) -> list[Outcome]:
-    """What the function gives for each task, in the order of the tasks, with a progress bar."""
+def run_all(
+    function: Callable[[Task], Outcome],
+    tasks: Sequence[Task],
+    *,
+    label: str,
+    done: Callable[[Task, Outcome], None] | None = None,
+) -> list[Outcome]:
+    """What the function gives for each task, in the order of the tasks, with a progress bar; `done` hears each."""
     processes = max(1, min(os.cpu_count() or 1, len(tasks)))
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_one_thread)
     try:
@@ -24,7 +30,10 @@ def run_all(function: Callable[[Task], Outcome], tasks: Sequence[Task], *, label
         with progress_bar() as progress:
             bar = progress.add_task(label, total=len(tasks))
             for future in as_completed(futures):
-                outcomes[futures[future]] = future.result()
+                index = futures[future]
+                outcomes[index] = future.result()
+                if done is not None:
+                    done(tasks[index], outcomes[index])
                 progress.advance(bar)
         return [outcomes[index] for index in range(len(tasks))]
     finally:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from benchmarks.catalogue import BENCHMARKS
 
+from tests import warm
+
 ROOT = Path(__file__).parents[1]
 
 
 # Several in one command where that saves loading torch again.
 RUNS = [["cluster"], ["overhead"], ["soak"], ["links"], ["averaging"], ["gradients", "--only", "mlp,lenet"]]
-RUNS += [["claims", "timing", "codecs"], ["hostile", "scale", "averaging-accuracy"]]
+RUNS += [["claims", "timing", "codecs"], ["hostile", "scale", "averaging-accuracy", "optimizers", "large-batch"]]
 
 
 def test_every_benchmark_that_takes_seconds_is_run() -> None:
@@ -25,7 +26,7 @@ def test_every_benchmark_that_takes_seconds_is_run() -> None:
 @pytest.mark.parametrize("arguments", RUNS, ids=lambda arguments: arguments[0])
 def test_a_benchmark_runs_and_keeps_its_numbers(arguments, tmp_path) -> None:
     command = [sys.executable, "-m", "benchmarks", *arguments, "--quick", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = warm.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, nursing=True)
     assert done.returncode == 0, done.stderr
     names = [name for name in arguments if name in BENCHMARKS]
     assert done.stdout.count("bar") >= len(names)
