@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paceline.optim.accumulate import Accumulate
-from tests.optim.test_accumulate import WORDS, Branches, all_at_once, close, close_after_all, gradients, losses
+from tests.optim.accumulate_cases import WORDS, Branches, all_at_once, close, close_after_all, gradients, losses
 
 # -- a backward that fails ----------------------------------------------------------------------------------------
 

@@ -108,10 +108,12 @@ def _tell(recipe: Recipe, inspection: Inspection, out: Path, notes: Console, *, 
 
 def _print(recipe: Recipe, inspection: Inspection) -> None:
     from paceline.cli import inspect_words as words
+    from paceline.optim.ratio_table import writable
 
     console = Console(highlight=False, markup=False)
     for line in words.lines(inspection):
-        console.print(line, style="bold red" if line.startswith(">") else "", soft_wrap=True)
+        style = "bold red" if line.startswith(">") else ""
+        console.print(writable(line, console.encoding), style=style, soft_wrap=True)
     console.print()
     width = min(console.width, MOST_WIDTH)
     console.print(f"{words.headline(inspection)}.", style="bold", width=width)

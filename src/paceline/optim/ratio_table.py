@@ -20,6 +20,20 @@ LEAST_NAME, MOST_NAME, NUMBER, RATE = 15, 24, 8, 9
 AS_IT_IS = "as it is"  # a rate that LARS does not scale
 EIGHTHS = " ▏▎▍▌▋▊▉"
 UNKNOWN = "-"
+IN_ASCII = str.maketrans({"█": "#", "▒": "=", "▌": "#", "▋": "#", "▊": "#", "▉": "#", "▏": " ", "▎": " ", "▍": " "})
+
+
+def writable(line: str, encoding: str) -> str:
+    """A line of the table for a terminal that may not know blocks.
+
+    >>> writable("> w   6  ██████▋", "utf-8"), writable("> w   6  ██████▋", "ascii")
+    ('> w   6  ██████▋', '> w   6  #######')
+    """
+    try:
+        line.encode(encoding)
+    except UnicodeEncodeError:
+        return line.translate(IN_ASCII)
+    return line
 
 
 def ratio_lines(

@@ -70,9 +70,9 @@ class LayerRatio:
         return self.ratio is not None and 0 < self.ratio < math.inf
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LayerRatios:
-    """The rows of a model in the order of its parameters; `print` shows them as a table of 80 columns.
+    """The rows of a model in the order of its parameters; shown as a table of 80 columns.
 
     >>> model = nn.Linear(2, 2)
     >>> with torch.no_grad():
@@ -164,6 +164,8 @@ class LayerRatios:
 
     def __str__(self) -> str:
         return "\n".join(ratio_lines(self.rows, limiting=self.limiting, rate_heading=self.rate_heading))
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """For a notebook."""
