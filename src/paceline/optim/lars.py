@@ -15,9 +15,7 @@ Weight decay applies to all. `trust=None` switches the scaling off, and what rem
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from numbers import Real
 from typing import Any, overload
 
 import torch
@@ -25,11 +23,11 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, _default_to_fused_or_foreach, _use_grad_for_differentiable
 from torch.optim.sgd import sgd
 
+from paceline.optim.lars_checks import PLAIN, check_parameter, check_settings
 from paceline.optim.lars_rates import Trust
 from paceline.optim.lars_steps import Layers, Step, fits_the_kernel, many_at_once, one_by_one, one_pass
 
 _VELOCITY, _MOMENTUM = "velocity", "momentum_buffer"  # with rates of the past in it, and without: torch's SGD
-_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class LARS(Optimizer):
@@ -92,7 +90,7 @@ class LARS(Optimizer):
             "fused": fused,
             "differentiable": differentiable,
         }
-        _check(defaults)
+        check_settings(defaults)
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -104,11 +102,11 @@ class LARS(Optimizer):
         Traceback (most recent call last):
         ValueError: momentum must be between 0 and 1 (momentum=-1)
         """
-        _check({**self.defaults, **param_group})
+        check_settings({**self.defaults, **param_group})
         super().add_param_group(param_group)
         try:
             for parameter in self.param_groups[-1]["params"]:
-                _check_parameter(parameter, fused=self.param_groups[-1]["fused"])
+                check_parameter(parameter, fused=self.param_groups[-1]["fused"])
         except TypeError:
             del self.param_groups[-1]
             raise
@@ -200,7 +198,7 @@ def _way(parameters: list[Tensor], group: dict[str, Any]) -> Callable[[Layers, S
         return one_by_one
     if torch.compiler.is_compiling():
         return many_at_once
-    if all(type(parameter) in _PLAIN and parameter.is_cpu for parameter in parameters):
+    if all(type(parameter) in PLAIN and parameter.is_cpu for parameter in parameters):
         return one_pass
     _, foreach = _default_to_fused_or_foreach(parameters, differentiable=False, use_fused=False)
     return many_at_once if foreach else one_by_one
@@ -220,43 +218,3 @@ def _torch_sgd(layers: Layers, group: dict[str, Any]) -> None:
         foreach=False if group["differentiable"] else group["foreach"],
         fused=group["fused"] and all(fits_the_kernel(layers, index) for index in range(len(layers.parameters))),
     )
-
-
-def _check(group: dict[str, Any]) -> None:
-    _check_types(group)
-    lr = group["lr"]
-    if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise ValueError(f"Tensor lr must be 1-element (lr has shape {tuple(lr.shape)})")  # as torch says it
-    for name in ("lr", "weight_decay"):
-        if not 0 <= group[name] < math.inf:
-            raise ValueError(f"{name} must be at least 0 and finite ({name}={group[name]})")
-    if not 0 <= group["momentum"] <= 1:
-        raise ValueError(f"momentum must be between 0 and 1 (momentum={group['momentum']})")
-    if group["trust"] is not None and not 0 < group["trust"] < math.inf:
-        raise ValueError(f"trust must be above 0 and finite, or None for no scaling (trust={group['trust']})")
-    if group["nesterov"] and group["momentum"] == 0:
-        raise ValueError("nesterov needs momentum above 0 (momentum=0)")
-    if group["fused"] and group["foreach"]:
-        raise ValueError("fused and foreach are two ways of one step: choose one (fused=True, foreach=True)")
-    if group["differentiable"] and (group["fused"] or group["foreach"]):
-        raise ValueError("differentiable goes step by step, neither fused nor foreach (differentiable=True)")
-
-
-def _check_types(group: dict[str, Any]) -> None:
-    for name in ("lr", "momentum", "weight_decay", "trust"):
-        value = group[name]
-        fits = isinstance(value, Real) or (name == "lr" and isinstance(value, Tensor))
-        if isinstance(value, bool) or not (fits or (name == "trust" and value is None)):
-            raise TypeError(f"{name} must be a number ({name}={value!r})")
-    for name in ("exclude_bias_and_norm", "nesterov", "clip", "maximize", "differentiable", "foreach", "fused"):
-        if not isinstance(group[name], bool) and not (name in ("foreach", "fused") and group[name] is None):
-            raise TypeError(f"{name} must be True or False ({name}={group[name]!r})")
-
-
-def _check_parameter(parameter: Tensor, *, fused: bool | None) -> None:
-    if not parameter.is_floating_point():
-        kind = "complex" if parameter.is_complex() else "not floating-point"
-        raise TypeError(f"LARS takes real floating-point parameters; one is {kind} ({parameter.dtype})")
-    if fused and not (parameter.is_cpu and type(parameter) in _PLAIN):
-        what = f"a {type(parameter).__name__} on {parameter.device}"
-        raise TypeError(f"fused=True takes plain tensors on the CPU only; one is {what}: leave fused out")

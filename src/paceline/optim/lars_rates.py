@@ -20,6 +20,24 @@ import torch
 from torch import Tensor
 
 
+def is_bias_or_norm(parameter: Tensor) -> bool:
+    """What is commonly left out of the scaling: biases and the scales of normalisation have at most one dimension.
+
+    >>> is_bias_or_norm(torch.zeros(8)), is_bias_or_norm(torch.zeros(8, 4))
+    (True, False)
+    """
+    return parameter.dim() <= 1
+
+
+def local_rate(weight_norm: float, gradient_norm: float, *, trust: float, weight_decay: float) -> float:
+    """The layer's own factor, where neither norm is 0.
+
+    >>> local_rate(3.0, 0.5, trust=0.001, weight_decay=0.0)
+    0.006
+    """
+    return trust * weight_norm / (gradient_norm + weight_decay * weight_norm)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trust:
     """What the rate of a layer depends on besides its norms.
@@ -40,7 +58,7 @@ class Trust:
         lr = float(self.lr)
         if weight_norm == 0 or gradient_norm == 0:
             return lr
-        local = self.trust * weight_norm / (gradient_norm + self.weight_decay * weight_norm)
+        local = local_rate(weight_norm, gradient_norm, trust=self.trust, weight_decay=self.weight_decay)
         if not self.clip:
             return lr * local
         return lr if local > lr else local  # in this order a NaN stays one

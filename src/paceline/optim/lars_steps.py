@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from paceline.optim.lars_rates import Trust
+from paceline.optim.lars_rates import Trust, is_bias_or_norm
 from paceline.optim.norms import MEMORY_ORDERS, cpu_norm
 
 _LEAST_RATE_IN_ONE_PASS = 1e-8
@@ -46,8 +46,8 @@ class Step:
     differentiable: bool
 
     def scales(self, parameter: Tensor) -> bool:
-        """Whether the layer gets a rate of its own: biases and the scales of normalisation have one dimension."""
-        return parameter.dim() > 1 or not self.exclude_bias_and_norm
+        """Whether the layer gets a rate of its own."""
+        return not (self.exclude_bias_and_norm and is_bias_or_norm(parameter))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.optim.norms import entries
+
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
@@ -76,9 +78,7 @@ def not_zero(modules: Iterable[torch.nn.Module]) -> str | None:
             continue
         if hasattr(gradient, "to_local"):  # of fully_shard: nobody talks for this
             gradient = gradient.to_local()
-        if gradient.layout is not torch.strided:
-            gradient = gradient.coalesce().values() if gradient.layout is torch.sparse_coo else gradient.values()
-        asked.setdefault(gradient.device, []).append((name, gradient.any()))
+        asked.setdefault(gradient.device, []).append((name, entries(gradient).any()))
     for answers in asked.values():
         found = torch.stack([answer for _, answer in answers]).tolist()
         if any(found):

@@ -43,6 +43,17 @@ def cpu_norm(tensor: Tensor) -> float:
     return math.sqrt(squares)
 
 
+def entries(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor of any layout; those of a sparse one that name the same place are one.
+
+    >>> entries(torch.eye(2).to_sparse()).tolist()
+    [1.0, 1.0]
+    """
+    if tensor.layout is torch.strided:
+        return tensor
+    return tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
+
+
 def _rows_first(tensor: Tensor) -> bool:
     return tensor.is_contiguous()
 

@@ -30,6 +30,8 @@ import torch
 from torch import nn
 
 from paceline.lookup import unknown
+from paceline.optim.lars_rates import is_bias_or_norm, local_rate
+from paceline.optim.norms import entries
 from paceline.optim.ratio_table import ratio_lines
 
 Kind = Literal["weight", "bias", "norm"]
@@ -148,7 +150,7 @@ class LayerRatios:
             return None
         if not self.scaled(row):
             return math.inf if self.clip else 1.0
-        return self.trust * weight / (gradient + self.weight_decay * weight)
+        return local_rate(weight, gradient, trust=self.trust, weight_decay=self.weight_decay)
 
     def __iter__(self) -> Iterator[LayerRatio]:
         return iter(self.rows)
@@ -257,7 +259,7 @@ def _row(name: str, kind: Kind, parameter: nn.Parameter) -> LayerRatio:
 
 def _kind(owner: nn.Module, parameter: nn.Parameter) -> Kind:
     """By the number of dimensions, as LARS has it: a bias is whatever has one at most and is in no normalisation."""
-    if parameter.dim() > 1:
+    if not is_bias_or_norm(parameter):
         return "weight"
     return "norm" if "Norm" in type(owner).__name__ else "bias"
 
@@ -270,10 +272,7 @@ def norm(tensor: torch.Tensor) -> float:
     >>> norm(torch.tensor([3 + 4j])), norm(torch.eye(4).to_sparse())
     (5.0, 2.0)
     """
-    tensor = tensor.detach()
-    if tensor.layout is not torch.strided:
-        # entries of a sparse gradient that name the same place are one entry
-        tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
+    tensor = entries(tensor.detach())
     wide: Any = torch.complex128 if tensor.is_complex() else torch.float64
     if tensor.device.type == "mps":
         wide = torch.complex64 if tensor.is_complex() else torch.float32
