@@ -1,0 +1,79 @@
+"""InfoBatch (Qin et al. 2024): of those below the mean loss some sit out, drawn anew each epoch; the others weigh more.
+
+    score       the loss when a sample was last seen; nobody sits out before it was seen once
+    easy        score < mean of all scores
+    an epoch    an easy sample is kept with probability 1 - ratio, and then weighs 1 / (1 - ratio)
+    the end     in the last (1 - delta) of the run everybody takes part, and weighs 1
+
+So the expected sum of an epoch's gradients is that of all samples. There are fewer steps, each of them larger.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data.pruning.policy import Decision, Indices, Policy, array_of
+
+
+class InfoPolicy(Policy):
+    """InfoBatch over `samples` samples.
+
+    >>> policy = InfoPolicy(4, ratio=0.5, seed=0)
+    >>> policy.judge(1, np.arange(4), np.array([1, 9, 1, 9], np.float32), np.array([4]))
+    >>> policy.decide(2, progress=0.1).weights
+    array([2., 1., 2., 1.], dtype=float32)
+    """
+
+    name: ClassVar[str] = "info-batch"
+
+    def __init__(self, samples: int, *, ratio: float = 0.5, delta: float = 0.875, seed: int = 0) -> None:
+        super().__init__(samples, seed=seed)
+        if not 0 <= ratio < 1:
+            raise ValueError(f"ratio must be at least 0 and below 1 (ratio={ratio})")
+        if not 0 <= delta <= 1:
+            raise ValueError(f"delta must be between 0 and 1 (delta={delta})")
+        self.ratio, self.delta = ratio, delta
+        self.scores = np.full(samples, np.nan, np.float32)
+
+    def decide(self, epoch: int, progress: float = 0.0) -> Decision:
+        """Of the samples below the mean score each sits out with probability `ratio`."""
+        if progress >= self.delta or not self.ratio or np.isnan(self.scores).all():
+            return Decision()
+        easy = self.scores < np.nanmean(self.scores, dtype=np.float64)  # false for whom nobody has seen
+        keep = self.generator("lots", epoch).random(self.samples, np.float32) >= np.float32(self.ratio)
+        keep |= ~easy
+        if not keep.any():  # a handful of samples, all unlucky
+            return Decision()
+        weights = np.ones(self.samples, np.float32)
+        weights[easy] = 1 / (1 - self.ratio)
+        return Decision(keep=keep, weights=weights)
+
+    def judge(self, epoch: int, samples: Indices, losses: NDArray[np.float32], ends: Indices) -> None:
+        """Remember the losses."""
+        self.scores[samples] = losses
+
+    def difficulty(self) -> NDArray[np.float32]:
+        """The last loss of each; of whom nobody has seen, none."""
+        return np.nan_to_num(self.scores, nan=0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scores."""
+        return super().state_dict() | {"scores": self.scores.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        scores = array_of(state["scores"], np.float32, self.samples, "scores")
+        super().load_state_dict(state)
+        self.scores = scores
+
+
+def make(samples: int, *, ratio: float, delta: float, seed: int) -> InfoPolicy:
+    """InfoBatch from plain settings.
+
+    >>> make(10, ratio=0.5, delta=0.875, seed=0).ratio
+    0.5
+    """
+    return InfoPolicy(samples, ratio=ratio, delta=delta, seed=seed)

@@ -1,0 +1,114 @@
+"""What every pruning policy answers: who sits this epoch out, how much do the others weigh, what do their losses teach.
+
+    decide(epoch, progress)  ->  Decision       nothing is changed by asking; the same question has the same answer
+         |
+         |      the samples that are kept are trained on, in batches
+         v
+    judge(epoch, samples, losses, ends)         their losses, once: all of an epoch together or batch by batch
+         |
+    completed(decision)                         the epoch is over: who sat out is counted
+
+A policy knows samples by their number and nothing of batches, loaders or ranks. Epochs count from 1, as in the paper.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.randomness import seed_for
+
+MOST_SAMPLES = 2**31 - 1
+Indices = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Decision:
+    """Who takes part in an epoch (None: everybody), and what each sample weighs (None: all weigh 1).
+
+    >>> decision = Decision(keep=np.array([True, False, True]))
+    >>> decision.pruned, Decision().pruned
+    (1, 0)
+    """
+
+    keep: NDArray[np.bool_] | None = None
+    weights: NDArray[np.float32] | None = None
+
+    @property
+    def pruned(self) -> int:
+        """How many samples sit out.
+
+        >>> Decision().pruned
+        0
+        """
+        return 0 if self.keep is None else int(self.keep.size - np.count_nonzero(self.keep))
+
+
+class Policy(ABC):
+    """The common part of all policies: how often each sample has sat out.
+
+    `PrunedBatches` (`sampler.py`) hands out batches as a policy decides; `training/pruned.py` does so for recipes.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, samples: int, *, seed: int = 0) -> None:
+        if not 1 <= samples <= MOST_SAMPLES:
+            raise ValueError(f"samples must be between 1 and {MOST_SAMPLES:,} (samples={samples})")
+        self.samples, self.seed = samples, seed
+        self.times_pruned = np.zeros(samples, np.uint16)
+
+    @abstractmethod
+    def decide(self, epoch: int, progress: float = 0.0) -> Decision:
+        """Who takes part in this epoch; `progress` is the share of the run that is done before it."""
+
+    @abstractmethod
+    def judge(self, epoch: int, samples: Indices, losses: NDArray[np.float32], ends: Indices) -> None:
+        """Learn from the losses of batches: batch i is `samples[ends[i - 1]:ends[i]]`."""
+
+    def completed(self, decision: Decision) -> None:
+        """An epoch is over in which these sat out."""
+        if decision.keep is not None:
+            most = np.iinfo(self.times_pruned.dtype).max
+            self.times_pruned += ~decision.keep & (self.times_pruned < most)
+
+    def difficulty(self) -> NDArray[np.float32]:
+        """How hard each sample is, as far as the policy can tell; only the order means anything."""
+        return self.times_pruned.astype(np.float32)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was learned so far, as plain values and arrays."""
+        return {"samples": self.samples, "times_pruned": self.times_pruned.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict` of a policy over as many samples."""
+        if state["samples"] != self.samples:
+            raise ValueError(
+                f"this state is of {state['samples']:,} samples, and there are {self.samples:,}: "
+                "it belongs to another data set"
+            )
+        self.times_pruned = array_of(state["times_pruned"], np.uint16, self.samples, "times_pruned")
+
+    def generator(self, purpose: str, epoch: int) -> np.random.Generator:
+        """Random numbers for one purpose in one epoch: asked again, the same again."""
+        return np.random.Generator(np.random.PCG64(seed_for(self.seed, "pruning", purpose, epoch)))
+
+
+def array_of(value: Any, kind: type[np.generic], size: int, name: str) -> NDArray[Any]:
+    """A copy of an array (or tensor) out of a state, if it is of this kind and size.
+
+    >>> array_of([1.0], np.float32, 1, "scores")
+    Traceback (most recent call last):
+    ValueError: scores must be 1 values of type float32 (found shape (1,), type float64); the state is damaged
+    """
+    found = np.array(value)
+    if found.shape != (size,) or found.dtype != kind:
+        raise ValueError(
+            f"{name} must be {size:,} values of type {np.dtype(kind).name} "
+            f"(found shape {found.shape}, type {found.dtype.name}); the state is damaged"
+        )
+    return found
