@@ -97,7 +97,7 @@ def lowest(lots: NDArray[np.uint32], number: int) -> NDArray[np.bool_]:
     array([ True,  True, False,  True])
     """
     limit = np.partition(lots, number - 1)[number - 1]
-    chosen = lots < limit
+    chosen: NDArray[np.bool_] = lots < limit
     chosen[np.flatnonzero(lots == limit)[: number - np.count_nonzero(chosen)]] = True
     return chosen
 

@@ -2,9 +2,10 @@
 
     window 12, starting point 6, attenuation 2, block 4, count 2          # pruned   . whole
 
-    epoch   1           12                      24                      36
-            .....:.##..#.....##..##..#....##..##..##..#....
-                  starts at 6  starts at 3             starts at 1
+    epoch   1          12          24          36
+            |          |           |           |
+            .......##......##..##...#..##..##...#..##..##...
+            from the 6th  the 3rd     the 1st     the 0th epoch of the window on
 
 An epoch e is pruned when e mod window >= the starting point of its window and e mod block < count. The starting point
 is divided by the attenuation, and truncated, once per window. (The paper's listing, read to the letter, divides it in
