@@ -42,6 +42,10 @@ BENCHMARKS = MappingProxyType(
         ),
         "optimizers": Benchmark("benchmarks.optimizers:run", "a step of LARS against torch's SGD and others' LARS"),
         "large-batch": Benchmark("benchmarks.large_batch:run", "LARS against SGD at large batches: tuned, then tested"),
+        "pruning": Benchmark("benchmarks.pruning:run", "samples and time that pruning saves, and at what accuracy"),
+        "pruning-overhead": Benchmark(
+            "benchmarks.pruning_overhead:run", "the bookkeeping of an epoch of pruning: time, memory, a loader's epoch"
+        ),
         "soak": Benchmark("benchmarks.soak:run", "random faults against one real run, which must go on"),
     }
 )

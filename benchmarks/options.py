@@ -16,7 +16,7 @@ class Options:
     quick: bool = False
     """A tiny version that takes seconds: shows that it runs, its figures mean nothing."""
     seeds: int | None = None
-    """claims, choice-of-k, large-batch: runs that are averaged; 3 if not given."""
+    """claims, choice-of-k, large-batch, pruning: runs that are averaged; 3 if not given."""
     only: str = ""
     """choice-of-k: delay models, gradients: networks, with commas between; empty: all."""
     strategies: str = ""
@@ -32,15 +32,33 @@ class Options:
     seed: int = 0
     """soak: which faults, when and against whom."""
     epochs: int | None = None
-    """large-batch: epochs of each run, whatever the batch; 64 if not given."""
+    """large-batch, pruning: epochs of each run; 64 and 50 if not given."""
     batches: str = ""
     """large-batch: batch sizes, with commas between; 128,512,2048,8192 if not given."""
     rates: str = ""
     """large-batch: learning rates that every cell tries, SGD's as LARS's, with commas between."""
     data: str = ""
-    """large-batch: data set; fashion-mnist if not given."""
+    """large-batch, pruning: data set; fashion-mnist and cifar10 if not given."""
     model: str = ""
     """large-batch: small-cnn, small-cnn-bn, or a network of paceline's; small-cnn if not given."""
+    images: int | None = None
+    """pruning: so many of the training images; 50000 if not given."""
+    shrink: int | None = None
+    """pruning: images are averaged over squares of so many pixels; 2 if not given."""
+    rate: float | None = None
+    """pruning: the learning rate that runs begin with; 0.05 if not given."""
+    fewer: float | None = None
+    """pruning: share of the epochs that the control, fewer-epochs, leaves out; 0.3 if not given."""
+    models: str = ""
+    """pruning: networks, with commas between; empty: all."""
+    policies: str = ""
+    """pruning: policies, with commas between; empty: all."""
+    first_seed: int = 0
+    """pruning: the seed of the first of the runs that are averaged."""
+    jobs: int | None = None
+    """pruning: runs at once, one thread each; as many as there are cores if not given."""
+    resume: bool = True
+    """pruning: take up the runs that are among the raw numbers; --no-resume runs all that are asked for."""
     out: str = "runs/bench"
     """Folder for the raw numbers."""
 

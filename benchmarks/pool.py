@@ -20,10 +20,11 @@ def run_all(
     *,
     label: str,
     done: Callable[[Task, Outcome], None] | None = None,
+    processes: int | None = None,
 ) -> list[Outcome]:
     """What the function gives for each task, in the order of the tasks, with a progress bar; `done` hears each."""
-    processes = max(1, min(os.cpu_count() or 1, len(tasks)))
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_one_thread)
+    processes = max(1, min(processes or os.cpu_count() or 1, len(tasks)))
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=one_thread)
     try:
         futures = {pool.submit(function, task): index for index, task in enumerate(tasks)}
         outcomes: dict[int, Outcome] = {}
@@ -40,7 +41,8 @@ def run_all(
         pool.shutdown(cancel_futures=True)  # else a Ctrl-C would wait for every run not yet begun
 
 
-def _one_thread() -> None:
+def one_thread() -> None:
+    """For a process of a pool: what it computes, it computes with one thread."""
     import torch
 
     torch.set_num_threads(1)

@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[1]
 
 # Several in one command where that saves loading torch again.
 RUNS = [["cluster"], ["overhead"], ["soak"], ["links"], ["averaging"], ["gradients", "--only", "mlp,lenet"]]
-RUNS += [["claims", "timing", "codecs"], ["hostile", "scale", "averaging-accuracy", "optimizers", "large-batch"]]
+RUNS += [["claims", "timing", "codecs", "pruning", "pruning-overhead"]]
+RUNS += [["hostile", "scale", "averaging-accuracy", "optimizers", "large-batch"]]
 
 
 def test_every_benchmark_that_takes_seconds_is_run() -> None:

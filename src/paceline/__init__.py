@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from paceline.drivers.collective.hook import compress
     from paceline.drivers.collective.members import BMUF, HPSGD, PSGD, SSGD, DiLoCo, LocalSGD
+    from paceline.drivers.collective.pruning import FinePruning, InfoBatch
     from paceline.drivers.served.serving import serve
     from paceline.drivers.served.worker import Worker
     from paceline.optim.accumulate import Accumulate
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.optim.schedules import scale_lr, warmup_poly
     from paceline.recipes import Race, Recipe, RecipeError, Result, simulate
     from paceline.recipes.cluster import train
+    from paceline.recipes.pruning_of_script import pruning_page
     from paceline.recipes.replaying import replay
     from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full
 
@@ -37,6 +39,7 @@ _HOMES = {
     "Result": "recipes",
     "Worker": "drivers.served.worker",
     "compress": "drivers.collective.hook",
+    "pruning_page": "recipes.pruning_of_script",
     "replay": "recipes.replaying",
     "serve": "drivers.served.serving",
     "simulate": "recipes",
@@ -47,6 +50,8 @@ _HOMES = {
     "LocalSGD": "drivers.collective.members",
     "PSGD": "drivers.collective.members",
     "SSGD": "drivers.collective.members",
+    "FinePruning": "drivers.collective.pruning",
+    "InfoBatch": "drivers.collective.pruning",
     "Accumulate": "optim.accumulate",
     "LARS": "optim.lars",
     "layer_ratios": "optim.ratios",
@@ -71,7 +76,9 @@ __all__ = [
     "Async",
     "DiLoCo",
     "FastestK",
+    "FinePruning",
     "Full",
+    "InfoBatch",
     "LocalSGD",
     "Race",
     "Recipe",
@@ -80,6 +87,7 @@ __all__ = [
     "Worker",
     "compress",
     "layer_ratios",
+    "pruning_page",
     "replay",
     "scale_lr",
     "serve",

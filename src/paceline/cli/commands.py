@@ -67,7 +67,22 @@ def race(options: RaceOptions, overrides: dict[str, str]) -> None:
 def simulate(options: SimulateOptions, overrides: dict[str, str]) -> None:
     """`paceline simulate`."""
     recipe = _read(options, overrides)
-    _run(options, recipe, [recipe.strategy.name], seeds=1, out=Path(options.out))
+    out = Path(options.out)
+    contest = _run(options, recipe, [recipe.strategy.name], seeds=1, out=out)
+    if recipe.pruning.settings.on and not options.timing_only:
+        _keep_pruning(contest, out)
+
+
+def _keep_pruning(contest: Race, out: Path) -> None:
+    """Write down what was pruned, for `paceline inspect-pruning`."""
+    from paceline.recipes.inspecting_pruning import record_of_run
+
+    try:
+        record_of_run(contest.recipes[0], contest.runs[0]).write(out)
+        told = f"who was pruned: paceline inspect-pruning {out}"
+    except (ValueError, OSError) as error:  # the results are told; that this cannot be kept does not undo the run
+        told = f"cannot keep a record of the pruning in {out}: {error}"
+    Console(stderr=True).print(told, soft_wrap=True, highlight=False, markup=False)
 
 
 def _read(options: Common, overrides: dict[str, str], *, strategies: Sequence[str] = ()) -> Recipe:
@@ -77,7 +92,7 @@ def _read(options: Common, overrides: dict[str, str], *, strategies: Sequence[st
     return recipe
 
 
-def _run(options: Common, recipe: Recipe, names: Sequence[str], *, seeds: int, out: Path) -> None:
+def _run(options: Common, recipe: Recipe, names: Sequence[str], *, seeds: int, out: Path) -> Race:
     notes = Console(stderr=True)
     try:
         out.mkdir(parents=True, exist_ok=True)  # better refused now than after the run
@@ -95,3 +110,4 @@ def _run(options: Common, recipe: Recipe, names: Sequence[str], *, seeds: int, o
         tell_results(recipe, contest.results_so_far, out, notes, as_json=options.json)
         raise
     tell_results(recipe, contest.results, out, notes, as_json=options.json)
+    return contest

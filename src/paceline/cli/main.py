@@ -23,7 +23,9 @@ from paceline.cli.cluster_commands import (
 )
 from paceline.cli.commands import RaceOptions, SimulateOptions, race, simulate
 from paceline.cli.inspect_command import InspectOptions, inspect
+from paceline.cli.inspect_pruning_command import InspectPruningOptions, inspect_pruning
 from paceline.cli.options import UsageError, parse
+from paceline.cli.plan_pruning_command import PlanPruningOptions, plan_pruning
 from paceline.lookup import unknown
 
 COMMANDS: dict[str, tuple[type[Any], Callable[[Any, dict[str, str]], None]]] = {
@@ -36,8 +38,10 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, dict[str, str]], None]]] = {
     "keys": (KeysOptions, keys),
     "replay": (ReplayOptions, replay),
     "bench": (BenchOptions, bench),
+    "plan-pruning": (PlanPruningOptions, plan_pruning),
+    "inspect-pruning": (InspectPruningOptions, inspect_pruning),
 }
-WITHOUT_RECIPE = ("work", "keys", "replay", "bench")
+WITHOUT_RECIPE = ("work", "keys", "replay", "bench", "plan-pruning", "inspect-pruning")
 
 USER_ERROR, OTHER_ERROR, INTERRUPTED = 2, 1, 130
 
@@ -97,7 +101,7 @@ def _dispatch(given: list[str]) -> int:
 
 def _help() -> str:
     lines = ["paceline: train at the pace of the pack, not of its slowest rider.", "", "Commands:"]
-    lines += [f"  paceline {name:<9} {str(kind.__doc__).splitlines()[0]}" for name, (kind, _) in COMMANDS.items()]
+    lines += [f"  paceline {name:<15} {str(kind.__doc__).splitlines()[0]}" for name, (kind, _) in COMMANDS.items()]
     lines += ["", "`paceline COMMAND --help` lists its options; `paceline race` is a good start."]
     return "\n".join(lines)
 

@@ -172,6 +172,8 @@ def make_training(recipe: Recipe, dataset: Dataset) -> Training:
         augmentation=PadCropFlip() if data.augment else NoAugmentation(),
         evaluation_samples=recipe.evaluation_samples,
         codec=make_codec_of(recipe),
+        pruning=recipe.pruning.settings,
+        worker_draws=recipe.rounds,
     )
 
 

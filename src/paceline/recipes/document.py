@@ -20,7 +20,9 @@ def as_document(recipe: Recipe, results: Sequence[Result]) -> dict[str, object]:
     return {
         "recipe": recipe.to_document(),
         "results": [
-            dataclasses.asdict(result.summary) | {name: getattr(result.trace, name) for name in FROM_TRACE}
+            dataclasses.asdict(result.summary)
+            | {name: getattr(result.trace, name) for name in FROM_TRACE}
+            | ({"pruned": dataclasses.asdict(result.trace.pruned)} if result.trace.pruned else {})
             for result in results
         ],
     }

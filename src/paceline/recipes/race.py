@@ -8,7 +8,7 @@ from paceline.drivers.simulated.progress import Progress
 from paceline.lookup import unknown
 from paceline.recipes.assembly import load_data
 from paceline.recipes.recipe import Recipe
-from paceline.recipes.running import Result, make_run, result_of
+from paceline.recipes.running import Result, Run, make_run, result_of
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
 
@@ -59,6 +59,11 @@ class Race:
             else:
                 clocks[lane] = progress.seconds
                 yield lane, progress
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs themselves, one for each lane."""
+        return list(self._runs)
 
     @property
     def results(self) -> list[Result]:

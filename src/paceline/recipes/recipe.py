@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.data import DATASETS
 from paceline.lookup import unknown
+from paceline.recipes.pruning_section import PruningSection
 from paceline.recipes.sections import (
     ClusterSection,
     CodecSection,
@@ -57,6 +58,7 @@ class Recipe(Checked):
     network: NetworkSection = field(default_factory=NetworkSection)
     strategy: StrategySection = field(default_factory=StrategySection)
     codec: CodecSection = field(default_factory=CodecSection)
+    pruning: PruningSection = field(default_factory=PruningSection)
     server: ServerSection = field(default_factory=ServerSection)
 
     def __post_init__(self) -> None:

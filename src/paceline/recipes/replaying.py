@@ -16,20 +16,27 @@ from paceline.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     from paceline.drivers.replayed import Verdict
+    from paceline.training import Batches, Training
 
+OnEnd = Callable[["Batches", "Training", torch.nn.Module], None]
 NEARLY = 1e-4  # of the weights' length: training makes roundings grow, but not beyond this
 
 
 def replay(
-    folder: str | Path, own: Own | None = None, *, on_step: Callable[[int, int], None] = lambda step, steps: None
+    folder: str | Path,
+    own: Own | None = None,
+    *,
+    on_step: Callable[[int, int], None] = lambda step, steps: None,
+    on_end: OnEnd = lambda batches, training, module: None,
 ) -> Verdict:
     """Recompute a run from its trace, and say whether it came out the same to the last bit.
 
     `own` brings what no file may name: a model that is code, and where the data lies if it has moved. `on_step` is told
-    how many steps, or averages, of how many are done.
+    how many steps, or averages, of how many are done; `on_end` gets what the workers drew from, and the model, as they
+    are at the end.
     """
     if (Path(folder) / RECIPE).is_file():
-        return _replay_ranks(Path(folder), own if own is not None else Own(), on_step)
+        return _replay_ranks(Path(folder), own if own is not None else Own(), on_step, on_end)
     from paceline.drivers.replayed import Replay, Verdict
     from paceline.traces.checkpoints import read_newest
     from paceline.traces.journal import TRACE, Stepped
@@ -42,6 +49,7 @@ def replay(
     replayed = Replay(journal.records, training, make_strategy(recipe))
     for taken in replayed:
         on_step(taken, steps)
+    on_end(replayed.batches, training, replayed.trainee.model.module)
     verdict = replayed.verdict
     checkpoint, _ = read_newest(Path(folder))
     if verdict.identical and checkpoint is not None and checkpoint.version == replayed.trainee.version:
@@ -54,12 +62,12 @@ def replay(
     return verdict
 
 
-def _replay_ranks(folder: Path, own: Own, on_average: Callable[[int, int], None]) -> Verdict:
+def _replay_ranks(folder: Path, own: Own, on_average: Callable[[int, int], None], on_end: OnEnd) -> Verdict:
     """A run of ranks that averaged: their windows, played again in one process, up to the newest checkpoint."""
     from paceline.drivers.collective.keeping import Keeper
     from paceline.drivers.collective.story import windows_from
     from paceline.drivers.replayed import Verdict
-    from paceline.drivers.replayed.averaged import replay_averages
+    from paceline.drivers.replayed.averaged import replayed_team
 
     keeper = Keeper(folder, rank=0)
     held = keeper.held()
@@ -69,7 +77,9 @@ def _replay_ranks(folder: Path, own: Own, on_average: Callable[[int, int], None]
     recipe = _recipe(state["recipe"], own)
     training = make_training(recipe, load_data(recipe))
     windows = windows_from(state["story"]["windows"])
-    found = replay_averages(windows, training, make_member(recipe), on_average=on_average)
+    team = replayed_team(windows, training, make_member(recipe), on_average=on_average)
+    on_end(team.batches, training, team.module)
+    found = team.parameters
     expected = state["sync"]["replica"].get("shared")
     if expected is None:  # ssgd: the parameters themselves are shared
         trained = [name for name, parameter in training.module.named_parameters() if parameter.requires_grad]

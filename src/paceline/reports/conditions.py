@@ -38,7 +38,7 @@ def conditions(groups: Sequence[Group]) -> list[str]:
         # A real run trains, also one that ended before its first evaluation.
         phrases.append("no evaluation recorded" if real else "timing only, nothing was trained")
     phrases += _setting(traces[0].recipe, trained=evaluated or bool(real), served=not all(t.averaged for t in traces))
-    phrases += _simulated_delays(simulated) + _injected_delays(real) + _codecs(traces)
+    phrases += _simulated_delays(simulated) + _injected_delays(real) + _codecs(traces) + _prunings(traces)
     phrases += _stopped(groups)
     phrases.append(_seeds(groups))
     return phrases
@@ -120,6 +120,17 @@ def _codecs(traces: Sequence[Trace]) -> list[str]:
     if all(trace.averaged for trace in traces):
         moved = f" ({down:,.1f} MB sent)"
     return [f"codec {_joined(sorted(names))}{moved}"]
+
+
+def _prunings(traces: Sequence[Trace]) -> list[str]:
+    """Who was left out, and how many: where every run that prunes knows it."""
+    pruning = [trace for trace in traces if _section(trace.recipe, "pruning").get("name", "none") != "none"]
+    if not pruning or not any(trace.evaluations for trace in traces):
+        return []
+    names = _joined(sorted({str(_section(trace.recipe, "pruning")["name"]) for trace in pruning}))
+    shares = [trace.pruned.share_pruned for trace in pruning if trace.pruned is not None]
+    known = f", {100 * fmean(shares):.0f} % of the samples sat out" if len(shares) == len(pruning) else ""
+    return [f"pruning: {names}{known}"]
 
 
 def _section(recipe: Mapping[str, Any], name: str) -> Mapping[str, Any]:

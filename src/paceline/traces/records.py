@@ -92,12 +92,27 @@ class Absence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """How many samples sat out of whole passes over the shards, which share that is of all that these passes would have
+    met, and how many such passes each worker made.
+
+    >>> Pruned(sat_out=14, share_pruned=0.14, passes=(5, 5)).share_pruned
+    0.14
+    """
+
+    sat_out: int
+    share_pruned: float
+    passes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """A whole run. `works` may be cut to the first rounds on large clusters; the counts never are.
 
     An `averaged` run has no server: a round is an average of all workers, a work is a window of local steps.
     `absences` says when workers of a real run were away. `ended` is why the server of a real run ended it, in its own
-    words; it is empty where the server was killed.
+    words; it is empty where the server was killed. `pruned` is None where nothing was, or nobody knows: the server of a
+    real run is not told whom its workers leave out.
 
     >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=0, seconds=0.0)
     >>> trace.clock, trace.late_work
@@ -124,6 +139,7 @@ class Trace:
     evaluations: tuple[Evaluation, ...] = ()
     absences: tuple[Absence, ...] = ()
     ended: str = ""
+    pruned: Pruned | None = None
 
     @property
     def rounds_asked(self) -> int | None:

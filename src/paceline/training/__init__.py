@@ -6,8 +6,20 @@ take the same steps with this code, so that the same step gives the same bits wh
 
 from paceline.training.batches import Batches
 from paceline.training.evaluation import measure
+from paceline.training.pruned import PruningTotals, pruning_of
 from paceline.training.senders import Senders, gradient_generator
 from paceline.training.task import Training
 from paceline.training.trainee import Trainee, all_finite, fingerprint
 
-__all__ = ["Batches", "Senders", "Trainee", "Training", "all_finite", "fingerprint", "gradient_generator", "measure"]
+__all__ = [
+    "Batches",
+    "PruningTotals",
+    "Senders",
+    "Trainee",
+    "Training",
+    "all_finite",
+    "fingerprint",
+    "gradient_generator",
+    "measure",
+    "pruning_of",
+]

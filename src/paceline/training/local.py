@@ -23,4 +23,5 @@ def local_gradient(module: nn.Module, batches: Batches, *, worker: int, draw: in
     module.zero_grad(set_to_none=True)
     torch.default_generator.manual_seed(assignment.seed)
     losses, _ = accumulate(module, assignment, parts=1)
+    batches.judge(worker=worker, draw=draw, losses=losses)
     return float(losses.mean())

@@ -11,12 +11,16 @@ from torch import nn
 from paceline.codecs import Codec
 from paceline.codecs.identity import Identity
 from paceline.data import Augmentation, Dataset, NoAugmentation
+from paceline.data.pruning import PruningSettings
 from paceline.optim import OptimizerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """What is trained, on what, and how.
+
+    `worker_draws` is how many batches a worker is expected to draw in the whole run (None: as many as there are steps),
+    for pruning that asks how far the run is.
 
     >>> Training.__dataclass_fields__["batch_size"].default
     32
@@ -33,3 +37,5 @@ class Training:
     augmentation: Augmentation = field(default_factory=NoAugmentation)
     evaluation_samples: int = 5000
     codec: Codec = field(default_factory=Identity)
+    pruning: PruningSettings = field(default_factory=PruningSettings)
+    worker_draws: int | None = None

@@ -98,7 +98,7 @@ class Team:
         self.players = [Player(training, member, workers=workers) for _ in range(workers)]
         self._size = self.players[0].own.numel()
         self.gathers = not isinstance(training.codec, Identity)
-        self._batches = Batches(training)
+        self.batches = Batches(training)
         self._messages: dict[int, list[torch.Tensor | None]] = {}  # of the average that is being entered, by worker
         self._totals: dict[int, torch.Tensor] = {}
         self._to_merge: dict[int, int] = {}  # how many workers have not merged a sum
@@ -123,7 +123,7 @@ class Team:
         """The gradient of a worker's batch; where changes are averaged, the local step too."""
         player = self.players[worker]
         with threads_for(self._size), torch.random.fork_rng(devices=[]):
-            local_gradient(player.module, self._batches, worker=worker, draw=draw)
+            local_gradient(player.module, self.batches, worker=worker, draw=draw)
             player.step_is_due = self._gradients
             if not self._gradients:
                 player.optimizer.step()
@@ -188,13 +188,21 @@ class Team:
 
     # -- how good it is ----------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def evaluate(self, worker: int = 0) -> tuple[float, float]:
         """Loss and accuracy of the shared model as far as a worker has merged, with the buffers that it has."""
+        with threads_for(self._size):
+            return measure(self._examined(worker), self._training.dataset, self._training.evaluation_samples)
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The shared model as far as the first worker has merged, until it is asked for again."""
+        return self._examined(0)
+
+    @torch.no_grad()
+    def _examined(self, worker: int) -> torch.nn.Module:
         player = self.players[worker]
         self._exam.load_state_dict(player.module.state_dict())
         if player.merged:
             trained = [parameter for parameter in self._exam.parameters() if parameter.requires_grad]
             Flat(trained, player.replica.dtype).write(player.replica.shared)
-        with threads_for(self._size):
-            return measure(self._exam, self._training.dataset, self._training.evaluation_samples)
+        return self._exam

@@ -71,6 +71,7 @@ class GroupedGradients:
             buffers=norms.buffers_after(self.model),
             losses=torch.stack([samples.mean() for samples in seen]),
             loss_variances=torch.stack([samples.var(correction=0) for samples in seen]),
+            sample_losses=tuple(seen),
         )
 
 
@@ -91,7 +92,10 @@ class _Batch:
         self.targets = torch.cat([assignment.targets[:samples] for assignment in assignments])
         weights = torch.zeros(self.workers, samples, dtype=kind)
         for row, assignment in zip(weights, assignments, strict=True):
-            row[: assignment.samples_done] = 1.0 / batch_size
+            done = assignment.samples_done
+            row[:done] = 1.0 / batch_size
+            if assignment.weights is not None:
+                row[:done] *= assignment.weights[:done]
         self.weights = weights.view(-1)
 
 

@@ -49,6 +49,7 @@ class LoopGradients:
             buffers=torch.stack(after),
             losses=torch.stack([samples.mean() for samples in losses]),
             loss_variances=torch.stack([samples.var(correction=0) for samples in losses]),
+            sample_losses=tuple(losses),
         )
 
 
@@ -65,13 +66,17 @@ def accumulate(
     >>> len(losses), taken
     (2, 1)
     """
-    samples = assignment.samples_done
+    samples, weights = assignment.samples_done, assignment.weights
     seen: list[torch.Tensor] = []
-    for inputs, targets in zip(
-        assignment.inputs[:samples].chunk(parts), assignment.targets[:samples].chunk(parts), strict=True
+    for inputs, targets, weighing in zip(
+        assignment.inputs[:samples].chunk(parts),
+        assignment.targets[:samples].chunk(parts),
+        [None] * parts if weights is None else weights[:samples].chunk(parts),
+        strict=True,
     ):
         losses = F.cross_entropy(module(inputs), targets, reduction="none")
-        (losses.sum() / len(assignment.inputs)).backward()  # type: ignore[no-untyped-call]
+        weighed = losses if weighing is None else losses * weighing
+        (weighed.sum() / len(assignment.inputs)).backward()  # type: ignore[no-untyped-call]
         seen.append(losses.detach())
         if not go_on(len(seen)):
             break

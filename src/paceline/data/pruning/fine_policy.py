@@ -52,7 +52,9 @@ class FinePolicy(Policy):
         return Decision(keep=self._keep(epoch))
 
     def _keep(self, epoch: int) -> NDArray[np.bool_]:
-        holders = np.bincount(self.counts)
+        parts = np.split(self.counts, range(JUDGED_AT_ONCE, self.samples, JUDGED_AT_ONCE))
+        highest = int(self.counts.max()) + 1
+        holders = sum((np.bincount(part, minlength=highest) for part in parts), np.zeros(highest, np.int64))
         at_least = np.cumsum(holders[::-1])[::-1]  # how many samples have this count or more
         cut = int(np.flatnonzero(at_least >= self.prune_num)[-1])
         keep = self.counts < cut
@@ -67,13 +69,14 @@ class FinePolicy(Policy):
         return self.generator("ties", epoch).integers(1 << 32, size=tied, dtype=np.uint32)
 
     def judge(self, epoch: int, samples: Indices, losses: NDArray[np.float32], ends: Indices) -> None:
-        """Count whoever is above its batch's mean; a sample that comes twice in an epoch counts once."""
+        """Count whoever is above its batch's mean; a sample that comes twice counts once."""
         if self.schedule.window_of(epoch) != self._counts_of:
             self.counts[:] = 0
             self._counts_of = self.schedule.window_of(epoch)
+        hard = np.zeros(self.samples, np.bool_)
         for part, batches in _parts(np.asarray(ends)):
-            above = above_batch_mean(losses[part], batches, self.tolerance)
-            self.counts[samples[part][above]] += 1
+            hard[samples[part][above_batch_mean(losses[part], batches, self.tolerance)]] = True
+        self.counts += hard
 
     def difficulty(self) -> NDArray[np.float32]:
         """Who sat out most often; among equals, who has the highest count now."""
@@ -85,6 +88,7 @@ class FinePolicy(Policy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""
+        self.check_data(state)
         counts = array_of(state["counts"], np.uint16, self.samples, "counts")
         super().load_state_dict(state)
         self.counts, self._counts_of = counts, int(state["counts_of"])

@@ -40,16 +40,18 @@ class InfoPolicy(Policy):
 
     def decide(self, epoch: int, progress: float = 0.0) -> Decision:
         """Of the samples below the mean score each sits out with probability `ratio`."""
-        if progress >= self.delta or not self.ratio or np.isnan(self.scores).all():
+        if progress >= self.delta or not self.ratio:
             return Decision()
-        easy = self.scores < np.nanmean(self.scores, dtype=np.float64)  # false for whom nobody has seen
+        seen = ~np.isnan(self.scores)
+        if not seen.any():
+            return Decision()
+        mean = np.sum(self.scores, where=seen, dtype=np.float64) / np.count_nonzero(seen)
+        easy = self.scores < mean  # false for whom nobody has seen
         keep = self.generator("lots", epoch).random(self.samples, np.float32) >= np.float32(self.ratio)
         keep |= ~easy
         if not keep.any():  # a handful of samples, all unlucky
             return Decision()
-        weights = np.ones(self.samples, np.float32)
-        weights[easy] = 1 / (1 - self.ratio)
-        return Decision(keep=keep, weights=weights)
+        return Decision(keep=keep, heavier=easy, weight=1 / (1 - self.ratio))
 
     def judge(self, epoch: int, samples: Indices, losses: NDArray[np.float32], ends: Indices) -> None:
         """Remember the losses."""
@@ -65,6 +67,7 @@ class InfoPolicy(Policy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""
+        self.check_data(state)
         scores = array_of(state["scores"], np.float32, self.samples, "scores")
         super().load_state_dict(state)
         self.scores = scores

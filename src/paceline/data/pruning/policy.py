@@ -6,7 +6,7 @@
          v
     judge(epoch, samples, losses, ends)         their losses, once: all of an epoch together or batch by batch
          |
-    completed(decision)                         the epoch is over: who sat out is counted
+    completed(keep)                             the epoch is over: who sat out is counted
 
 A policy knows samples by their number and nothing of batches, loaders or ranks. Epochs count from 1, as in the paper.
 """
@@ -28,7 +28,7 @@ Indices = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decision:
-    """Who takes part in an epoch (None: everybody), and what each sample weighs (None: all weigh 1).
+    """Who takes part in an epoch (None: everybody), and who of them weighs `weight` (None: nobody) instead of 1.
 
     >>> decision = Decision(keep=np.array([True, False, True]))
     >>> decision.pruned, Decision().pruned
@@ -36,7 +36,28 @@ class Decision:
     """
 
     keep: NDArray[np.bool_] | None = None
-    weights: NDArray[np.float32] | None = None
+    heavier: NDArray[np.bool_] | None = None
+    weight: float = 1.0
+
+    @property
+    def weights(self) -> NDArray[np.float32] | None:
+        """What each sample weighs; None: all weigh 1.
+
+        >>> Decision(heavier=np.array([True, False]), weight=2.0).weights
+        array([2., 1.], dtype=float32)
+        """
+        return None if self.heavier is None else self._weighed(self.heavier)
+
+    def weights_of(self, samples: Indices) -> NDArray[np.float32] | None:
+        """What these samples weigh; None: all weigh 1.
+
+        >>> Decision(heavier=np.array([True, False]), weight=2.0).weights_of(np.array([1, 0, 0]))
+        array([1., 2., 2.], dtype=float32)
+        """
+        return None if self.heavier is None else self._weighed(self.heavier[samples])
+
+    def _weighed(self, heavier: NDArray[np.bool_]) -> NDArray[np.float32]:
+        return np.where(heavier, np.float32(self.weight), np.float32(1))
 
     @property
     def pruned(self) -> int:
@@ -70,11 +91,11 @@ class Policy(ABC):
     def judge(self, epoch: int, samples: Indices, losses: NDArray[np.float32], ends: Indices) -> None:
         """Learn from the losses of batches: batch i is `samples[ends[i - 1]:ends[i]]`."""
 
-    def completed(self, decision: Decision) -> None:
-        """An epoch is over in which these sat out."""
-        if decision.keep is not None:
+    def completed(self, keep: NDArray[np.bool_] | None) -> None:
+        """An epoch is over in which these took part (None: everybody)."""
+        if keep is not None:
             most = np.iinfo(self.times_pruned.dtype).max
-            self.times_pruned += ~decision.keep & (self.times_pruned < most)
+            self.times_pruned += ~keep & (self.times_pruned < most)
 
     def difficulty(self) -> NDArray[np.float32]:
         """How hard each sample is, as far as the policy can tell; only the order means anything."""
@@ -86,12 +107,16 @@ class Policy(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict` of a policy over as many samples."""
+        self.check_data(state)
+        self.times_pruned = array_of(state["times_pruned"], np.uint16, self.samples, "times_pruned")
+
+    def check_data(self, state: dict[str, Any]) -> None:
+        """Refuse a state of another data set, before anything of it is looked at or taken."""
         if state["samples"] != self.samples:
             raise ValueError(
                 f"this state is of {state['samples']:,} samples, and there are {self.samples:,}: "
                 "it belongs to another data set"
             )
-        self.times_pruned = array_of(state["times_pruned"], np.uint16, self.samples, "times_pruned")
 
     def generator(self, purpose: str, epoch: int) -> np.random.Generator:
         """Random numbers for one purpose in one epoch: asked again, the same again."""
@@ -105,7 +130,7 @@ def array_of(value: Any, kind: type[np.generic], size: int, name: str) -> NDArra
     Traceback (most recent call last):
     ValueError: scores must be 1 values of type float32 (found shape (1,), type float64); the state is damaged
     """
-    found = np.array(value)
+    found = np.array(value.numpy() if hasattr(value, "numpy") else value)
     if found.shape != (size,) or found.dtype != kind:
         raise ValueError(
             f"{name} must be {size:,} values of type {np.dtype(kind).name} "

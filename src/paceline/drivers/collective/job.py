@@ -196,6 +196,7 @@ class RankRun:
             "schedule": self._schedule.state_dict(),
             "sync": sync,
             "draws": self._draws,
+            "pruning": self._batches.state_dict(),
             "story": self._story.state_dict(self._sync.history, time.perf_counter()),
             "recipe": dict(self._job.recipe),
         }
@@ -207,4 +208,5 @@ class RankRun:
         self._schedule.load_state_dict(state["schedule"])
         self._sync.load_state_dict(state["sync"])
         self._draws = int(state["draws"])
+        self._batches.load_state_dict(state.get("pruning", {}))  # older runs kept none
         self._story.load_state_dict(state["story"])

@@ -37,8 +37,6 @@ def replay_averages(
 ) -> torch.Tensor:
     """The shared parameters after these averages; `ReplayError` names the average and the worker that do not fit.
 
-    `on_average` is told after each how many of how many are done.
-
     >>> from paceline.recipes import Recipe
     >>> from paceline.recipes.assembly import load_data, make_training
     >>> from paceline.strategies.averaging import make_averaging
@@ -46,6 +44,28 @@ def replay_averages(
     >>> replay_averages([(Window(steps=2), Window(steps=3))], training, make_averaging("local-sgd", period=2))
     Traceback (most recent call last):
     paceline.drivers.replayed.replay.ReplayError: average 0, worker 1: recorded with 3 steps, and by its course ... 2
+    """
+    return replayed_team(averages, training, member, on_average=on_average).parameters
+
+
+def replayed_team(
+    averages: Sequence[Sequence[Window]],
+    training: Training,
+    member: Averaging,
+    *,
+    on_average: Callable[[int, int], None] = lambda done, averages: None,
+) -> Team:
+    """All workers as they are after these averages.
+
+    `on_average` is told after each how many of how many are done.
+
+    >>> from paceline.recipes import Recipe
+    >>> from paceline.recipes.assembly import load_data, make_training
+    >>> from paceline.strategies.averaging import make_averaging
+    >>> training = make_training(Recipe(), load_data(Recipe()))
+    >>> averages = [(Window(steps=2), Window(steps=2))]
+    >>> len(replayed_team(averages, training, make_averaging("local-sgd", period=2)).players)
+    2
     """
     if not averages:
         raise ReplayError("there is no average to replay")
@@ -67,7 +87,7 @@ def replay_averages(
         on_average(number + 1, len(averages))
     for player in players:
         player.merge()
-    return team.parameters
+    return team
 
 
 class _Player:

@@ -4,8 +4,9 @@
                                                       the same weights?     (a fingerprint after every step)
 
 Gradients are computed as the workers computed them: the same batches, block by block, with as many threads. So what
-differs is found, and the first step that does is named. Where the codec remembers, those that were dropped are computed
-too: they moved what their worker remembers.
+differs is found, and the first step that does is named. Where the codec remembers, or samples are pruned, those that
+were dropped are computed too: they moved what their worker remembers. A gradient that was refused is not in the
+journal: its worker drew its batch, and did not judge it.
 """
 
 from __future__ import annotations
@@ -86,14 +87,15 @@ class Replay:
         self._senders = Senders(training.codec, self.trainee.model.shapes, seed=training.seed)
         self._strategy = strategy.start()
         self._engine = LoopGradients(copy.deepcopy(training.module), block_by_block=True)
-        self._batches = Batches(training)
+        self.batches = Batches(training)
+        self._at_once = self._senders.remember or self.batches.pruned is not None
         self._seats: dict[int, _Seat] = {}
         self._waiting: set[int] = set()
         self._started_seconds = 0.0
         self._pending: dict[tuple[int, int], list[_Pending]] = {}
         self._steps: list[Step] = []
         self._models: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._last_use = _last_use(records, of_all=self._senders.remember)
+        self._last_use = _last_use(records, of_all=self._at_once)
         self._resumed_from = {record.version for record in records if isinstance(record, Resumed)}
         self._saved: dict[int, tuple[Any, Any, Any]] = {}
         self._taken = 0
@@ -136,6 +138,7 @@ class Replay:
     def _joined(self, record: WorkerJoined) -> None:
         self._seats[record.worker] = _Seat(shard=record.shard, threads=record.threads)
         self._senders.joined(record.worker)
+        self.batches.joined(record.worker, draw=record.first_draw)
         if record.at_seconds == self._started_seconds:  # the clock stands still until the first round begins
             self._waiting.add(record.worker)
         else:
@@ -161,7 +164,7 @@ class Replay:
             if seat is None:
                 raise ReplayError(f"a gradient of worker {arrival.worker} arrived, but it had never joined")
             pending = _Pending(arrival=arrival, seat=seat)
-            if self._senders.remember:
+            if self._at_once:
                 pending.sent = self._sent(pending)
             self._pending.setdefault((arrival.worker, arrival.version), []).append(pending)
             for event in events_of(arrival):
@@ -210,7 +213,7 @@ class Replay:
     def _sent(self, pending: _Pending) -> tuple[torch.Tensor, torch.Tensor]:
         arrival = pending.arrival
         parameters, buffers = self._models[arrival.version]
-        assignment = self._batches.assignment(
+        assignment = self.batches.assignment(
             worker=arrival.worker,
             shard=pending.seat.shard,
             draw=arrival.draw,
@@ -225,6 +228,7 @@ class Replay:
             raise _Differs(
                 f"step {self.trainee.version}: the gradient of worker {arrival.worker} is not finite"
             ) from None
+        self.batches.judge(worker=arrival.worker, draw=arrival.draw, losses=result.sample_losses[0])
         return self._senders.decode(payload), result.buffers[0] - buffers
 
     # -- memory ------------------------------------------------------------------------------------------------

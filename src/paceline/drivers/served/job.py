@@ -2,6 +2,9 @@
 
 Injected delays are those of the simulator: a batch that is to take d seconds in s blocks has done block i no sooner
 than i * d / s after it began. A machine that is slower than that is not slowed down further.
+
+Where samples are pruned, a worker judges the losses of what it has sent, and nothing else. A connection that is lost is
+the end of what it knows: with the next it begins empty, as does whoever else takes its number.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from paceline.drivers.served.messages import Welcome
 from paceline.drivers.served.worker import Worker
 from paceline.training import Batches, Training
 from paceline.workers.loop import accumulate
@@ -31,9 +35,13 @@ def no_delay(worker: int, draw: int) -> float:
 def work(worker: Worker, module: nn.Module, training: Training, delay_seconds: Delay = no_delay) -> None:
     """Train until the server says that it is over; `module` is the one the worker holds."""
     batches = Batches(training)
+    welcome: Welcome | None = None
     module.train()
     while worker.training():
         number, draw = worker.number, worker.draw
+        if worker.welcome is not welcome:  # a connection of its own has its own
+            welcome = worker.welcome
+            batches.joined(number, draw=draw)
         assignment = batches.assignment(worker=number, shard=worker.shard, draw=draw, blocks_done=training.blocks)
         pace = _Pace(delay_seconds(number, draw) / training.blocks)
         worker.begin_batch(training.blocks)
@@ -44,7 +52,8 @@ def work(worker: Worker, module: nn.Module, training: Training, delay_seconds: D
             return worker.block_done()
 
         losses, _ = accumulate(module, assignment, parts=training.blocks, go_on=go_on)
-        worker.send(losses)
+        if worker.send(losses):
+            batches.judge(worker=number, draw=draw, losses=losses)
 
 
 class _Pace:

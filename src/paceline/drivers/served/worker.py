@@ -180,17 +180,21 @@ class Worker:
         link.progress += 1
         return link.begun_version <= self.version
 
-    def send(self, losses: torch.Tensor | None = None) -> None:
-        """Gradient out, new parameters in. `losses`, of every sample done, help the server to choose K."""
+    def send(self, losses: torch.Tensor | None = None) -> bool:
+        """Gradient out, new parameters in. `losses`, of every sample done, help the server to choose K.
+
+        Whether the gradient went out: not where the server was lost before, or where it is not finite.
+        """
         if not self._blocks_done:
             raise RuntimeError("send() comes after a batch: go through worker.blocks(...) first")
         if not self._batch_ended:
             raise RuntimeError("the loop over worker.blocks(...) was left early: it ends by itself when it is time")
         worked = time.monotonic() - self._started
         draw, self.draw = self.draw, self.draw + 1
-        link = self._link
+        link, went_out = self._link, False
         if link is not None and link.lost is None:
             payload, changes = self._encoded(draw)
+            went_out = payload.numel() > 0
             message = Gradient(
                 version=self.version,
                 draw=draw,
@@ -209,6 +213,7 @@ class Worker:
             link.send(frames(message, payload, changes), self._sent.set)
         self._blocks_done = 0
         self._receive()
+        return went_out
 
     def _encoded(self, draw: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The gradient and the change of the buffers; both empty if one is not finite: the server is told."""

@@ -15,10 +15,11 @@ from paceline.drivers.simulated.averaging_setup import AveragingSetup
 from paceline.drivers.simulated.ledger import KEPT_WORKS
 from paceline.drivers.simulated.pack import Average, Lap, NoTraining, Pack
 from paceline.drivers.simulated.progress import Progress
+from paceline.drivers.simulated.pruned import pruned_of
 from paceline.traces import Evaluation, Round, Trace, Work
 
 if TYPE_CHECKING:
-    from paceline.training import Training
+    from paceline.training import Batches, Training
     from paceline.training.team import Team
 
 
@@ -145,6 +146,11 @@ class AveragedSimulation:
             )
 
     @property
+    def batches(self) -> Batches | None:
+        """What the workers draw from, and, where they prune, whom they left out; None without training."""
+        return self.learner.batches if self.learner else None
+
+    @property
     def trace(self) -> Trace:
         """What happened so far; `used` counts local steps."""
         pack, alone = self._pack, self._setup.workers == 1
@@ -164,6 +170,7 @@ class AveragedSimulation:
             rounds=tuple(self._rounds),
             works=tuple(self._works),
             evaluations=tuple(self._evaluations),
+            pruned=pruned_of(self.batches),
         )
 
 

@@ -1,8 +1,8 @@
 """The training inside a simulation: the tasks of a step -> gradients -> update -> a better model.
 
 Gradients are computed when a step asks for them, at the version they were begun at: those of one version in one
-pass, those that nobody asks for never. Where a codec remembers, or a payload's size depends on what is in it, each is
-computed as it is sent.
+pass, those that nobody asks for never. Where a codec remembers, a payload's size depends on what is in it, or samples
+are pruned (what a worker draws next depends on the losses of what it sent), each is computed as it is sent.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ class Learner:
         self._trainee = Trainee(module, optimizer, schedule, codec=training.codec, seed=training.seed)
         self._model = self._trainee.model
         self._senders = Senders(training.codec, self._model.shapes, seed=training.seed)
-        self._at_once = self._senders.remember or not training.codec.fixed_size
+        self.batches = Batches(training)
+        prunes = self.batches.pruned is not None
+        self._at_once = self._senders.remember or not training.codec.fixed_size or prunes
         self._sent: dict[tuple[int, int], _Row] = {}
         self._engine = make_engine(training.module)
-        self._batches = Batches(training)
         self._snapshots = {0: self._snapshot()}
         self._update_bytes: dict[int, int] = {}
         self.taken: deque[list[LossSeen] | None] = deque()
@@ -56,6 +57,11 @@ class Learner:
     def parameters(self) -> torch.Tensor:
         """The model's parameters as they are now, in one vector."""
         return self._model.parameters
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The model as it is now."""
+        return self._model.module
 
     # -- what messages weigh -----------------------------------------------------------------------------------
 
@@ -138,7 +144,7 @@ class Learner:
 
     def _computed(self, version: int, tasks: Sequence[Task]) -> list[_Row]:
         assignments = [
-            self._batches.assignment(
+            self.batches.assignment(
                 worker=task.worker, draw=task.draw, blocks=task.blocks, blocks_done=task.blocks_done
             )
             for task in tasks
@@ -155,6 +161,8 @@ class Learner:
                 samples=assignments[index].samples_done,
             )
             gradient, payload_bytes = self._travelled(result.gradients[index], task)
+            if gradient is not None:
+                self.batches.judge(worker=task.worker, draw=task.draw, losses=result.sample_losses[index])
             rows.append(_Row(gradient=gradient, payload_bytes=payload_bytes, buffers=result.buffers[index], loss=loss))
         return rows
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from paceline.drivers.simulated.cluster import Ballast, Cluster
 from paceline.drivers.simulated.learner import Learner
 from paceline.drivers.simulated.progress import Progress
+from paceline.drivers.simulated.pruned import pruned_of
 from paceline.drivers.simulated.setup import Setup
 from paceline.traces import Evaluation, Trace
-from paceline.training import Training
+from paceline.training import Batches, Training
 
 
 class Simulation:
@@ -73,6 +74,11 @@ class Simulation:
         return Progress(round=after_round, seconds=seconds, loss=loss, accuracy=accuracy)
 
     @property
+    def batches(self) -> Batches | None:
+        """What the workers draw from, and, where they prune, whom they left out; None without training."""
+        return self.learner.batches if self.learner else None
+
+    @property
     def trace(self) -> Trace:
         """What happened so far."""
         ledger = self._cluster.ledger
@@ -93,4 +99,5 @@ class Simulation:
             rounds=tuple(ledger.rounds),
             works=tuple(ledger.works),
             evaluations=tuple(self._evaluations),
+            pruned=pruned_of(self.batches),
         )

@@ -1,0 +1,194 @@
+"""The order in which one worker meets its samples while some of them sit passes out.
+
+    pass 0 (epoch 1)      pass 1 (epoch 2): b and e sit out      pass 2 ...
+    c a d b e           | e b a c d  ->  a c d                 | ...
+    [c a d b][e a c d] ...                                          batches run across the ends of passes
+
+As `data/batches.py`, but for who sits out: every batch has exactly the size asked for, and a pass in which everybody
+takes part is the very same permutation. The policy knows samples by their position in the shard. A pass is an epoch;
+who takes part in it is decided when its first sample is drawn, by the losses of all batches that were judged before. A
+batch that runs over the end of a pass is judged as one batch, of the epoch in which it began.
+
+What comes next depends on the draws and the losses of this worker alone. One that begins with a later draw (it takes
+over from another, and knows nothing of its samples) begins at a fresh pass, whose number follows from that draw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.data.pruning import PruningSettings, make_policy
+from paceline.data.pruning.policy import Decision, array_of
+from paceline.randomness import seed_for, torch_generator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PrunedBatch:
+    """A batch: which samples of the data set, and what each weighs (None: all weigh 1).
+
+    >>> PrunedBatch(indices=torch.tensor([4, 7])).weights is None
+    True
+    """
+
+    indices: torch.Tensor
+    weights: torch.Tensor | None = None
+
+
+class PrunedOrder:
+    """Endless batches of a shard for one worker, which is told the losses of each.
+
+    `draws` is how many batches the worker is expected to draw in the whole run, for policies that ask how far it is.
+
+    >>> settings = PruningSettings(name="info-batch", ratio=0.5)
+    >>> order = PrunedOrder(torch.arange(10, 16), 3, settings, seed=0, worker=0, draws=100)
+    >>> for _ in range(8):
+    ...     batch = order.next()
+    ...     order.judge(batch.indices.numpy().astype(np.float32))
+    >>> order.whole_passes, order.sat_out > 0
+    (4, True)
+    """
+
+    def __init__(
+        self,
+        shard: torch.Tensor,
+        batch_size: int,
+        settings: PruningSettings,
+        *,
+        seed: int,
+        worker: int,
+        draws: int,
+        first_draw: int = 0,
+    ) -> None:
+        if shard.ndim != 1 or shard.dtype != torch.int64 or len(shard) == 0:
+            raise ValueError(
+                "shard must be an int64 tensor of at least one sample index "
+                f"(shape={tuple(shard.shape)}, dtype={shard.dtype})"
+            )
+        for name, value in (("batch_size", batch_size), ("draws", draws)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1 ({name}={value})")
+        for name, value in (("worker", worker), ("first_draw", first_draw)):
+            if value < 0:
+                raise ValueError(f"{name} must be at least 0 ({name}={value})")
+        self._shard, self._batch_size, self._seed, self._worker, self._draws = shard, batch_size, seed, worker, draws
+        self.policy = make_policy(settings, len(shard), seed=seed_for(seed, "pruning", worker))
+        self.draw = first_draw
+        self.whole_passes = self.sat_out = 0
+        self._number = first_draw * batch_size // len(shard)  # of the pass
+        self._position = 0
+        self._decision = Decision()
+        self._pass: torch.Tensor | None = None  # positions in the shard, in the order of the pass; None: not begun
+        self._open: torch.Tensor | None = None  # the positions of the last batch, until it is judged
+        self._open_epoch = 0
+
+    def next(self) -> PrunedBatch:
+        """The next batch, exactly `batch_size` samples."""
+        positions: list[torch.Tensor] = []
+        weights: list[torch.Tensor | None] = []
+        missing, self._open_epoch = self._batch_size, self._number + 1
+        while missing > 0:
+            taken = self._begun()[self._position : self._position + missing]
+            positions.append(taken)
+            weights.append(self._weights(taken))
+            missing -= len(taken)
+            self._position += len(taken)
+            self._end_if_done()
+        self.draw += 1
+        self._open = torch.cat(positions)
+        return PrunedBatch(indices=self._shard[self._open], weights=_joined(positions, weights))
+
+    def judge(self, losses: NDArray[np.float32]) -> None:
+        """The losses of the last batch, or of its first samples if no more were done; those not finite are left out."""
+        if self._open is None or len(losses) > len(self._open):
+            size = 0 if self._open is None else len(self._open)
+            raise ValueError(f"there are {len(losses)} losses, and {size} samples that wait for theirs")
+        positions, self._open = self._open[: len(losses)].numpy(), None
+        finite = np.isfinite(losses)
+        count = int(np.count_nonzero(finite))
+        if count:
+            self.policy.judge(self._open_epoch, positions[finite], losses[finite], np.array([count]))
+
+    # -- passes ------------------------------------------------------------------------------------------------
+
+    def _begun(self) -> torch.Tensor:
+        if self._pass is None:
+            self._decision = self.policy.decide(self._number + 1, min(1.0, self.draw / self._draws))
+            self._pass, self._position = self._kept(), 0
+        return self._pass
+
+    def _kept(self) -> torch.Tensor:
+        generator = torch_generator(self._seed, "batches", self._worker, self._number)
+        permuted = torch.randperm(len(self._shard), generator=generator)
+        keep = self._decision.keep
+        return permuted if keep is None else permuted[torch.from_numpy(keep)[permuted]]
+
+    def _end_if_done(self) -> None:
+        if self._position < len(self._begun()):
+            return
+        self.policy.completed(self._decision.keep)
+        self.whole_passes += 1
+        self.sat_out += self._decision.pruned
+        self._number += 1
+        self._pass, self._position, self._decision = None, 0, Decision()
+
+    def _weights(self, positions: torch.Tensor) -> torch.Tensor | None:
+        weights = self._decision.weights_of(positions.numpy())
+        return None if weights is None else torch.from_numpy(weights)
+
+    # -- going on later ----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the order stands, and all that its policy has learned, as plain values and tensors."""
+        keep, heavier = self._decision.keep, self._decision.heavier
+        return {
+            "draw": self.draw,
+            "pass": self._number,
+            "position": self._position,
+            "begun": self._pass is not None,
+            "keep": None if keep is None else torch.from_numpy(keep.copy()),
+            "heavier": None if heavier is None else torch.from_numpy(heavier.copy()),
+            "weight": self._decision.weight,
+            "open": self._open,
+            "open_epoch": self._open_epoch,
+            "whole_passes": self.whole_passes,
+            "sat_out": self.sat_out,
+            "policy": {name: _as_tensor(value) for name, value in self.policy.state_dict().items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly where another order of the same shard, settings, seed and worker stood."""
+        samples = len(self._shard)
+        self.policy.load_state_dict({name: _as_array(value) for name, value in state["policy"].items()})
+        keep, heavier = (
+            None if state[name] is None else array_of(_as_array(state[name]), np.bool_, samples, name)
+            for name in ("keep", "heavier")
+        )
+        self._decision = Decision(keep=keep, heavier=heavier, weight=float(state["weight"]))
+        self.draw, self._number, self._position = state["draw"], state["pass"], state["position"]
+        self.whole_passes, self.sat_out = state["whole_passes"], state["sat_out"]
+        self._open, self._open_epoch = state["open"], state["open_epoch"]
+        self._pass = self._kept() if state["begun"] else None
+        if not 0 <= self._position < (1 if self._pass is None else len(self._pass)):
+            raise ValueError(f"position must be within the pass: the state is damaged (position={self._position})")
+
+
+def _joined(positions: list[torch.Tensor], weights: list[torch.Tensor | None]) -> torch.Tensor | None:
+    """The weights of a batch: those of a pass without any are 1."""
+    if all(part is None for part in weights):
+        return None
+    return torch.cat(
+        [torch.ones(len(at)) if part is None else part for at, part in zip(positions, weights, strict=True)]
+    )
+
+
+def _as_array(value: Any) -> Any:
+    return value.numpy() if isinstance(value, torch.Tensor) else value
+
+
+def _as_tensor(value: Any) -> Any:
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value

@@ -1,0 +1,118 @@
+"""An epoch that is ready to be handed out: who takes part, in which order, what each weighs."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.data.pruning.dealing import Dealing
+from paceline.data.pruning.policy import Decision, Policy
+from paceline.randomness import torch_generator
+
+SAME_ORDER = (
+    1  # an epoch is begun again in its order once; who breaks off always is not to meet the same samples always
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PreparedEpoch:
+    """The samples of an epoch in their order: those that take part, and what each weighs (None: all weigh 1)."""
+
+    order: NDArray[np.int32]
+    weights: torch.Tensor | None
+    keep: NDArray[np.bool_] | None
+    dealing: Dealing
+
+    @property
+    def steps(self) -> int:
+        """How many batches every rank gets."""
+        return self.dealing.steps(len(self.order))
+
+    def places(self, step: int) -> tuple[int, int]:
+        """Where this rank's batch begins and ends in the order."""
+        return self.dealing.places(step, len(self.order))
+
+    def batch(self, step: int) -> NDArray[np.int32]:
+        """The samples of this rank's batch."""
+        start, stop = self.places(step)
+        if stop <= len(self.order):
+            return self.order[start:stop]
+        return self.order[np.arange(start, stop) % len(self.order)]
+
+    def batch_weights(self, step: int) -> torch.Tensor | None:
+        """What the samples of this rank's batch weigh."""
+        if self.weights is None:
+            return None
+        start, stop = self.places(step)
+        if stop <= len(self.order):
+            return self.weights[start:stop]
+        return self.weights[torch.arange(start, stop) % len(self.order)]
+
+    @property
+    def fingerprint(self) -> int:
+        """A number that differs where the order does."""
+        return zlib.crc32(self.order.tobytes())
+
+
+def prepare(
+    policy: Policy, dealing: Dealing, *, epoch: int, attempt: int, progress: float, base: Iterable[int] | None = None
+) -> PreparedEpoch:
+    """Let the policy decide, and put those who take part in order: a new one for each epoch, or the base's.
+
+    >>> from paceline.data.pruning.info_policy import InfoPolicy
+    >>> ready = prepare(InfoPolicy(5), Dealing(batch_size=2), epoch=1, attempt=0, progress=0.0)
+    >>> sorted(ready.order.tolist()), ready.steps
+    ([0, 1, 2, 3, 4], 3)
+    """
+    decision = policy.decide(epoch, progress)
+    if base is None:
+        order = np.arange(policy.samples, dtype=np.int32)
+        if decision.keep is not None:
+            order = order[decision.keep]
+        place = (policy.seed, "pruning", "order", epoch, max(0, attempt - SAME_ORDER))
+        shuffled = torch.randperm(len(order), generator=torch_generator(*place), dtype=torch.int32)
+        return with_order(decision, dealing, order[shuffled.numpy()])
+    order = _drawn(base, policy.samples)
+    return with_order(decision, dealing, order if decision.keep is None else order[decision.keep[order]])
+
+
+def with_order(decision: Decision, dealing: Dealing, order: NDArray[np.int32]) -> PreparedEpoch:
+    """An epoch in a given order; refused if there is not one step in it.
+
+    >>> with_order(Decision(), Dealing(batch_size=4, drop_last=True), np.arange(3, dtype=np.int32))
+    Traceback (most recent call last):
+    ValueError: 3 samples take part in this epoch, and with drop_last one step takes 4: give a smaller batch_size, ...
+    """
+    weights = decision.weights_of(order)
+    ready = PreparedEpoch(
+        order=order,
+        weights=None if weights is None else torch.from_numpy(weights),
+        keep=decision.keep,
+        dealing=dealing,
+    )
+    if not ready.steps:
+        raise ValueError(
+            f"{len(order)} samples take part in this epoch, and with drop_last one step takes {dealing.step_size}: "
+            "give a smaller batch_size, prune less, or leave drop_last out"
+            if len(order)
+            else "no sample takes part in this epoch: all that the base sampler gave sit out; prune less"
+        )
+    return ready
+
+
+def _drawn(base: Iterable[int], samples: int) -> NDArray[np.int32]:
+    order = np.fromiter((int(index) for index in base), np.int64)
+    wrong = order[(order < 0) | (order >= samples)]
+    if len(wrong):
+        raise ValueError(
+            f"the base sampler gave index {wrong[0]}, and there are {samples} samples: "
+            "give the number of samples of the data set it draws from"
+        )
+    if not len(order):
+        raise ValueError("the base sampler gave no index at all")
+    return order.astype(np.int32)

@@ -1,0 +1,102 @@
+"""Ranks that prune together: two and four real processes on gloo."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from tests.collective.pruning_jobs import KINDS, SAMPLES
+from tests.collective.ranks import JobError, Ranks
+from tests.data.pruning_play import kept, passes
+
+pytestmark = pytest.mark.xdist_group("collective")
+EPOCHS = 8
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    with Ranks(tmp_path_factory.mktemp("four"), 4, "pruning_jobs") as ranks:
+        yield ranks
+
+
+def alone(kind, batch_size, **more):
+    """What one process does that has the samples of all ranks in a batch."""
+    pruning = KINDS[kind](batch_size=batch_size, **more)
+    return passes(pruning, EPOCHS), pruning
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_take_the_same_steps_and_together_keep_whom_one_process_keeps(four, kind, world):
+    expected, pruning = alone(kind, 3 * world)
+    found = four.do("handed_out", kind=kind, world=world, batch_size=3, epochs=EPOCHS)
+    for first in range(0, 4, world):
+        ranks = found[first : first + world]
+        steps = [[(epoch, len(batch)) for epoch, batch in rank["taken"]] for rank in ranks]
+        assert all(other == steps[0] for other in steps)
+        assert len(steps[0]) == len(expected)
+        for step, (epoch, batch) in enumerate(expected):
+            together = [index for rank in ranks for index in rank["taken"][step][1]]
+            assert ranks[0]["taken"][step][0] == epoch
+            assert together[: len(batch)] == batch
+            assert len(together) - len(batch) < world  # the last step is filled up
+        assert kept([tuple(step) for rank in ranks for step in rank["taken"]]) == kept(expected)
+        for rank in ranks:
+            assert rank["times_pruned"] == pruning.times_pruned.tolist()
+            assert rank["difficulty"] == pruning.difficulty().tolist()
+    assert pruning.times_pruned.sum() > SAMPLES // 2
+
+
+def test_drop_last_leaves_ranks_with_whole_batches(four):
+    expected, _ = alone("fine-pruning", 12, drop_last=True)
+    found = four.do("handed_out", kind="fine-pruning", world=4, batch_size=3, epochs=EPOCHS, drop_last=True)
+    assert {len(batch) for rank in found for _, batch in rank["taken"]} == {3}
+    assert [len(rank["taken"]) for rank in found] == [len(expected)] * 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_that_save_in_mid_epoch_go_on_as_if_nothing_had_been(four, kind):
+    undisturbed = four.do("handed_out", kind=kind, world=4, batch_size=3, epochs=EPOCHS)
+    for stop_after in (2, 14):
+        assert four.do("resumed", kind=kind, epochs=EPOCHS, stop_after=stop_after) == [r["taken"] for r in undisturbed]
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("seeds", r"ranks do not agree when they begin an epoch: fingerprint of the order is \d+ on rank 1, \d+ on"),
+        ("samples", "samples is 61 on rank 2, 60 on rank 0"),
+        ("early", "ranks do not agree when they .*"),
+        ("state", "this state is from the middle of an epoch, with rank=.*give every rank its own state"),
+        ("rank", r"must be those of the process group \(rank=0, world_size=2"),
+    ],
+)
+def test_ranks_that_do_not_do_the_same_are_all_told(four, how, told):
+    for said in four.do("refused", how=how):
+        assert re.search(told, said), said
+
+
+def test_killed_and_resumed_equals_undisturbed_and_a_rank_that_does_not_come_is_named(tmp_path):
+    for name in ("undisturbed", "disturbed", "first", "second"):
+        (tmp_path / name).mkdir()
+    disturbed = tmp_path / "disturbed"
+    with Ranks(tmp_path / "first", 2, "pruning_jobs") as ranks:
+        expected = ranks.do("trained", folder=str(tmp_path / "undisturbed"), epochs=5)
+        ranks.tell("trained", folder=str(disturbed), epochs=5, until=19)
+        deadline = time.monotonic() + 60
+        while not (disturbed / "0-19.pt").exists():
+            assert time.monotonic() < deadline, "the ranks do not get to step 19"
+            time.sleep(0.01)
+        ranks.kill(1)
+        with pytest.raises(JobError):
+            ranks.answers()
+    with Ranks(tmp_path / "second", 2, "pruning_jobs") as ranks:
+        found = ranks.do("trained", folder=str(disturbed), epochs=5)
+        waited, _ = ranks.do("refused", how="absent")
+    for rank in (0, 1):
+        assert found[rank]["went_on_from"] in (18, 19)
+        assert {**found[rank], "went_on_from": None} == expected[rank]
+    assert sum(expected[0]["pruned"]) > 0
+    assert re.search("rank 0 waited to begin an epoch in pruning, and not all ranks came within 1 s.* 1", waited)

@@ -1,0 +1,212 @@
+"""Misuse gets a clear error, and never a wrong count."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+from paceline.data.pruning.ledger import PruningError
+from tests.data.pruning_play import SMALL, losses_of, passes
+
+SAMPLES = 64
+
+
+def sampler(**more):
+    return paceline.FinePruning(SAMPLES, **{"batch_size": 4} | SMALL | more)
+
+
+def nothing_counted(pruning):
+    return pruning.epoch == 1 and not pruning.policy.counts.any() and not pruning.times_pruned.any()
+
+
+def misused(pruning, how, *, workers):
+    """Train on the 16 batches of an epoch, and misuse `observe` as told."""
+    for number, (batch,) in enumerate(
+        DataLoader(TensorDataset(torch.arange(SAMPLES)), batch_sampler=pruning, num_workers=workers)
+    ):
+        how(pruning, number, losses_of(batch, 1))
+
+
+def twice(at):
+    def how(pruning, number, losses):
+        pruning.observe(losses)
+        if number == at:
+            pruning.observe(losses.clone())
+
+    return how
+
+
+def not_at_all(at):
+    def how(pruning, number, losses):
+        if number != at:
+            pruning.observe(losses)
+
+    return how
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (twice(0), "twice|more than once"),
+        (twice(5), "twice|more than once"),
+        (not_at_all(5), "batch 6 was not observed, and the next one has been taken"),
+    ],
+)
+def test_a_batch_observed_twice_or_not_at_all_is_told_at_once_however_far_the_loader_is_ahead(workers, how, told):
+    pruning = sampler()
+    with pytest.raises(PruningError, match=told):
+        misused(pruning, how, workers=workers)
+    assert nothing_counted(pruning)
+
+
+def test_the_same_losses_again_are_told_at_once_where_the_loader_is_ahead():
+    pruning = sampler()
+    batches = iter(pruning)
+    ahead = [next(batches) for _ in range(3)]
+    losses = losses_of(ahead[0], 1)
+    pruning.observe(losses)
+    with pytest.raises(PruningError, match="observed before"):
+        pruning.observe(losses)
+
+
+@pytest.mark.parametrize("at", [0, 15])
+def test_a_batch_that_is_missed_where_it_cannot_be_told_at_once_makes_the_epoch_begin_again(at):
+    pruning = sampler()
+    misused(pruning, not_at_all(at), workers=0)
+    assert nothing_counted(pruning)
+    with pytest.warns(UserWarning, match="15 of 16 batches observed.*observe.. was not called for every batch"):
+        next(iter(pruning))
+    assert nothing_counted(pruning)
+
+
+def test_a_failed_pass_goes_no_further_and_the_next_one_is_whole():
+    pruning = sampler()
+    with pytest.raises(PruningError):
+        misused(pruning, not_at_all(5), workers=0)
+    with pytest.raises(PruningError, match="begin the epoch again"):
+        pruning.observe(torch.ones(4))
+    calm = sampler()
+    passes(pruning, 1), passes(calm, 1)
+    assert np.array_equal(pruning.policy.counts, calm.policy.counts)
+
+
+def test_whole_passes_without_observe_are_told():
+    pruning = sampler()
+    list(pruning)
+    list(pruning)
+    with pytest.raises(PruningError, match=r"observe\(\) was never called"):
+        list(pruning)
+
+
+def test_observe_without_a_batch():
+    pruning = sampler()
+    with pytest.raises(PruningError, match="no new pass over the loader has begun"):
+        pruning.observe(torch.ones(4))
+    passes(pruning, 1)
+    with pytest.raises(PruningError, match="all batches of epoch 1 have been observed"):
+        pruning.observe(torch.ones(4))
+    with pytest.raises(PruningError):
+        pruning.skip()
+
+
+def test_two_passes_at_once_are_refused():
+    pruning = sampler()
+    first = iter(pruning)
+    next(first)
+    next(iter(pruning))
+    with pytest.raises(PruningError, match="another pass"):
+        next(first)
+
+
+@pytest.mark.parametrize(
+    ("losses", "error", "told"),
+    [
+        (torch.tensor(0.5), ValueError, "single number.*reduction='none'"),
+        (torch.ones(3), ValueError, r"batch 1 has 4 samples, and losses has the shape \(3,\)"),
+        (torch.ones(4, 1), ValueError, r"the shape \(4, 1\)"),
+        (torch.tensor([1.0, math.nan, 1.0, 1.0]), ValueError, "loss of sample {1} in batch 1 of epoch 1 is nan"),
+        (torch.tensor([1.0, 1.0, math.inf, 1.0]), ValueError, "loss of sample {2} in batch 1 of epoch 1 is inf"),
+        ([1.0] * 4, TypeError, "losses must be a tensor"),
+    ],
+)
+def test_what_is_no_loss_is_refused_and_the_batch_can_still_be_observed(losses, error, told):
+    pruning, calm = sampler(), sampler()
+    passes(calm, 1)
+    for number, batch in enumerate(pruning):
+        if number == 0:
+            for place in (1, 2):
+                told = told.replace(f"{{{place}}}", str(batch[place]))
+            with pytest.raises(error, match=told):
+                pruning.observe(losses)
+        pruning.observe(losses_of(batch, 1))
+    assert np.array_equal(pruning.policy.counts, calm.policy.counts)
+    assert pruning.epoch == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"prune": 1.0}, r"prune, as a share, must be at least 0 and below 1 \(prune=1.0\)"),
+        ({"prune": SAMPLES}, "prune must leave at least one sample .*give 63 or fewer"),
+        ({"batch_size": 0}, r"batch_size must be at least 1 \(batch_size=0\)"),
+        ({"rank": 1}, "give rank and world_size together"),
+        ({"rank": 2, "world_size": 2}, r"rank must be between 0 and world_size - 1 \(rank=2, world_size=2\)"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_at_once(settings, told):
+    with pytest.raises(ValueError, match=told):
+        sampler(**settings)
+
+
+def test_ranks_without_a_process_group_are_refused():
+    with pytest.raises(RuntimeError, match="2 ranks must agree on who sits out"):
+        next(iter(sampler(rank=0, world_size=2)))
+
+
+def test_drop_last_with_less_than_a_batch_is_refused_when_it_comes_to_it():
+    pruning = paceline.FinePruning(9, batch_size=8, drop_last=True, **SMALL)
+    with pytest.raises(ValueError, match="7 samples take part in this epoch, and with drop_last one step takes 8"):
+        passes(pruning, 3)
+
+
+@pytest.mark.parametrize(("base", "told"), [([0, 64], "index 64, and there are 64 samples"), ([], "no index at all")])
+def test_a_base_that_draws_what_is_not_there_is_refused(base, told):
+    with pytest.raises(ValueError, match=told):
+        next(iter(sampler(base=base)))
+
+
+def damaged(**changes):
+    pruning = sampler()
+    passes(pruning, 3, stop_after=36)
+    state = pruning.state_dict()
+    return {name: value for name, value in (state | changes).items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (damaged(epoch=None), "epoch is missing"),
+        (damaged(epoch=0), "epoch must be a whole number of at least 1"),
+        (damaged(observed=10**6), "observed must be below the 12 batches"),
+        (damaged(order=torch.arange(3)), "order must be 3 values of type int32"),
+        (damaged(order=torch.full((45,), 64, dtype=torch.int32)), "order must hold numbers of samples below 64"),
+        (damaged(losses=torch.zeros(3)), "losses must be 45 values"),
+        (damaged(rank=1), "give every rank its own state"),
+        (damaged(batch_size=8), "batch_size=8, and here it is 4"),
+        (damaged(policy={"name": "fine-pruning", "samples": 64}), "'counts' is missing"),
+        (damaged(policy={"name": "info-batch"}), "this state is of info-batch, and the sampler prunes by fine-pruning"),
+        (paceline.FinePruning(65, batch_size=4).state_dict(), "65 samples.*another data set|counts must be 64 values"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(state, told):
+    pruning, calm = sampler(), sampler()
+    passes(pruning, 1), passes(calm, 1)
+    with pytest.raises(ValueError, match=told):
+        pruning.load_state_dict(state)
+    assert passes(pruning, 4) == passes(calm, 4)

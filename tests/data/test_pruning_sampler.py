@@ -1,0 +1,260 @@
+"""The sampler: whatever loader fetches from it, whatever stands in between, the same samples in the same order."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+import paceline
+from paceline.data.pruning.dealing import Dealing
+from tests.data.pruning_play import SMALL, kept, losses_of, passes
+
+SAMPLES, EPOCHS = 50, 9
+KINDS = {
+    "fine-pruning": lambda samples=SAMPLES, **more: paceline.FinePruning(samples, **{"batch_size": 8} | SMALL | more),
+    "info-batch": lambda samples=SAMPLES, **more: paceline.InfoBatch(
+        samples, **{"batch_size": 8, "epochs": EPOCHS} | more
+    ),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def loaded(pruning, epochs, *, in_between=lambda: None, **loader):
+    """What a DataLoader gives, with `observe` after each batch."""
+    loader = DataLoader(TensorDataset(torch.arange(SAMPLES)), batch_sampler=pruning, **loader)
+    taken = []
+    while pruning.epoch <= epochs:
+        epoch = pruning.epoch
+        for (batch,) in loader:
+            taken.append((epoch, batch.tolist()))
+            in_between()
+            pruning.observe(losses_of(batch, epoch))
+    return taken
+
+
+@every_kind
+def test_every_sample_comes_once_or_sits_out_and_the_number_of_batches_is_told(kind):
+    pruning, sat_out = KINDS[kind](), 0
+    for epoch in range(1, EPOCHS + 1):
+        told = len(pruning)
+        batches = [batch for batch in pruning if pruning.observe(losses_of(batch, epoch)) is not None]
+        met = [index for batch in batches for index in batch]
+        assert len(met) == len(set(met))
+        assert told == len(batches) == -(-len(met) // 8)
+        sat_out += SAMPLES - len(met)
+        assert int(pruning.times_pruned.sum()) == sat_out
+    assert sat_out > 0
+    assert pruning.epoch == EPOCHS + 1
+
+
+@every_kind
+def test_a_loader_that_fetches_ahead_gives_the_same_batches(kind):
+    expected = passes(KINDS[kind](), 4)
+    assert loaded(KINDS[kind](), 4) == expected
+    assert loaded(KINDS[kind](), 4, num_workers=2, prefetch_factor=3, persistent_workers=True) == expected
+
+
+@every_kind
+@pytest.mark.parametrize("stop_after", [3, 7, 20, 40])
+def test_a_sampler_that_is_saved_in_mid_epoch_goes_on_in_the_same_order(kind, stop_after):
+    whole, first = passes(KINDS[kind](), EPOCHS), KINDS[kind]()
+    before = passes(first, EPOCHS, stop_after=stop_after)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second = KINDS[kind]()
+    second.load_state_dict(torch.load(file, weights_only=True))
+    assert before + passes(second, EPOCHS) == whole
+    assert len(before) == stop_after
+
+
+def test_what_was_fetched_ahead_when_a_state_was_saved_comes_again():
+    whole, first, taken = passes(KINDS["fine-pruning"](), 5), KINDS["fine-pruning"](), []
+    loader = DataLoader(TensorDataset(torch.arange(SAMPLES)), batch_sampler=first, num_workers=1)
+    for (batch,) in loader:
+        taken.append((1, batch.tolist()))
+        first.observe(losses_of(batch, 1))
+        if len(taken) == 2:
+            break
+    second = KINDS["fine-pruning"]()
+    second.load_state_dict(first.state_dict())
+    assert taken + passes(second, 5) == whole
+
+
+@every_kind
+def test_an_epoch_that_is_broken_off_is_begun_again_and_nothing_counts_twice(kind):
+    calm, broken = KINDS[kind](), KINDS[kind]()
+    expected, found = kept(passes(calm, 5)), {}
+    for epoch in range(1, 6):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for batch in broken:
+                broken.observe(losses_of(batch, epoch))
+                break
+            found |= kept([(epoch, batch) for batch in broken if broken.observe(losses_of(batch, epoch)) is not None])
+    assert found == expected
+    assert np.array_equal(broken.times_pruned, calm.times_pruned)
+    assert all(
+        np.array_equal(value, calm.policy.state_dict()[name]) for name, value in broken.policy.state_dict().items()
+    )
+
+
+def test_breaking_off_is_told_and_a_look_at_the_first_batch_is_not():
+    pruning, looked_at = KINDS["fine-pruning"](), KINDS["fine-pruning"]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        next(iter(looked_at))
+        assert passes(looked_at, 1) == passes(KINDS["fine-pruning"](), 1)  # and the order is what it would have been
+    pruning.observe(losses_of(next(iter(pruning)), 1))
+    with pytest.warns(UserWarning, match="epoch 1 was left with 1 of 7 batches observed: it is begun again"):
+        next(iter(pruning))
+
+
+def test_an_epoch_that_is_ended_early_counts_with_what_was_observed():
+    pruning = KINDS["fine-pruning"](starting_point=0, block=1, count=1)
+    for batch in pruning:
+        pruning.observe(losses_of(batch, 1))
+        pruning.end_epoch()
+    assert pruning.epoch == 2
+    above = losses_of(batch, 1) >= losses_of(batch, 1).mean()
+    assert {index for index in range(SAMPLES) if pruning.policy.counts[index]} == {
+        index for index, hard in zip(batch, above, strict=True) if hard
+    }
+
+
+def test_a_batch_that_is_skipped_teaches_nothing():
+    pruning = KINDS["fine-pruning"]()
+    for number, batch in enumerate(pruning):
+        if number == 2:
+            pruning.skip()
+            skipped = batch
+        else:
+            pruning.observe(losses_of(batch, 1))
+    assert pruning.epoch == 2
+    assert not pruning.policy.counts[skipped].any()
+    assert pruning.policy.counts.sum() > 0
+
+
+@every_kind
+def test_accumulating_and_evaluating_in_between_change_nothing(kind):
+    """Gradients over two batches, each fetched before both are observed; another loader runs in the middle."""
+    pruning, other = KINDS[kind](), DataLoader(TensorDataset(torch.arange(9)), batch_size=4)
+    expected, taken = passes(KINDS[kind](), 4), []
+    while pruning.epoch <= 4:
+        epoch, batches = pruning.epoch, iter(pruning)
+        while held := list(itertools.islice(batches, 2)):
+            list(other)
+            for each in held:
+                pruning.observe(losses_of(each, epoch))
+                taken.append((epoch, each))
+    assert taken == expected
+
+
+@pytest.mark.parametrize("samples", [16, 19])
+def test_drop_last_leaves_out_what_is_no_whole_batch(samples):
+    pruning = paceline.FinePruning(samples, batch_size=8, drop_last=True, **SMALL)
+    for epoch, size in ((1, 2), (2, 2), (3, (samples - samples * 3 // 10) // 8)):
+        batches = [batch for batch in pruning if pruning.observe(losses_of(batch, epoch)) is not None]
+        assert [len(batch) for batch in batches] == [8] * size
+
+
+def test_weights_are_the_policys_and_the_mean_is_weighted():
+    pruning = KINDS["info-batch"]()
+    passes(pruning, 1)
+    decision = pruning.policy.decide(2)
+    assert set(decision.weights.tolist()) == {1.0, 2.0}
+    for batch in pruning:
+        losses = losses_of(batch, 2).requires_grad_()
+        mean = pruning.observe(losses)
+        mean.backward()
+        weights = torch.from_numpy(decision.weights[batch])
+        assert torch.allclose(mean, (weights * losses).sum() / len(batch))
+        assert torch.equal(losses.grad, weights / len(batch))
+
+
+def test_the_hardest_are_those_who_were_most_often_above_the_mean():
+    pruning = KINDS["fine-pruning"](starting_point=0, block=2, count=1, prune=0.1)
+    while pruning.epoch <= 5:
+        for batch in pruning:
+            pruning.observe(torch.tensor(batch).float() + 1)
+    hardest = pruning.hardest(5)
+    assert {sample.index for sample in hardest} <= set(range(25, SAMPLES))
+    assert [sample.times_pruned for sample in hardest] == sorted((s.times_pruned for s in hardest), reverse=True)
+    assert hardest[0].times_pruned == int(pruning.times_pruned.max()) > 0
+    assert len(pruning.hardest(10**6)) == SAMPLES
+
+
+# -- a base of one's own ------------------------------------------------------------------------------------------
+
+
+def weighted():
+    weights = torch.ones(SAMPLES)
+    weights[:10] = 5
+    return WeightedRandomSampler(weights, 80, generator=torch.Generator().manual_seed(3))
+
+
+@every_kind
+def test_with_a_base_the_pruned_are_taken_out_of_what_it_draws(kind):
+    pruning, alike = KINDS[kind](base=weighted()), weighted()
+    for epoch in range(1, 6):
+        keep = pruning.policy.decide(epoch, (epoch - 1) / EPOCHS).keep
+        drawn = [index for index in alike if keep is None or keep[index]]
+        batches = [batch for batch in pruning if pruning.observe(losses_of(batch, epoch)) is not None]
+        assert [index for batch in batches for index in batch] == drawn
+    assert pruning.times_pruned.sum() > 0
+
+
+def test_a_sample_that_a_base_draws_often_counts_once_an_epoch():
+    pruning = paceline.FinePruning(4, batch_size=3, base=[3] * 6 + [0, 1, 2], **SMALL)
+    for batch in pruning:
+        pruning.observe(torch.tensor(batch).float())
+    assert pruning.policy.counts.max() == 1
+
+
+def test_a_base_resumes_in_mid_epoch_with_what_it_had_drawn():
+    whole = passes(KINDS["fine-pruning"](base=weighted()), 1)
+    first = KINDS["fine-pruning"](base=weighted())
+    before = passes(first, 1, stop_after=4)
+    second = KINDS["fine-pruning"](base=weighted())
+    second.load_state_dict(first.state_dict())
+    assert before + passes(second, 1) == whole
+
+
+def test_a_base_that_wants_to_know_the_epoch_is_told():
+    told = []
+
+    class Base(list):
+        def set_epoch(self, epoch):
+            told.append(epoch)
+
+    passes(KINDS["fine-pruning"](base=Base(range(SAMPLES))), 3)
+    assert told == [0, 1, 2]
+
+
+# -- dealing ------------------------------------------------------------------------------------------------------
+
+
+@given(
+    samples=st.integers(1, 60), batch_size=st.integers(1, 9), ranks=st.integers(1, 5), drop_last=st.booleans()
+)  # fmt: skip
+def test_every_rank_gets_as_many_batches_of_one_size_and_together_they_have_every_sample(
+    samples, batch_size, ranks, drop_last
+):
+    dealt = [Dealing(batch_size=batch_size, rank=rank, ranks=ranks, drop_last=drop_last) for rank in range(ranks)]
+    places = []
+    for step in range(dealt[0].steps(samples)):
+        parts = [dealing.places(step, samples) for dealing in dealt]
+        assert len({stop - start for start, stop in parts}) == 1
+        places += [place for start, stop in parts for place in range(start, stop)]
+        assert places == list(range(len(places)))
+    whole = samples // (batch_size * ranks) * batch_size * ranks if drop_last else samples
+    assert whole <= len(places) < whole + ranks
+    assert dealt[0].ends(samples)[-1:].tolist() == [whole][: len(places)]
