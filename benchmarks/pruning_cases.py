@@ -161,12 +161,22 @@ def info_settings(size: Size) -> dict[str, Any]:
     return {"epochs": size.epochs, "ratio": 0.5, "delta": 0.875}
 
 
+def turns_settings(size: Size) -> dict[str, Any]:
+    """Take turns, with its own defaults.
+
+    >>> turns_settings(Size(epochs=50))
+    {'epochs': 50, 'ratio': 0.6, 'delta': 0.875}
+    """
+    return {"epochs": size.epochs, "ratio": 0.6, "delta": 0.875}
+
+
 POLICIES = MappingProxyType(
     {
         WHOLE: Way(label="none"),
         FEWER_EPOCHS: Way(label="none, fewer epochs", settings=fewer_settings),
         FINE_PRUNING: Way(label="fine-pruning", sampler="FinePruning", settings=fine_settings),
         "info-batch": Way(label="info-batch", sampler="InfoBatch", settings=info_settings),
+        "take-turns": Way(label="take-turns", sampler="TakeTurns", settings=turns_settings),
     }
 )
 """Every policy by its name on the command line; one more is one more line."""

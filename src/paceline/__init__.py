@@ -17,9 +17,10 @@ from paceline.lazy import lazy_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from paceline.data.pruning.ledger import PruningError
     from paceline.drivers.collective.hook import compress
     from paceline.drivers.collective.members import BMUF, HPSGD, PSGD, SSGD, DiLoCo, LocalSGD
-    from paceline.drivers.collective.pruning import FinePruning, InfoBatch
+    from paceline.drivers.collective.pruning import FinePruning, InfoBatch, TakeTurns
     from paceline.drivers.served.serving import serve
     from paceline.drivers.served.worker import Worker
     from paceline.optim.accumulate import Accumulate
@@ -52,6 +53,8 @@ _HOMES = {
     "SSGD": "drivers.collective.members",
     "FinePruning": "drivers.collective.pruning",
     "InfoBatch": "drivers.collective.pruning",
+    "PruningError": "data.pruning.ledger",
+    "TakeTurns": "drivers.collective.pruning",
     "Accumulate": "optim.accumulate",
     "LARS": "optim.lars",
     "layer_ratios": "optim.ratios",
@@ -80,10 +83,12 @@ __all__ = [
     "Full",
     "InfoBatch",
     "LocalSGD",
+    "PruningError",
     "Race",
     "Recipe",
     "RecipeError",
     "Result",
+    "TakeTurns",
     "Worker",
     "compress",
     "layer_ratios",

@@ -103,7 +103,7 @@ def test_without_its_data_set_or_with_another_the_tables_stay(run, capsys) -> No
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere"], "there is no folder nowhere"),
+        (["nowhere"], "nowhere is not there"),
         (["empty"], f"empty has no {PRUNING}, and no trace.jsonl to make it from"),
         (["damaged"], f"damaged/{PRUNING} is refused: it is no safetensors file"),
         (["empty", "--most", "0"], "--most must be between 1 and 200 images in a row (it is 0)"),
@@ -233,9 +233,10 @@ def test_labels_changed_on_purpose_are_found_and_are_the_hardest(tmp_path, polic
         assert record.times_pruned[theirs].min() >= np.quantile(record.times_pruned, 0.8) > 0
     else:
         assert record.times_pruned[theirs].max() < np.median(record.times_pruned)
-    path = paceline.pruning_page(
-        pruning, dataset, tmp_path / "new" / "page.html", model=model, classes=["left", "right"]
-    )
+    classes = ["left", "right"]
+    path = paceline.pruning_page(pruning, dataset, tmp_path / "page.html", model=model, classes=classes)
+    with pytest.raises(ValueError, match="give a file in a folder that is there"):
+        paceline.pruning_page(pruning, dataset, tmp_path / "new" / "page.html", model=model, classes=classes)
     page = path.read_text(encoding="utf-8")
     assert "; 3 labels look wrong</h1>" in page
     assert "<td>left</td><td>right</td>" in page

@@ -63,7 +63,7 @@ def test_a_terminal_without_blocks_gets_ascii(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--window", "0"], "window must be between 1 and 65,535 epochs (window=0)"),
+        (["--window", "0"], "window must be a whole number between 1 and 65,535 (window=0)"),
         (["--window", "3.5"], "--window must be a whole number (found '3.5')"),
         (["--prune", "much"], "--prune must be a number (found 'much')"),
         (["--prune", "50000"], "prune must leave at least one sample (prune=50000, samples=50000)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ SAMPLES = 61
 KINDS = {
     "fine-pruning": lambda samples=SAMPLES, **more: paceline.FinePruning(samples, **SMALL | more),
     "info-batch": lambda samples=SAMPLES, **more: paceline.InfoBatch(samples, epochs=9, **more),
+    "take-turns": lambda samples=SAMPLES, **more: paceline.TakeTurns(samples, epochs=9, **more),
 }
 
 
@@ -60,6 +62,15 @@ def refused(how):
                 if rank == 3:
                     pruning.end_epoch()
                     break
+        elif how == "breaks":
+            pruning = KINDS["fine-pruning"](batch_size=3)
+            for batch in pruning:
+                pruning.observe(losses_of(batch, 1))
+                if rank == 2:
+                    break
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                next(iter(pruning))
         elif how == "state":
             pruning = KINDS["fine-pruning"](batch_size=3)
             passes(pruning, 1, stop_after=2)

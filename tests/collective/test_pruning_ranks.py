@@ -69,6 +69,7 @@ def test_ranks_that_save_in_mid_epoch_go_on_as_if_nothing_had_been(four, kind):
         ("seeds", r"ranks do not agree when they begin an epoch: fingerprint of the order is \d+ on rank 1, \d+ on"),
         ("samples", "samples is 61 on rank 2, 60 on rank 0"),
         ("early", "ranks do not agree when they .*"),
+        ("breaks", "ranks do not agree when they .*"),
         ("state", "this state is from the middle of an epoch, with rank=.*give every rank its own state"),
         ("rank", r"must be those of the process group \(rank=0, world_size=2"),
     ],
@@ -99,4 +100,4 @@ def test_killed_and_resumed_equals_undisturbed_and_a_rank_that_does_not_come_is_
         assert found[rank]["went_on_from"] in (18, 19)
         assert {**found[rank], "went_on_from": None} == expected[rank]
     assert sum(expected[0]["pruned"]) > 0
-    assert re.search("rank 0 waited to begin an epoch in pruning, and not all ranks came within 1 s.* 1", waited)
+    assert re.search("rank 0 waited to begin an epoch in pruning, and not all ranks came .*[ /]1", waited)

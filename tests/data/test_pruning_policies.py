@@ -33,17 +33,17 @@ def same(first, second):
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        ({"window": 0}, r"window must be between 1 and 65,535 epochs \(window=0\)"),
-        ({"window": 65_536}, r"window must be between 1 and 65,535 epochs \(window=65536\)"),
+        ({"window": 0}, r"window must be a whole number between 1 and 65,535 \(window=0\)"),
+        ({"window": 65_536}, r"window must be a whole number between 1 and 65,535 \(window=65536\)"),
         ({"starting_point": 61}, r"starting_point must be between 0 and window \(starting_point=61, window=60\)"),
-        ({"starting_point": -1}, r"starting_point must be between 0 and window \(starting_point=-1, window=60\)"),
-        ({"attenuation": 0.5}, r"attenuation must be at least 1 and finite \(attenuation=0.5\)"),
-        ({"attenuation": float("nan")}, r"attenuation must be at least 1 and finite \(attenuation=nan\)"),
-        ({"block": 0}, r"block must be at least 1 epoch \(block=0\)"),
+        ({"starting_point": -1}, r"starting_point must be a whole number of at least 0 \(starting_point=-1\)"),
+        ({"attenuation": 0.5}, r"attenuation must be at least 1 \(attenuation=0.5\)"),
+        ({"attenuation": float("nan")}, r"attenuation must be a finite number \(attenuation=nan\)"),
+        ({"block": 0}, r"block must be a whole number of at least 1 \(block=0\)"),
         ({"count": 5}, r"count must be between 0 and block \(count=5, block=4\)"),
         ({"prune": 1.0}, r"prune, as a share, must be at least 0 and below 1 \(prune=1.0\)"),
-        ({"prune": float("nan")}, r"prune, as a share, must be at least 0 and below 1 \(prune=nan\)"),
-        ({"prune": -1}, r"prune, as a number of samples, must be at least 0 \(prune=-1\)"),
+        ({"prune": float("nan")}, r"prune must be a finite number \(prune=nan\)"),
+        ({"prune": -1}, r"prune must be at least 0 \(prune=-1\)"),
     ],
 )
 def test_a_bad_schedule_is_refused(given_, message):
@@ -53,8 +53,8 @@ def test_a_bad_schedule_is_refused(given_, message):
 
 @pytest.mark.parametrize("tolerance", [-0.1, float("inf"), float("nan")])
 def test_a_bad_tolerance_is_refused(tolerance):
-    with pytest.raises(ValueError, match=rf"tolerance must be at least 0 and finite \(tolerance={tolerance}\)"):
-        FinePolicy(4, EVERY_EPOCH, tolerance=tolerance)
+    with pytest.raises(ValueError, match=rf"tolerance must be (at least 0|a finite number) \(tolerance={tolerance}\)"):
+        FinePolicy(10, FineSchedule(), tolerance=tolerance)
 
 
 def test_prune_as_a_number_must_leave_somebody():
@@ -125,7 +125,7 @@ def test_with_a_tolerance_that_nobody_exceeds_nobody_sits_out():
     [
         ({"ratio": 1.0}, r"ratio must be at least 0 and below 1 \(ratio=1.0\)"),
         ({"ratio": -0.1}, r"ratio must be at least 0 and below 1 \(ratio=-0.1\)"),
-        ({"ratio": float("nan")}, r"ratio must be at least 0 and below 1 \(ratio=nan\)"),
+        ({"ratio": float("nan")}, r"ratio must be a finite number \(ratio=nan\)"),
         ({"delta": 1.1}, r"delta must be between 0 and 1 \(delta=1.1\)"),
         ({"delta": -0.1}, r"delta must be between 0 and 1 \(delta=-0.1\)"),
     ],
@@ -245,5 +245,5 @@ def test_a_state_of_other_data_or_a_damaged_one_is_refused_and_changes_nothing(n
 
 @pytest.mark.parametrize("samples", [0, -1, 2**31])
 def test_an_impossible_number_of_samples_is_refused(samples):
-    with pytest.raises(ValueError, match=rf"samples must be between 1 and 2,147,483,647 \(samples={samples}\)"):
+    with pytest.raises(ValueError, match=rf"between 1 and 2,147,483,647 \(samples={samples}\)"):
         InfoPolicy(samples)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import pickle
 import warnings
 
 import numpy as np
@@ -11,16 +12,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
 import paceline
 from paceline.data.pruning.dealing import Dealing
+from paceline.data.pruning.info_policy import InfoPolicy
+from paceline.data.pruning.peers import Alone
+from paceline.data.pruning.sampler import PrunedBatches
 from tests.data.pruning_play import SMALL, kept, losses_of, passes
 
 SAMPLES, EPOCHS = 50, 9
 KINDS = {
     "fine-pruning": lambda samples=SAMPLES, **more: paceline.FinePruning(samples, **{"batch_size": 8} | SMALL | more),
     "info-batch": lambda samples=SAMPLES, **more: paceline.InfoBatch(
+        samples, **{"batch_size": 8, "epochs": EPOCHS} | more
+    ),
+    "take-turns": lambda samples=SAMPLES, **more: paceline.TakeTurns(
         samples, **{"batch_size": 8, "epochs": EPOCHS} | more
     ),
 }
@@ -114,7 +121,7 @@ def test_breaking_off_is_told_and_a_look_at_the_first_batch_is_not():
         next(iter(looked_at))
         assert passes(looked_at, 1) == passes(KINDS["fine-pruning"](), 1)  # and the order is what it would have been
     pruning.observe(losses_of(next(iter(pruning)), 1))
-    with pytest.warns(UserWarning, match="epoch 1 was left with 1 of 7 batches observed: it is begun again"):
+    with pytest.warns(UserWarning, match="1 of 7 batches of epoch 1 were observed: it is begun again"):
         next(iter(pruning))
 
 
@@ -192,6 +199,99 @@ def test_the_hardest_are_those_who_were_most_often_above_the_mean():
     assert len(pruning.hardest(10**6)) == SAMPLES
 
 
+def test_the_length_is_that_of_the_pass_until_the_loop_is_over():
+    """Loops that accumulate ask whether this is the last batch, after they have observed it."""
+    for workers in (0, 1):
+        pruning = KINDS["fine-pruning"]()
+        loader = DataLoader(TensorDataset(torch.arange(SAMPLES)), batch_sampler=pruning, num_workers=workers)
+        for epoch in range(1, 5):
+            last = []
+            for number, (batch,) in enumerate(loader, start=1):
+                pruning.observe(losses_of(batch, epoch))
+                last.append((number == len(loader), pruning.last_batch))
+            assert last == [(False, False)] * (len(last) - 1) + [(True, True)]
+        assert workers or len(loader) == 7  # epoch 5 is whole
+
+
+@pytest.mark.parametrize("chunks", [(2, 2, 2, 1), (7,), (3, 3, 1)])
+def test_loops_that_fetch_some_batches_and_then_train_on_them(chunks):
+    pruning, taken = KINDS["fine-pruning"](), []
+    batches = iter(pruning)
+    for size in chunks:
+        held = [next(batches) for _ in range(size)]
+        for batch in held:
+            pruning.observe(losses_of(batch, 1))
+            taken.append((1, batch))
+    assert taken == passes(KINDS["fine-pruning"](), 1)
+
+
+def test_a_sampler_can_be_sent_to_another_process():
+    pruning = pickle.loads(pickle.dumps(KINDS["fine-pruning"]()))  # noqa: S301 - our own
+    assert passes(pruning, 2) == passes(KINDS["fine-pruning"](), 2)
+
+
+class OfTwo(Alone):
+    ranks = 2
+
+    def add_up(self, values):
+        pass
+
+
+def test_ranks_that_come_up_after_the_length_was_asked_for_are_dealt_their_parts():
+    there = [Alone()]
+    pruning = PrunedBatches(InfoPolicy(20), batch_size=4, peers=lambda: there[0])
+    assert len(pruning) == 5
+    there[0] = OfTwo()
+    assert len(pruning) == 3
+    assert len(passes(pruning, 1)) == 3
+
+
+def test_numbers_of_numpy_and_data_sets_are_taken_as_what_they_are():
+    given = {"window": np.int64(6), "starting_point": 2, "block": 3, "count": 2, "prune": np.float32(0.5)}
+    pruning = paceline.FinePruning(TensorDataset(torch.arange(SAMPLES)), batch_size=np.int32(8), **given)
+    assert sum(len(batch) for epoch, batch in passes(pruning, 3) if epoch == 3) == SAMPLES // 2
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says it is not on the CPU, and so is not looked at before it is fetched."""
+
+    is_cpu = False
+
+
+def elsewhere(losses):
+    return losses.as_subclass(Elsewhere)
+
+
+@every_kind
+def test_losses_on_a_device_are_fetched_late_and_judged_alike(kind):
+    pruning, buffer = KINDS[kind](), torch.empty(8)
+    expected = passes(KINDS[kind](), 5)
+    taken = []
+    while pruning.epoch <= 5:
+        epoch = pruning.epoch
+        for batch in pruning:
+            buffer[: len(batch)] = losses_of(batch, epoch)  # a captured graph puts its losses there every time
+            pruning.observe(elsewhere(buffer[: len(batch)]))
+            taken.append((epoch, batch))
+    assert taken == expected
+
+
+def test_a_loss_on_a_device_that_is_not_finite_is_told_late_and_costs_no_other():
+    pruning, lost = KINDS["info-batch"](), []
+
+    def train():
+        for number, batch in enumerate(pruning):
+            losses = losses_of(batch, 1)
+            if number == 3:
+                losses[2] = torch.nan
+                lost.append(batch[2])
+            pruning.observe(elsewhere(losses))
+
+    with pytest.warns(UserWarning, match=r"the loss of sample \d+ was nan: it is not judged"):
+        train()
+    assert np.flatnonzero(np.isnan(pruning.policy.scores)).tolist() == lost
+
+
 # -- a base of one's own ------------------------------------------------------------------------------------------
 
 
@@ -219,13 +319,26 @@ def test_a_sample_that_a_base_draws_often_counts_once_an_epoch():
     assert pruning.policy.counts.max() == 1
 
 
-def test_a_base_resumes_in_mid_epoch_with_what_it_had_drawn():
-    whole = passes(KINDS["fine-pruning"](base=weighted()), 1)
+@pytest.mark.parametrize("stop_after", [4, 10, 14, 24])
+@pytest.mark.parametrize("ask", [True, False])
+def test_a_base_with_a_generator_draws_after_a_resumption_what_it_would_have_drawn(stop_after, ask):
+    whole = passes(KINDS["fine-pruning"](base=weighted()), 4)
     first = KINDS["fine-pruning"](base=weighted())
-    before = passes(first, 1, stop_after=4)
+    before = passes(first, 4, stop_after=stop_after)
+    if ask and stop_after == 10:  # an epoch of 80 is over: asked how long the next one is, the base has drawn it
+        list(first), len(first)
     second = KINDS["fine-pruning"](base=weighted())
     second.load_state_dict(first.state_dict())
-    assert before + passes(second, 1) == whole
+    assert before + passes(second, 4) == whole
+
+
+def test_a_share_is_one_of_those_whom_a_base_draws():
+    base = SubsetRandomSampler(range(30, SAMPLES), generator=torch.Generator().manual_seed(0))
+    pruning = KINDS["fine-pruning"](base=base)
+    sizes = [sum(len(batch) for _, batch in passes(pruning, epoch)) for epoch in range(1, 5)]
+    assert sizes == [20, 20, 14, 14]
+    assert not pruning.times_pruned[:30].any()
+    assert pruning.share_pruned == pytest.approx(12 / 80)
 
 
 def test_a_base_that_wants_to_know_the_epoch_is_told():

@@ -16,7 +16,11 @@ from paceline.training import Batches, pruning_of
 
 WORKERS = 3
 FINE = PruningSettings(name="fine-pruning", window=50, starting_point=0, block=1, count=1)
-POLICIES = {"fine-pruning": FINE, "info-batch": PruningSettings(name="info-batch")}
+POLICIES = {
+    "fine-pruning": FINE,
+    "info-batch": PruningSettings(name="info-batch"),
+    "take-turns": PruningSettings(name="take-turns"),
+}
 every = pytest.mark.parametrize("pruning", POLICIES.values(), ids=POLICIES)
 
 
@@ -106,7 +110,11 @@ def test_what_all_left_out_is_told_for_every_sample_of_the_data_set(plain, pruni
     assert [set(totals.passes[shard].tolist()) for shard in held] == [{batches.pruned.passes[0]}, {0}, {_last(batches)}]
     met = sum(passes * len(held[0]) for passes in batches.pruned.passes)
     assert batches.pruned.share_pruned == batches.pruned.sat_out / met
-    hardest = {"fine-pruning": totals.times_pruned.argmax(), "info-batch": totals.difficulty.argmax()}[pruning.name]
+    hardest = {
+        "fine-pruning": totals.times_pruned.argmax(),
+        "info-batch": totals.difficulty.argmax(),
+        "take-turns": totals.difficulty.argmax(),
+    }[pruning.name]
     assert totals.difficulty[hardest] > 0
     assert totals.difficulty[held[1]].max() == 0
 

@@ -52,11 +52,12 @@ def inspect_pruning(options: InspectPruningOptions, overrides: dict[str, str]) -
     _check(options, folder, path)
     record = _record(options, folder, notes)
     facts, whom = PruningFacts(record), shown(record, most=options.most)
+    written = _written(options, record, whom.numbers, path)  # before anything is told: who reads us may stop reading
     if options.json:
         print(json.dumps(document(facts), indent=2, allow_nan=False))
     else:
         _print(facts)
-    notes.print(_written(options, record, whom.numbers, path), soft_wrap=True, highlight=False, markup=False)
+    notes.print(written, soft_wrap=True, highlight=False, markup=False)
 
 
 def _check(options: InspectPruningOptions, folder: Path, path: Path) -> None:
@@ -64,7 +65,8 @@ def _check(options: InspectPruningOptions, folder: Path, path: Path) -> None:
     from paceline.reports.pruning_page import MOST_IMAGES
 
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}")
+        what = "is no folder; give the run's" if folder.exists() else "is not there"
+        raise UsageError(f"{folder} {what}")
     if not 1 <= options.most <= MOST_IMAGES:
         raise UsageError(f"--most must be between 1 and {MOST_IMAGES} images in a row (it is {options.most})")
     if path.is_dir() or not path.parent.is_dir():

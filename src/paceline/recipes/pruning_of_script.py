@@ -58,7 +58,8 @@ def pruning_page(
     record = record_of(pruning, dataset, model=model, classes=classes)
     images = {number: _array(dataset[number][0]) for number in page.shown(record, most=most).numbers}
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.parent.is_dir():
+        raise ValueError(f"cannot write the page to {target}: give a file in a folder that is there")
     return write_page(page.pruning_page(record, images, title=title, most=most), target)
 
 

@@ -30,6 +30,7 @@ PRUNING = "pruning.safetensors"
 FORMAT = 1
 MOST_SAMPLES = 100_000_000
 MOST_CLASSES = 100_000
+MOST_EPOCHS = 10**9
 MOST_SAID_BYTES = 16 * 2**20
 KINDS = {
     "label": "int32",
@@ -217,10 +218,12 @@ def _array(name: str, value: Any, kind: str) -> NDArray[Any]:
 
 
 def _check_said(record: PruningRecord) -> None:
-    if record.epochs < 0:
-        raise ValueError(f"epochs must be at least 0 (epochs={record.epochs})")
+    if not 0 <= record.epochs <= MOST_EPOCHS:
+        raise ValueError(f"epochs must be between 0 and {MOST_EPOCHS:,} (epochs={str(record.epochs)[:20]})")
     if not 1 <= len(record.classes) <= MOST_CLASSES or not all(isinstance(name, str) for name in record.classes):
         raise ValueError(f"classes must be between 1 and {MOST_CLASSES:,} names (there are {len(record.classes):,})")
+    if not all(name.isprintable() for name in record.classes):
+        raise ValueError("classes must be names that can be printed")
 
 
 def _check_arrays(record: PruningRecord) -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.data.pruning.numbers import whole
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealing:
@@ -31,8 +33,7 @@ class Dealing:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1 (batch_size={self.batch_size})")
+        whole("batch_size", self.batch_size, least=1)
         if not 0 <= self.rank < self.ranks:
             raise ValueError(f"rank must be between 0 and world_size - 1 (rank={self.rank}, world_size={self.ranks})")
 

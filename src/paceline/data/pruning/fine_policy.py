@@ -17,10 +17,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.pruning.policy import Decision, Indices, Policy, array_of
+from paceline.data.pruning.numbers import real, whole
+from paceline.data.pruning.policy import AT_ONCE, Decision, Indices, Policy, array_of, parts_of
 from paceline.data.pruning.schedule import FineSchedule
-
-JUDGED_AT_ONCE = 1 << 20
 
 
 class FinePolicy(Policy):
@@ -37,12 +36,17 @@ class FinePolicy(Policy):
 
     def __init__(self, samples: int, schedule: FineSchedule, *, tolerance: float = 0.0, seed: int = 0) -> None:
         super().__init__(samples, seed=seed)
-        if not 0 <= tolerance < float("inf"):
-            raise ValueError(f"tolerance must be at least 0 and finite (tolerance={tolerance})")
-        self.schedule, self.tolerance = schedule, tolerance
-        self.prune_num = schedule.prune_num(samples)
+        if real("tolerance", tolerance) < 0:
+            raise ValueError(f"tolerance must be at least 0 (tolerance={tolerance})")
+        self.schedule, self.tolerance = schedule, float(tolerance)
+        schedule.prune_num(samples)  # refuses what would leave nobody
         self.counts = np.zeros(samples, np.uint16)
         self._counts_of = 0  # the window that the counts are of
+
+    @property
+    def prune_num(self) -> int:
+        """How many sit out in a pruned epoch."""
+        return self.schedule.prune_num(self.population)
 
     def decide(self, epoch: int, progress: float = 0.0) -> Decision:
         """The samples with the highest counts sit out, if this is a pruned epoch and anything has been counted."""
@@ -52,9 +56,9 @@ class FinePolicy(Policy):
         return Decision(keep=self._keep(epoch))
 
     def _keep(self, epoch: int) -> NDArray[np.bool_]:
-        parts = np.split(self.counts, range(JUDGED_AT_ONCE, self.samples, JUDGED_AT_ONCE))
-        highest = int(self.counts.max()) + 1
-        holders = sum((np.bincount(part, minlength=highest) for part in parts), np.zeros(highest, np.int64))
+        holders = np.zeros(int(self.counts.max()) + 1, np.int64)
+        for part in parts_of(self.samples):
+            holders += np.bincount(self.counts[part], minlength=len(holders))
         at_least = np.cumsum(holders[::-1])[::-1]  # how many samples have this count or more
         cut = int(np.flatnonzero(at_least >= self.prune_num)[-1])
         keep = self.counts < cut
@@ -87,11 +91,12 @@ class FinePolicy(Policy):
         return super().state_dict() | {"counts": self.counts.copy(), "counts_of": self._counts_of}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`."""
+        """Go on from a `state_dict`; one that is refused changes nothing."""
         self.check_data(state)
         counts = array_of(state["counts"], np.uint16, self.samples, "counts")
+        counts_of = whole("counts_of", state["counts_of"], least=0)
         super().load_state_dict(state)
-        self.counts, self._counts_of = counts, int(state["counts_of"])
+        self.counts, self._counts_of = counts, counts_of
 
 
 def lowest(lots: NDArray[np.uint32], number: int) -> NDArray[np.bool_]:
@@ -122,7 +127,7 @@ def _parts(ends: Indices) -> list[tuple[slice, Indices]]:
     """Whole batches, about a million samples at a time: what is computed on the way stays small."""
     parts, start, first = [], 0, 0
     while first < len(ends):
-        last = max(first + 1, int(np.searchsorted(ends, start + JUDGED_AT_ONCE, side="right")))
+        last = max(first + 1, int(np.searchsorted(ends, start + AT_ONCE, side="right")))
         stop = int(ends[last - 1])
         parts.append((slice(start, stop), ends[first:last] - start))
         start, first = stop, last

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.pruning.policy import Decision, Indices, Policy, array_of
+from paceline.data.pruning.numbers import real
+from paceline.data.pruning.policy import Decision, Indices, Policy, array_of, parts_of
 
 
 class InfoPolicy(Policy):
@@ -31,9 +32,9 @@ class InfoPolicy(Policy):
 
     def __init__(self, samples: int, *, ratio: float = 0.5, delta: float = 0.875, seed: int = 0) -> None:
         super().__init__(samples, seed=seed)
-        if not 0 <= ratio < 1:
+        if not 0 <= real("ratio", ratio) < 1:
             raise ValueError(f"ratio must be at least 0 and below 1 (ratio={ratio})")
-        if not 0 <= delta <= 1:
+        if not 0 <= real("delta", delta) <= 1:
             raise ValueError(f"delta must be between 0 and 1 (delta={delta})")
         self.ratio, self.delta = ratio, delta
         self.scores = np.full(samples, np.nan, np.float32)
@@ -47,15 +48,23 @@ class InfoPolicy(Policy):
             return Decision()
         mean = np.sum(self.scores, where=seen, dtype=np.float64) / np.count_nonzero(seen)
         easy = self.scores < mean  # false for whom nobody has seen
-        keep = self.generator("lots", epoch).random(self.samples, np.float32) >= np.float32(self.ratio)
+        keep = self.stays(epoch)
         keep |= ~easy
         if not keep.any():  # a handful of samples, all unlucky
             return Decision()
         return Decision(keep=keep, heavier=easy, weight=1 / (1 - self.ratio))
 
+    def stays(self, epoch: int) -> NDArray[np.bool_]:
+        """Who would take part if everybody were easy."""
+        lots, drawn = self.generator("lots", epoch), np.empty(self.samples, np.bool_)
+        for part in parts_of(self.samples):
+            drawn[part] = lots.random(len(drawn[part]), np.float32) >= np.float32(self.ratio)
+        return drawn
+
     def judge(self, epoch: int, samples: Indices, losses: NDArray[np.float32], ends: Indices) -> None:
         """Remember the losses."""
-        self.scores[samples] = losses
+        for part in parts_of(len(samples)):
+            self.scores[samples[part]] = losses[part]
 
     def difficulty(self) -> NDArray[np.float32]:
         """The last loss of each; of whom nobody has seen, none."""
@@ -73,10 +82,10 @@ class InfoPolicy(Policy):
         self.scores = scores
 
 
-def make(samples: int, *, ratio: float, delta: float, seed: int) -> InfoPolicy:
+def make(samples: int, *, ratio: float = 0.5, delta: float = 0.875, seed: int = 0) -> InfoPolicy:
     """InfoBatch from plain settings.
 
-    >>> make(10, ratio=0.5, delta=0.875, seed=0).ratio
+    >>> make(10).ratio
     0.5
     """
     return InfoPolicy(samples, ratio=ratio, delta=delta, seed=seed)

@@ -8,7 +8,8 @@ handed four, and one more for every batch that is taken from the loader.
     not observed             5 |     5 |     5 |               at the first `observe` after a hand-out: always as many
 
 So a loader need not be asked how far it fetches ahead. Where that number falls, a batch was observed twice; where it
-would rise, one was not observed at all.
+would rise, one was not observed at all. Once the last is handed out this can no longer be seen; then the number of
+batches tells, and an epoch in which it is wrong does not count.
 """
 
 from __future__ import annotations
@@ -40,9 +41,15 @@ class Ledger:
     def __init__(self, *, batches: int, first: int = 0) -> None:
         self.batches, self.first = batches, first
         self.handed_out = self.observed = first
-        self.exhausted = self.spoilt = self.ended = False
+        self.spoilt = self.ended = False
+        self.trains = False  # whether anybody could have trained on what was handed out
         self._ahead: int | None = None
         self._new_hand_out = False
+
+    @property
+    def size(self) -> int:
+        """How many batches the pass has."""
+        return self.batches - self.first
 
     @property
     def complete(self) -> bool:
@@ -50,9 +57,19 @@ class Ledger:
         return self.observed == self.batches
 
     @property
-    def may_repeat(self) -> bool:
+    def exhausted(self) -> bool:
+        """Whether every batch has been handed out."""
+        return self.handed_out == self.batches
+
+    @property
+    def begun(self) -> bool:
+        """Whether any batch of this pass has been observed."""
+        return self.observed > self.first
+
+    @property
+    def same_batch_again(self) -> bool:
         """Whether the next `observe` comes without a hand-out in between: it may be of the same batch once more."""
-        return not self._new_hand_out and not self.exhausted
+        return not self._new_hand_out
 
     def hand_out(self) -> int:
         """The next batch goes to the loader; returns its number, from 0."""
@@ -74,7 +91,7 @@ class Ledger:
         if not waiting:
             again = f"observe() was called twice for batch {self.observed}, or " if self.observed else ""
             raise PruningError(f"no batch is waiting: {again}nothing has been taken from the loader")
-        if self._ahead is not None and self._new_hand_out and not self.exhausted and waiting != self._ahead:
+        if self._ahead is not None and self._new_hand_out and waiting != self._ahead and not self.exhausted:
             self._spoil(
                 f"observe() was called more than once for a batch before batch {self.observed + 1}: call it once for "
                 "every batch, with the losses of all its samples"

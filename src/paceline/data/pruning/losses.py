@@ -1,10 +1,13 @@
 """The losses of one epoch, at the places of its order, until they are judged.
 
-On the CPU a loss is looked at as it comes. On an accelerator that would wait for the device in every step, so losses
-stay there and are fetched together, some dozens of batches late; a loss that is not finite is then told as late.
+On the CPU a loss is looked at as it comes. On an accelerator that would wait for the device in every step, so copies of
+them stay there and are fetched together, some dozens of batches late. One that is then found not to be finite is told,
+and not judged: its step has been taken long ago.
 """
 
 from __future__ import annotations
+
+import warnings
 
 import numpy as np
 import torch
@@ -16,16 +19,17 @@ FETCHED_AT_ONCE = 64
 
 
 class Losses:
-    """Room for the losses of `size` places; one that has not come is NaN.
+    """Room for the losses of an order of samples; one that has not come is NaN.
 
-    >>> losses = Losses(3)
+    >>> losses = Losses(np.array([7, 8, 9], np.int32))
     >>> losses.put(1, torch.tensor([0.5, 0.25]))
     >>> losses.values
     array([ nan, 0.5 , 0.25], dtype=float32)
     """
 
-    def __init__(self, size: int) -> None:
-        self._values = np.full(size, np.nan, np.float32)
+    def __init__(self, order: NDArray[np.int32]) -> None:
+        self._order = order
+        self._values = np.full(len(order), np.nan, np.float32)
         self._waiting: list[tuple[int, torch.Tensor]] = []
 
     @property
@@ -39,7 +43,7 @@ class Losses:
         if losses.is_cpu:
             self._store(start, losses)
             return
-        self._waiting.append((start, losses))
+        self._waiting.append((start, losses.to(torch.float32, copy=True)))  # the tensor may be a buffer used again
         if len(self._waiting) >= FETCHED_AT_ONCE:
             self._fetch()
 
@@ -47,14 +51,16 @@ class Losses:
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
-        together = torch.cat([losses.float() for _, losses in waiting]).cpu()
-        if not bool(torch.isfinite(together).all()):
-            raise ValueError("a loss of the last batches is not finite: lower the learning rate, or skip() the batch")
+        together = torch.cat([losses for _, losses in waiting]).cpu()
         for (start, _), fetched in zip(waiting, torch.split(together, [len(each[1]) for each in waiting]), strict=True):
-            self._store(start, fetched)
+            self._store(start, torch.where(torch.isfinite(fetched), fetched, torch.nan))
+            bad = int((~torch.isfinite(fetched)).to(torch.uint8).argmax())
+            if not torch.isfinite(fetched[bad]):
+                sample = self._order[(start + bad) % len(self._order)]
+                warnings.warn(f"the loss of sample {sample} was {float(fetched[bad])}: it is not judged", stacklevel=2)
 
     def _store(self, start: int, losses: torch.Tensor) -> None:
-        values = losses.float().numpy()
+        values = (losses if losses.dtype is torch.float32 else losses.float()).numpy()
         room = len(self._values) - start
         if room < len(values):
             values = values[: max(room, 0)]

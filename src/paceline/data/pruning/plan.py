@@ -95,6 +95,15 @@ class Plan:
         return self._of_every_epoch(self.whole[1], self.pruned[1])
 
     @property
+    def total_batches(self) -> int:
+        """Batches of all epochs: the steps that a scheduler of the learning rate is to be told.
+
+        >>> plan_info(101, epochs=4, ratio=0.5, delta=0.75, batch_size=16).total_batches
+        22
+        """
+        return sum(self.epoch_batches)
+
+    @property
     def samples_saved(self) -> int:
         """How many fewer samples are trained on.
 
@@ -125,7 +134,8 @@ class Plan:
         """The picture, the totals and the formulas.
 
         >>> print(plan_info(101, epochs=4, ratio=0.5, delta=0.75, batch_size=16).text(ascii_only=True))
-        info-batch prunes 2 of 4 epochs (2 to 3): at most 24.8% of the samples are saved.
+        info-batch prunes 2 of 4 epochs (2 to 3): on average at most 24.8% of the
+        samples are saved.
         ...
         """
         return describe(self, width=width, ascii_only=ascii_only)
@@ -214,9 +224,9 @@ def plan_fine(
 
 def plan_info(
     samples: int, *, epochs: int, ratio: float, delta: float, batch_size: int, drop_last: bool = False,
-    batch_seconds: float | None = None,
+    batch_seconds: float | None = None, policy: str = "info-batch",
 ) -> Plan:  # fmt: skip
-    """The most that InfoBatch saves, on average over its lots.
+    """The most that InfoBatch saves, on average over its lots; or take-turns, over whose turn it is.
 
     >>> plan = plan_info(50_000, epochs=200, ratio=0.5, delta=0.875, batch_size=128)
     >>> plan.pruned_epochs[0], plan.pruned_epochs[-1], plan.prune_num, plan.exact
@@ -233,7 +243,7 @@ def plan_info(
     rows = (Row(first=1, cells="".join(cells), skipped=1),)
     pruned = _pruned_in(rows)
     return Plan(
-        policy="info-batch",
+        policy=policy,
         exact=False,
         samples=samples,
         epochs=epochs,

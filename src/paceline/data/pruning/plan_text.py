@@ -35,7 +35,7 @@ def _headline(plan: Plan) -> str:
     which = f"{pruned:,} of {plan.epochs:,} epochs"
     if pruned and pruned == plan.pruned_epochs[-1] - plan.pruned_epochs[0] + 1:
         which += f" ({plan.pruned_epochs[0]:,} to {plan.pruned_epochs[-1]:,})"
-    most = "" if plan.exact else "at most "
+    most = "" if plan.exact else "on average at most "
     saved = f"{most}{plan.share_saved:.1%} of the samples are saved" if pruned else "nothing is saved"
     return f"{plan.policy} prunes {which}: {saved}."
 

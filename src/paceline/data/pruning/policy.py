@@ -14,15 +14,18 @@ A policy knows samples by their number and nothing of batches, loaders or ranks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.data.pruning.numbers import whole
 from paceline.randomness import seed_for
 
 MOST_SAMPLES = 2**31 - 1
+AT_ONCE = 1 << 20
 Indices = NDArray[np.integer[Any]]
 
 
@@ -54,7 +57,7 @@ class Decision:
         >>> Decision(heavier=np.array([True, False]), weight=2.0).weights_of(np.array([1, 0, 0]))
         array([1., 2., 2.], dtype=float32)
         """
-        return None if self.heavier is None else self._weighed(self.heavier[samples])
+        return None if self.heavier is None else self._weighed(picked(self.heavier, samples))
 
     def _weighed(self, heavier: NDArray[np.bool_]) -> NDArray[np.float32]:
         return np.where(heavier, np.float32(self.weight), np.float32(1))
@@ -78,10 +81,10 @@ class Policy(ABC):
     name: ClassVar[str]
 
     def __init__(self, samples: int, *, seed: int = 0) -> None:
-        if not 1 <= samples <= MOST_SAMPLES:
-            raise ValueError(f"samples must be between 1 and {MOST_SAMPLES:,} (samples={samples})")
-        self.samples, self.seed = samples, seed
-        self.times_pruned = np.zeros(samples, np.uint16)
+        self.samples, self.seed = whole("samples", samples, least=1, most=MOST_SAMPLES), seed
+        self.population = self.samples
+        """The samples that there really are to draw from: fewer, where a base draws from a part of the data set."""
+        self.times_pruned = np.zeros(self.samples, np.uint16)
 
     @abstractmethod
     def decide(self, epoch: int, progress: float = 0.0) -> Decision:
@@ -106,7 +109,7 @@ class Policy(ABC):
         return {"samples": self.samples, "times_pruned": self.times_pruned.copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict` of a policy over as many samples."""
+        """Go on from a `state_dict` of a policy over as many samples; one that is refused changes nothing."""
         self.check_data(state)
         self.times_pruned = array_of(state["times_pruned"], np.uint16, self.samples, "times_pruned")
 
@@ -121,6 +124,28 @@ class Policy(ABC):
     def generator(self, purpose: str, epoch: int) -> np.random.Generator:
         """Random numbers for one purpose in one epoch: asked again, the same again."""
         return np.random.Generator(np.random.PCG64(seed_for(self.seed, "pruning", purpose, epoch)))
+
+
+def parts_of(size: int) -> Iterator[slice]:
+    """About a million at a time: numpy widens indices to 64 bits, and what it makes on the way stays small.
+
+    >>> list(parts_of(3))
+    [slice(0, 3, None)]
+    """
+    for start in range(0, size, AT_ONCE):
+        yield slice(start, min(start + AT_ONCE, size))
+
+
+def picked(values: NDArray[Any], indices: Indices) -> NDArray[Any]:
+    """`values[indices]`, part by part.
+
+    >>> picked(np.array([5, 6]), np.array([1, 1, 0]))
+    array([6, 6, 5])
+    """
+    found = np.empty(len(indices), values.dtype)
+    for part in parts_of(len(indices)):
+        found[part] = values[indices[part]]
+    return found
 
 
 def array_of(value: Any, kind: type[np.generic], size: int, name: str) -> NDArray[Any]:

@@ -11,10 +11,11 @@ broken off is simply begun again, and what resumes in the middle of one needs it
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +25,16 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from paceline.data.pruning import saved
-from paceline.data.pruning.checks import check_losses, refuse_not_finite
+from paceline.data.pruning.base import Base
+from paceline.data.pruning.checks import check_losses, check_samples, refuse_not_finite
 from paceline.data.pruning.dealing import Dealing
 from paceline.data.pruning.ledger import Ledger, PruningError
 from paceline.data.pruning.losses import Losses, seen_by_any, seen_only
+from paceline.data.pruning.numbers import whole
 from paceline.data.pruning.peers import Alone, Peers
+from paceline.data.pruning.plan import Plan
 from paceline.data.pruning.policy import Policy
-from paceline.data.pruning.prepared import PreparedEpoch, prepare, with_order
+from paceline.data.pruning.prepared import PreparedEpoch, prepare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +51,7 @@ class PrunedSample:
 
 
 class PrunedBatches(Sampler[list[int]]):
-    """Batches of those who take part; `observe` each. `FinePruning` and `InfoBatch` are this with a policy.
+    """Batches of those who take part; `observe` each. The public samplers are this with a policy.
 
     >>> from paceline.data.pruning.info_policy import InfoPolicy
     >>> pruning = PrunedBatches(InfoPolicy(10, seed=0), batch_size=4, epochs=8)
@@ -68,93 +72,125 @@ class PrunedBatches(Sampler[list[int]]):
         drop_last: bool = False,
         peers: Callable[[], Peers] = Alone,
     ) -> None:
-        if epochs is not None and epochs < 1:
-            raise ValueError(f"epochs must be at least 1 (epochs={epochs})")
-        Dealing(batch_size=batch_size)  # refuses what is no batch size
-        self.policy, self.batch_size, self.drop_last, self.epochs = policy, batch_size, drop_last, epochs
-        self._base, self._find_peers = base, peers
-        self.epoch = 1
-        """The epoch that is under way, or comes next; counts from 1."""
-        self._attempt = self._unobserved_passes = 0
-        self._resume_at = 0
+        self.batch_size, self.drop_last = whole("batch_size", batch_size, least=1), bool(drop_last)
+        self.epochs = None if epochs is None else whole("epochs", epochs, least=1)
+        self._policy = policy
+        self._base, self._find_peers = None if base is None else Base(base, samples=policy.samples), peers
+        self._epoch, self._attempt, self._resume_at = 1, 0, 0
+        self._unobserved = self._incomplete = 0  # passes in a row
         self._ready: PreparedEpoch | None = None
         self._losses: Losses | None = None
         self._pass: Ledger | None = None
-        self._last_losses: Callable[[], torch.Tensor | None] = lambda: None
+        self._finished: Ledger | None = None
+        self._verdict: tuple[PreparedEpoch, NDArray[np.float32]] | None = None
+        self._last_losses: weakref.ref[torch.Tensor] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is under way, or comes next; counts from 1."""
+        self._judge()
+        return self._epoch
+
+    @property
+    def policy(self) -> Policy:
+        """What decides who sits out, with all that it has learned."""
+        self._judge()
+        return self._policy
+
+    @property
+    def last_batch(self) -> bool:
+        """Whether the batch that was observed last is the last of its epoch, for loops that accumulate gradients."""
+        return self._finished is not None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Does nothing, for loops with the habit of saying it: epochs are counted by what was observed."""
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._policy.samples:,} samples, batch_size={self.batch_size}, "
+            f"epoch {self.epoch}, {self.share_pruned:.1%} sat out so far)"
+        )
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """How many batches the pass under way has, or the next one."""
-        first = self._pass.first if self._pass is not None else self._resume_at
-        return self._prepared().steps - first
+        """How many batches the pass under way has, up to its end; else the next one."""
+        if (of := self._pass or self._finished) is not None:
+            return of.size
+        return self._prepared().steps - self._resume_at
 
     def __iter__(self) -> Iterator[list[int]]:
         ready, ledger = self._begin()
-        while ledger.handed_out < ledger.batches:
+        while not ledger.exhausted:
+            ledger.trains |= torch.is_grad_enabled()
             yield ready.batch(ledger.hand_out()).tolist()
             if ledger.ended:
-                return
+                break
             if self._pass is not ledger and not ledger.complete:
                 raise PruningError("another pass over the loader has begun: this one cannot be gone on with")
-        ledger.exhausted = True
+        if self._finished is ledger:  # it was not fetched ahead: the loop is over
+            self._finished = None
 
     def _begin(self) -> tuple[PreparedEpoch, Ledger]:
         """Begin a pass: a new epoch, the one that was broken off, or the rest of the one that a state was saved in."""
         if self._pass is not None:
-            self._break_off(self._pass)
+            left, self._pass = self._pass, None
+            self._break_off(left)
+        self._finished = None
         ready = self._prepared()
+        if self.epochs is not None and self._epoch == self.epochs + 1 and not self._attempt:
+            warnings.warn(f"the {self.epochs} epochs are over: from now on nobody sits out", stacklevel=4)
         if (peers := self._peers).ranks > 1:
             peers.agree(
                 "begin an epoch",
-                (self.epoch, self._attempt, self._resume_at, len(ready.order), ready.fingerprint),
-                ("epoch", "attempt", "batches observed", "samples", "fingerprint of the order"),
+                (self._epoch, self._attempt, self._resume_at, len(ready.order), ready.steps, ready.fingerprint),
+                ("epoch", "attempt", "batches observed", "samples", "steps", "fingerprint of the order"),
             )
         if self._losses is None:
-            self._losses = Losses(len(ready.order))
+            self._losses = Losses(ready.order)
         self._pass = Ledger(batches=ready.steps, first=self._resume_at)
         return ready, self._pass
 
     def _break_off(self, left: Ledger) -> None:
         """The pass before was left before its end: begin the epoch again, and forget what was observed in it."""
-        self._pass = None
-        if left.observed == left.first:
-            self._unobserved_passes += left.exhausted
-            if self._unobserved_passes > 1:
-                self._unobserved_passes = 0
-                raise PruningError(
-                    f"all batches of epoch {self.epoch} were taken twice, and observe() was never called: call "
-                    "pruning.observe(losses) for every batch, with losses of reduction='none'"
-                )
+        if not left.begun:
+            self._unobserved += left.exhausted and left.trains
+            self._refuse_second(self._unobserved, f"none of the batches of epoch {self._epoch} was observed")
             return
-        if not left.spoilt:
-            missed = "observe() was not called for every batch, or the epoch was broken off" if left.exhausted else ""
-            warnings.warn(
-                f"epoch {self.epoch} was left with {left.observed} of {left.batches} batches observed: it is begun "
-                f"again, and what was observed in it is forgotten; {missed or 'end_epoch() ends an epoch early'}",
-                stacklevel=4,
-            )
         self._attempt += 1
         self._resume_at, self._ready, self._losses = 0, None, None
+        if left.spoilt:
+            return  # it was told
+        told = f"{left.observed} of {left.batches} batches of epoch {self._epoch} were observed"
+        self._incomplete = self._incomplete + 1 if left.exhausted else 0
+        self._refuse_second(self._incomplete, told)
+        warnings.warn(
+            f"{told}: it is begun again, and what was observed in it is forgotten; call observe() for every batch, or "
+            "end_epoch() to end an epoch early",
+            stacklevel=4,
+        )
+
+    def _refuse_second(self, passes: int, told: str) -> None:
+        if passes > 1:
+            self._unobserved = self._incomplete = 0
+            raise PruningError(
+                f"{told}, and so it was in the pass before: call observe(losses) once for every batch, with losses of "
+                "reduction='none'"
+            )
 
     def _prepared(self) -> PreparedEpoch:
-        if self._ready is None:
-            set_epoch = getattr(self._base, "set_epoch", None)
-            if set_epoch is not None:
-                set_epoch(self.epoch - 1)
+        self._judge()
+        dealing = self._dealing
+        if self._ready is None or (not self._resume_at and self._ready.dealing != dealing):
             self._ready = prepare(
-                self.policy,
-                self._dealing,
-                epoch=self.epoch,
+                self._policy,
+                dealing,
+                epoch=self._epoch,
                 attempt=self._attempt,
-                progress=self._progress(self.epoch),
+                progress=0.0 if self.epochs is None else min(1.0, (self._epoch - 1) / self.epochs),
                 base=self._base,
             )
         return self._ready
-
-    def _progress(self, epoch: int) -> float:
-        """The share of the run before an epoch; 0 where nobody said how many there are."""
-        return 0.0 if self.epochs is None else min(1.0, (epoch - 1) / self.epochs)
 
     @property
     def _peers(self) -> Peers:
@@ -167,16 +203,23 @@ class PrunedBatches(Sampler[list[int]]):
 
     # -- losses ----------------------------------------------------------------------------------------------------
 
-    def observe(self, losses: torch.Tensor) -> torch.Tensor:
-        """Take the losses of a batch's samples, one each; returns their mean, weighted where the policy weighs."""
+    def observe(self, losses: torch.Tensor, indices: Any = None) -> torch.Tensor:
+        """Take the losses of a batch's samples, one each; returns their mean, weighted where the policy weighs.
+
+        What it returns is what is to be trained on: call `backward()` on it, not on a mean of your own. Who has the
+        numbers of the samples can give them as `indices`, to have it checked that it is this batch.
+        """
         ready, ledger, kept = self._under_way()
         step = ledger.expect()
         start, stop = ready.places(step)
-        check_losses(losses, stop - start, step, again=ledger.may_repeat and losses is self._last_losses())
-        weights = ready.batch_weights(step)
-        mean = losses.mean() if weights is None else (losses * weights.to(losses)).mean()
+        check_losses(losses, stop - start, step)
+        if ledger.same_batch_again:
+            self._refuse_again(losses, ledger)
+        if indices is not None:
+            check_samples(indices, ready.batch(step), step)
+        mean = ready.mean(losses, start, stop)
         if losses.is_cpu and not math.isfinite(mean.item()):  # one look at the mean is a look at all of them
-            refuse_not_finite(losses.detach(), ready.batch(step), f"batch {step + 1} of epoch {self.epoch}")
+            refuse_not_finite(losses.detach(), ready.batch(step), f"batch {step + 1} of epoch {self._epoch}")
         kept.put(start, losses.detach())
         self._last_losses = weakref.ref(losses)
         ledger.done()
@@ -193,56 +236,94 @@ class PrunedBatches(Sampler[list[int]]):
             self._complete()
 
     def end_epoch(self) -> None:
-        """End the epoch here: what was observed counts, the batches that are left do not come any more."""
-        _, ledger, _ = self._under_way()
-        ledger.ended = True
-        self._complete()
+        """End the epoch here: what was observed counts. Leave the loop over the loader right after it.
+
+        Does nothing where the epoch has just come to its end by itself.
+        """
+        if self._finished is None:
+            _, ledger, _ = self._under_way()
+            ledger.ended = True
+            self._complete()
 
     def _under_way(self) -> tuple[PreparedEpoch, Ledger, Losses]:
-        if self._pass is None or self._ready is None or self._losses is None:
-            done = f"all batches of epoch {self.epoch - 1} have been observed, and " if self.epoch > 1 else ""
-            raise PruningError(f"no batch is waiting: {done}no new pass over the loader has begun")
-        return self._ready, self._pass, self._losses
+        if self._pass is not None and self._ready is not None and self._losses is not None:
+            return self._ready, self._pass, self._losses
+        if self._verdict is not None:  # one more than there are batches: some of these losses are another batch's
+            self._verdict = None
+            self._attempt += 1
+            raise PruningError(
+                f"all batches of epoch {self._epoch} had been observed: observe() was called twice for one of them "
+                "(what was observed in this epoch is forgotten; begin it again)"
+            )
+        raise PruningError("no batch is waiting: no new pass over the loader has begun")
+
+    def _refuse_again(self, losses: torch.Tensor, ledger: Ledger) -> None:
+        """Losses may come in one buffer from a captured graph; on the CPU, or while the loader fetches, they do not."""
+        last = None if self._last_losses is None else self._last_losses()
+        if losses is last and (losses.is_cpu or not ledger.exhausted):
+            raise PruningError(
+                f"these losses were observed before, as batch {ledger.observed}: call observe() once for every batch"
+            )
 
     def _complete(self) -> None:
-        """All ranks put together what they have seen, and judge it."""
+        """All ranks put together what they have seen."""
         ready, ledger, kept = self._under_way()
-        self._unobserved_passes = 0
-        self._peers.agree(
-            "end an epoch",
-            (self.epoch, self._attempt, ledger.observed, len(ready.order), 0),
-            ("epoch", "attempt", "batches observed", "samples", ""),
-        )
-        values = seen_by_any(kept.values, self._peers)
-        self._pass = self._ready = self._losses = None
+        if (peers := self._peers).ranks > 1:
+            peers.agree(
+                "end an epoch",
+                (self._epoch, self._attempt, ledger.observed, len(ready.order), ready.steps, 0),
+                ("epoch", "attempt", "batches observed", "samples", "steps", ""),
+            )
+        self._verdict = ready, seen_by_any(kept.values, peers)
+        self._finished, self._pass, self._ready, self._losses = ledger, None, None, None
+        self._resume_at = self._unobserved = self._incomplete = 0
+
+    def _judge(self) -> None:
+        """Learn from the epoch that is over; not before anybody asks, for one `observe` too many takes it back."""
+        if self._verdict is None:
+            return
+        (ready, values), self._verdict = self._verdict, None
         samples, losses, ends = seen_only(ready.order, values, ready.dealing.ends(len(ready.order)))
         if len(samples):
-            self.policy.judge(self.epoch, samples, losses, ends)
-        self.policy.completed(ready.keep)
-        self.epoch += 1
-        self._attempt = self._resume_at = 0
+            self._policy.judge(self._epoch, samples, losses, ends)
+        keep = ready.keep
+        if self._base is not None:
+            self._policy.population = self._base.population
+            keep = None if keep is None else keep | ~self._base.given  # who is never drawn does not sit out either
+        self._policy.completed(keep)
+        self._epoch, self._attempt = self._epoch + 1, 0
 
     # -- what is known of the samples ------------------------------------------------------------------------------
 
     @property
     def times_pruned(self) -> NDArray[np.uint16]:
         """How often each sample has sat out."""
-        return self.policy.times_pruned
+        self._judge()
+        return self._policy.times_pruned
+
+    @property
+    def share_pruned(self) -> float:
+        """The share of all samples of all epochs so far that has sat out."""
+        met = self._policy.population * (self.epoch - 1)
+        return float(self.times_pruned.sum(dtype=np.int64)) / met if met else 0.0
 
     def difficulty(self) -> NDArray[np.float32]:
         """How hard each sample is; only the order means anything."""
-        return self.policy.difficulty()
+        self._judge()
+        return self._policy.difficulty()
 
     def hardest(self, n: int) -> list[PrunedSample]:
         """The n hardest samples, the hardest first."""
-        if n < 0:
-            raise ValueError(f"n must be at least 0 (n={n})")
-        difficulty = self.policy.difficulty()
-        chosen = np.argsort(-difficulty, kind="stable")[:n]
-        return [
-            PrunedSample(index=int(i), times_pruned=int(self.times_pruned[i]), difficulty=float(difficulty[i]))
-            for i in chosen
-        ]
+        difficulty, times = self.difficulty(), self.times_pruned
+        chosen = np.argsort(-difficulty, kind="stable")[: whole("n", n, least=0)]
+        return [PrunedSample(index=int(i), times_pruned=int(times[i]), difficulty=float(difficulty[i])) for i in chosen]
+
+    def _of_a_base(self, plan: Plan) -> Plan:
+        """A plan counts every sample once; what a base draws is not known before it draws."""
+        if self._base is None:
+            return plan
+        told = "With a base of your own the epochs are these, and the samples are those that it draws."
+        return dataclasses.replace(plan, remarks=(*plan.remarks, told))
 
     # -- going on later --------------------------------------------------------------------------------------------
 
@@ -251,29 +332,31 @@ class PrunedBatches(Sampler[list[int]]):
 
         Between epochs the state is the same on all ranks. In the middle of one every rank has its own: save all.
         """
-        peers = self._peers
+        self._judge()
+        observed, attempt = self._resume_at, self._attempt
+        if self._pass is not None:
+            observed, attempt = (0, attempt + 1) if self._pass.spoilt else (self._pass.observed, attempt)
         state: dict[str, Any] = {
-            "policy": saved.with_tensors(self.policy.state_dict() | {"name": self.policy.name}),
-            "epoch": self.epoch,
-            "attempt": self._attempt,
-            "observed": self._resume_at if self._pass is None else self._pass.observed,
+            "policy": saved.with_tensors(self._policy.state_dict() | {"name": self._policy.name}),
+            "epoch": self._epoch,
+            "attempt": attempt,
+            "observed": observed,
         }
-        if state["observed"] and self._ready is not None and self._losses is not None:
-            state |= {"rank": peers.rank, "world_size": peers.ranks, "batch_size": self.batch_size}
-            state["losses"] = torch.from_numpy(self._losses.values.copy())
-            state["order"] = torch.from_numpy(self._ready.order.copy())
+        if self._base is not None:
+            state["base"] = self._base.state(to_draw_again=self._ready is not None and not observed)
+        if observed and self._ready is not None and self._losses is not None:
+            state |= saved.middle(self._ready, self._losses.values)
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another sampler with the same settings stood; a state that does not fit changes nothing."""
-        found = saved.checked(state, self.policy, self._dealing)
-        if found.observed:
-            decision = self.policy.decide(found.epoch, self._progress(found.epoch))
-            ready = with_order(decision, self._dealing, found.order)
-            losses = Losses(len(found.order))
-            losses.put(0, torch.from_numpy(found.losses))
-            self._ready, self._losses = ready, losses
-        else:
-            self._ready = self._losses = None
-        self.epoch, self._attempt, self._resume_at = found.epoch, found.attempt, found.observed
-        self._pass = None
+        self._judge()
+        found = saved.checked(state, self._policy, self._dealing)
+        self._ready = self._losses = self._pass = self._finished = None
+        if found.ready is not None:
+            self._ready, self._losses = found.ready, Losses(found.ready.order)
+            self._losses.put(0, torch.from_numpy(found.losses))
+        if self._base is not None and found.given is not None:
+            self._base.restore(found.given, found.sampler)
+            self._policy.population = self._base.population or self._policy.samples
+        self._epoch, self._attempt, self._resume_at = found.epoch, found.attempt, found.observed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,23 +11,27 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.data.pruning.dealing import Dealing
+from paceline.data.pruning.numbers import whole
 from paceline.data.pruning.policy import Policy, array_of
+from paceline.data.pruning.prepared import PreparedEpoch
 
 _HINT = "the state is damaged, or not one of a pruning sampler"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Saved:
-    """Where a sampler stood; the order and the losses where it was in the middle of an epoch."""
+    """Where a sampler stood; in the middle of an epoch with the epoch and its losses so far."""
 
     epoch: int
     attempt: int
     observed: int
-    order: NDArray[np.int32]
+    ready: PreparedEpoch | None
     losses: NDArray[np.float32]
+    given: NDArray[np.bool_] | None
+    sampler: Any
 
 
-def with_tensors(state: dict[str, Any]) -> dict[str, Any]:
+def with_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state with tensors for arrays: what `torch.save` writes and `torch.load(weights_only=True)` reads.
 
     >>> with_tensors({"samples": 1, "scores": np.zeros(1, np.float32)})
@@ -35,58 +40,80 @@ def with_tensors(state: dict[str, Any]) -> dict[str, Any]:
     return {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in state.items()}
 
 
-def checked(state: dict[str, Any], policy: Policy, dealing: Dealing) -> Saved:
+def middle(ready: PreparedEpoch, losses: NDArray[np.float32]) -> dict[str, Any]:
+    """What of an epoch is kept in its middle: who takes part, in which order, with which losses so far."""
+    dealing = ready.dealing
+    return {
+        "rank": dealing.rank,
+        "world_size": dealing.ranks,
+        "batch_size": dealing.batch_size,
+        "drop_last": dealing.drop_last,
+        "order": torch.from_numpy(ready.order.copy()),
+        "keep": None if ready.keep is None else torch.from_numpy(ready.keep.copy()),
+        "shares": None if ready.shares is None else ready.shares.clone(),
+        "losses": torch.from_numpy(losses.copy()),
+    }
+
+
+def checked(state: Mapping[str, Any], policy: Policy, dealing: Dealing) -> Saved:
     """Check a state, and load the policy's part of it: the last thing that can be refused.
 
     >>> from paceline.data.pruning.info_policy import InfoPolicy
     >>> checked({}, InfoPolicy(3), Dealing(batch_size=2))
     Traceback (most recent call last):
-    ValueError: policy is missing: the state is damaged, or not one of a pruning sampler
+    ValueError: 'policy' is missing: the state is damaged, or not one of a pruning sampler
     """
-    for name in ("policy", "epoch", "attempt", "observed"):
-        if name not in state:
-            raise ValueError(f"{name} is missing: {_HINT}")
-    epoch, attempt, observed = (_whole(state, *each) for each in (("epoch", 1), ("attempt", 0), ("observed", 0)))
-    kind = dict(state["policy"]).get("name")
-    if kind != policy.name:
-        raise ValueError(f"this state is of {kind}, and the sampler prunes by {policy.name}")
-    order, losses = np.empty(0, np.int32), np.empty(0, np.float32)
-    if observed:
-        _check_place(state, dealing)
-        order, losses = _middle(state, policy.samples)
-        if observed >= dealing.steps(len(order)):
-            raise ValueError(f"observed must be below the {dealing.steps(len(order))} batches of its epoch: {_HINT}")
     try:
-        policy.load_state_dict(dict(state["policy"]))
+        return _checked(state, policy, dealing)
     except KeyError as missing:
         raise ValueError(f"{missing} is missing: {_HINT}") from None
-    return Saved(epoch=epoch, attempt=attempt, observed=observed, order=order, losses=losses)
 
 
-def _whole(state: dict[str, Any], name: str, least: int) -> int:
-    value = state[name]
-    if not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least} ({name}={value!r}): {_HINT}")
-    return value
+def _checked(state: Mapping[str, Any], policy: Policy, dealing: Dealing) -> Saved:
+    learned = state["policy"]
+    if not isinstance(learned, Mapping):
+        raise ValueError(f"policy must be what a policy has learned (it is a {type(learned).__name__}): {_HINT}")
+    if learned["name"] != policy.name:
+        raise ValueError(f"this state is of {learned['name']}, and the sampler prunes by {policy.name}")
+    policy.check_data(dict(learned))
+    observed = whole("observed", state["observed"], least=0)
+    ready, losses = _middle(state, policy.samples, dealing, observed) if observed else (None, np.empty(0, np.float32))
+    base = state.get("base")
+    found = Saved(
+        epoch=whole("epoch", state["epoch"], least=1),
+        attempt=whole("attempt", state["attempt"], least=0),
+        observed=observed,
+        ready=ready,
+        losses=losses,
+        given=None if base is None else array_of(base["given"], np.bool_, policy.samples, "given"),
+        sampler=None if base is None else base["sampler"],
+    )
+    policy.load_state_dict(dict(learned))
+    return found
 
 
-def _check_place(state: dict[str, Any], dealing: Dealing) -> None:
-    """A state from the middle of an epoch is of one rank, among so many, with this batch size."""
+def _middle(
+    state: Mapping[str, Any], samples: int, dealing: Dealing, observed: int
+) -> tuple[PreparedEpoch, NDArray[np.float32]]:
+    """An epoch from its middle: it is of one rank among so many, with its batch size."""
     here = {"rank": dealing.rank, "world_size": dealing.ranks, "batch_size": dealing.batch_size}
-    for name, value in here.items():
-        if state.get(name) != value:
+    for name, value in (here | {"drop_last": dealing.drop_last}).items():
+        if state[name] != value:
             raise ValueError(
-                f"this state is from the middle of an epoch, with {name}={state.get(name)}, and here it is {value}: "
+                f"this state is from the middle of an epoch, with {name}={state[name]}, and here it is {value}: "
                 "give every rank its own state, or save between epochs, where one state is for all"
             )
-
-
-def _middle(state: dict[str, Any], samples: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    size = len(state["order"]) if isinstance(state.get("order"), torch.Tensor) else 0
-    order = array_of(state.get("order", ()), np.int32, size, "order")
-    losses = array_of(state.get("losses", ()), np.float32, size, "losses")
-    if not size or order.min() < 0 or order.max() >= samples:
-        raise ValueError(f"order must hold numbers of samples below {samples:,}: {_HINT}")
-    if np.isinf(losses).any():
-        raise ValueError(f"losses must be finite: {_HINT}")
-    return order, losses
+    size = len(state["order"]) if isinstance(state["order"], torch.Tensor) else 0
+    order = array_of(state["order"], np.int32, size, "order")
+    losses = array_of(state["losses"], np.float32, size, "losses")
+    keep = None if state["keep"] is None else array_of(state["keep"], np.bool_, samples, "keep")
+    shares = None if state["shares"] is None else array_of(state["shares"], np.float32, size, "shares")
+    if not size or order.min() < 0 or order.max() >= samples or (keep is not None and not keep[order].all()):
+        raise ValueError(f"order must hold numbers of samples that take part, below {samples:,}: {_HINT}")
+    if np.isinf(losses).any() or (shares is not None and not (np.isfinite(shares) & (shares > 0)).all()):
+        raise ValueError(f"losses and shares must be finite: {_HINT}")
+    weights = None if shares is None else torch.from_numpy(shares)
+    ready = PreparedEpoch(order=order, shares=weights, keep=keep, dealing=dealing)
+    if observed >= ready.steps:
+        raise ValueError(f"observed must be below the {ready.steps} batches of its epoch ({observed=}): {_HINT}")
+    return ready, losses

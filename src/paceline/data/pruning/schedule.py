@@ -15,8 +15,11 @@ every epoch, and reaches 0 within a few; its text says that it is done from wind
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 from fractions import Fraction
+
+from paceline.data.pruning.numbers import real, whole
 
 LONGEST_WINDOW = 65_535  # counts are 16 bits
 
@@ -42,25 +45,33 @@ class FineSchedule:
     prune: float | int = 0.3
 
     def __post_init__(self) -> None:
-        if not 1 <= self.window <= LONGEST_WINDOW:
-            raise ValueError(f"window must be between 1 and {LONGEST_WINDOW:,} epochs (window={self.window})")
-        if not 0 <= self.starting_point <= self.window:
+        whole("window", self.window, least=1, most=LONGEST_WINDOW)
+        whole("block", self.block, least=1)
+        whole("starting_point", self.starting_point, least=0)
+        whole("count", self.count, least=0)
+        if self.starting_point > self.window:
             raise ValueError(
                 f"starting_point must be between 0 and window "
                 f"(starting_point={self.starting_point}, window={self.window})"
             )
-        if not 1 <= self.attenuation < math.inf:
-            raise ValueError(f"attenuation must be at least 1 and finite (attenuation={self.attenuation})")
-        if self.block < 1:
-            raise ValueError(f"block must be at least 1 epoch (block={self.block})")
-        if not 0 <= self.count <= self.block:
+        if real("attenuation", self.attenuation) < 1:
+            raise ValueError(f"attenuation must be at least 1 (attenuation={self.attenuation})")
+        if self.count > self.block:
             raise ValueError(f"count must be between 0 and block (count={self.count}, block={self.block})")
-        if isinstance(self.prune, float) and not 0 <= self.prune < 1:
+        self._check_prune()
+
+    def _check_prune(self) -> None:
+        """A whole number is a number of samples, any other a share."""
+        if real("prune", self.prune) < 0:
+            raise ValueError(f"prune must be at least 0 (prune={self.prune})")
+        if not self._is_number and self.prune >= 1:
             raise ValueError(
                 f"prune, as a share, must be at least 0 and below 1 (prune={self.prune}); an int is a number of samples"
             )
-        if isinstance(self.prune, int) and self.prune < 0:
-            raise ValueError(f"prune, as a number of samples, must be at least 0 (prune={self.prune})")
+
+    @property
+    def _is_number(self) -> bool:
+        return isinstance(self.prune, numbers.Integral)
 
     def window_of(self, epoch: int) -> int:
         """The number of the window that an epoch is in.
@@ -102,8 +113,8 @@ class FineSchedule:
         Traceback (most recent call last):
         ValueError: prune must leave at least one sample (prune=10, samples=10); give 9 or fewer, or a share below 1
         """
-        share = Fraction(repr(self.prune))  # what was written: 0.29 of 100 is 29, not 28.999
-        number = self.prune if isinstance(self.prune, int) else math.floor(share * samples)
+        share = Fraction(repr(float(self.prune)))  # as it was written: 0.29 of 100 is 29, not 28.999
+        number = int(self.prune) if self._is_number else math.floor(share * samples)
         if number >= samples:
             raise ValueError(
                 f"prune must leave at least one sample (prune={self.prune}, samples={samples}); "
