@@ -29,6 +29,7 @@ from paceline.data.pruning.base import Base
 from paceline.data.pruning.checks import check_losses, check_samples, refuse_not_finite
 from paceline.data.pruning.dealing import Dealing
 from paceline.data.pruning.ledger import Ledger, PruningError
+from paceline.data.pruning.left import LeftPasses
 from paceline.data.pruning.losses import Losses, seen_by_any, seen_only
 from paceline.data.pruning.numbers import whole
 from paceline.data.pruning.peers import Alone, Peers
@@ -77,7 +78,7 @@ class PrunedBatches(Sampler[list[int]]):
         self._policy = policy
         self._base, self._find_peers = None if base is None else Base(base, samples=policy.samples), peers
         self._epoch, self._attempt, self._resume_at = 1, 0, 0
-        self._unobserved = self._incomplete = 0  # passes in a row
+        self._left = LeftPasses()
         self._ready: PreparedEpoch | None = None
         self._losses: Losses | None = None
         self._pass: Ledger | None = None
@@ -135,7 +136,7 @@ class PrunedBatches(Sampler[list[int]]):
         """Begin a pass: a new epoch, the one that was broken off, or the rest of the one that a state was saved in."""
         if self._pass is not None:
             left, self._pass = self._pass, None
-            self._break_off(left)
+            self._left_before(left)
         self._finished = None
         ready = self._prepared()
         if self.epochs is not None and self._epoch == self.epochs + 1 and not self._attempt:
@@ -151,32 +152,12 @@ class PrunedBatches(Sampler[list[int]]):
         self._pass = Ledger(batches=ready.steps, first=self._resume_at)
         return ready, self._pass
 
-    def _break_off(self, left: Ledger) -> None:
-        """The pass before was left before its end: begin the epoch again, and forget what was observed in it."""
-        if not left.begun:
-            self._unobserved += left.exhausted and left.trains
-            self._refuse_second(self._unobserved, f"none of the batches of epoch {self._epoch} was observed")
-            return
-        self._attempt += 1
-        self._resume_at, self._ready, self._losses = 0, None, None
-        if left.spoilt:
-            return  # it was told
-        told = f"{left.observed} of {left.batches} batches of epoch {self._epoch} were observed"
-        self._incomplete = self._incomplete + 1 if left.exhausted else 0
-        self._refuse_second(self._incomplete, told)
-        warnings.warn(
-            f"{told}: it is begun again, and what was observed in it is forgotten; call observe() for every batch, or "
-            "end_epoch() to end an epoch early",
-            stacklevel=4,
-        )
-
-    def _refuse_second(self, passes: int, told: str) -> None:
-        if passes > 1:
-            self._unobserved = self._incomplete = 0
-            raise PruningError(
-                f"{told}, and so it was in the pass before: call observe(losses) once for every batch, with losses of "
-                "reduction='none'"
-            )
+    def _left_before(self, left: Ledger) -> None:
+        """The pass before was left before its end: begin the epoch again, without what was observed in it."""
+        if left.begun:
+            self._attempt += 1
+            self._resume_at, self._ready, self._losses = 0, None, None
+        self._left.told(left, epoch=self._epoch)
 
     def _prepared(self) -> PreparedEpoch:
         self._judge()
@@ -276,7 +257,8 @@ class PrunedBatches(Sampler[list[int]]):
             )
         self._verdict = ready, seen_by_any(kept.values, peers)
         self._finished, self._pass, self._ready, self._losses = ledger, None, None, None
-        self._resume_at = self._unobserved = self._incomplete = 0
+        self._resume_at = 0
+        self._left.none()
 
     def _judge(self) -> None:
         """Learn from the epoch that is over; not before anybody asks, for one `observe` too many takes it back."""
