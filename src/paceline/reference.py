@@ -2,7 +2,7 @@
 
 Gradients are lists of floats. A round is written down completely before anything is computed: what every worker
 would compute block by block, in which order the workers get there, and how far the late ones came. Nothing here
-is shared with the code it specifies.
+is shared with the code it specifies. Averaging is in `reference_averaging.py`, pruning in `reference_pruning.py`.
 
     full        update = mean of all N gradients
     fastest-k   update = mean of the K that came first                       (backup workers, Chen et al. 2016)
