@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.data.pruning import PRUNINGS, PruningSettings
+from paceline.data.pruning import PRUNINGS, PruningSettings, make_policy
 from paceline.recipes.recipe import Recipe
 from paceline.traces.pruning_record import PRUNING, PruningRecord, read_pruning
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from paceline.data import Dataset
+    from paceline.data.pruning.policy import Policy
     from paceline.recipes.cluster import Own
     from paceline.recipes.running import Run
     from paceline.training import Batches, PruningTotals, Training
@@ -96,6 +97,18 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
+def settings_of(policy: Policy) -> dict[str, Any]:
+    """The settings of a policy, by their names in a recipe; none of a policy that is no recipe's.
+
+    >>> from paceline.data.pruning.info_policy import InfoPolicy
+    >>> settings_of(InfoPolicy(10, ratio=0.25))
+    {'ratio': 0.25, 'delta': 0.875}
+    """
+    names = PRUNINGS[policy.name].settings if policy.name in PRUNINGS else ()
+    holders = (policy, getattr(policy, "schedule", None))
+    return {name: getattr(holder, name) for name in names for holder in holders if hasattr(holder, name)}
+
+
 def make_record(
     dataset: Dataset,
     module: nn.Module,
@@ -123,7 +136,7 @@ def make_record(
     names = CLASSES.get(dataset.name, ())
     return PruningRecord(
         policy=pruning.name,
-        settings={name: getattr(pruning, name) for name in PRUNINGS[pruning.name].settings},
+        settings=settings_of(make_policy(pruning, 1, seed=0)),
         epochs=int(totals.passes.max()),
         classes=names if len(names) == dataset.classes else tuple(map(str, range(dataset.classes))),
         times_pruned=totals.times_pruned,

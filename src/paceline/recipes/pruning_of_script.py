@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.data.pruning import PRUNINGS
-from paceline.recipes.inspecting_pruning import BATCH, predictions
+from paceline.recipes.inspecting_pruning import BATCH, predictions, settings_of
 from paceline.reports import pruning_page as page
 from paceline.reports.codec_page import write_page
 from paceline.traces.pruning_record import PruningRecord
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from paceline.data.pruning.policy import Policy
     from paceline.data.pruning.sampler import PrunedBatches
 
 
@@ -93,18 +91,6 @@ def record_of(
         difficulty=pruning.difficulty(),
         **found,
     )
-
-
-def settings_of(policy: Policy) -> dict[str, Any]:
-    """The settings of a policy, by their names in a recipe; none of a policy that is no recipe's.
-
-    >>> from paceline.data.pruning.info_policy import InfoPolicy
-    >>> settings_of(InfoPolicy(10, ratio=0.25))
-    {'ratio': 0.25, 'delta': 0.875}
-    """
-    names = PRUNINGS[policy.name].settings if policy.name in PRUNINGS else ()
-    holders = (policy, getattr(policy, "schedule", None))
-    return {name: getattr(holder, name) for name in names for holder in holders if hasattr(holder, name)}
 
 
 def _array(image: Any) -> Any:

@@ -43,16 +43,20 @@ class InfoPolicy(Policy):
         """Of the samples below the mean score each sits out with probability `ratio`."""
         if progress >= self.delta or not self.ratio:
             return Decision()
-        seen = ~np.isnan(self.scores)
-        if not seen.any():
-            return Decision()
-        mean = np.sum(self.scores, where=seen, dtype=np.float64) / np.count_nonzero(seen)
-        easy = self.scores < mean  # false for whom nobody has seen
+        easy = self._easy()
         keep = self.stays(epoch)
-        keep |= ~easy
-        if not keep.any():  # a handful of samples, all unlucky
+        np.logical_or(keep, ~easy, out=keep)
+        if not easy.any() or not keep.any():  # nobody was seen; or a handful of samples, all unlucky
             return Decision()
         return Decision(keep=keep, heavier=easy, weight=1 / (1 - self.ratio))
+
+    def _easy(self) -> NDArray[np.bool_]:
+        """Whose score is below the mean; nobody's whom nobody has seen."""
+        total, seen = 0.0, 0
+        for part in parts_of(self.samples):
+            known = self.scores[part][~np.isnan(self.scores[part])]
+            total, seen = total + float(known.sum(dtype=np.float64)), seen + len(known)
+        return np.asarray(self.scores < (total / seen if seen else -np.inf))
 
     def stays(self, epoch: int) -> NDArray[np.bool_]:
         """Who would take part if everybody were easy."""

@@ -44,7 +44,8 @@ class Ledger:
         self.spoilt = self.ended = False
         self.trains = False  # whether anybody could have trained on what was handed out
         self._ahead: int | None = None
-        self._new_hand_out = False
+        self.same_batch_again = True
+        """Whether the next `observe` comes without a hand-out in between: it may be of the same batch once more."""
 
     @property
     def size(self) -> int:
@@ -66,11 +67,6 @@ class Ledger:
         """Whether any batch of this pass has been observed."""
         return self.observed > self.first
 
-    @property
-    def same_batch_again(self) -> bool:
-        """Whether the next `observe` comes without a hand-out in between: it may be of the same batch once more."""
-        return not self._new_hand_out
-
     def hand_out(self) -> int:
         """The next batch goes to the loader; returns its number, from 0."""
         waiting = self.handed_out - self.observed
@@ -80,7 +76,7 @@ class Ledger:
                 "observe() once for every batch, or skip() for one that is to be left out"
             )
         self.handed_out += 1
-        self._new_hand_out = True
+        self.same_batch_again = False
         return self.handed_out - 1
 
     def expect(self) -> int:
@@ -91,7 +87,7 @@ class Ledger:
         if not waiting:
             again = f"observe() was called twice for batch {self.observed}, or " if self.observed else ""
             raise PruningError(f"no batch is waiting: {again}nothing has been taken from the loader")
-        if self._ahead is not None and self._new_hand_out and waiting != self._ahead and not self.exhausted:
+        if waiting != self._ahead and self._ahead is not None and not self.same_batch_again and not self.exhausted:
             self._spoil(
                 f"observe() was called more than once for a batch before batch {self.observed + 1}: call it once for "
                 "every batch, with the losses of all its samples"
@@ -102,7 +98,7 @@ class Ledger:
         """The batch that was expected has been observed."""
         if self._ahead is None:
             self._ahead = self.handed_out - self.observed
-        self._new_hand_out = False
+        self.same_batch_again = True
         self.observed += 1
 
     def _spoil(self, why: str) -> None:

@@ -41,7 +41,10 @@ class Losses:
     def put(self, start: int, losses: torch.Tensor) -> None:
         """The losses of the places from `start` on; what is beyond the last place is not kept."""
         if losses.is_cpu:
-            self._store(start, losses)
+            if losses.dtype is torch.float32 and start + len(losses) <= len(self._values):
+                self._values[start : start + len(losses)] = losses.numpy()  # nearly always
+            else:
+                self._store(start, losses)
             return
         self._waiting.append((start, losses.to(torch.float32, copy=True)))  # the tensor may be a buffer used again
         if len(self._waiting) >= FETCHED_AT_ONCE:

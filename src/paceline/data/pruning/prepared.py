@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -30,6 +30,10 @@ class PreparedEpoch:
     shares: torch.Tensor | None
     keep: NDArray[np.bool_] | None
     dealing: Dealing
+    _whole_steps: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_whole_steps", len(self.order) // self.dealing.step_size)
 
     @property
     def steps(self) -> int:
@@ -38,7 +42,11 @@ class PreparedEpoch:
 
     def places(self, step: int) -> tuple[int, int]:
         """Where this rank's batch begins and ends in the order."""
-        return self.dealing.places(step, len(self.order))
+        dealing = self.dealing
+        if step < self._whole_steps:  # nearly always: this is asked for every batch
+            start = (step * dealing.ranks + dealing.rank) * dealing.batch_size
+            return start, start + dealing.batch_size
+        return dealing.places(step, len(self.order))
 
     def batch(self, step: int) -> NDArray[np.int32]:
         """The samples of this rank's batch."""
@@ -118,7 +126,11 @@ def _shuffled(samples: int, keep: NDArray[np.bool_] | None, generator: torch.Gen
     number = samples if keep is None else int(np.count_nonzero(keep))
     order: NDArray[np.int32] = torch.randperm(number, generator=generator, dtype=torch.int32).numpy()
     if keep is not None:
-        kept = np.arange(samples, dtype=np.int32)[keep]
+        kept, filled = np.empty(number, np.int32), 0
+        for part in parts_of(samples):
+            found = np.flatnonzero(keep[part]) + part.start
+            kept[filled : filled + len(found)] = found
+            filled += len(found)
         for part in parts_of(number):
             order[part] = kept[order[part]]
     return order

@@ -193,7 +193,8 @@ class PrunedBatches(Sampler[list[int]]):
         ready, ledger, kept = self._under_way()
         step = ledger.expect()
         start, stop = ready.places(step)
-        check_losses(losses, stop - start, step)
+        if type(losses) is not torch.Tensor or losses.shape != (stop - start,) or losses.dtype is not torch.float32:
+            check_losses(losses, stop - start, step)  # nearly always there is nothing to ask
         if ledger.same_batch_again:
             self._refuse_again(losses, ledger)
         if indices is not None:
