@@ -12,6 +12,7 @@ a fifth at 30, 60 and 80 % of the run, where the paper's does.
     none, fewer epochs the same in 30 % fewer epochs, the falls of the rate moved along: saving without a method
     fine-pruning       the paper's schedule, scaled to the run; as little pruned as saves 15 % of the samples
     info-batch         Qin et al. 2024, ratio 0.5, delta 0.875
+    take-turns         our own try (`pruning_turns.py`), ratio 0.6, delta 0.875; not in the library
 
 A policy that is not ahead of `none, fewer epochs` at the same saving is not worth its name.
 

@@ -13,11 +13,13 @@ from typing import Any
 
 from torch import nn
 
+import paceline
 from benchmarks.options import Options, chosen
+from benchmarks.pruning_turns import TakeTurns
 from paceline.data.pruning.schedule import FineSchedule
 from paceline.models.initialisation import initialise
 
-WHOLE, FEWER_EPOCHS, FINE_PRUNING = "none", "fewer-epochs", "fine-pruning"
+WHOLE, FEWER_EPOCHS, FINE_PRUNING, TRIED = "none", "fewer-epochs", "fine-pruning", "take-turns"
 SEEDS = 3
 
 
@@ -108,13 +110,13 @@ def size_of(options: Options) -> Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How a run goes through the samples: which of paceline's samplers (empty: torch's own) with which settings.
+    """How a run goes through the samples: which sampler (None: torch's own) with which settings.
 
     A setting `epochs` is also how many the run has.
     """
 
     label: str
-    sampler: str = ""
+    sampler: Callable[..., Any] | None = None
     settings: Callable[[Size], dict[str, Any]] = lambda size: {}
 
     def epochs(self, size: Size) -> int:
@@ -174,9 +176,9 @@ POLICIES = MappingProxyType(
     {
         WHOLE: Way(label="none"),
         FEWER_EPOCHS: Way(label="none, fewer epochs", settings=fewer_settings),
-        FINE_PRUNING: Way(label="fine-pruning", sampler="FinePruning", settings=fine_settings),
-        "info-batch": Way(label="info-batch", sampler="InfoBatch", settings=info_settings),
-        "take-turns": Way(label="take-turns", sampler="TakeTurns", settings=turns_settings),
+        FINE_PRUNING: Way(label="fine-pruning", sampler=paceline.FinePruning, settings=fine_settings),
+        "info-batch": Way(label="info-batch", sampler=paceline.InfoBatch, settings=info_settings),
+        TRIED: Way(label="take-turns", sampler=TakeTurns, settings=turns_settings),
     }
 )
 """Every policy by its name on the command line; one more is one more line."""

@@ -30,7 +30,6 @@ POLICIES: MappingProxyType[str, Callable[[int], Any]] = MappingProxyType(
             samples, batch_size=BATCH, window=LONG, starting_point=0, block=1, count=1, prune=0.3
         ),
         "info-batch": lambda samples: paceline.InfoBatch(samples, batch_size=BATCH, epochs=LONG),
-        "take-turns": lambda samples: paceline.TakeTurns(samples, batch_size=BATCH, epochs=LONG),
     }
 )
 """Every policy by name, such that each epoch but the first is pruned; one more is one more line."""

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, cross_entropy
 from torch.utils.data import BatchSampler, RandomSampler
 
-import paceline
 from benchmarks.large_batch_training import accuracy
 from benchmarks.pruning_cases import MODELS, POLICIES, Ending, Size, Task
 from paceline.data import PadCropFlip, Samples, load_dataset
@@ -87,7 +86,7 @@ def make_sampler(size: Size, task: Task) -> tuple[Any, dict[str, Any]]:
     if not way.sampler:
         order = RandomSampler(range(size.images), generator=torch_generator(task.seed, "order"))
         return Unpruned(order, size.batch, drop_last=True), settings
-    make = getattr(paceline, way.sampler)
+    make = way.sampler
     return make(size.images, batch_size=size.batch, drop_last=True, seed=task.seed, **settings), settings
 
 

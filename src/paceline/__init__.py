@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline.data.pruning.ledger import PruningError
     from paceline.drivers.collective.hook import compress
     from paceline.drivers.collective.members import BMUF, HPSGD, PSGD, SSGD, DiLoCo, LocalSGD
-    from paceline.drivers.collective.pruning import FinePruning, InfoBatch, TakeTurns
+    from paceline.drivers.collective.pruning import FinePruning, InfoBatch
     from paceline.drivers.served.serving import serve
     from paceline.drivers.served.worker import Worker
     from paceline.optim.accumulate import Accumulate
@@ -54,7 +54,6 @@ _HOMES = {
     "FinePruning": "drivers.collective.pruning",
     "InfoBatch": "drivers.collective.pruning",
     "PruningError": "data.pruning.ledger",
-    "TakeTurns": "drivers.collective.pruning",
     "Accumulate": "optim.accumulate",
     "LARS": "optim.lars",
     "layer_ratios": "optim.ratios",
@@ -88,7 +87,6 @@ __all__ = [
     "Recipe",
     "RecipeError",
     "Result",
-    "TakeTurns",
     "Worker",
     "compress",
     "layer_ratios",

@@ -129,16 +129,3 @@ def info_batch(
             scores.update({sample: loss(e, sample) for sample in batch})
         history.append(weights)
     return history
-
-
-def turns(lots: list[float], ratio: float) -> Draw:
-    """Lots for `info_batch` that make it take-turns: 1 for whoever's turn it is to stay in an epoch, 0 for the others.
-
-    >>> [turns([0.1, 0.6], 0.5)(epoch, 2) for epoch in (1, 2, 3)]
-    [[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]
-    """
-
-    def draw(epoch: int, samples: int) -> list[float]:
-        return [1.0 if (lot + epoch * (1 - ratio)) % 1 < 1 - ratio else 0.0 for lot in lots[:samples]]
-
-    return draw

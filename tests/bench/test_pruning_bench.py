@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 from benchmarks import pruning, pruning_tables
 from benchmarks.options import Options
@@ -14,6 +15,7 @@ from benchmarks.pruning_cases import (
     MODELS,
     POLICIES,
     QUICK,
+    TRIED,
     WHOLE,
     Ending,
     Size,
@@ -26,6 +28,7 @@ from benchmarks.pruning_overhead_sides import POLICIES as MEASURED
 from benchmarks.pruning_overhead_sides import Bookkeeping, Case, Epoch, LoaderEpochs, bookkeeping
 from benchmarks.pruning_tables import PAPER, Spread, best_of, row_of, rows_of, verdicts
 from benchmarks.pruning_training import load, train
+from benchmarks.pruning_turns import TurnsPolicy
 
 from paceline.data.pruning import PRUNINGS
 
@@ -64,7 +67,7 @@ def made_up(size: Size, task: Task) -> Ending:
 
 
 def test_every_policy_of_the_library_is_measured() -> None:
-    assert set(pruning_policies()) == set(PRUNINGS) == set(MEASURED)
+    assert set(pruning_policies()) - {TRIED} == set(PRUNINGS) == set(MEASURED)
 
 
 def test_the_control_leaves_out_epochs_and_its_rate_falls_at_the_same_shares_of_them() -> None:
@@ -283,3 +286,23 @@ def test_every_epoch_that_is_measured_is_a_pruned_one(policy) -> None:
     assert len(found.epochs) == 2
     assert all(500 <= epoch.handed_out < 900 for epoch in found.epochs)
     assert found.bytes_peak >= found.bytes_before > 0
+
+
+# -- what was tried ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.5, 0.6, 0.75])
+def test_in_turns_everybody_stays_as_often_as_it_should_and_nobody_waits_long(ratio):
+    policy, epochs = TurnsPolicy(50, ratio=ratio, seed=3), 40
+    stays = np.stack([policy.stays(epoch) for epoch in range(1, epochs + 1)])
+    assert np.abs(stays.sum(0) - epochs * (1 - ratio)).max() <= 1.001  # by lot it would be several
+    longest = np.ceil(1 / (1 - ratio)) - 1
+    for sample in range(50):
+        gaps = np.diff(np.flatnonzero(stays[:, sample])) - 1
+        assert gaps.max() <= longest
+
+
+def test_whose_turn_it_is_depends_on_the_seed_and_in_every_epoch_some_are_out():
+    first, second = (TurnsPolicy(50, seed=seed).stays(5) for seed in (0, 1))
+    assert not np.array_equal(first, second)
+    assert 0.2 < first.mean() < 0.6

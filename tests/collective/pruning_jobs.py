@@ -18,7 +18,6 @@ SAMPLES = 61
 KINDS = {
     "fine-pruning": lambda samples=SAMPLES, **more: paceline.FinePruning(samples, **SMALL | more),
     "info-batch": lambda samples=SAMPLES, **more: paceline.InfoBatch(samples, epochs=9, **more),
-    "take-turns": lambda samples=SAMPLES, **more: paceline.TakeTurns(samples, epochs=9, **more),
 }
 
 

@@ -21,12 +21,10 @@ BUSY = {"window": 50, "starting_point": 0, "block": 1, "count": 1}  # prunes in 
 NOTHING = [
     PruningSettings(name="fine-pruning", prune=0.0, **BUSY),
     PruningSettings(name="info-batch", ratio=0.0),
-    PruningSettings(name="take-turns", ratio=0.0),
 ]
 SOME = [
     PruningSettings(name="fine-pruning", prune=0.4, **BUSY),
     PruningSettings(name="info-batch"),
-    PruningSettings(name="take-turns"),
 ]
 samples = st.integers(1, 20)
 batch_sizes = st.integers(1, 24)

@@ -11,7 +11,6 @@ from paceline.data.pruning import PRUNINGS, PruningSettings, make_policy
 from paceline.data.pruning.fine_policy import FinePolicy
 from paceline.data.pruning.info_policy import InfoPolicy
 from paceline.data.pruning.schedule import FineSchedule
-from paceline.data.pruning.turns_policy import TurnsPolicy
 
 EVERY_EPOCH = FineSchedule(window=50, starting_point=0, attenuation=1, block=1, count=1, prune=0.3)
 SAMPLES = 40
@@ -248,23 +247,3 @@ def test_a_state_of_other_data_or_a_damaged_one_is_refused_and_changes_nothing(n
 def test_an_impossible_number_of_samples_is_refused(samples):
     with pytest.raises(ValueError, match=rf"between 1 and 2,147,483,647 \(samples={samples}\)"):
         InfoPolicy(samples)
-
-
-# -- TakeTurns -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ratio", [0.25, 0.5, 0.6, 0.75])
-def test_in_turns_everybody_stays_as_often_as_it_should_and_nobody_waits_long(ratio):
-    policy, epochs = TurnsPolicy(SAMPLES, ratio=ratio, seed=3), 40
-    stays = np.stack([policy.stays(epoch) for epoch in range(1, epochs + 1)])
-    assert np.abs(stays.sum(0) - epochs * (1 - ratio)).max() <= 1.001  # by lot it would be several
-    longest = np.ceil(1 / (1 - ratio)) - 1
-    for sample in range(SAMPLES):
-        gaps = np.diff(np.flatnonzero(stays[:, sample])) - 1
-        assert gaps.max() <= longest
-
-
-def test_whose_turn_it_is_depends_on_the_seed_and_in_every_epoch_some_are_out():
-    first, second = (TurnsPolicy(SAMPLES, seed=seed).stays(5) for seed in (0, 1))
-    assert not np.array_equal(first, second)
-    assert 0.2 < first.mean() < 0.6

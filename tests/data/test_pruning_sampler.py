@@ -27,9 +27,6 @@ KINDS = {
     "info-batch": lambda samples=SAMPLES, **more: paceline.InfoBatch(
         samples, **{"batch_size": 8, "epochs": EPOCHS} | more
     ),
-    "take-turns": lambda samples=SAMPLES, **more: paceline.TakeTurns(
-        samples, **{"batch_size": 8, "epochs": EPOCHS} | more
-    ),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

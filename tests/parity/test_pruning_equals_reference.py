@@ -14,7 +14,6 @@ from paceline import reference_pruning as reference
 from paceline.data.pruning.fine_policy import FinePolicy
 from paceline.data.pruning.info_policy import InfoPolicy
 from paceline.data.pruning.schedule import FineSchedule
-from paceline.data.pruning.turns_policy import TurnsPolicy
 
 some = settings(max_examples=100)
 
@@ -139,19 +138,7 @@ def test_info_batch_keeps_and_weighs_as_its_reference(how, run, ratio, delta):
     def lots(epoch, many):
         return InfoPolicy(run.samples, seed=run.seed).generator("lots", epoch).random(many, np.float32).tolist()
 
-    compare_weighing(InfoPolicy, lots, how, run, ratio, delta)
-
-
-@pytest.mark.parametrize("how", HOW)
-@some
-@given(run=runs, ratio=st.sampled_from([0.0, 0.25, 0.5, 0.6, 0.75]), delta=st.sampled_from([0.5, 0.875, 1.0]))
-def test_take_turns_keeps_and_weighs_as_its_reference(how, run, ratio, delta):
-    lots = TurnsPolicy(run.samples, seed=run.seed).generator("turns", 0).random(run.samples, np.float32).tolist()
-    compare_weighing(TurnsPolicy, reference.turns(lots, ratio), how, run, ratio, delta)
-
-
-def compare_weighing(kind, lots, how, run, ratio, delta):
-    found, policy = history(lambda: kind(run.samples, ratio=ratio, delta=delta, seed=run.seed), run, how)
+    found, policy = history(lambda: InfoPolicy(run.samples, ratio=ratio, delta=delta, seed=run.seed), run, how)
     expected = reference.info_batch(
         run.samples, run.batches, run.loss, lots, epochs=run.epochs, ratio=ratio, delta=delta
     )

@@ -34,9 +34,8 @@ BUSY = {"window": 50, "starting_point": 0, "block": 1, "count": 1}
 SOME = {
     "fine-pruning": {"name": "fine-pruning", **BUSY},
     "info-batch": {"name": "info-batch", "delta": 1.0},
-    "take-turns": {"name": "take-turns", "delta": 1.0},
 }
-NOTHING = {"fine-pruning": {"prune": 0.0}, "info-batch": {"ratio": 0.0}, "take-turns": {"ratio": 0.0}}
+NOTHING = {"fine-pruning": {"prune": 0.0}, "info-batch": {"ratio": 0.0}}
 policies = pytest.mark.parametrize("policy", PRUNINGS)
 
 
@@ -140,11 +139,11 @@ def test_a_document_of_a_run_from_before_prunes_nothing():
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"name": "coarse"}, "unknown name 'coarse'; choose from none, fine-pruning, info-batch, take-turns"),
-        ({"ratio": 0.3}, "ratio is a setting of info-batch and take-turns, and the pruning is none"),
+        ({"name": "coarse"}, "unknown name 'coarse'; choose from none, fine-pruning, info-batch"),
+        ({"ratio": 0.3}, "ratio is a setting of info-batch, and the pruning is none"),
         (
             {"name": "fine-pruning", "delta": 0.3},
-            "delta is a setting of info-batch and take-turns, and the pruning is fine-pruning",
+            "delta is a setting of info-batch, and the pruning is fine-pruning",
         ),
         ({"name": "info-batch", "window": 9}, "window is a setting of fine-pruning, and the pruning is info-batch"),
         ({"name": "fine-pruning", "prune": 1.0}, "must be at least 0 and below 1 (prune=1.0)"),

@@ -19,7 +19,6 @@ FINE = PruningSettings(name="fine-pruning", window=50, starting_point=0, block=1
 POLICIES = {
     "fine-pruning": FINE,
     "info-batch": PruningSettings(name="info-batch"),
-    "take-turns": PruningSettings(name="take-turns"),
 }
 every = pytest.mark.parametrize("pruning", POLICIES.values(), ids=POLICIES)
 
@@ -113,7 +112,6 @@ def test_what_all_left_out_is_told_for_every_sample_of_the_data_set(plain, pruni
     hardest = {
         "fine-pruning": totals.times_pruned.argmax(),
         "info-batch": totals.difficulty.argmax(),
-        "take-turns": totals.difficulty.argmax(),
     }[pruning.name]
     assert totals.difficulty[hardest] > 0
     assert totals.difficulty[held[1]].max() == 0

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from paceline.cli.options import UsageError
-from paceline.data.pruning import PRUNINGS, PruningSettings, make_policy
+from paceline.data.pruning import PRUNINGS, PruningSettings
 from paceline.data.pruning.schedule import FineSchedule
 from paceline.lookup import unknown
 
@@ -44,7 +44,7 @@ class PlanPruningOptions:
     drop_last: bool = False
     """Leave out the last batch of an epoch if it is not full."""
     policy: str = "fine-pruning"
-    """fine-pruning, info-batch or take-turns."""
+    """fine-pruning or info-batch."""
     window: Annotated[str, _setting("INT", FINE.window)] = ""
     """fine-pruning: epochs of a window; counts are cleared when one begins."""
     starting_point: Annotated[str, _setting("INT", FINE.starting_point)] = ""
@@ -60,9 +60,9 @@ class PlanPruningOptions:
     overhead_seconds: Annotated[str, _setting("NUMBER", 0)] = ""
     """fine-pruning: what pruning itself costs in a pruned epoch."""
     ratio: Annotated[str, _setting("NUMBER", INFO.ratio)] = ""
-    """info-batch, take-turns (0.6): how likely a sample below the mean loss sits out."""
+    """info-batch: how likely a sample below the mean loss sits out."""
     delta: Annotated[str, _setting("NUMBER", INFO.delta)] = ""
-    """info-batch, take-turns: up to which share of the run it prunes."""
+    """info-batch: up to which share of the run it prunes."""
     batch_seconds: Annotated[str, _setting("NUMBER", "none")] = ""
     """What a step takes; with it, times are told in seconds."""
     json: bool = False
@@ -105,13 +105,11 @@ def _fine(options: PlanPruningOptions, given: dict[str, Any]) -> Plan:
 def _info(options: PlanPruningOptions, given: dict[str, Any]) -> Plan:
     from paceline.data.pruning.plan import plan_info
 
-    policy: Any = make_policy(PruningSettings(name=options.policy), 1, seed=0)
     return plan_info(
         options.samples,
         epochs=options.epochs,
-        policy=options.policy,
-        ratio=given.get("ratio", policy.ratio),
-        delta=given.get("delta", policy.delta),
+        ratio=given.get("ratio", INFO.ratio),
+        delta=given.get("delta", INFO.delta),
         batch_size=options.batch_size,
         drop_last=options.drop_last,
         batch_seconds=given.get("batch_seconds"),
@@ -139,7 +137,6 @@ PLANNERS: dict[str, tuple[tuple[str, ...], Callable[[PlanPruningOptions, dict[st
         _fine,
     ),
     "info-batch": (PRUNINGS["info-batch"].settings, _info),
-    "take-turns": (PRUNINGS["take-turns"].settings, _info),
 }
 """Every policy that can be planned: the options that are its own, and who plans it."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
 
 from paceline.data.pruning import NONE, PRUNINGS, PruningSettings, make_policy
 from paceline.recipes.settings import Checked, SettingError, setting
@@ -44,15 +43,10 @@ class PruningSection(Checked):
     tolerance: float = setting(
         _DEFAULTS.tolerance, "fine-pruning: counted is who is above (1 + tolerance) x the batch's mean loss", least=0
     )
-    ratio: float | Literal["auto"] = setting(
-        "auto",
-        "info-batch, take-turns: share of those below the mean loss that sits out, below 1; auto: 0.5, take-turns 0.6",
-        least=0,
-        choices=lambda: ("auto",),
+    ratio: float = setting(
+        _DEFAULTS.ratio, "info-batch: share of the samples below the mean loss that sits out, below 1", least=0
     )
-    delta: float = setting(
-        _DEFAULTS.delta, "info-batch, take-turns: share of the run in which samples sit out", least=0, most=1
-    )
+    delta: float = setting(_DEFAULTS.delta, "info-batch: share of the run in which samples sit out", least=0, most=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,5 +74,4 @@ class PruningSection(Checked):
         >>> PruningSection().settings == PruningSettings()
         True
         """
-        ratio = None if isinstance(self.ratio, str) else self.ratio
-        return PruningSettings(**dataclasses.asdict(self) | {"ratio": ratio})
+        return PruningSettings(**dataclasses.asdict(self))

@@ -45,11 +45,6 @@ PRUNINGS = MappingProxyType(
             location="paceline.data.pruning.info_policy:make",
             settings=("ratio", "delta"),
         ),
-        "take-turns": PruningEntry(
-            description="those below the mean loss take turns in sitting out, and weigh more when they do not",
-            location="paceline.data.pruning.turns_policy:make",
-            settings=("ratio", "delta"),
-        ),
     }
 )
 """Every policy by its name in a recipe."""
@@ -71,7 +66,7 @@ class PruningSettings:
     count: int = 2
     prune: float = 0.3
     tolerance: float = 0.0
-    ratio: float | None = None  # the policy's own
+    ratio: float = 0.5
     delta: float = 0.875
 
     @property
@@ -91,13 +86,13 @@ def make_policy(settings: PruningSettings, samples: int, *, seed: int) -> Policy
     5
     >>> make_policy(PruningSettings(name="coarse"), 10, seed=0)
     Traceback (most recent call last):
-    ValueError: unknown pruning 'coarse'; choose from fine-pruning, info-batch, take-turns
+    ValueError: unknown pruning 'coarse'; choose from fine-pruning, info-batch
     """
     if settings.name not in PRUNINGS:
         raise unknown("pruning", settings.name, PRUNINGS)
     entry = PRUNINGS[settings.name]
     module, _, function = entry.location.partition(":")
     made: Policy = getattr(importlib.import_module(module), function)(
-        samples, seed=seed, **{name: value for name in entry.settings if (value := getattr(settings, name)) is not None}
+        samples, seed=seed, **{name: getattr(settings, name) for name in entry.settings}
     )
     return made

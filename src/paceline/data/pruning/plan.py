@@ -224,9 +224,9 @@ def plan_fine(
 
 def plan_info(
     samples: int, *, epochs: int, ratio: float, delta: float, batch_size: int, drop_last: bool = False,
-    batch_seconds: float | None = None, policy: str = "info-batch",
+    batch_seconds: float | None = None,
 ) -> Plan:  # fmt: skip
-    """The most that InfoBatch saves, on average over its lots; or take-turns, over whose turn it is.
+    """The most that InfoBatch saves, on average over its lots.
 
     >>> plan = plan_info(50_000, epochs=200, ratio=0.5, delta=0.875, batch_size=128)
     >>> plan.pruned_epochs[0], plan.pruned_epochs[-1], plan.prune_num, plan.exact
@@ -243,7 +243,7 @@ def plan_info(
     rows = (Row(first=1, cells="".join(cells), skipped=1),)
     pruned = _pruned_in(rows)
     return Plan(
-        policy=policy,
+        policy="info-batch",
         exact=False,
         samples=samples,
         epochs=epochs,

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sized
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from paceline.data.pruning.fine_policy import FinePolicy
 from paceline.data.pruning.info_policy import InfoPolicy
 from paceline.data.pruning.plan import Plan, plan_fine, plan_info
 from paceline.data.pruning.sampler import PrunedBatches
 from paceline.data.pruning.schedule import FineSchedule
-from paceline.data.pruning.turns_policy import TurnsPolicy
 from paceline.drivers.collective.pruning_peers import TIMEOUT_SECONDS, FindPeers
 
 if TYPE_CHECKING:
@@ -131,15 +130,13 @@ class InfoBatch(PrunedBatches):
     True
     """
 
-    _policy_kind: ClassVar[type[InfoPolicy]] = InfoPolicy
-
     def __init__(
         self,
         samples: int | Sized,
         *,
         batch_size: int,
         epochs: int,
-        ratio: float | None = None,
+        ratio: float = 0.5,
         delta: float = 0.875,
         seed: int = 0,
         base: Iterable[int] | None = None,
@@ -149,8 +146,7 @@ class InfoBatch(PrunedBatches):
         group: ProcessGroup | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
-        own = {} if ratio is None else {"ratio": ratio}
-        policy = self._policy_kind(_number(samples), delta=delta, seed=seed, **own)
+        policy = InfoPolicy(_number(samples), ratio=ratio, delta=delta, seed=seed)
         self.ratio, self.delta, self.run_epochs = policy.ratio, policy.delta, epochs
         peers = FindPeers(rank, world_size, group, timeout_seconds)
         super().__init__(policy, batch_size=batch_size, epochs=epochs, base=base, drop_last=drop_last, peers=peers)
@@ -165,7 +161,6 @@ class InfoBatch(PrunedBatches):
         """
         plan = plan_info(
             self.policy.samples,
-            policy=self.policy.name,
             epochs=self.run_epochs if epochs is None else epochs,
             ratio=self.ratio,
             delta=self.delta,
@@ -173,24 +168,6 @@ class InfoBatch(PrunedBatches):
             drop_last=self.drop_last,
         )
         return self._of_a_base(plan)
-
-
-class TakeTurns(InfoBatch):
-    """Those below the mean loss take turns: `ratio` of them sit out in each epoch, and weigh more when they do not.
-
-    As `InfoBatch`, but nobody is drawn to sit out again and again: what one epoch leaves out the next ones bring. That
-    is less noise, and allows a larger ratio, 0.6 where none is given.
-
-    >>> import torch
-    >>> pruning = TakeTurns(8, batch_size=4, epochs=12, ratio=0.5)
-    >>> for epoch in range(7):
-    ...     for batch in pruning:
-    ...         mean = pruning.observe(torch.tensor(batch).float())
-    >>> pruning.times_pruned
-    array([3, 3, 3, 3, 0, 0, 0, 0], dtype=uint16)
-    """
-
-    _policy_kind: ClassVar[type[InfoPolicy]] = TurnsPolicy
 
 
 def _number(samples: int | Sized) -> int:
