@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import torch
 
+import paceline
+
 SMALL = {"window": 6, "starting_point": 2, "block": 3, "count": 2, "prune": 0.3}
+SAMPLES, EPOCHS = 50, 9
+KINDS = {
+    "fine-pruning": lambda samples=SAMPLES, **more: paceline.FinePruning(samples, **{"batch_size": 8} | SMALL | more),
+    "info-batch": lambda samples=SAMPLES, **more: paceline.InfoBatch(
+        samples, **{"batch_size": 8, "epochs": EPOCHS} | more
+    ),
+}
 
 
 def losses_of(batch, epoch):

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paceline.data.pruning.dealing import Dealing
 from paceline.data.pruning.formulas import Times, n_prune, remarks
 from paceline.data.pruning.info_policy import InfoPolicy
 from paceline.data.pruning.picture import BEFORE, PRUNED, WHOLE, Row
@@ -285,8 +286,8 @@ def _pruned_in(rows: Sequence[Row]) -> tuple[int, ...]:
 
 def _trained(samples: int, batch_size: int, *, drop_last: bool) -> tuple[int, int]:
     """Samples that are trained on, and in how many batches."""
-    whole = samples // batch_size
-    return (whole * batch_size, whole) if drop_last else (samples, -(-samples // batch_size))
+    steps = Dealing(batch_size=batch_size, drop_last=drop_last).steps(samples)
+    return min(samples, steps * batch_size), steps
 
 
 def _times(times: Times) -> dict[str, Any]:

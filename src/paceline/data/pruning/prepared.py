@@ -14,9 +14,7 @@ from paceline.data.pruning.dealing import Dealing
 from paceline.data.pruning.policy import Decision, Policy, parts_of
 from paceline.randomness import torch_generator
 
-SAME_ORDER = (
-    1  # an epoch is begun again in its order once; who breaks off always is not to meet the same samples always
-)
+SAME_ORDER = 1  # retries in the same order: who always breaks off is to meet others too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

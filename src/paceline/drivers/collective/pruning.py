@@ -147,7 +147,7 @@ class InfoBatch(PrunedBatches):
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         policy = InfoPolicy(_number(samples), ratio=ratio, delta=delta, seed=seed)
-        self.ratio, self.delta, self.run_epochs = policy.ratio, policy.delta, epochs
+        self.ratio, self.delta = policy.ratio, policy.delta
         peers = FindPeers(rank, world_size, group, timeout_seconds)
         super().__init__(policy, batch_size=batch_size, epochs=epochs, base=base, drop_last=drop_last, peers=peers)
 
@@ -161,7 +161,7 @@ class InfoBatch(PrunedBatches):
         """
         plan = plan_info(
             self.policy.samples,
-            epochs=self.run_epochs if epochs is None else epochs,
+            epochs=epochs if epochs is not None else self.epochs or 1,
             ratio=self.ratio,
             delta=self.delta,
             batch_size=self._dealing.step_size,
