@@ -1,0 +1,10 @@
+"""Models too big for one device: what each layer costs, where to cut, in which order the pieces work.
+
+Nothing here opens a connection: what is planned here is carried out in `drivers/collective/pipelining`.
+
+    model ──> graph (layers in one valid order) ──> profile (seconds, bytes) ──> placement (the best cut) ──> plan
+                                                                                     schedules, timing ──────┘
+
+A model is cut into pieces. Each of the k devices holds one piece, or several where the schedule lets pieces take turns;
+piece p is on device p mod k. A mini-batch goes through in m micro-batches of equal size.
+"""
