@@ -83,7 +83,8 @@ class Weight:
 class Profile:
     """All that placement needs to know of a model; `notes` says what could not be taken apart, and why.
 
-    `bound` are the cuts that are not possible: between layers that one piece must hold together.
+    `bound` are the cuts that are not possible: between layers that one piece must hold together. `evaluates` says
+    whether the pieces do in eval mode what the model does.
 
     >>> chain = Profile(layers=(Layer(name="a"), Layer(name="b")),
     ...                 tensors=(Tensor(name="a", bytes=8, producer=0, last_use=1),))
@@ -96,6 +97,7 @@ class Profile:
     weights: tuple[Weight, ...] = ()
     bound: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
+    evaluates: bool = True
 
     def crossing(self, cut: int) -> tuple[Tensor, ...]:
         """The tensors that cross a cut, in the order in which they are handed on."""

@@ -126,7 +126,8 @@ def _module(graph: ModelGraph, made: fx.Graph) -> fx.GraphModule:
         owner = module.get_submodule(path)
         if field in owner._buffers:  # a constant of the model's code, or a buffer that it does not keep
             owner.register_buffer(field, graph.attributes[name], persistent=False)
-    return module.train()
+    module.training = True  # not of what is inside: a module that the user froze stays frozen
+    return module
 
 
 class _HandOn(torch.autograd.Function):
