@@ -22,7 +22,7 @@ LEVELS = [
     {"cli"},
     {"recipes", "bench"},
     {"drivers.simulated", "drivers.served", "drivers.collective", "drivers.replayed", "drivers", "reports"},
-    {"traces", "training", "pipeline", "reference", "reference_averaging", "reference_pruning"},
+    {"traces", "training", "pipeline", "reference", "reference_averaging", "reference_pruning", "reference_pipeline"},
     {"data", "models", "workers", "codecs", "strategies", "optim"},
     {"events", "randomness", "lookup", "lazy"},
 ]

@@ -23,6 +23,7 @@ INPUT = -1  # the producer of the model's own inputs
 class Layer:
     """One indivisible step of a model, as measured with one micro-batch on a device of speed 1.
 
+    `fixed_seconds` is the part of its seconds that a smaller micro-batch would not save.
     `activation_bytes` is what the layer makes and backward needs again, whoever keeps it. Backward has two parts, which
     only the zero-bubble schedule takes apart: the gradient of the layer's inputs, and that of its weights.
 
@@ -35,6 +36,7 @@ class Layer:
     forward_seconds: float = 0.0
     input_seconds: float = 0.0
     weight_seconds: float = 0.0
+    fixed_seconds: float = 0.0
     activation_bytes: int = 0
 
     @property

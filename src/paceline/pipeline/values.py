@@ -54,8 +54,10 @@ class Values:
     def _make_new(self, node: fx.Node) -> None:
         """Where an operation overwrites an activation: make it new, or bind together all that see the change."""
         for written in _written(node):
-            if written.op == "get_attr":
-                self.changed.add(str(written.target))
+            weight = self._weight_of(written)
+            if weight is not None:
+                self.changed.add(str(weight.target))
+                node.replace_input_with(written, weight)  # the second += reads what the first returned: the same tensor
                 continue
             others = [other for other in self._sharing(written, node) if other is not written]
             seen = [other for other in others if any(self._after(user, node) for user in other.users)]
@@ -68,6 +70,12 @@ class Values:
             node.target = new
             for user in [user for user in written.users if self._after(user, node)]:
                 user.replace_input_with(written, node)
+
+    def _weight_of(self, written: fx.Node) -> fx.Node | None:
+        """The weight whose storage a value has, if it is one."""
+        storage = _storage(self._of[written])
+        weights = (node for node in self._of if node.op == "get_attr")
+        return next((node for node in weights if _storage(self._of[node]) == storage), None)
 
     def _sharing(self, written: fx.Node, before: fx.Node) -> Iterator[fx.Node]:
         """Activations before a node that have the storage of one."""

@@ -1,0 +1,265 @@
+"""A plan: where a model is cut, what each piece costs, and what a step will take under each schedule.
+
+A plan is plain values. It holds the profile, so that other schedules, devices and links can be tried without measuring
+again, and it can be saved and read: plan once on one machine, train on many.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.pipeline.advice import Advice, advise
+from paceline.pipeline.devices import Device, Link
+from paceline.pipeline.errors import PipelineError
+from paceline.pipeline.idle import counted_idle, lecture_idle
+from paceline.pipeline.layers import Profile
+from paceline.pipeline.placement import Placement, PlacementError, place, priced
+from paceline.pipeline.schedules import SCHEDULES, find, in_flight, orders, why_not
+from paceline.pipeline.timing import MessageCost, PieceCost, Timeline, slot_timeline, timeline
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What the plan was made for: a mini-batch of so many samples, and the inputs of one micro-batch.
+
+    >>> Batch(samples=64, shapes=((8, 3, 32, 32),), dtypes=("float32",)).microbatch
+    8
+    """
+
+    samples: int
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+    @property
+    def microbatch(self) -> int:
+        """Samples of a micro-batch."""
+        return self.shapes[0][0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a step comes to under one schedule, each with the best cut for it; or `why_not`.
+
+    `idle` is the predicted share of idle time, `slots` its count where all pieces take equally long, `lecture` the
+    lecture's figure, which is half of gpipe's count.
+    """
+
+    schedule: str
+    step_seconds: float = 0.0
+    idle: float = 0.0
+    slots: float = 0.0
+    lecture: float = 0.0
+    most_bytes: int = 0
+    why_not: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How a model goes through a pipeline; `print` it for a table and a picture. `plan_pipeline` makes one."""
+
+    model: str
+    profile: Profile
+    placement: Placement
+    batch: Batch
+    microbatches: int
+    schedule: str = "1f1b"
+    links: Link | tuple[Link, ...] = field(default_factory=Link)
+    states: float = 1.0
+    fingerprint: str = ""
+
+    @property
+    def stages(self) -> int:
+        """Devices in the row."""
+        return len(self.placement.devices)
+
+    @property
+    def chunks(self) -> int:
+        """Pieces of each device."""
+        return len(self.placement.pieces) // self.stages
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The layers before which the model is cut."""
+        return self.placement.cuts
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a mini-batch."""
+        return self.batch.samples
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of one micro-batch's inputs."""
+        return self.batch.shapes
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """What the inputs' elements are."""
+        import torch
+
+        return tuple(getattr(torch, name) for name in self.batch.dtypes)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the pieces do in eval mode what the model does."""
+        return self.profile.evaluates
+
+    # -- what it comes to ----------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """The predicted step."""
+        return timeline(orders(self.schedule, self.stages, self.microbatches, self.chunks), self.costs, self.messages)
+
+    @property
+    def costs(self) -> list[PieceCost]:
+        """What one micro-batch costs each piece."""
+        return [
+            PieceCost(
+                forward_seconds=piece.forward_seconds,
+                input_seconds=piece.input_seconds,
+                weight_seconds=piece.weight_seconds,
+            )
+            for piece in self.placement.pieces
+        ]
+
+    @property
+    def messages(self) -> list[MessageCost]:
+        """What the messages between each two pieces take."""
+        pieces = self.placement.pieces
+        return [
+            MessageCost(forward_seconds=piece.send_seconds, gradient_seconds=behind.return_seconds)
+            for piece, behind in itertools.pairwise(pieces)
+        ]
+
+    @functools.cached_property
+    def predictions(self) -> tuple[Prediction, ...]:
+        """What a step comes to under every schedule."""
+        return tuple(self._prediction(name) for name in SCHEDULES)
+
+    def _prediction(self, name: str) -> Prediction:
+        try:
+            plan = self if name == self.schedule else self.revised(schedule=name)
+        except (PipelineError, PlacementError) as error:
+            return Prediction(schedule=name, why_not=str(error))
+        return Prediction(
+            schedule=name,
+            step_seconds=plan.timeline.step_seconds,
+            idle=plan.timeline.idle,
+            slots=slot_timeline(name, plan.stages, plan.microbatches, plan.chunks).idle,
+            lecture=lecture_idle(plan.stages, plan.microbatches),
+            most_bytes=max(plan.placement.device_bytes),
+        )
+
+    @functools.cached_property
+    def advice(self) -> Advice:
+        """What other numbers of micro-batches would come to."""
+        return advise(
+            self.schedule,
+            self.costs,
+            self.messages,
+            batch_samples=self.batch.samples,
+            microbatches=self.microbatches,
+            fixed_seconds=[
+                self._fixed(piece.first, piece.last) / self.placement.devices[piece.device].speed
+                for piece in self.placement.pieces
+            ],
+            latency_seconds=max((link.latency_seconds for link in _each(self.links)), default=0.0),
+            chunks=self.chunks,
+        )
+
+    def _fixed(self, first: int, last: int) -> float:
+        """The part of a piece's time that a smaller micro-batch does not save."""
+        return sum(layer.fixed_seconds for layer in self.profile.layers[first:last])
+
+    @property
+    def counted_idle(self) -> float:
+        """The share of idle slots of gpipe and 1f1b where all stages take equally long: (k - 1) / (k - 1 + m)."""
+        return counted_idle(self.stages, self.microbatches)
+
+    @functools.cached_property
+    def even(self) -> Placement | None:
+        """The same number of layers on every device, for comparison; None where that is not possible."""
+        pieces, layers = len(self.placement.pieces), len(self.profile.layers)
+        cuts = [round(number * layers / pieces) for number in range(1, pieces)]
+        try:
+            return priced(self.profile, cuts, self.placement.devices, **self._conditions(self.schedule, self.chunks))
+        except ValueError:  # a cut that is not possible
+            return None
+
+    # -- other plans ---------------------------------------------------------------------------------------------------
+
+    def revised(
+        self,
+        *,
+        schedule: str | None = None,
+        stages: int | None = None,
+        chunks: int | None = None,
+        devices: Sequence[Device] | None = None,
+        links: Link | Sequence[Link] | None = None,
+        states: float | None = None,
+    ) -> Plan:
+        """The best plan of the same profile under other conditions; nothing is measured again."""
+        schedule = self.schedule if schedule is None else schedule
+        kept = self.chunks if schedule == self.schedule else find(schedule).chunks
+        plan = dataclasses.replace(
+            self,
+            schedule=schedule,
+            links=self.links if links is None else links if isinstance(links, Link) else tuple(links),
+            states=self.states if states is None else states,
+        )
+        devices = self.placement.devices if devices is None else tuple(devices)
+        if stages is not None and stages != len(devices):
+            devices = (devices[0],) * stages
+        return plan.placed(devices, chunks=kept if chunks is None else chunks)
+
+    def placed(self, devices: Sequence[Device], *, chunks: int) -> Plan:
+        """The same plan with its model placed anew on these devices."""
+        refused = why_not(self.schedule, len(devices), self.microbatches, chunks)
+        if refused:
+            raise PipelineError(refused)
+        conditions = self._conditions(self.schedule, chunks, stages=len(devices))
+        return dataclasses.replace(self, placement=place(self.profile, devices, **conditions))
+
+    def _conditions(self, schedule: str, chunks: int, stages: int | None = None) -> dict[str, Any]:
+        stages = self.stages if stages is None else stages
+        return {
+            "microbatches": self.microbatches,
+            "in_flight": in_flight(schedule, stages, self.microbatches, chunks),
+            "links": self.links,
+            "chunks": chunks,
+            "states": self.states,
+        }
+
+    # -- in words and in files -----------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        from paceline.pipeline.plan_text import describe
+
+        return describe(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to a file, as JSON."""
+        from paceline.pipeline.plan_file import write
+
+        write(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan that was saved."""
+        from paceline.pipeline.plan_file import read
+
+        return read(Path(path))
+
+
+def _each(links: Link | tuple[Link, ...]) -> tuple[Link, ...]:
+    return (links,) if isinstance(links, Link) else links

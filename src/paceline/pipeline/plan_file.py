@@ -1,0 +1,190 @@
+"""A plan as JSON: plain numbers and words, read with every field checked. A file from elsewhere can do no harm."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from paceline.pipeline.devices import Device, Link
+from paceline.pipeline.errors import PipelineError
+from paceline.pipeline.layers import Layer, Profile, Tensor, Weight
+from paceline.pipeline.placement import Placement, priced
+from paceline.pipeline.plan import Batch, Plan
+from paceline.pipeline.schedules import why_not
+
+FORMAT = 1
+MOST_BYTES = 64 * 2**20
+INFINITE = "infinite"
+DTYPES = frozenset(
+    ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64")
+)
+
+
+def profile_document(profile: Profile) -> dict[str, Any]:
+    """A profile as plain values.
+
+    >>> profile_document(Profile(layers=(Layer(name="a"),)))["layers"][0]["name"]
+    'a'
+    """
+    return _plain(profile)  # type: ignore[no-any-return]
+
+
+def profile_from(document: Any) -> Profile:
+    """The profile that was written down.
+
+    >>> profile_from(profile_document(Profile(layers=(Layer(name="a"),)))).layers
+    (Layer(name='a', kind='', forward_seconds=0.0, ..., activation_bytes=0),)
+    """
+    profile: Profile = _made(Profile, document, "profile")
+    _check(profile)
+    return profile
+
+
+def write(plan: Plan, path: Path) -> None:
+    """Write a plan to a file."""
+    path.write_text(json.dumps(document_of(plan), indent=1, allow_nan=False), encoding="utf-8")
+
+
+def document_of(plan: Plan) -> dict[str, Any]:
+    """A plan as plain values; the placement is its cuts and devices, which it is priced by again."""
+    links = [plan.links] if isinstance(plan.links, Link) else list(plan.links)
+    return {
+        "format": FORMAT,
+        "model": plan.model,
+        "schedule": plan.schedule,
+        "microbatches": plan.microbatches,
+        "chunks": plan.chunks,
+        "cuts": list(plan.cuts),
+        "proven": plan.placement.proven,
+        "notes": list(plan.placement.notes),
+        "devices": [_plain(device) for device in plan.placement.devices],
+        "links": [_plain(link) for link in links],
+        "one_link": isinstance(plan.links, Link),
+        "states": plan.states,
+        "fingerprint": plan.fingerprint,
+        "batch": _plain(plan.batch),
+        "profile": profile_document(plan.profile),
+    }
+
+
+def read(path: Path) -> Plan:
+    """Read a plan from a file."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise PipelineError(f"{path} is larger than a plan can be ({MOST_BYTES // 2**20} MiB)")
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise PipelineError(f"{path} is not a plan: {error}") from error
+    try:
+        return plan_from(document)
+    except PipelineError as error:
+        raise PipelineError(f"{path} is not a plan: {error}") from error
+
+
+def plan_from(document: Any) -> Plan:
+    """The plan that was written down; every field is checked."""
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise PipelineError(f"format must be {FORMAT} (format={_short(document)})")
+    try:
+        devices = tuple(_made(Device, each, "devices") for each in document["devices"])
+        links = tuple(_made(Link, each, "links") for each in document["links"])
+        plan = Plan(
+            model=_typed(document["model"], str, "model"),
+            profile=profile_from(document["profile"]),
+            placement=Placement(cuts=(), pieces=(), devices=devices),
+            batch=_made(Batch, document["batch"], "batch"),
+            microbatches=_typed(document["microbatches"], int, "microbatches"),
+            schedule=_typed(document["schedule"], str, "schedule"),
+            links=links[0] if document["one_link"] is True else links,
+            states=_typed(document["states"], float, "states"),
+            fingerprint=_typed(document["fingerprint"], str, "fingerprint"),
+        )
+        _check_batch(plan)
+        chunks = _typed(document["chunks"], int, "chunks")
+        refused = why_not(plan.schedule, len(devices), plan.microbatches, chunks)
+        if refused:
+            raise PipelineError(refused)
+        conditions = plan._conditions(plan.schedule, chunks)
+        cuts = [_typed(cut, int, "cuts") for cut in document["cuts"]]
+        placement = priced(plan.profile, cuts, devices, **conditions)
+        said = {"proven": document["proven"] is True, "notes": _typed(document["notes"], tuple[str, ...], "notes")}
+    except PipelineError:
+        raise
+    except KeyError as error:
+        raise PipelineError(f"{error} is missing") from error
+    except (TypeError, ValueError, IndexError) as error:
+        raise PipelineError(str(error)) from error
+    return dataclasses.replace(plan, placement=dataclasses.replace(placement, **said))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return INFINITE if value == math.inf else value
+
+
+def _made(kind: Any, document: Any, where: str) -> Any:
+    """A dataclass from plain values, each of the type that it should have."""
+    if not isinstance(document, dict):
+        raise PipelineError(f"{where} must be a table ({where}={_short(document)})")
+    hints = typing.get_type_hints(kind)
+    unknown = set(document) - set(hints)
+    if unknown:
+        raise PipelineError(f"{where} has a field that it should not have: {sorted(map(str, unknown))[0]}")
+    return kind(**{name: _typed(value, hints[name], f"{where}.{name}") for name, value in document.items()})
+
+
+def _typed(value: Any, hint: Any, where: str) -> Any:
+    """A plain value as the type it should be."""
+    origin = typing.get_origin(hint)
+    if origin is types.UnionType:
+        return None if value is None else _typed(value, typing.get_args(hint)[0], where)
+    if origin in (tuple, frozenset):
+        if not isinstance(value, list):
+            raise PipelineError(f"{where} must be a list ({where}={_short(value)})")
+        return origin(_typed(each, typing.get_args(hint)[0], where) for each in value)
+    if hint in (Layer, Tensor, Weight):
+        return _made(hint, value, where)
+    if hint is float and value == INFINITE:
+        return math.inf
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise PipelineError(f"{where} must be {hint.__name__} ({where}={_short(value)})")
+    if isinstance(value, float | int) and not (0 <= value < 2**62 or where.endswith("producer")):
+        raise PipelineError(f"{where} must be a number of at least 0 ({where}={_short(value)})")
+    return value
+
+
+def _check(profile: Profile) -> None:
+    """What placement takes for granted."""
+    layers = len(profile.layers)
+    for tensor in profile.tensors:
+        if not -1 <= tensor.producer < tensor.last_use + 1 <= layers:
+            raise PipelineError(f"tensor {tensor.name!r} goes from layer {tensor.producer} to {tensor.last_use}")
+    for weight in profile.weights:
+        if not weight.layers or not all(0 <= layer < layers for layer in weight.layers):
+            raise PipelineError(f"weight {weight.name!r} is used by layers {_short(weight.layers)} of {layers}")
+
+
+def _check_batch(plan: Plan) -> None:
+    """What tracing takes for granted."""
+    batch = plan.batch
+    if not batch.shapes or len(batch.shapes) != len(batch.dtypes) or not set(batch.dtypes) <= DTYPES:
+        raise PipelineError(f"batch must have inputs of known types ({_short(batch)})")
+    if any(not shape or shape[0] * plan.microbatches != batch.samples or 0 in shape for shape in batch.shapes):
+        raise PipelineError(f"batch must be {plan.microbatches} micro-batches of equal size ({_short(batch)})")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
