@@ -42,10 +42,10 @@ def test_fewer_layers_than_pieces():
 
 def test_one_layer_is_larger_than_the_largest_device():
     assert message(model(10, 2000, 10), [1000, 5999]) == (
-        "layer 'fc1' alone needs 6,000 bytes, and the largest device has 5,999 bytes; use a device with more memory"
+        "layer 'fc1' alone needs 6,000 B, and the largest device has 5,999 B; use a device with more memory"
     )
     assert message(model(10, 100, 10, activations=500), [1000, 700], in_flight=2) == (
-        "layer 'fc1' alone needs 1.30 kB, and the largest device has 1.00 kB; weights are 300 bytes of that; "
+        "layer 'fc1' alone needs 1.30 kB, and the largest device has 1.00 kB; weights are 300 B of that; "
         "use smaller micro-batches, or a device with more memory"
     )
     assert message(model(10, 300, 300, 10, bound=(2,)), [1000] * 2).startswith(
@@ -55,26 +55,26 @@ def test_one_layer_is_larger_than_the_largest_device():
 
 def test_all_layers_are_larger_than_all_devices():
     said = message(model(100, 100, 100), [400, 400])
-    assert said.startswith("the model needs at least 900 bytes, and 2 devices have 800 bytes together; use more stages")
+    assert said.startswith("the model needs at least 900 B, and 2 devices have 800 B together; use more stages")
     assert message(model(100, 100, 100, 100), [500, 500], chunks=2).startswith("the model needs at least 1.20 kB")
 
 
 def test_otherwise_the_cut_that_comes_nearest_says_what_is_missing():
     said = message(model(100, 100, 100), [450, 450])
     assert said.startswith(
-        "no cut fits: the one that comes nearest needs 600 bytes on device 1 (gpu1), which has 450 bytes; use more"
+        "no cut fits: the one that comes nearest needs 600 B on device 1 (gpu1), which has 450 B; use more"
     )
     assert place(model(100, 100, 100), [Device(memory_bytes=600)] * 2, microbatches=4, in_flight=[1, 1]).fits
     buffers = [Tensor(name="x", bytes=100, producer=0, last_use=1, kept=True)]
     said = message(model(1, 1, tensors=buffers), [300, None], microbatches=4)
-    assert "needs 403 bytes on device 0 (gpu0), which has 300 bytes;" in said
+    assert "needs 403 B on device 0 (gpu0), which has 300 B;" in said
     assert place(model(1, 1, tensors=buffers), [Device(memory_bytes=300)] * 2, microbatches=2, in_flight=[1, 1]).fits
 
 
 def test_pieces_that_fit_alone_but_not_together():
     said = message(model(100, 100, 100, 100, 100), [800, 800], chunks=2)
-    assert said.startswith("no cut was found that fits: the one that comes nearest needs 600 bytes on device 1 (gpu1)")
-    assert "which has 400 bytes for each of its 2 pieces;" in said
+    assert said.startswith("no cut was found that fits: the one that comes nearest needs 600 B on device 1 (gpu1)")
+    assert "which has 400 B for each of its 2 pieces;" in said
 
 
 @pytest.mark.parametrize(

@@ -17,35 +17,25 @@ import numpy as np
 
 from paceline.pipeline.costs import Costs
 from paceline.pipeline.cutting import fewest_bytes, least_worst
+from paceline.pipeline.errors import PipelineError
+from paceline.pipeline.words import size
 
 ADVICE = "use more stages, smaller or fewer micro-batches, a schedule with fewer in flight, or devices with more memory"
 
 
-class PlacementError(ValueError):
+class PlacementError(PipelineError):
     """A model cannot be placed on the given devices. The message says why, and what may help."""
-
-
-def size(number_of_bytes: float) -> str:
-    """Bytes as people say them.
-
-    >>> size(999), size(1_500_000), size(2.5e13)
-    ('999 bytes', '1.50 MB', '25000.00 GB')
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number_of_bytes >= scale:
-            return f"{number_of_bytes / scale:.2f} {unit}"
-    return f"{number_of_bytes:.0f} bytes"
 
 
 def sizes(needed: float, has: float) -> tuple[str, str]:
     """Two sizes that differ, in words that differ.
 
     >>> sizes(3000, 2000), sizes(3000, 2999)
-    (('3.00 kB', '2.00 kB'), ('3,000 bytes', '2,999 bytes'))
+    (('3.0 kB', '2.0 kB'), ('3,000 B', '2,999 B'))
     """
     if size(needed) != size(has):
         return size(needed), size(has)
-    return f"{needed:,.0f} bytes", f"{has:,.0f} bytes"
+    return f"{needed:,.0f} B", f"{has:,.0f} B"
 
 
 def check_count(costs: Costs) -> None:
