@@ -45,18 +45,18 @@ def test_one_layer_is_larger_than_the_largest_device():
         "layer 'fc1' alone needs 6,000 B, and the largest device has 5,999 B; use a device with more memory"
     )
     assert message(model(10, 100, 10, activations=500), [1000, 700], in_flight=2) == (
-        "layer 'fc1' alone needs 1.30 kB, and the largest device has 1.00 kB; weights are 300 B of that; "
+        "layer 'fc1' alone needs 1.3 kB, and the largest device has 1.0 kB; weights are 300 B of that; "
         "use smaller micro-batches, or a device with more memory"
     )
     assert message(model(10, 300, 300, 10, bound=(2,)), [1000] * 2).startswith(
-        "layers 'fc1' to 'fc2', which cannot be parted, need 1.80 kB, and the largest device has 1.00 kB"
+        "layers 'fc1' to 'fc2', which cannot be parted, need 1.8 kB, and the largest device has 1.0 kB"
     )
 
 
 def test_all_layers_are_larger_than_all_devices():
     said = message(model(100, 100, 100), [400, 400])
     assert said.startswith("the model needs at least 900 B, and 2 devices have 800 B together; use more stages")
-    assert message(model(100, 100, 100, 100), [500, 500], chunks=2).startswith("the model needs at least 1.20 kB")
+    assert message(model(100, 100, 100, 100), [500, 500], chunks=2).startswith("the model needs at least 1.2 kB")
 
 
 def test_otherwise_the_cut_that_comes_nearest_says_what_is_missing():
