@@ -62,7 +62,7 @@ def run(*arguments, cwd, run=warm.run):
 
 
 def test_train_ends_in_a_table_a_page_and_a_run_that_replays_unless_its_trace_was_altered(tmp_path):
-    small = ["--workers", "4", "--k", "3", "--rounds", "12"]
+    small = ["--workers", "2", "--k", "1", "--classes-per-worker", "5", "--rounds", "12"]
     first = run("train", *small, cwd=tmp_path, run=subprocess.run)  # the server and its workers start from nothing
     assert first.returncode == 0, first.stderr
     assert "lgc" in first.stdout

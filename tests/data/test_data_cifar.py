@@ -148,6 +148,7 @@ def test_a_hostile_python_batch_runs_nothing(tmp_path, packed):
         ({"data": np.zeros((1, 3072), np.uint8), "labels": [True]}, "'labels' are no list"),
         ([1], "something else than a dict"),
     ],
+    ids=["none", "list", "floats", "short", "one label too few", "text", "class 10", "truth", "no dict"],
 )
 def test_python_batches_that_hold_something_else_are_refused(tmp_path, batch, says):
     write_files(tmp_path, {**python_files(), "test_batch": pickle.dumps(batch, protocol=2)})

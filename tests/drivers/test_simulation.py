@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from paceline.data import BatchOrder, load_dataset, split
@@ -33,9 +34,9 @@ def digits():
     return load_dataset("digits")
 
 
-def training(digits, *, model="mlp", workers=WORKERS, seed=0, norm=None, rounds=ROUNDS, **optimizer):
+def training(digits, *, model="mlp", module=None, workers=WORKERS, seed=0, rounds=ROUNDS, **optimizer):
     return Training(
-        module=build_model(model, input_shape=digits.input_shape, classes=10, seed=seed, norm=norm),
+        module=module or build_model(model, input_shape=digits.input_shape, classes=10, seed=seed),
         dataset=digits,
         shards=split(digits.train.targets, workers=workers, kind="iid", seed=seed),
         optimizer=OptimizerSettings(**({"lr": 0.05} | optimizer)),
@@ -45,6 +46,14 @@ def training(digits, *, model="mlp", workers=WORKERS, seed=0, norm=None, rounds=
         seed=seed,
         evaluation_samples=300,
     )
+
+
+def with_batch_norm():
+    """A small network of two layers with running statistics."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)]
+        return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
 
 
 def simulate(strategy, trained, *, workers=WORKERS, rounds=ROUNDS, seed=0, late_work="partial", delays=None):
@@ -186,7 +195,7 @@ def whole_tasks(workers):
 
 
 def test_running_statistics_are_averaged_over_the_workers_of_the_step(digits):
-    trained = training(digits, model="vgg11", norm="batch", workers=3)
+    trained = training(digits, module=with_batch_norm(), workers=3)
     learner = Learner(trained)
     tasks = whole_tasks(3)
     step = Step(version=0, fresh=tuple(Share(worker=w, version=0, weight=1 / 3) for w in range(3)))
@@ -206,7 +215,7 @@ def test_running_statistics_are_averaged_over_the_workers_of_the_step(digits):
 def test_a_batch_norm_model_is_evaluated_without_changing_its_statistics(digits):
     simulation = simulate(
         LGC(k=2),
-        training(digits, model="vgg11", norm="batch", workers=3),
+        training(digits, module=with_batch_norm(), workers=3),
         workers=3,
         rounds=3,
         delays=SlowWorkers(base=ShiftedExponential(), slow=1, factor=1.5),

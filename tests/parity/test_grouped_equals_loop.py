@@ -54,9 +54,9 @@ def assignments(shape, *, workers=2, batch_size=8, blocks=4, classes=10, seed=0)
 
 def both(module, work):
     """The loop's result and the grouped one, from copies of one module."""
-    model = FlatModel(copy.deepcopy(module))
-    start = model.parameters.clone(), model.buffers
     loop, grouped = LoopGradients(copy.deepcopy(module)), GroupedGradients(copy.deepcopy(module))
+    model = FlatModel(module)
+    start = model.parameters.clone(), model.buffers
     return loop.compute(*start, work), grouped.compute(*start, work)
 
 
@@ -84,7 +84,9 @@ def double_precision():
 @pytest.mark.parametrize(("name", "norm", "shape"), NETWORKS, ids=str)
 def test_one_pass_gives_every_workers_gradient_buffers_and_loss(name, norm, shape):
     module = build_model(name, input_shape=shape, classes=10, norm=norm)
-    expected, found = both(module, assignments(shape))
+    work = assignments(shape, batch_size=4, blocks=2)  # of the second worker one block: time goes by the blocks
+    assert [each.blocks_done for each in work] == [2, 1]
+    expected, found = both(module, work)
     assert apart(expected.gradients, found.gradients) < 1e-9
     assert apart(expected.buffers, found.buffers) < 1e-6
     torch.testing.assert_close(found.losses, expected.losses, rtol=0, atol=1e-9)
@@ -255,7 +257,7 @@ def test_a_comparison_in_which_a_layer_had_no_gradient_yet_does_not_vouch_for_th
 
 
 def test_the_models_own_module_is_left_alone():
-    module = build_model("vgg11", input_shape=GREY, classes=10)
+    module = small_network()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     engine = make_engine(module)
     model = FlatModel(copy.deepcopy(module))

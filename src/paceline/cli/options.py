@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import tyro
 
@@ -88,16 +89,12 @@ def parse(
     Traceback (most recent call last):
     paceline.cli.options.UsageError: unknown option --rouds; did you mean --rounds?
     """
-    unprefixed = tyro.conf.arg(name="")
-    parts: list[Any] = [("command", Annotated[command, unprefixed])]
-    if with_recipe:
-        parts.append(("recipe", Annotated[_recipe_options(), unprefixed]))
-    kind: Any = dataclasses.make_dataclass(command.__name__, parts)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
+            parsed: Any
             parsed, extra = tyro.cli(
-                kind,
+                _options_of(cast(Any, command), with_recipe=with_recipe),
                 args=list(arguments),
                 prog=prog,
                 description=command.__doc__,
@@ -113,6 +110,17 @@ def parse(
     return parsed.command, dict(_given(parsed.recipe)) if with_recipe else {}
 
 
+@functools.cache
+def _options_of(command: Any, *, with_recipe: bool) -> Any:
+    """All options as one dataclass. It is made once."""
+    unprefixed = tyro.conf.arg(name="")
+    parts: list[Any] = [("command", Annotated[command, unprefixed])]
+    if with_recipe:
+        parts.append(("recipe", Annotated[_recipe_options(), unprefixed]))
+    return dataclasses.make_dataclass(command.__name__, parts)
+
+
+@functools.cache
 def _recipe_options() -> type:
     """A dataclass like `Recipe` whose every leaf is optional text."""
     groups: dict[str, list[Any]] = {}
