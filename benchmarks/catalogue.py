@@ -46,6 +46,15 @@ BENCHMARKS = MappingProxyType(
         "pruning-overhead": Benchmark(
             "benchmarks.pruning_overhead:run", "the bookkeeping of an epoch of pruning: time, memory, a loader's epoch"
         ),
+        "pipeline-balance": Benchmark(
+            "benchmarks.pipeline_balance:run", "the slowest stage of our cut against equal counts and torchgpipe's"
+        ),
+        "pipeline-idle": Benchmark(
+            "benchmarks.pipeline_idle:run", "idle share of a pipeline: the lecture's, counted, predicted, measured"
+        ),
+        "pipeline-placement": Benchmark(
+            "benchmarks.pipeline_placement:run", "seconds for the exact cut of 1,000 layers over 64 devices"
+        ),
         "soak": Benchmark("benchmarks.soak:run", "random faults against one real run, which must go on"),
     }
 )

@@ -18,19 +18,19 @@ class Options:
     seeds: int | None = None
     """claims, choice-of-k, large-batch, pruning: runs that are averaged; 3 if not given."""
     only: str = ""
-    """choice-of-k: delay models, gradients: networks, with commas between; empty: all."""
+    """choice-of-k: delay models, gradients, pipeline-balance: networks, with commas between; empty: all."""
     strategies: str = ""
     """choice-of-k: strategies, with commas between; empty: all."""
     rounds: int | None = None
     """cluster: rounds of each run; 300 if not given."""
     repeat: int | None = None
-    """cluster: runs of each strategy; 2 if not given."""
+    """cluster: runs of each strategy; 2 if not given. pipeline-*: turns, of which the best counts."""
     faults: int | None = None
     """soak: how many; 1000 if not given."""
     seconds_per_fault: float = 0.0
     """soak: least time from one fault to the next."""
     seed: int = 0
-    """soak: which faults, when and against whom."""
+    """soak: which faults, when and against whom. pipeline-*: of weights, samples, and models that are drawn."""
     epochs: int | None = None
     """large-batch, pruning: epochs of each run; 64 and 50 if not given."""
     batches: str = ""
@@ -59,6 +59,14 @@ class Options:
     """pruning: runs at once, one thread each; as many as there are cores if not given."""
     resume: bool = True
     """pruning: take up the runs that are among the raw numbers; --no-resume runs all that are asked for."""
+    layers: int | None = None
+    """pipeline-placement: layers of the model; 1000 if not given."""
+    devices: int | None = None
+    """pipeline-placement: devices it is placed on; 64 if not given."""
+    microbatch: int | None = None
+    """pipeline-balance, pipeline-idle: samples of a micro-batch; 8 and 256 if not given."""
+    microbatches: str = ""
+    """pipeline-idle: numbers of micro-batches, with commas between; 1,2,4,8,16 if not given."""
     out: str = "runs/bench"
     """Folder for the raw numbers."""
 
