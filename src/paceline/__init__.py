@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from paceline.data.pruning.ledger import PruningError
     from paceline.drivers.collective.hook import compress
     from paceline.drivers.collective.members import BMUF, HPSGD, PSGD, SSGD, DiLoCo, LocalSGD
+    from paceline.drivers.collective.pipelining.pipeline import Pipeline
+    from paceline.drivers.collective.planning import plan_pipeline
     from paceline.drivers.collective.pruning import FinePruning, InfoBatch
     from paceline.drivers.served.serving import serve
     from paceline.drivers.served.worker import Worker
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from paceline.optim.lars import LARS
     from paceline.optim.ratios import layer_ratios
     from paceline.optim.schedules import scale_lr, warmup_poly
+    from paceline.pipeline.devices import Device, Link
+    from paceline.pipeline.errors import PipelineError
+    from paceline.pipeline.plan import Plan
     from paceline.recipes import Race, Recipe, RecipeError, Result, simulate
     from paceline.recipes.cluster import train
     from paceline.recipes.pruning_of_script import pruning_page
@@ -40,6 +45,7 @@ _HOMES = {
     "Result": "recipes",
     "Worker": "drivers.served.worker",
     "compress": "drivers.collective.hook",
+    "plan_pipeline": "drivers.collective.planning",
     "pruning_page": "recipes.pruning_of_script",
     "replay": "recipes.replaying",
     "serve": "drivers.served.serving",
@@ -54,11 +60,16 @@ _HOMES = {
     "FinePruning": "drivers.collective.pruning",
     "InfoBatch": "drivers.collective.pruning",
     "PruningError": "data.pruning.ledger",
+    "Pipeline": "drivers.collective.pipelining.pipeline",
+    "PipelineError": "pipeline.errors",
     "Accumulate": "optim.accumulate",
     "LARS": "optim.lars",
     "layer_ratios": "optim.ratios",
     "scale_lr": "optim.schedules",
     "warmup_poly": "optim.schedules",
+    "Device": "pipeline.devices",
+    "Link": "pipeline.devices",
+    "Plan": "pipeline.plan",
     "LGC": "strategies",
     "STRATEGIES": "strategies",
     "Async": "strategies",
@@ -76,12 +87,17 @@ __all__ = [
     "STRATEGIES",
     "Accumulate",
     "Async",
+    "Device",
     "DiLoCo",
     "FastestK",
     "FinePruning",
     "Full",
     "InfoBatch",
+    "Link",
     "LocalSGD",
+    "Pipeline",
+    "PipelineError",
+    "Plan",
     "PruningError",
     "Race",
     "Recipe",
@@ -90,6 +106,7 @@ __all__ = [
     "Worker",
     "compress",
     "layer_ratios",
+    "plan_pipeline",
     "pruning_page",
     "replay",
     "scale_lr",

@@ -16,11 +16,10 @@ from rich.progress import Progress
 
 from paceline.cli.folders import new_folder
 from paceline.cli.options import UsageError
-from paceline.cli.ranks import is_ranks_run, train_ranks
+from paceline.cli.ranks import by_ranks, is_ranks_run, train_ranks
 from paceline.cli.telling import tell_results
 from paceline.drivers.collective.place import place_in
 from paceline.recipes import Recipe, read_recipe
-from paceline.recipes.averaging import averages
 from paceline.traces.journal import TRACE, RunEnded
 from paceline.traces.journal_files import read_journal
 
@@ -31,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Train with real processes: a parameter server and its workers, or ranks that average.
+    """Train with real processes: a parameter server and its workers, ranks that average, or the stages of a pipeline.
 
-    Strategies that average (hpsgd, local-sgd, ...) also join a launch: torchrun ... -m paceline train RECIPE --out DIR
+    Ranks (hpsgd, local-sgd, ...; stages = 2) also join a launch: torchrun ... -m paceline train RECIPE --out DIR
     """
 
     recipe_file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(name="recipe", metavar="[RECIPE]")] = ""
@@ -137,12 +136,12 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
         _check_nothing_beside_resume(options, overrides)
         return train_ranks(options, None, place)
     recipe = read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
-    if averages(recipe) and not options.resume:
+    if by_ranks(recipe) and not options.resume:
         return train_ranks(options, recipe, place)
     if place is not None:
         raise UsageError(
             f"{recipe.strategy.name} has a server, and starts its workers itself: run it without torchrun, or use "
-            "`paceline serve` and `paceline work`; hpsgd and its family run under torchrun"
+            "`paceline serve` and `paceline work`; hpsgd and its family run under torchrun, and pipelines do"
         )
 
     def run(recipe: Recipe, folder: Path, live: LiveRun, resume: bool) -> Trained:
@@ -161,10 +160,11 @@ def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
     from paceline.recipes import cluster
 
     door = cluster.Door(listen=options.listen, tls=options.tls or None, insecure=options.insecure)
-    if not options.resume and averages(
-        read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
-    ):
-        raise UsageError("averaging has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE")
+    if not options.resume:
+        recipe = read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
+        if by_ranks(recipe):
+            what = "a pipeline" if recipe.pipeline.on else "averaging"
+            raise UsageError(f"{what} has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE")
 
     def run(recipe: Recipe, folder: Path, live: LiveRun, resume: bool) -> Trained:
         def opened(address: str) -> None:

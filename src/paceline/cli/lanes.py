@@ -42,6 +42,10 @@ class Lanes:
     ) -> None:
         self._progress.stop()
 
+    def note(self, text: str) -> None:
+        """Say something above the bars."""
+        self._progress.console.print(text, soft_wrap=True, highlight=False, markup=False)
+
     def show(self, lane: int, standing: Standing) -> None:
         """A run has come this far."""
         loss = "" if standing.loss is None else f"loss {standing.loss:.4f}"

@@ -25,6 +25,7 @@ from paceline.cli.commands import RaceOptions, SimulateOptions, race, simulate
 from paceline.cli.inspect_command import InspectOptions, inspect
 from paceline.cli.inspect_pruning_command import InspectPruningOptions, inspect_pruning
 from paceline.cli.options import UsageError, parse
+from paceline.cli.plan_command import PlanOptions, plan
 from paceline.cli.plan_pruning_command import PlanPruningOptions, plan_pruning
 from paceline.lookup import unknown
 
@@ -32,6 +33,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, dict[str, str]], None]]] = {
     "race": (RaceOptions, race),
     "simulate": (SimulateOptions, simulate),
     "inspect": (InspectOptions, inspect),
+    "plan": (PlanOptions, plan),
     "train": (TrainOptions, train),
     "serve": (ServeOptions, serve),
     "work": (WorkOptions, work),

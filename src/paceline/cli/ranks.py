@@ -1,4 +1,6 @@
-"""`paceline train` where workers average among themselves: as a rank of a launch, or as who starts the ranks."""
+"""`paceline train` without a server, where workers average or are pipelines: as a rank of a launch, or as who starts
+the ranks.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,18 @@ from paceline.cli.options import UsageError
 from paceline.cli.telling import tell_results
 from paceline.drivers.simulated.progress import Progress
 from paceline.recipes import Recipe
+from paceline.recipes.averaging import averages
 from paceline.recipes.ranks import RECIPE, read_recipe_of
 
 if TYPE_CHECKING:
     from paceline.cli.cluster_commands import TrainOptions
     from paceline.drivers.collective.place import Place
+    from paceline.pipeline.plan import Plan
     from paceline.traces import Evaluation
 
 
 def is_ranks_run(folder: str) -> bool:
-    """Whether a folder holds a run whose workers average among themselves.
+    """Whether a folder holds a run of ranks.
 
     >>> is_ranks_run("/nowhere")
     False
@@ -32,10 +36,21 @@ def is_ranks_run(folder: str) -> bool:
     return Path(folder, RECIPE).is_file()
 
 
+def by_ranks(recipe: Recipe) -> bool:
+    """Whether a recipe is carried out by ranks, without a server.
+
+    >>> by_ranks(Recipe()), by_ranks(Recipe().with_strategy("hpsgd"))
+    (False, True)
+    """
+    return averages(recipe) or recipe.pipeline.on
+
+
 def train_ranks(options: TrainOptions, recipe: Recipe | None, place: Place | None) -> None:
     """Be a rank, or start the ranks and wait for them; without a recipe, go on with the run in `options.resume`."""
     if options.listen != type(options).listen:
-        raise UsageError("--listen is for a parameter server, and averaging has none: torchrun says where ranks meet")
+        raise UsageError("--listen is for a parameter server, and ranks have none: torchrun says where they meet")
+    if recipe is not None:
+        recipe = _for_world(recipe, place)
     if place is None:
         _start(options, recipe)
     else:
@@ -62,6 +77,7 @@ class _Run:
 
     def train(self, place: Place) -> None:
         """Train as a rank; rank 0 shows how it goes, and tells the results."""
+        from paceline.recipes.pipelines import train_stage
         from paceline.recipes.ranks import train_rank
 
         recipe = _for_world(self.recipe, place)
@@ -71,7 +87,17 @@ class _Run:
             def show(at: Evaluation) -> None:
                 lanes.show(0, Progress(round=at.round, seconds=at.seconds, loss=at.loss, accuracy=at.accuracy))
 
-            result = train_rank(recipe, place, folder=self.folder, resume=self.resume, on_progress=show)
+            def tell(plan: Plan) -> None:
+                from paceline.pipeline.plan_text import headline
+
+                lanes.note(f"pipeline: {headline(plan)}")
+
+            if recipe.pipeline.on:
+                result = train_stage(
+                    recipe, place, folder=self.folder, resume=self.resume, on_plan=tell, on_progress=show
+                )
+            else:
+                result = train_rank(recipe, place, folder=self.folder, resume=self.resume, on_progress=show)
         if result is not None:
             tell_results(recipe, [result], self.folder, notes, as_json=self.options.json)
 
@@ -86,9 +112,13 @@ def _join(options: TrainOptions, recipe: Recipe | None, place: Place) -> None:
     _Run(recipe=recipe, folder=folder, resume=bool(options.resume), options=options).train(place)
 
 
-def _for_world(recipe: Recipe, place: Place) -> Recipe:
-    """The launch says how many workers there are."""
-    if recipe.cluster.workers == place.world:
+def _for_world(recipe: Recipe, place: Place | None) -> Recipe:
+    """The launch says how many workers there are; without one, the recipe."""
+    if recipe.pipeline.on:
+        from paceline.recipes.pipelines import for_ranks
+
+        return for_ranks(recipe, None if place is None else place.world)
+    if place is None or recipe.cluster.workers == place.world:
         return recipe
     return recipe.with_settings(cluster={"workers": place.world})
 
@@ -103,10 +133,15 @@ def _start(options: TrainOptions, recipe: Recipe | None) -> None:
     recipe = read_recipe_of(folder) if recipe is None else recipe
     run = _Run(recipe=recipe, folder=folder, resume=bool(options.resume), options=options)
     with Console(stderr=True).status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
-        import paceline.drivers.collective.job  # noqa: F401 - once, before the ranks fork
+        if recipe.pipeline.on:  # once, before the ranks fork
+            import paceline.drivers.collective.pipeline_job
+            import paceline.drivers.collective.pipeline_plans
+        else:
+            import paceline.drivers.collective.job  # noqa: F401
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever is told to go ends its ranks first
     try:
-        code = Ranks(run.as_command, recipe.cluster.workers, logs=folder).wait()
+        world = recipe.pipeline.ranks if recipe.pipeline.on else recipe.cluster.workers
+        code = Ranks(run.as_command, world, logs=folder).wait()
     except BaseException:
         if any((folder / "rank-0").glob("checkpoint-*")):
             notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)

@@ -152,4 +152,4 @@ def hand_on(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.requires_grad:
         return _HandOn.apply(tensor)  # type: ignore[no-any-return, no-untyped-call]
-    return tensor.contiguous()
+    return tensor.contiguous().detach()  # no view either: it could not be detached in place

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.recipes.assembly import codec_text_of, load_data, make_delays, make_strategy, make_training
+from paceline.recipes.pipeline_section import refuse_pipeline
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.running import Result
 from paceline.traces import summarise
@@ -68,6 +69,7 @@ class Trained:
 
 def make_served(recipe: Recipe, folder: Path, dataset: Dataset | None = None) -> Served:
     """The server's side of a recipe."""
+    refuse_pipeline(recipe.pipeline, "a pipeline has no server")
     from paceline.drivers.served.limits import Limits
     from paceline.drivers.served.opening import Served
     from paceline.drivers.served.serving import measure_with
@@ -178,6 +180,7 @@ def work_for(
         if not worker.training_may_begin:
             return
         recipe = trusted(worker.welcome.recipe, own)
+        refuse_pipeline(recipe.pipeline, "a pipeline has no server")
         training = make_training(recipe, load_data(recipe))
         on_welcome(worker.number, recipe)
         worker.hold(training.module)

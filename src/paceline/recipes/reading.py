@@ -20,7 +20,7 @@ from paceline.recipes.settings import SettingError
 from paceline.recipes.values import convert, describe
 
 MOST_BYTES = 1_000_000
-PATHS = (("delay", "file"), ("data", "directory"))  # in a file they are meant relative to it
+PATHS = (("delay", "file"), ("data", "directory"), ("pipeline", "plan"))  # in a file they are meant relative to it
 
 Path_ = tuple[str, ...]
 

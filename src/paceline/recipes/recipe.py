@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.data import DATASETS
 from paceline.lookup import unknown
+from paceline.recipes.pipeline_section import PipelineSection
 from paceline.recipes.pruning_section import PruningSection
 from paceline.recipes.sections import (
     ClusterSection,
@@ -59,6 +60,7 @@ class Recipe(Checked):
     strategy: StrategySection = field(default_factory=StrategySection)
     codec: CodecSection = field(default_factory=CodecSection)
     pruning: PruningSection = field(default_factory=PruningSection)
+    pipeline: PipelineSection = field(default_factory=PipelineSection)
     server: ServerSection = field(default_factory=ServerSection)
 
     def __post_init__(self) -> None:
@@ -89,6 +91,13 @@ class Recipe(Checked):
                 ("server", "most_workers"),
                 f"most_workers must be at least workers (most_workers={most}, workers={workers}), or 0",
                 beside=("cluster", "workers"),
+            )
+        batch, parts = self.worker.batch_size, self.pipeline.microbatches
+        if self.pipeline.on and batch % parts:
+            raise SettingError(
+                ("pipeline", "microbatches"),
+                f"microbatches must divide the batch evenly (microbatches={parts}, batch_size={batch})",
+                beside=("worker", "batch_size"),
             )
         classes = DATASETS[self.data.name].classes or self.data.classes
         if self.data.split == "non-iid" and self.data.classes_per_worker > classes:

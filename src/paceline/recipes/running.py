@@ -19,6 +19,7 @@ from paceline.recipes.assembly import (
     make_simulation,
 )
 from paceline.recipes.averaging import averages
+from paceline.recipes.pipeline_section import refuse_pipeline
 from paceline.recipes.recipe import Recipe
 from paceline.strategies import Async
 from paceline.traces import Summary, Trace, summarise
@@ -118,6 +119,7 @@ def make_run(recipe: Recipe, *, timing_only: bool = False, dataset: Dataset | No
     >>> [progress.round for progress in make_run(Recipe(rounds=2), timing_only=True)]
     [1, 2]
     """
+    refuse_pipeline(recipe.pipeline, "a pipeline is not simulated")
     if timing_only:
         return _make_averaged_timing(recipe) if averages(recipe) else _make_timing(recipe)
     if averages(recipe):

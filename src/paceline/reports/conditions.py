@@ -38,6 +38,7 @@ def conditions(groups: Sequence[Group]) -> list[str]:
         # A real run trains, also one that ended before its first evaluation.
         phrases.append("no evaluation recorded" if real else "timing only, nothing was trained")
     phrases += _setting(traces[0].recipe, trained=evaluated or bool(real), served=not all(t.averaged for t in traces))
+    phrases += _pipelines(real)
     phrases += _simulated_delays(simulated) + _injected_delays(real) + _codecs(traces) + _prunings(traces)
     phrases += _stopped(groups)
     phrases.append(_seeds(groups))
@@ -99,6 +100,16 @@ def _persistence(delay: Mapping[str, Any]) -> list[str]:
     return [f"persistence {delay['persistence']}"] if said else []
 
 
+def _pipelines(traces: Sequence[Trace]) -> list[str]:
+    """The stages that each worker of a real run was, where its model was cut."""
+    sections = [_section(trace.recipe, "pipeline") for trace in traces]
+    cut = [section for section in sections if isinstance(section.get("stages"), int) and section["stages"] > 1]
+    kinds = dict.fromkeys(
+        f"{each['stages']} stages, {each.get('schedule')}, {each.get('microbatches')} micro-batches" for each in cut
+    )
+    return [f"pipeline: {_joined(kinds)}{'' if len(cut) == len(sections) else ' (not in all runs)'}"] if cut else []
+
+
 def _stopped(groups: Sequence[Group]) -> list[str]:
     short = [
         f"{group.label} ({trace.rounds_done:,} of {trace.rounds_asked:,} rounds)"
@@ -118,7 +129,7 @@ def _codecs(traces: Sequence[Trace]) -> list[str]:
     up = fmean(trace.received_bytes for trace in traces) / 1e6
     moved = f" ({down:,.1f} MB to workers, {up:,.1f} MB back)" if down or up else ""
     if all(trace.averaged for trace in traces):
-        moved = f" ({down:,.1f} MB sent)"
+        moved = f" ({down:,.1f} MB sent)" if down else ""
     return [f"codec {_joined(sorted(names))}{moved}"]
 
 

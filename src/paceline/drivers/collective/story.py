@@ -86,7 +86,7 @@ class Story:
         averages = {rank: each["averages"] for rank, each in enumerate(said)}
         if set(averages.values()) != {len(ours)}:
             raise RuntimeError(f"the ranks have been in different numbers of averages: {averages}")
-        every = _gathered(ours.reshape(-1), roll).reshape(self._workers, -1, 3)
+        every = gathered(ours.reshape(-1), roll).reshape(self._workers, -1, 3)
         self._every_time, self._sent_bytes = every.transpose(0, 1), sum(each["sent_bytes"] for each in said)
 
     def trace(self, history: Sequence[Average], *, about: Mapping[str, Any]) -> Trace:
@@ -105,7 +105,7 @@ class Story:
         )
 
 
-def _gathered(ours: torch.Tensor, roll: Roll) -> torch.Tensor:
+def gathered(ours: torch.Tensor, roll: Roll) -> torch.Tensor:
     """One vector of every rank, all of which have come; RankGoneError if they do not stay."""
     group = dist.group.WORLD
     if not ours.numel() or group is None:

@@ -1,0 +1,216 @@
+"""Pieces for micro-batches of any size, and the torch schedules that run them.
+
+A rank traces the model itself, once for each size of micro-batch that comes along: that of the plan, and that of the
+rest of a smaller batch. A trace with another fingerprint than the plan's is another model, and is refused. Pieces of
+all sizes hold the same weights.
+
+Every tensor that crosses is known from the trace, so torch infers nothing by running the model, and nobody sends
+anything but tensors.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+)
+
+from paceline.drivers.collective.pipelining.batches import Loss, Pass
+from paceline.drivers.collective.pipelining.crew import Crew
+from paceline.drivers.collective.pipelining.splitting import splits
+from paceline.drivers.collective.pipelining.stages import Log, Stage, described
+from paceline.drivers.collective.pipelining.standins import stand_ins
+from paceline.pipeline.errors import PipelineError
+from paceline.pipeline.graph import ModelGraph
+from paceline.pipeline.pieces import Piece, cut_piece
+from paceline.pipeline.schedules import find, why_not
+
+SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero-bubble": ScheduleInterleavedZeroBubble,
+}
+"""Name -> what runs it."""
+
+MOST_SIZES, MOST_RUNNERS = 3, 6
+
+Key = TypeVar("Key")
+Made = TypeVar("Made")
+
+
+class Workshop:
+    """Makes runners for a model cut by a plan, and keeps the last few."""
+
+    def __init__(self, model: nn.Module, plan: Any, crew: Crew) -> None:
+        self.model, self.plan, self.crew = model, plan, crew
+        self.log = Log()
+        self.weights: dict[str, torch.Tensor] = {}
+        self.size = int(plan.shapes[0][0])
+        self.graph = self._trace(self.size)
+        self._graphs: OrderedDict[int, ModelGraph] = OrderedDict()
+        self._runners: OrderedDict[tuple[int, int, bool], Runner] = OrderedDict()
+
+    def _trace(self, size: int) -> ModelGraph:
+        inputs = [
+            torch.zeros((size, *shape[1:]), dtype=dtype, device=self.crew.device)
+            for shape, dtype in zip(self.plan.shapes, self.plan.dtypes, strict=True)
+        ]
+        with stand_ins(self.model, self.crew.device):
+            graph = ModelGraph(self.model, tuple(inputs))
+        if graph.fingerprint == self.plan.fingerprint:
+            return graph
+        if size == self.size:
+            raise PipelineError("the plan was made for another model: traced here, layers, tensors or weights differ")
+        why = "".join(f": {note}" for note in graph.notes if note not in self.graph.notes)[:200]
+        raise PipelineError(
+            f"with {size} samples the model does something else than with {self.size}{why}; "
+            "let the data loader leave out the rest of an epoch (drop_last=True)"
+        )
+
+    def hold(self, weights: dict[str, torch.Tensor], name_of: dict[str, str]) -> None:
+        """From now on pieces hold these weights: a trace may have seen stand-ins, or others that are elsewhere now."""
+        self.weights = {name: weights[real] for name, real in name_of.items() if real in weights}
+        self.graph.attributes.update(self._known(self.graph))
+
+    def _known(self, graph: ModelGraph) -> dict[str, torch.Tensor]:
+        return {name: self.weights[name] for name in graph.attributes if name in self.weights}
+
+    def runner(self, part: Pass, *, trains: bool) -> Runner:
+        """What runs a pass."""
+        key = (part.count, part.size, trains)
+        made = self._runners.get(key)
+        if made is None:
+            made = self._runners[key] = Runner(self, self._sized(part.size), part.count, trains=trains)
+        return _newest(self._runners, key, MOST_RUNNERS)
+
+    def _sized(self, size: int) -> ModelGraph:
+        if size == self.size:
+            return self.graph
+        if size not in self._graphs:
+            try:
+                graph = self._trace(size)
+            except PipelineError:
+                raise
+            except Exception as error:
+                raise PipelineError(f"the model cannot be traced with {size} samples: {error}") from error
+            graph.attributes.update(self._known(graph))
+            self._graphs[size] = graph
+        return _newest(self._graphs, size, MOST_SIZES)
+
+
+def _newest(kept: OrderedDict[Key, Made], key: Key, most: int) -> Made:
+    """What is kept under a key, now the last to be let go of."""
+    kept.move_to_end(key)
+    while len(kept) > most:
+        kept.popitem(last=False)
+    return kept[key]
+
+
+class Runner:
+    """This rank's pieces under one of torch's schedules, for so many micro-batches of one size."""
+
+    def __init__(self, workshop: Workshop, graph: ModelGraph, count: int, *, trains: bool) -> None:
+        plan, crew = workshop.plan, workshop.crew
+        self.graph, self._count, self._log = graph, count, workshop.log
+        name = plan.schedule if trains and why_not(plan.schedule, plan.stages, count, plan.chunks) is None else "gpipe"
+        ends = [0, *plan.cuts, len(graph.steps)]
+        numbers = range(crew.stage, len(ends) - 1, plan.stages)
+        self._stages = []
+        for number in numbers:
+            piece = cut_piece(graph, ends[number], ends[number + 1])
+            piece.module.train(trains)
+            self._stages.append(
+                Stage(
+                    piece,
+                    number,
+                    len(ends) - 1,
+                    outputs=self._outputs(piece, last=number == len(ends) - 2),
+                    device=crew.device,
+                    group=crew.row,
+                    log=self._log,
+                    whole_backward=trains and find(name).splits_backward and not splits(piece),
+                )
+            )
+        self._weight, self._targets = 1.0, list[Any]()
+        self._loss_function: Loss | None = None
+        several = plan.chunks > 1
+        kind: Any = ScheduleLoopedBFS if several and name == "gpipe" else SCHEDULES[name]
+        takes_list = several or name in ("interleaved", "zero-bubble")
+        loss = {"loss_fn": self._loss} if trains else {}
+        with _quiet():
+            self._schedule: Any = kind(
+                self._stages if takes_list else self._stages[0], n_microbatches=count, scale_grads=False, **loss
+            )
+
+    def _outputs(self, piece: Piece, *, last: bool) -> tuple[torch.Tensor, ...]:
+        given = [node.meta["val"] for node in self.graph.outputs]
+        return described(given) if last else described([value.node.meta["val"] for value in piece.gives])
+
+    def train(
+        self, inputs: tuple[torch.Tensor, ...], targets: list[Any], loss_function: Loss | None, weight: float
+    ) -> float:
+        """Forward and backward of all micro-batches; the weighted sum of their losses, where the last stage is.
+
+        `inputs` are of the first stage, and `targets`, one for each micro-batch, of the last.
+        """
+        self._loss_function, self._targets, self._weight = loss_function, targets, weight
+        losses: list[torch.Tensor] = []
+        places = torch.arange(self._count) if targets else None
+        try:
+            with _quiet():
+                self._schedule.step(*inputs, target=places, losses=losses, return_outputs=False)
+            return sum(float(loss.detach()) for loss in losses)
+        finally:
+            self._loss_function, self._targets = None, []
+            self._clear()
+
+    def predict(self, inputs: tuple[torch.Tensor, ...]) -> Any:
+        """Forward alone; what the model returns, where the last stage is."""
+        try:
+            with _quiet(), torch.no_grad():
+                return self._schedule.eval(*inputs)
+        finally:
+            self._clear()
+
+    def _clear(self) -> None:
+        """Hold nothing from one step to the next but the room to receive in."""
+        for stage in self._stages:
+            stage.clear_runtime_states()
+
+    def _loss(self, output: Any, place: torch.Tensor) -> torch.Tensor:
+        number = int(place)
+        try:
+            if self._loss_function is None:
+                raise PipelineError("the last stage must be given a loss function")
+            loss = self._loss_function(output, self._targets[number])
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+                raise PipelineError(f"the loss function must return one number (it returns {shape})")
+        except Exception as error:
+            error.add_note(f"in the loss function, of micro-batch {number}")
+            self._log.error = error
+            raise
+        return loss.reshape(()) * self._weight
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch logs a whole schedule where it fails; we say which rank, and why."""
+    logger = logging.getLogger("torch.distributed.pipelining.schedules")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before

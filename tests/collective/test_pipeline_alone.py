@@ -1,0 +1,88 @@
+"""A pipeline of one process: how it joins a launch, what it says without one, and which backwards are taken apart."""
+
+from __future__ import annotations
+
+import socket
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import paceline
+from paceline.drivers.collective.pipelining.splitting import splits
+from paceline.pipeline.graph import ModelGraph
+from paceline.pipeline.pieces import cut_piece
+
+pytestmark = pytest.mark.xdist_group("collective")
+
+
+def model_and_plan(stages=1):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    graph = ModelGraph(model, (torch.ones(2, 3),))
+    return model, SimpleNamespace(
+        schedule="gpipe", stages=stages, chunks=1, microbatches=2, cuts=tuple(range(1, stages)), batch_size=4,
+        shapes=((2, 3),), dtypes=(torch.float32,), fingerprint=graph.fingerprint, evaluates=True,
+    )  # fmt: skip
+
+
+def test_without_a_launch_it_says_how_to_start_one(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "PACELINE_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(paceline.PipelineError, match=r"torchrun --nproc-per-node 3 script\.py"):
+        paceline.Pipeline(*model_and_plan(stages=3))
+
+
+def test_it_joins_the_launch_that_it_finds_and_leaves_it(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launch = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in launch.items():
+        monkeypatch.setenv(name, value)
+    model, plan = model_and_plan()
+    inputs, targets = torch.randn(5, 3), torch.randn(5, 2)
+    with paceline.Pipeline(model, plan, timeout_seconds=20.0) as pipe:
+        loss = pipe.step(inputs, targets, nn.functional.mse_loss)
+        ours = [weight.grad for weight in pipe.parameters()]
+        assert torch.equal(pipe.predict(inputs), pipe.predict(inputs))
+        for weight in model.parameters():
+            weight.grad = None
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        assert loss.item() == pytest.approx(nn.functional.mse_loss(model(inputs), targets).item())
+        for gradient, weight in zip(ours, model.parameters(), strict=True):
+            torch.testing.assert_close(gradient, weight.grad)
+        assert sorted(pipe.full_state_dict()) == sorted(model.state_dict())
+    assert not dist.is_initialized()
+
+
+def test_a_deadline_must_be_one():
+    with pytest.raises(ValueError, match=r"timeout_seconds must be above 0 and finite \(timeout_seconds=0\)"):
+        paceline.Pipeline(*model_and_plan(), timeout_seconds=0)
+
+
+class Late(nn.Module):
+    """An output of the first layers that depends on weights and ids alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.table, self.last = nn.Linear(3, 3), nn.Embedding(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x, ids):
+        x = torch.tanh(self.first(x))
+        late = self.table(ids)
+        return self.last(torch.relu(x) + late)
+
+
+def test_backward_is_taken_apart_only_where_every_weight_meets_the_path_of_the_inputs_once():
+    graph = ModelGraph(Late(), (torch.ones(2, 3), torch.zeros(2, dtype=torch.long)))
+    names = [step.name for step in graph.steps]
+    table, relu = names.index("table"), names.index("relu")
+    assert not splits(cut_piece(graph, 1, relu))  # the table's output leaves beside the path of what came in
+    assert splits(cut_piece(graph, table, len(names)))  # there it meets it
+    assert splits(cut_piece(graph, relu, len(names)))
+    row = ModelGraph(nn.Sequential(nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 3)), (torch.ones(2, 3),))
+    assert not splits(cut_piece(row, 1, 3))  # nothing that comes in has a gradient
+    assert splits(cut_piece(row, 2, 3))
