@@ -248,6 +248,7 @@ def train(
     on_standing: OnStanding = lambda standing: None,
 ) -> Trained:
     """Carry out a recipe with a server and workers on this machine."""
+    refuse_pipeline(recipe.pipeline, "a pipeline has no server")
     door = Door(listen=listen, insecure=True)
     check_loopback(door)
     pack = start_pack(recipe, range(recipe.cluster.workers))  # it loads torch while the server makes ready

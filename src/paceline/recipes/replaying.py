@@ -76,7 +76,9 @@ def _replay_ranks(folder: Path, own: Own, on_average: Callable[[int, int], None]
     state = keeper.read(held[0])
     recipe = _recipe(state["recipe"], own)
     if recipe.pipeline.on:
-        raise ValueError(f"{folder} is a run of a pipeline; runs with a server and of ranks that average can be replayed")
+        raise ValueError(
+            f"{folder} is a run of a pipeline; runs with a server and of ranks that average can be replayed"
+        )
     training = make_training(recipe, load_data(recipe))
     windows = windows_from(state["story"]["windows"])
     team = replayed_team(windows, training, make_member(recipe), on_average=on_average)
