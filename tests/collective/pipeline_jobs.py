@@ -17,6 +17,7 @@ import paceline
 from paceline.drivers.collective.common import RankGoneError
 from paceline.drivers.collective.pipelining.standins import tensors_of
 from paceline.pipeline.graph import ModelGraph
+from tests.collective.pipeline_memory import within_memory
 
 # -- models ------------------------------------------------------------------------------------------------------------
 
@@ -390,6 +391,11 @@ def saved():
         expected.append(loss.item())
     found["losses"] = max(abs(ours - theirs) for ours, theirs in zip(losses, expected, strict=True))
     return found
+
+
+def in_memory():
+    """Two pairs of ranks do the same: what each rank of a pair holds; the plan is measured by one rank for all."""
+    return within_memory(pairs()[dist.get_rank() // 2], paceline.plan_pipeline)
 
 
 def recorded(schedule):
