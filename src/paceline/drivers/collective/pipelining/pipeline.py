@@ -34,6 +34,7 @@ from paceline.drivers.collective.pipelining.stages import Span
 from paceline.drivers.collective.pipelining.stepping import Stepper, together
 from paceline.drivers.collective.pipelining.workshop import Workshop
 from paceline.pipeline.errors import PipelineError
+from paceline.pipeline.plan import Plan
 
 TIMEOUT_SECONDS = 600.0
 
@@ -50,7 +51,7 @@ class Pipeline:
     def __init__(
         self,
         model: nn.Module,
-        plan: Any,
+        plan: Plan,
         *,
         device: str | torch.device = "cpu",
         codec: Codec | str = "identity",
@@ -158,6 +159,16 @@ class Pipeline:
         """Which replica of the pipeline this rank belongs to."""
         return self._crew.replica
 
+    @property
+    def replicas(self) -> int:
+        """How many replicas there are: each should have batches of its own."""
+        return self._crew.replicas
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the launch."""
+        return self._crew.rank
+
     def close(self) -> None:
         """Leave the process group if this pipeline has joined it."""
         self._crew.close()
@@ -169,7 +180,7 @@ class Pipeline:
         self.close()
 
 
-def _traced(model: nn.Module, plan: Any, crew: Crew) -> Workshop:
+def _traced(model: nn.Module, plan: Plan, crew: Crew) -> Workshop:
     sizes = {int(shape[0]) for shape in plan.shapes}
     if len(sizes) != 1:
         raise PipelineError(f"all inputs must have one row for each sample (rows: {sorted(sizes)})")
@@ -179,7 +190,7 @@ def _traced(model: nn.Module, plan: Any, crew: Crew) -> Workshop:
     return Workshop(model, plan, crew)
 
 
-def _description(plan: Any, codec: Codec | str) -> dict[str, str]:
+def _description(plan: Plan, codec: Codec | str) -> dict[str, str]:
     """What must be the same on all ranks, as short words."""
     return {
         "plan": f"{plan.schedule} stages={plan.stages} chunks={plan.chunks} microbatches={plan.microbatches} "

@@ -36,6 +36,7 @@ from paceline.drivers.collective.pipelining.replicas import Replicas, share_of
 from paceline.drivers.collective.pipelining.stages import Span
 from paceline.drivers.collective.pipelining.workshop import Workshop
 from paceline.pipeline.errors import PipelineError
+from paceline.pipeline.plan import Plan
 
 NOT_FINITE, OTHER = 1, 2
 Result = TypeVar("Result")
@@ -68,7 +69,7 @@ def together(
 class Stepper:
     """Takes the steps of a pipeline; `spans` is what this rank did in the last one, if that was wanted."""
 
-    def __init__(self, plan: Any, crew: Crew, workshop: Workshop, holdings: Holdings, replicas: Replicas) -> None:
+    def __init__(self, plan: Plan, crew: Crew, workshop: Workshop, holdings: Holdings, replicas: Replicas) -> None:
         self.plan, self.spans = plan, tuple[Span, ...]()
         self._crew, self._workshop, self._holdings, self._replicas = crew, workshop, holdings, replicas
         self._frozen = {name: weight.requires_grad for name, weight in holdings.parameters()}

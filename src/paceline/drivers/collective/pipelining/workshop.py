@@ -34,6 +34,7 @@ from paceline.drivers.collective.pipelining.standins import stand_ins
 from paceline.pipeline.errors import PipelineError
 from paceline.pipeline.graph import ModelGraph
 from paceline.pipeline.pieces import Piece, cut_piece
+from paceline.pipeline.plan import Plan
 from paceline.pipeline.schedules import find, why_not
 
 SCHEDULES: dict[str, Any] = {
@@ -53,7 +54,7 @@ Made = TypeVar("Made")
 class Workshop:
     """Makes runners for a model cut by a plan, and keeps the last few."""
 
-    def __init__(self, model: nn.Module, plan: Any, crew: Crew) -> None:
+    def __init__(self, model: nn.Module, plan: Plan, crew: Crew) -> None:
         self.model, self.plan, self.crew = model, plan, crew
         self.log = Log()
         self.weights: dict[str, torch.Tensor] = {}
