@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -143,6 +144,12 @@ def test_a_file_that_is_no_plan_is_refused(content, tmp_path):
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(PipelineError, match="is not a plan"):
         Plan.load(tmp_path / "none.json")
+
+
+def test_batch_norm_that_cannot_take_half_a_micro_batch_is_planned():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    plan = make_plan(model, torch.ones(4, 4), stages=2, microbatches=np.int64(2), repeats=3)
+    assert json.dumps(document_of(plan))
 
 
 def test_a_plan_is_plain_values():

@@ -101,6 +101,66 @@ class Frozen(nn.Module):
         return self.last(self.norm(self.first(x)))
 
 
+class Memory(nn.Module):
+    """Buffers that are written to in part, and seen through views; statistics that nothing reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.norm = nn.Linear(4, 4), nn.Linear(4, 2), nn.BatchNorm1d(4)
+        self.register_buffer("queue", torch.zeros(3, 4))
+        self.register_buffer("mean", torch.zeros(3, 4))
+
+    def forward(self, x):
+        seen = self.mean[0]
+        y = self.first(x)
+        self.norm(y)
+        self.queue[0].copy_(y.detach().mean(0))
+        self.queue[1] += y.detach().mean(0)
+        self.mean.add_(y.detach().mean(0))
+        return self.last(torch.relu(y) + self.queue.sum(0) + seen)
+
+
+class Types(nn.Module):
+    """Types that mix: half += float stays half; parts without gradients; a weight that is returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.scale = nn.Linear(4, 4), nn.Linear(4, 2), nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        y = self.first(x).bfloat16()
+        y += x
+        with torch.no_grad():
+            mask = torch.tanh(y) * 2
+        y = torch.relu(y * mask).float()
+        y = y.clone()
+        y += x.abs()
+        return self.last(y * self.scale), self.scale
+
+
+class Attention(nn.Module):
+    """Views that count on how their input lies in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.conv = nn.Conv1d(5, 5, 1)
+
+    def forward(self, x):
+        batch, steps, width = x.shape
+        parts = (each.view(batch, steps, 2, 4).transpose(1, 2) for each in self.qkv(x).split(8, 2))
+        y = functional.scaled_dot_product_attention(*parts)
+        y = self.out(y.transpose(1, 2).view(batch, steps, width))
+        return self.conv(torch.relu(y.transpose(1, 2)).transpose(1, 2).view(batch, steps, -1))
+
+
+def tied_row():
+    """Modules that stand in a row twice, or share a weight, and that cannot be traced."""
+    twice, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    other.weight = twice.weight
+    return nn.Sequential(twice, Undecided(), twice, nn.Tanh(), other)
+
+
 def mlp(width=8):
     return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3))
 
@@ -122,6 +182,10 @@ ZOO = {
     "views": (Views, lambda: (torch.randn(6, 4),)),
     "two-inputs": (TwoInputs, lambda: (torch.randn(6, 4), torch.rand(6, 3))),
     "frozen": (Frozen, lambda: (torch.randn(6, 4),)),
+    "memory": (Memory, lambda: (torch.randn(6, 4),)),
+    "types": (Types, lambda: (torch.randn(6, 4),)),
+    "attention": (Attention, lambda: (torch.randn(3, 5, 8),)),
+    "tied-row": (tied_row, lambda: (torch.randn(6, 4),)),
     "undecided-row": (undecided_row, lambda: (torch.randn(6, 4),)),
 }
 

@@ -141,7 +141,7 @@ def _told(value: float, unit: str, *, ascii_only: bool) -> str:
     for factor, name in ((1.0, "s"), (1e-3, "ms")):
         if value >= factor:
             return f"{value / factor:.3g} {name}" if value < 999.5 * factor else f"{value / factor:.0f} {name}"
-    return f"{value / 1e-6:.3g} {'us' if ascii_only else 'µs'}"
+    return f"{value / 1e-6:.3g} us"
 
 
 def _percent(share: float) -> str:

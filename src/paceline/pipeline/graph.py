@@ -137,11 +137,15 @@ class ModelGraph:
         return [*places, len(self.steps) - 1] if node in self.outputs else places
 
     def _weights(self) -> Iterator[Weight]:
-        used: dict[str, tuple[torch.Tensor, set[int]]] = {}
+        used: dict[int, tuple[str, torch.Tensor, set[int]]] = {}  # a weight with two names is one
         for place, step in enumerate(self.steps):
             for name, weight in _used_by(step, self.attributes):
-                used.setdefault(name, (weight, set()))[1].add(place)
-        for name, (weight, places) in used.items():
+                used.setdefault(id(weight), (name, weight, set()))[2].add(place)
+        for node in self.outputs:
+            if node.op == "get_attr":  # a weight that the model returns is held where it is returned
+                weight = self.attributes[str(node.target)]
+                used.setdefault(id(weight), (str(node.target), weight, set()))[2].add(len(self.steps) - 1)
+        for name, weight, places in used.values():
             trained = isinstance(weight, nn.Parameter) and weight.requires_grad
             size = weight.numel() * weight.element_size()
             yield Weight(name=name, bytes=size, layers=tuple(sorted(places)), trained=trained)
@@ -163,7 +167,7 @@ class ModelGraph:
                 yield from _each(producer, last, f"{node.name} is not a tensor and cannot be sent")
         for first, last_node in traced.bound:
             begin, end = self._place.get(first, 0), self._place.get(last_node, len(self.steps) - 1)
-            yield from _each(begin, end, f"{first.name} is overwritten in place, through a view")
+            yield from _each(begin, end, f"{first.name} is overwritten in place, or reads what is")
         for weight in self.weights:
             if not weight.trained and (weight.name in traced.changed or "running_" in weight.name):
                 yield from _each(weight.layers[0], weight.layers[-1], f"they share the buffer {weight.name}")
@@ -190,7 +194,7 @@ def _nodes_in(arguments: Any) -> tuple[fx.Node, ...]:
 
 def _leaves(model: nn.Module) -> frozenset[str]:
     """The paths of the modules that have no modules inside."""
-    return frozenset(path for path, module in model.named_modules() if not any(module.children()))
+    return frozenset(path for path, module in model.named_modules(remove_duplicate=False) if not any(module.children()))
 
 
 def _steps(graph: fx.Graph, leaves: frozenset[str]) -> Iterator[Step]:

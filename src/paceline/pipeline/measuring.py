@@ -49,6 +49,7 @@ def measure(
     (['0', '1'], 64)
     """
     graph = ModelGraph(model, inputs) if graph is None else graph
+    inputs = tuple(each.clone() for each in inputs)  # a model may overwrite them
     with _put_back(model, inputs):
         rounds = _Rounds(graph, inputs)
         kept = rounds.kept_bytes()
@@ -237,13 +238,16 @@ def _evaluates(model: nn.Module, graph: ModelGraph, inputs: tuple[torch.Tensor, 
     whole = cut_piece(graph, 0, len(graph.steps)).module
     try:
         with torch.no_grad():
-            ours, theirs = (module.eval()(*inputs) for module in (whole, model))
+            given = [[each.clone() for each in inputs] for _ in range(2)]
+            ours, theirs = whole.eval()(*given[0]), model.eval()(*given[1])
     except Exception as error:  # the model's own code, in a mode it may never have been in
         same, why = False, f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
     else:
         pairs = zip(_as_tuple(ours), _as_tuple(theirs), strict=False)
         same = len(_as_tuple(ours)) == len(_as_tuple(theirs)) and all(
-            mine.shape == its.shape and torch.allclose(mine, its, rtol=1e-3, atol=1e-5) for mine, its in pairs
+            (mine.shape, mine.dtype) == (its.shape, its.dtype)
+            and torch.allclose(mine, its, rtol=1e-3, atol=1e-5, equal_nan=True)
+            for mine, its in pairs
         )
         why = "its forward takes another path"
     return same, [] if same else [f"in eval mode the model does not do what its traced graph does ({why})"]

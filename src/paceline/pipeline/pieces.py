@@ -45,8 +45,9 @@ def cut_piece(graph: ModelGraph, begin: int, end: int) -> Piece:
     """Layers [begin, end) as a module. The first takes the model's inputs, the last returns what the model returns."""
     takes, gives = _crossing(graph, begin), _crossing(graph, end)
     takes_nodes = graph.inputs if begin == 0 else [value.node for value in takes]
-    made, nodes = _copied(graph, takes_nodes, begin, end)
-    if end == len(graph.steps):
+    last = end == len(graph.steps)
+    made, nodes = _copied(graph, takes_nodes, begin, end, also=graph.outputs if last else (), laid_out=begin > 0)
+    if last:
         results: list[Any] = [nodes[node] for node in graph.outputs]
         made.output(tuple(results) if graph.several_outputs else results[0])
     else:
@@ -83,11 +84,24 @@ def cut_part(graph: ModelGraph, place: int) -> Part:
 
 
 def _copied(
-    graph: ModelGraph, takes: Iterable[fx.Node], begin: int, end: int
+    graph: ModelGraph,
+    takes: Iterable[fx.Node],
+    begin: int,
+    end: int,
+    *,
+    also: Iterable[fx.Node] = (),
+    laid_out: bool = False,
 ) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
-    """Layers [begin, end) in a graph of their own; weights and switches come along with whoever reads them."""
+    """Layers [begin, end) in a graph of their own; weights and switches come along with whoever reads them.
+
+    What arrived is in one run of memory; where the model had it otherwise, it is laid out so again.
+    """
     made = fx.Graph()
     nodes = {node: made.placeholder(node.name) for node in takes}
+    for node in nodes if laid_out else ():
+        strides = _dense_strides(node.meta["val"])
+        if strides is not None:
+            nodes[node] = made.call_function(lay_out, (nodes[node], strides))
 
     def copied(node: fx.Node) -> fx.Node:
         if node not in nodes:
@@ -97,7 +111,22 @@ def _copied(
     for step in graph.steps[begin:end]:
         for node in step.nodes:
             copied(node)
+    for node in also:
+        copied(node)
     return made, nodes
+
+
+def _dense_strides(value: torch.Tensor) -> tuple[int, ...] | None:
+    """The strides of a value whose dimensions lie in another order, without gaps; None if they lie as they stand."""
+    shape, strides = value.shape, value.stride()
+    order = sorted(range(len(shape)), key=lambda place: -strides[place])
+    real = [place for place in order if shape[place] > 1]
+    if real == sorted(real) or 0 in (strides[place] for place in real):
+        return None
+    dense, step = list(strides), 1
+    for place in reversed(order):
+        dense[place], step = step, step * shape[place]
+    return tuple(dense)
 
 
 def cut_pieces(graph: ModelGraph, cuts: Sequence[int]) -> tuple[Piece, ...]:
@@ -153,3 +182,25 @@ def hand_on(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.requires_grad:
         return _HandOn.apply(tensor)  # type: ignore[no-any-return, no-untyped-call]
     return tensor.contiguous().detach()  # no view either: it could not be detached in place
+
+
+class _LayOut(torch.autograd.Function):
+    """The same content with other strides."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+        laid = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+        return laid.copy_(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+def lay_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A tensor as the model had it, where a cut has put it in one run: a view that follows may count on it.
+
+    >>> lay_out(torch.arange(6).reshape(2, 3), (1, 2)).stride()
+    (1, 2)
+    """
+    return _LayOut.apply(tensor, tuple(strides))  # type: ignore[no-any-return, no-untyped-call]

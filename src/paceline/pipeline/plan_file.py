@@ -89,7 +89,8 @@ def read(path: Path) -> Plan:
 def plan_from(document: Any) -> Plan:
     """The plan that was written down; every field is checked."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise PipelineError(f"format must be {FORMAT} (format={_short(document)})")
+        found = document.get("format") if isinstance(document, dict) else document
+        raise PipelineError(f"format must be {FORMAT} (format={_short(found)})")
     try:
         devices = tuple(_made(Device, each, "devices") for each in document["devices"])
         links = tuple(_made(Link, each, "links") for each in document["links"])

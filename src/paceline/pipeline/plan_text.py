@@ -80,12 +80,16 @@ def balance(plan: Plan) -> str:
     """The slowest piece, whether it could be faster, and what an even number of layers would give."""
     slowest = plan.placement.slowest
     what = "piece" if plan.chunks > 1 else "stage"
+    limited = any(device.memory_bytes is not None for device in plan.placement.devices)
+    fitting = " that fits" if limited else ""
     said = (
         f"The slowest {what} is {slowest.index}: {duration(slowest.seconds)} for a micro-batch with its transfers"
-        f"{', and no cut has a faster one' if plan.placement.proven else ''}."
+        f"{f', and no cut{fitting} has a faster one' if plan.placement.proven else ''}."
     )
     even = plan.even
-    if even is not None and slowest.seconds > 0 and len(plan.placement.pieces) > 1:
+    if even is not None and not even.fits:
+        said += " Equal numbers of layers would not fit."
+    elif even is not None and slowest.seconds > 0 and len(plan.placement.pieces) > 1:
         more = even.slowest.seconds / slowest.seconds - 1
         said += f" With equal numbers of layers it would take {duration(even.slowest.seconds)}, {_percent(more)} more."
     return said

@@ -50,12 +50,15 @@ def make_plan(
     inputs = sample_inputs(sample)
     chunks = find(schedule).chunks if chunks is None else whole("chunks", chunks)
     placed_on = _devices(stages, devices, memory_bytes)
-    refused = why_not(schedule, len(placed_on), whole("microbatches", microbatches), chunks)
+    microbatches = whole("microbatches", microbatches)
+    refused = why_not(schedule, len(placed_on), microbatches, chunks)
     if refused:
         raise PipelineError(refused)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module ({type(model).__name__})")
     whole("repeats", repeats, least=3)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"seconds must be at least 0 and finite (seconds={seconds})")
     samples = len(inputs[0])
     micro = tuple(each[: _share_of(samples, microbatches)] for each in inputs)
     graph = ModelGraph(model, micro)
@@ -76,7 +79,7 @@ def make_plan(
         microbatches=microbatches,
         schedule=schedule,
         links=links if isinstance(links, Link) else tuple(links),
-        states=states,
+        states=float(states),
         fingerprint=graph.fingerprint,
     )
     return plan.placed(placed_on, chunks=chunks)
@@ -91,7 +94,7 @@ def sample_inputs(sample: Any) -> tuple[torch.Tensor, ...]:
     Traceback (most recent call last):
     TypeError: sample must be a tensor, or a tuple of tensors: the model's inputs for one mini-batch (found int)
     """
-    inputs = (sample,) if isinstance(sample, torch.Tensor) else tuple(sample)
+    inputs = tuple(sample) if isinstance(sample, tuple | list) else (sample,)
     for each in inputs:
         if not isinstance(each, torch.Tensor):
             raise TypeError(

@@ -12,6 +12,7 @@ import dataclasses
 import torch
 from torch import nn
 
+from paceline.pipeline.errors import PipelineError
 from paceline.pipeline.graph import ModelGraph
 from paceline.pipeline.layers import Profile
 from paceline.pipeline.measuring import LEAST_REPEATS, WARM_ROUNDS, OnRound, measure
@@ -44,7 +45,7 @@ def measure_two_sizes(
         model, inputs, graph=graph, repeats=repeats, seconds=seconds, on_round=lambda done, of: on_round(done, total)
     )
     size = len(inputs[0]) // 2
-    half = ModelGraph(model, tuple(each[:size] for each in inputs)) if size else None
+    half = _traced(model, tuple(each[:size] for each in inputs)) if size else None
     if half is None or half.fingerprint != graph.fingerprint:
         on_round(total, total)
         return _with_fixed(whole, [layer.seconds for layer in whole.layers])
@@ -62,6 +63,14 @@ def measure_two_sizes(
         for more, less in zip(whole.layers, smaller.layers, strict=True)
     ]
     return _with_fixed(whole, lines)
+
+
+def _traced(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> ModelGraph | None:
+    """The graph for a smaller micro-batch; None if the model does not take one: BatchNorm refuses a single sample."""
+    try:
+        return ModelGraph(model, inputs)
+    except PipelineError:
+        return None
 
 
 def _with_fixed(profile: Profile, fixed: list[float]) -> Profile:

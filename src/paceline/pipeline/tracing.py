@@ -1,14 +1,17 @@
 """A model as a graph: by torch.export, or module by module where that fails and the model is a row of modules.
 
 torch.export runs the model once on tensors without content and writes down every operation: loops are unrolled,
-branches are taken, and `self.training` is what it was. Shapes are those of one micro-batch.
+branches are taken, and `self.training` is what it was: a model in eval mode, or a part of it, trains so. Shapes are
+those of one micro-batch.
 """
 
 from __future__ import annotations
 
+import io
+import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,16 +38,20 @@ class Traced:
 
 
 def trace(model: nn.Module, inputs: Inputs) -> Traced:
-    """The graph of a model that trains, for inputs of these shapes.
+    """The graph of a model, in the modes that its modules are in, for inputs of these shapes.
 
     >>> traced = trace(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), (torch.ones(2, 4),))
     >>> [node.name for node in traced.graph.nodes if node.op == "call_function"]
     ['linear', 'relu']
     """
-    with _training(model):
+    with _modes_kept(model):
         program, why = _export(model, inputs)
         if program is not None:
-            return _with_weights(program, model)
+            _check_outputs(program)
+            try:
+                return _with_weights(program, model)
+            except Exception as error:  # an operation that cannot be played by itself
+                why = f"its graph cannot be followed ({type(error).__name__}: {_first_line(error)})"
         if type(model) is nn.Sequential:
             note = f"torch.export failed ({why[:120]}), so the modules of the nn.Sequential are taken whole"
             return _in_a_row(model, inputs, note)
@@ -55,12 +62,10 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
 
 
 @contextmanager
-def _training(model: nn.Module) -> Iterator[None]:
-    """Train mode for a while; modules that are frozen in a model that trains stay so."""
+def _modes_kept(model: nn.Module) -> Iterator[None]:
+    """Every module in the mode that it was in."""
     before = {module: module.training for module in model.modules()}
     try:
-        if not model.training:
-            model.train()
         yield
     finally:
         for module, training in before.items():
@@ -69,13 +74,29 @@ def _training(model: nn.Module) -> Iterator[None]:
 
 def _export(model: nn.Module, inputs: Inputs) -> tuple[Any, str]:
     """The exported program; or None, and why not."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _quiet():
         warnings.simplefilter("ignore")  # of attributes that export sets back; nothing that users could act on
         try:
             return torch.export.export(model, inputs, strict=False), ""
         except Exception as error:  # whatever the model's own code raises while it is traced
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            return None, lines[0]
+            return None, _first_line(error)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch prints pages about what it cannot trace; why is in the error."""
+    logger = logging.getLogger("torch")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _with_weights(program: Any, model: nn.Module) -> Traced:
@@ -91,7 +112,9 @@ def _with_weights(program: Any, model: nn.Module) -> Traced:
             name = canonical.setdefault(id(value), name)  # a weight with two names is one weight
             attributes[name] = value
             _read(graph, node, name)
-    several = _check_outputs(program)
+        elif node.op == "get_attr":  # a part of the graph that runs without gradients, or under autocast
+            attributes[str(node.target)] = program.graph_module.get_submodule(str(node.target))
+    several = not program.call_spec.out_spec.is_leaf()
     values = Values(graph, attributes)
     follow_training(graph)
     for node in reversed(list(graph.nodes)):
@@ -123,20 +146,25 @@ def _reads(graph: fx.Graph, canonical: dict[int, str], value: Any) -> bool:
 
 
 def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    """Whether it leaves something behind: normalisation moves its averages, though its schema does not say so."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    return node.target._schema.is_mutable or "running_mean" in names
 
 
-def _check_outputs(program: Any) -> bool:
-    """Whether the model returns several tensors; what a pipeline cannot return is refused."""
+def _check_outputs(program: Any) -> None:
+    """Refuse what a pipeline cannot return."""
     spec = program.call_spec.out_spec
     plain = spec.is_leaf() or (spec.type in (tuple, list) and all(child.is_leaf() for child in spec.children()))
     kinds = {output.kind.name for output in program.graph_signature.output_specs}
-    if not plain or kinds - {"USER_OUTPUT"}:
+    (returned,) = next(node for node in program.graph.nodes if node.op == "output").args
+    tensors = all(isinstance(each, fx.Node) and isinstance(each.meta["val"], torch.Tensor) for each in returned)
+    if not plain or not tensors or kinds - {"USER_OUTPUT"}:
         raise PipelineError(
             "the model must return a tensor or a tuple of tensors, and change nothing but its buffers in place "
-            f"(it returns {spec})"
+            f"(it returns {spec if not plain else list(returned)})"
         )
-    return not spec.is_leaf()
 
 
 def _in_a_row(model: nn.Sequential, inputs: Inputs, note: str) -> Traced:
@@ -148,12 +176,18 @@ def _in_a_row(model: nn.Sequential, inputs: Inputs, note: str) -> Traced:
     node.meta["val"] = value
     attributes: dict[str, Any] = {}
     model.eval()  # so that no statistics move; `trace` sets every module back
-    for name, module in model.named_children():
-        value = module(value)
+    names: dict[nn.Module, str] = {}
+    for place, module in model._modules.items():  # named_children would leave out what stands there twice
+        if module is None:
+            continue
+        name = names.setdefault(module, place)
+        with torch.enable_grad():
+            value = module(value)
         if not isinstance(value, torch.Tensor):
-            raise PipelineError(f"module {name} of the nn.Sequential must return a tensor ({type(value).__name__})")
-        node = graph.call_module(name, (node,))
-        node.meta |= {"val": value, "nn_module_stack": {name: (name, type(module).__name__)}}
+            raise PipelineError(f"module {place} of the nn.Sequential must return a tensor ({type(value).__name__})")
+        node = graph.create_node("call_module", name, (node,))
+        node.meta |= {"val": value, "nn_module_stack": {place: (place, type(module).__name__)}}
         attributes[name] = module
     graph.output((node,))
-    return Traced(graph=graph, attributes=attributes, notes=(note,))
+    moved = frozenset(f"{name}.{inner}" for name, module in attributes.items() for inner, _ in module.named_buffers())
+    return Traced(graph=graph, attributes=attributes, changed=moved, notes=(note,))

@@ -68,6 +68,8 @@ def plan_pipeline(
     Traceback (most recent call last):
     paceline.pipeline.errors.PipelineError: microbatches must divide the sample batch evenly (microbatches=5, ...
     """
+    if not 0 < timeout_seconds < float("inf"):
+        raise ValueError(f"timeout_seconds must be above 0 and finite (timeout_seconds={timeout_seconds})")
     return make_plan(
         model,
         sample,

@@ -10,6 +10,8 @@ it has, so that the gradient is that of the whole batch however it is cut.
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,12 +109,28 @@ def _count(tensors: Sequence[torch.Tensor], what: str) -> int:
 def sums_of(loss_function: Any) -> bool:
     """Whether a loss function adds up over samples; else it is the mean.
 
-    >>> sums_of(torch.nn.MSELoss(reduction="sum")), sums_of(torch.nn.functional.mse_loss)
-    (True, False)
+    That is what its `reduction` says, also in a partial or of a bound method's object. Nobody can see through a lambda
+    or a function of your own: they must be means, or have `reduction = "sum"` set.
+
+    >>> mse = torch.nn.functional.mse_loss
+    >>> sums_of(torch.nn.MSELoss(reduction="sum")), sums_of(mse), sums_of(functools.partial(mse, reduction="sum"))
+    (True, False, True)
     """
     if not callable(loss_function):
         raise PipelineError(f"loss_function must be callable ({type(loss_function).__name__})")
-    reduction = getattr(loss_function, "reduction", "mean")
-    if reduction not in ("mean", "sum"):
+    reduction = _reduction_of(loss_function)
+    if not isinstance(reduction, str) or reduction not in ("mean", "sum"):
         raise PipelineError(f"the loss must be a mean or a sum over samples (reduction={reduction!r})")
-    return bool(reduction == "sum")
+    return reduction == "sum"
+
+
+def _reduction_of(loss_function: Any) -> Any:
+    while True:
+        if isinstance(loss_function, functools.partial):
+            if "reduction" in loss_function.keywords:
+                return loss_function.keywords["reduction"]
+            loss_function = loss_function.func
+        elif isinstance(loss_function, types.MethodType):
+            loss_function = loss_function.__self__
+        else:
+            return getattr(loss_function, "reduction", "mean")

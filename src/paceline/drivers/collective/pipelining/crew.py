@@ -11,22 +11,18 @@ Before anything is computed all ranks tell each other what they are about to do,
 waits and tells the others who has not come. So a bad batch is refused by all ranks together, and nobody waits for one
 that has refused.
 
-A rank that fails in the middle of a schedule leaves word in the launch's store and closes its connections, so that its
-neighbours do not wait for the deadline; they find the word, and do the same. Where no word was left, the rank at the
-other end of the closed connection is gone.
+What a rank does that fails in the middle of a schedule is in `farewell`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,18 +31,14 @@ from paceline.drivers.collective.beats import beats_store
 from paceline.drivers.collective.common import RankGoneError, first_line
 from paceline.drivers.collective.exchange import start_gather
 from paceline.drivers.collective.launch import joined
-from paceline.drivers.collective.pipelining.rooms import forget, room
+from paceline.drivers.collective.pipelining.farewell import LOOK_SECONDS, Farewell
+from paceline.drivers.collective.pipelining.messages import WORDS_BYTES, Message, plain, read, written
+from paceline.drivers.collective.pipelining.rooms import room
 from paceline.drivers.collective.place import place_in
 from paceline.drivers.collective.roll import Roll
 from paceline.pipeline.errors import PipelineError
 
-WORDS_BYTES = 1024
-MOST_CHARACTERS = 600  # of a refusal, in ASCII
 GRACE_SECONDS = 30.0
-LOOK_SECONDS = 2.0  # in which a connection that was lost shows who is at its other end
-POLL_SECONDS = 0.02
-Result = TypeVar("Result")
-PROBE_TAG = 7001  # of messages that nobody sends
 
 _NUMBERS: weakref.WeakKeyDictionary[Any, Counter[tuple[int, ...]]] = weakref.WeakKeyDictionary()  # of pipelines
 
@@ -72,14 +64,15 @@ class Crew:
         self.ranks = dist.get_process_group_ranks(given or dist.group.WORLD)
         self.place = self.ranks.index(dist.get_rank())
         self.world, self.stages = len(self.ranks), stages
-        self.failure: Exception | None = None
-        self._never: list[_Message] = []  # that none of them ends before its group does
         self.replicas = max(1, self.world // stages)
         self.replica, self.stage = divmod(self.place, stages)
         try:
-            self._store = self._meet()
+            store = self._meet()
             # A wait in it ends with our error, which names a rank, before it ends with the backend's.
             self._talk = self._own(self.rooms([range(self.world)], "gloo", timeout_seconds + GRACE_SECONDS))
+            self.farewell = Farewell(
+                self.ranks, self.place, store=store, talk=self._talk, who=self.who, timeout_seconds=timeout_seconds
+            )
             rows = [range(first, first + stages) for first in range(0, self.world, stages)]
             columns = [range(stage, self.world, stages) for stage in range(stages)]
             self.row = self._own(self.rooms(rows))
@@ -150,52 +143,47 @@ class Crew:
 
     def tell(self, words: Mapping[str, Any], what: str) -> list[dict[str, Any]]:
         """Every rank's words, once all have come to do the same; a `refusal` among them is raised by all."""
-        if self.failure is not None:
-            raise PipelineError(f"this pipeline has failed, and must be made anew: {first_line(self.failure)}")
-        text = json.dumps({**words, "what": what})
-        if len(text) > WORDS_BYTES:
-            raise PipelineError(f"words must have at most {WORDS_BYTES} bytes ({len(text)})")
+        failure = self.farewell.failure
+        if failure is not None:
+            raise PipelineError(f"this pipeline has failed, and must be made anew: {first_line(failure)}")
         table = torch.full((self.world, WORDS_BYTES), ord(" "), dtype=torch.uint8)
-        table[self.place, : len(text)] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        table[self.place] = written({**words, "what": what})
         gone = self._collect(table, what) if self.place == 0 else self._hand_in(table, what)
         if gone:
-            raise self.give_up(RankGoneError(gone))
-        said: list[dict[str, Any]] = [json.loads(bytes(row)) for row in table.tolist()]
+            raise self.farewell.give_up(RankGoneError(gone))
+        said = [read(row) for row in table]
         self._agree(said, what)
         return said
 
     def _collect(self, table: torch.Tensor, what: str) -> str:
         """Rank 0's part: everybody's words come in, and the table goes out. Who is gone, in words; or nothing."""
         deadline = time.monotonic() + self.timeout_seconds
-        arriving = [_Message(dist.irecv, table[place], self.ranks[place], self._talk) for place in range(1, self.world)]
+        arriving = [Message(dist.irecv, table[place], self.ranks[place], self._talk) for place in range(1, self.world)]
         lost = {}
         for place, message in enumerate(arriving, start=1):
             lost[place] = message.wait(deadline - time.monotonic())
         gone = [place for place, why in lost.items() if why]
-        who, is_gone = " and ".join(map(self.who, gone)), "is gone" if len(gone) == 1 else "are gone"
         if any("imed out" in lost[place] for place in gone):
-            return f"{self.who(0)} waited {self.timeout_seconds:g} s for {who} to {what}"
+            return f"{self.who(0)} waited {self.timeout_seconds:g} s for {self.farewell.named(gone)} to {what}"
+        told = plain(f"{self.farewell.are_gone(gone)}, and was to {what}") if gone else ""
         if gone:
-            text = json.dumps({"gone": f"{who} {is_gone}, and was to {what}"}).encode()
-            table[0] = ord(" ")
-            table[0, : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+            table[0] = written({"gone": told})
         others = [place for place in range(1, self.world) if place not in gone]
-        leaving = [_Message(dist.isend, table, self.ranks[place], self._talk) for place in others]
+        leaving = [Message(dist.isend, table, self.ranks[place], self._talk) for place in others]
         for message in leaving:
             message.wait(self.timeout_seconds)  # one that is lost now is missed next time, or by its neighbours
-        return f"{who} {is_gone}, and was to {what}" if gone else ""
+        return told
 
     def _hand_in(self, table: torch.Tensor, what: str) -> str:
         ours = table[self.place].clone()
-        sending = _Message(dist.isend, ours, self.ranks[0], self._talk)
-        why = _Message(dist.irecv, table, self.ranks[0], self._talk).wait(self.timeout_seconds + GRACE_SECONDS / 2)
+        sending = Message(dist.isend, ours, self.ranks[0], self._talk)
+        why = Message(dist.irecv, table, self.ranks[0], self._talk).wait(self.timeout_seconds + GRACE_SECONDS / 2)
         if "imed out" in why:
             return f"{self.who(self.place)} waited {self.timeout_seconds:g} s for {self.who(0)} to {what}"
         if why:
-            return self._left_words([0], LOOK_SECONDS) or f"{self.who(0)} is gone, and was to {what}"
+            return self.farewell.left_words([0], LOOK_SECONDS) or f"{self.who(0)} is gone, and was to {what}"
         sending.wait(self.timeout_seconds)
-        first = json.loads(bytes(table[0].tolist()))
-        return str(first.get("gone", ""))
+        return str(read(table[0]).get("gone", ""))
 
     def gather(self, numbers: Sequence[float]) -> list[list[float]]:
         """Every rank's numbers."""
@@ -208,7 +196,7 @@ class Crew:
     def _agree(self, said: Sequence[Mapping[str, Any]], what: str) -> None:
         for place, words in enumerate(said):
             if words["what"] != what:
-                raise self.give_up(
+                raise self.farewell.give_up(
                     PipelineError(
                         f"all ranks must do the same in the same order: {self.who(place)} wants to {words['what']}, "
                         f"and {self.who(self.place)} to {what}"
@@ -220,115 +208,6 @@ class Crew:
             alone = f"{self.who(place)}: " if len(refusals) < self.world else ""
             raise PipelineError(f"{alone}{refusals[place]}")
 
-    # -- when one is lost ----------------------------------------------------------------------------------------------
-
-    def give_up(self, error: Exception) -> Exception:
-        """Leave word of an error that ends this pipeline, and let nobody wait for this rank; the error."""
-        if self.failure is None:
-            self.failure = error
-            told = error if isinstance(error, PipelineError | RankGoneError) else f"{type(error).__name__}: {error}"
-            text = first_line(Exception(str(told)))
-            known = isinstance(error, PipelineError | RankGoneError)
-            with contextlib.suppress(RuntimeError, AttributeError):  # the store may be lost with whoever kept it
-                self._store.set(str(self.place), text if known else f"{self.who(self.place)} has failed: {text}")
-            self._hang_up()
-        return error
-
-    def lost(self, error: Exception, places: Sequence[int]) -> Exception:
-        """What to raise where a message to or from one of these places has failed."""
-        who = " or ".join(self.who(place) for place in places if place != self.place)
-        said = first_line(error)
-        if "imed out" in said:
-            text = f"{self.who(self.place)} waited {self.timeout_seconds:g} s for {who}"
-            return self.give_up(RankGoneError(self._left_words(range(self.world)) or text))
-        deadline = time.monotonic() + LOOK_SECONDS
-        while time.monotonic() < deadline:
-            gone = [place for place in range(self.world) if place != self.place and self._is_closed(place)]
-            told = self._left_words(range(self.world))  # a rank leaves word before it closes its connections
-            if told or gone:
-                text = f"{' and '.join(map(self.who, gone))} {'is' if len(gone) == 1 else 'are'} gone"
-                return self.give_up((PipelineError if told else RankGoneError)(told or text))
-            time.sleep(POLL_SECONDS)
-        return self.give_up(RankGoneError(f"{self.who(self.place)} has lost its connection to {who}: {said}"))
-
-    def guard(self, run: Callable[[], Result]) -> Result:
-        """Run what talks to other ranks, and say who is gone."""
-        try:
-            return run()
-        except (RuntimeError, dist.DistError) as error:
-            raise self.lost(error, range(self.world)) from error
-
-    def _left_words(self, places: Sequence[int], seconds: float = 0.0) -> str:
-        """What one of these ranks has left behind; `seconds` is how long to look for it."""
-        deadline = time.monotonic() + seconds
-        with contextlib.suppress(RuntimeError, AttributeError):  # the store may be lost, or not there yet
-            while True:
-                for place in places:
-                    if place != self.place and self._store.check([str(place)]):
-                        return str(self._store.get(str(place)).decode(errors="replace"))
-                if time.monotonic() >= deadline:
-                    break
-                time.sleep(POLL_SECONDS)
-        return ""
-
-    def _is_closed(self, place: int) -> bool:
-        """Whether a message from there could not come: gloo says so at once."""
-        message = _Message(dist.irecv, torch.empty(1, dtype=torch.uint8), self.ranks[place], self._talk, PROBE_TAG)
-        self._never.append(message)
-        return message.refused
-
-    def _hang_up(self) -> None:
-        """Close the connections of all groups; the next pipeline makes others."""
-        for group in forget(self.ranks):
-            if dist.get_backend(group) != "gloo":
-                group.abort()
-                continue
-            # gloo has no abort. It closes all connections of a group when one wait runs out of time; that must be for a
-            # rank that has not closed its own, or the wait would end at once and leave the others as they are.
-            for rank in dist.get_process_group_ranks(group):
-                if rank == self.rank:
-                    continue
-                never = _Message(dist.irecv, torch.empty(1, dtype=torch.uint8), rank, group, PROBE_TAG)
-                if "imed out" in never.wait(0.001):
-                    break
-
     def close(self) -> None:
         """Part from the others; only what was joined here is left."""
         self._ours.close()
-
-
-def refusal_of(error: BaseException | str) -> str:
-    """An error as words for the others.
-
-    >>> refusal_of(ValueError("no such layer"))
-    'no such layer'
-    """
-    text = error if isinstance(error, str) else str(error).strip() or type(error).__name__
-    plain = " ".join(text.split()).encode("ascii", "replace").decode()
-    return plain.replace("\\", "/").replace('"', "'")[:MOST_CHARACTERS]  # JSON would make more of them
-
-
-class _Message:
-    """A tensor on its way to or from a rank. A wait that ends without it closes the group's connections."""
-
-    def __init__(self, start: Any, tensor: torch.Tensor, rank: int, group: dist.ProcessGroup, tag: int = 0) -> None:
-        self._tensor = tensor  # it must live as long
-        self._work, self._why = None, ""
-        try:
-            self._work = start(tensor, rank, group=group, tag=tag)
-        except RuntimeError as error:
-            self._why = first_line(error)
-
-    @property
-    def refused(self) -> bool:
-        """Whether there is no connection any more."""
-        return self._work is None
-
-    def wait(self, seconds: float) -> str:
-        """Why it did not come; nothing if it did."""
-        if self._work is not None:
-            try:
-                self._work.wait(timedelta(seconds=max(0.001, seconds)))
-            except RuntimeError as error:
-                self._why = first_line(error)
-        return self._why

@@ -26,9 +26,10 @@ from torch import nn
 
 from paceline.codecs import Codec
 from paceline.drivers.collective.common import codec_of, described
-from paceline.drivers.collective.pipelining.batches import Loss, Pass, Tensors
-from paceline.drivers.collective.pipelining.crew import Crew, refusal_of
+from paceline.drivers.collective.pipelining.batches import Loss, Tensors
+from paceline.drivers.collective.pipelining.crew import Crew
 from paceline.drivers.collective.pipelining.holdings import Holdings
+from paceline.drivers.collective.pipelining.messages import plain, refusal_of
 from paceline.drivers.collective.pipelining.replicas import Replicas
 from paceline.drivers.collective.pipelining.stages import Span
 from paceline.drivers.collective.pipelining.stepping import Stepper, together
@@ -66,17 +67,16 @@ class Pipeline:
         self.plan, self.model, self.record = plan, model, record
         self._crew = crew = Crew(int(plan.stages), torch.device(device), timeout_seconds, process_group)
         try:
-            make, describe = functools.partial(_traced, model, plan, crew), functools.partial(_description, plan, codec)
+            make, describe = functools.partial(_traced, model, plan, crew), functools.partial(_description, codec)
             workshop = together(crew, "trace the model", make, describe)
             self._holdings = Holdings(model, workshop.graph, plan.cuts, crew)
-            crew.guard(self._holdings.begin_equal)
+            crew.farewell.guard(self._holdings.begin_equal)
             if free_others:
                 self._holdings.free_others()
             workshop.hold(self._holdings.ours, self._holdings.name_of)
             self._replicas = Replicas(codec, self._holdings, crew, seed=seed)
             self._stepper = Stepper(plan, crew, workshop, self._holdings, self._replicas)
-            planned = Pass(first=0, count=int(plan.microbatches), size=workshop.size)
-            together(crew, "prepare the schedule", lambda: workshop.runner(planned, trains=True))
+            together(crew, "prepare the schedule", lambda: workshop.runner(workshop.planned, trains=True))
         except BaseException:
             crew.close()
             raise
@@ -190,12 +190,14 @@ def _traced(model: nn.Module, plan: Plan, crew: Crew) -> Workshop:
     return Workshop(model, plan, crew)
 
 
-def _description(plan: Plan, codec: Codec | str) -> dict[str, str]:
+def _description(codec: Codec | str, workshop: Workshop) -> dict[str, str]:
     """What must be the same on all ranks, as short words."""
-    return {
+    plan = workshop.plan
+    said = {
         "plan": f"{plan.schedule} stages={plan.stages} chunks={plan.chunks} microbatches={plan.microbatches} "
-        f"shapes={[list(shape) for shape in plan.shapes]}"[:200],
+        f"shapes={[list(shape) for shape in plan.shapes]}",
         "cuts": hashlib.sha256(str(tuple(plan.cuts)).encode()).hexdigest()[:16],
         "model": str(plan.fingerprint)[:16],
-        "codec": described(codec_of(codec))[:120],
+        "codec": described(codec_of(codec)),
     }
+    return {name: plain(text, 200) for name, text in said.items()} | workshop.sizes_of([workshop.planned])

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage
 
+from paceline.drivers.collective.pipelining.innards import OpenStage, nothing_later
 from paceline.pipeline.errors import PipelineError
 from paceline.pipeline.pieces import Piece, hand_on
 from paceline.pipeline.schedules import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
@@ -52,7 +52,7 @@ class Log:
         self.error: Exception | None = None
 
 
-class Stage(PipelineStage):
+class Stage(OpenStage):
     """Piece number `piece` of `pieces`, on the rank that has it."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Stage(PipelineStage):
             input_args=tuple(_empty(value.shape, value.dtype, value.needs_gradient) for value in piece.takes),
             output_args=outputs,
             group=group,
-            dw_builder=_nothing_later if whole_backward else None,
+            dw_builder=nothing_later if whole_backward else None,
         )
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **settings: Any) -> Any:
@@ -98,30 +98,28 @@ class Stage(PipelineStage):
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
         """Its backward, or the part that others wait for."""
-        if not self.has_backward:
+        if not self.trains:
             return
-        outputs, inputs = self.fwd_cache[bwd_chunk_id]
+        outputs, inputs = self.kept(bwd_chunk_id)
         if self.is_last:
             outputs = (loss,)
         if any(output.requires_grad for output in outputs):
             backward, kind = super().backward_one_chunk, BACKWARD if full_backward else INPUT_GRADIENT
             self._noted(kind, bwd_chunk_id, backward, loss, full_backward, last_backward)
         else:
-            del self.fwd_cache[bwd_chunk_id]
-            self.bwd_cache[bwd_chunk_id] = (None,) * len(inputs)
-            self.dw_runner |= {} if full_backward else {bwd_chunk_id: _nothing}
-        gradients = self.bwd_cache.pop(bwd_chunk_id)
+            self.leave_out(bwd_chunk_id, full_backward=full_backward)
+        gradients = self.take_gradients(bwd_chunk_id)
         if not self.is_first:  # there nobody asks for them
             pairs = zip(gradients, inputs, strict=True)
-            self.bwd_cache[bwd_chunk_id] = tuple(_to_send(gradient, value) for gradient, value in pairs)
+            self.keep_gradients(bwd_chunk_id, [_to_send(gradient, value) for gradient, value in pairs])
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """The part of its backward that nobody waits for."""
-        if self.has_backward and self.dw_runner.get(bwd_chunk_id) is _nothing:
-            del self.dw_runner[bwd_chunk_id]
+        if self.is_done(bwd_chunk_id):
             return
         run = super().backward_weight_one_chunk
-        self._noted(WEIGHT_GRADIENT, bwd_chunk_id, run, last_backward=last_backward)
+        with self.own_gradients():
+            self._noted(WEIGHT_GRADIENT, bwd_chunk_id, run, last_backward=last_backward)
 
     def _noted(self, kind: str, microbatch: int, run: Callable[..., Any], *args: Any, **settings: Any) -> Any:
         begin_seconds = time.perf_counter()
@@ -162,14 +160,6 @@ def _to_send(gradient: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor
     if gradient is None:
         return torch.zeros_like(value) if value.requires_grad else None
     return gradient.contiguous()
-
-
-def _nothing() -> None:
-    """What is left to do when the whole backward is done."""
-
-
-def _nothing_later() -> Callable[[], None]:
-    return _nothing
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, needs_gradient: bool) -> torch.Tensor:

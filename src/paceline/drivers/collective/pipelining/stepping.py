@@ -30,8 +30,9 @@ from paceline.drivers.collective.pipelining.batches import (
     passes,
     sums_of,
 )
-from paceline.drivers.collective.pipelining.crew import Crew, refusal_of
+from paceline.drivers.collective.pipelining.crew import Crew
 from paceline.drivers.collective.pipelining.holdings import Holdings
+from paceline.drivers.collective.pipelining.messages import refusal_of
 from paceline.drivers.collective.pipelining.replicas import Replicas, share_of
 from paceline.drivers.collective.pipelining.stages import Span
 from paceline.drivers.collective.pipelining.workshop import Workshop
@@ -43,25 +44,31 @@ Result = TypeVar("Result")
 
 
 def together(
-    crew: Crew, what: str, make: Callable[[], Result], describe: Callable[[], Mapping[str, str]] = dict
+    crew: Crew, what: str, make: Callable[[], Result], describe: Callable[[Result], Mapping[str, str]] | None = None
 ) -> Result:
-    """Make something on every rank, or refuse on every rank; what they are described by must be the same."""
+    """Make something on every rank, or refuse on every rank; what it is described by must be the same on all of them.
+
+    Not every rank must describe the same things: replicas may have batches of different sizes.
+    """
     made, refusal, cause = None, "", None
     words: Mapping[str, str] = {}
     try:
-        made, words = make(), describe()
+        made = make()
+        words = describe(made) if describe else {}
     except Exception as error:
         refusal, cause = refusal_of(error), error
     try:
-        said = crew.tell({"refusal": refusal, **words}, what)
+        said = crew.tell({"refusal": refusal, "same": dict(words)}, what)
     except PipelineError as error:
         raise error from cause
-    for key in words:
-        for place, theirs in enumerate(said):
-            if theirs.get(key) != said[0].get(key):
+    first: dict[str, int] = {}
+    for place, theirs in enumerate(said):
+        for key, value in theirs["same"].items():
+            before = first.setdefault(key, place)
+            if value != said[before]["same"][key]:
                 raise PipelineError(
-                    f"all ranks must have the same {key}: {crew.who(place)} has {theirs.get(key)}, "
-                    f"and {crew.who(0)} has {said[0].get(key)}"
+                    f"all ranks must have the same {key}: {crew.who(place)} has {value}, "
+                    f"and {crew.who(before)} has {said[before]['same'][key]}"
                 )
     return made  # type: ignore[return-value] # there is one, or all have raised
 
@@ -124,7 +131,7 @@ class Stepper:
                 words["inputs"] = count_inputs(inputs, self.plan.shapes, self.plan.dtypes)
             if self._crew.stage == self._crew.stages - 1:
                 words["sums"], words["targets"] = sums_of(loss_function), count_targets(targets)
-        except PipelineError as error:
+        except Exception as error:  # whatever was given: the others wait for this rank's word
             words["refusal"] = refusal_of(error)
         return words
 
@@ -147,7 +154,12 @@ class Stepper:
         planned = int(self.plan.microbatches) * self._workshop.size
         if not trains or any(each != planned for each in samples):
             make = self._workshop.runner
-            together(self._crew, "prepare for the batch", lambda: [make(part, trains=trains) for part in parts])
+            together(
+                self._crew,
+                "prepare for the batch",
+                lambda: [make(part, trains=trains) for part in parts],
+                lambda _: self._workshop.sizes_of(parts),
+            )
 
     def _put_aside(self, accumulate: bool) -> list[tuple[nn.Parameter, torch.Tensor]]:
         """Gradients from before, which are neither added up nor averaged again."""
@@ -198,10 +210,10 @@ class Stepper:
             raise log.error or left from None
         except Exception as error:
             if log.error is not None:
-                raise self._crew.give_up(log.error) from None
-            raise self._crew.lost(error, self._neighbours()) from error
+                raise self._crew.farewell.give_up(log.error) from None
+            raise self._crew.farewell.lost(error, self._neighbours()) from error
         except BaseException:  # whoever interrupts this rank interrupts all
-            self._crew.give_up(PipelineError(f"{self._crew.who(self._crew.place)} was interrupted"))
+            self._crew.farewell.give_up(PipelineError(f"{self._crew.who(self._crew.place)} was interrupted"))
             raise
 
     def _neighbours(self) -> list[int]:
@@ -222,11 +234,10 @@ class Stepper:
                     "this model's pieces do something else in eval mode than the model (its code asks for "
                     "self.training): collect full_state_dict() and evaluate the model in one process"
                 )
-            if any(not node.meta["val"].dim() for node in self._workshop.graph.outputs):
-                raise PipelineError("predict needs a model whose outputs have one row for each sample")
+            self._workshop.rows()
             if self._crew.stage == 0:
                 words["inputs"] = count_inputs(inputs, self.plan.shapes, self.plan.dtypes)
-        except PipelineError as error:
+        except Exception as error:  # whatever was given: the others wait for this rank's word
             words["refusal"] = refusal_of(error)
         samples = self._sizes(self._crew.tell(words, "predict"), "targets")
         parts = passes(samples[self._crew.replica], self._workshop.size)
@@ -240,13 +251,13 @@ class Stepper:
         pieces = [runner.predict(self._cut(inputs, part)) for runner, part in pairs]
         source = self._crew.ranks[(self._crew.replica + 1) * self._crew.stages - 1]
         results = []
-        for number, node in enumerate(self._workshop.graph.outputs):
+        for number, (node, rows) in enumerate(zip(self._workshop.graph.outputs, self._workshop.rows(), strict=True)):
             value = node.meta["val"]
             if self._crew.rank == source:
                 found = [piece[number] if isinstance(piece, tuple | list) else piece for piece in pieces]
                 whole = torch.cat(found).contiguous()
             else:
-                whole = torch.empty((samples, *value.shape[1:]), dtype=value.dtype, device=self._crew.device)
+                whole = torch.empty((samples * rows, *value.shape[1:]), dtype=value.dtype, device=self._crew.device)
             dist.broadcast(whole.view(-1).view(torch.uint8), source, group=self._crew.row)
             results.append(whole)
         return tuple(results) if self._workshop.graph.several_outputs else results[0]

@@ -10,9 +10,10 @@ anything but tensors.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -61,6 +62,7 @@ class Workshop:
         self.size = int(plan.shapes[0][0])
         self.graph = self._trace(self.size)
         self._graphs: OrderedDict[int, ModelGraph] = OrderedDict()
+        self._rows: list[int] | None = None
         self._runners: OrderedDict[tuple[int, int, bool], Runner] = OrderedDict()
 
     def _trace(self, size: int) -> ModelGraph:
@@ -80,6 +82,11 @@ class Workshop:
             "let the data loader leave out the rest of an epoch (drop_last=True)"
         )
 
+    @property
+    def planned(self) -> Pass:
+        """What the plan was made for."""
+        return Pass(first=0, count=int(self.plan.microbatches), size=self.size)
+
     def hold(self, weights: dict[str, torch.Tensor], name_of: dict[str, str]) -> None:
         """From now on pieces hold these weights: a trace may have seen stand-ins, or others that are elsewhere now."""
         self.weights = {name: weights[real] for name, real in name_of.items() if real in weights}
@@ -87,6 +94,38 @@ class Workshop:
 
     def _known(self, graph: ModelGraph) -> dict[str, torch.Tensor]:
         return {name: self.weights[name] for name in graph.attributes if name in self.weights}
+
+    def sizes_of(self, parts: Sequence[Pass]) -> dict[str, str]:
+        """What must be the same on all ranks for these passes, which the fingerprint leaves out: all tensors' sizes."""
+        return {f"tensor sizes for {part.size} samples": _sizes(self._sized(part.size)) for part in parts}
+
+    def rows(self) -> list[int]:
+        """How many rows each output has for each sample; PipelineError if that is not certain.
+
+        [samples, ...] is one. [samples * 5, ...] is five if another number of samples shows it: 10 rows for 2 samples
+        may be anything.
+        """
+        if self._rows is None:
+            here = [tuple(node.meta["val"].shape) for node in self.graph.outputs]
+            clear = all(shape[:1] == (self.size,) and self.size not in shape[1:] for shape in here)
+            self._rows = [1] * len(here) if clear else self._rows_by(here, self.size + 1)
+        return self._rows
+
+    def _rows_by(self, here: Sequence[tuple[int, ...]], other: int) -> list[int]:
+        """What a trace with another number of samples says."""
+        try:
+            there = [tuple(node.meta["val"].shape) for node in self._sized(other).outputs]
+            counts = [shape[0] // self.size for shape in here]
+            wanted = [(count * other, *shape[1:]) for count, shape in zip(counts, here, strict=True)]
+            if there == wanted and all(counts):
+                return counts
+            why = f"{[list(shape) for shape in here]} with {self.size} samples, {list(map(list, there))} with {other}"
+        except (PipelineError, IndexError) as error:
+            why = str(error) or "a number alone"
+        raise PipelineError(
+            "predict puts the outputs of micro-batches one after the other, so every output's first dimension must be "
+            f"the samples, or so many rows for each: let the model return it so (outputs: {why})"
+        )
 
     def runner(self, part: Pass, *, trains: bool) -> Runner:
         """What runs a pass."""
@@ -109,6 +148,14 @@ class Workshop:
             graph.attributes.update(self._known(graph))
             self._graphs[size] = graph
         return _newest(self._graphs, size, MOST_SIZES)
+
+
+def _sizes(graph: ModelGraph) -> str:
+    """A hash of what all tensors between layers are, and which weights are trained."""
+    values = [*graph.inputs, *(value.node for value in graph.values), *graph.outputs]
+    said = [f"{node.name} {described([node.meta['val']])}" for node in values]
+    said += [f"{weight.name} {weight.trained}" for weight in graph.weights]
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
 
 
 def _newest(kept: OrderedDict[Key, Made], key: Key, most: int) -> Made:
@@ -186,9 +233,8 @@ class Runner:
             self._clear()
 
     def _clear(self) -> None:
-        """Hold nothing from one step to the next but the room to receive in."""
         for stage in self._stages:
-            stage.clear_runtime_states()
+            stage.clear()
 
     def _loss(self, output: Any, place: torch.Tensor) -> torch.Tensor:
         number = int(place)
