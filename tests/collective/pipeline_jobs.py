@@ -58,13 +58,16 @@ class RNN(nn.Module):
 
 
 class Tied(nn.Module):
-    """Ids that the first layers and the last read, an embedding that both use, and a branch that only weights reach."""
+    """Ids that the first layers and the last read, an embedding that both use, and a branch that only weights reach.
+
+    One layer is not used at all.
+    """
 
     def __init__(self, ids=7, width=4):
         super().__init__()
         self.embed, self.mix = nn.Embedding(ids, width), nn.Sequential(nn.Linear(width, width), nn.Tanh())
         self.late, self.more = nn.Embedding(ids, width), nn.Linear(width, width)
-        self.lstm = nn.LSTM(width, width, batch_first=True)
+        self.lstm, self.unused = nn.LSTM(width, width, batch_first=True), nn.Linear(2, 2)
 
     def forward(self, ids):
         late = self.late(ids)  # not behind anything that came in
@@ -84,6 +87,54 @@ class Fixed(nn.Module):
     def forward(self, x, scale):
         x = torch.cos(torch.sin(x * 2.0) + 1.0)
         return self.head(self.body(x) * scale[:, None] + x)
+
+
+class Added(nn.Module):
+    """Weights of the shape of what they are added to, for micro-batches of 3, and one that is expanded."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, width), nn.Linear(width, 3)
+        self.wide = nn.Linear(width, width, bias=False)
+        self.one, self.other = (nn.Parameter(torch.randn(3, width)) for _ in range(2))
+
+    def forward(self, x):
+        x = self.first(x)
+        for _ in range(5):  # so that all that is added is behind the middle
+            x = torch.tanh(x)
+        x = torch.tanh(x + self.wide.weight.sum(0).expand(len(x), -1))
+        return self.last(x + self.one + self.other)
+
+
+class Bent(nn.Module):
+    """What torch.export cannot trace: a branch that depends on values."""
+
+    def forward(self, x):
+        return x if x.sum() > -1e9 else -x
+
+
+def row():
+    """Two modules with one weight, in a row that is taken module by module."""
+    first, last = nn.Linear(5, 5), nn.Linear(5, 5)
+    last.weight = first.weight
+    return nn.Sequential(first, Bent(), nn.Tanh(), last, nn.Linear(5, 3))
+
+
+def pool(size=2):
+    """Pools of different sizes have the same weights, and tensors of other sizes between layers."""
+    return nn.Sequential(nn.Linear(5, 8), nn.MaxPool1d(size, size), nn.AdaptiveAvgPool1d(3), nn.Tanh())
+
+
+class Turned(nn.Module):
+    """Outputs of several rows for each sample, or with samples in another dimension."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.first, self.last, self.shape = nn.Linear(5, 6), nn.Linear(6, 8), shape
+
+    def forward(self, x):
+        x = self.last(torch.tanh(self.first(x))).view(len(x), 4, 2)
+        return x.reshape(-1, 2) if self.shape == "rows" else x.transpose(0, 1)
 
 
 def group_norm(width):
@@ -107,6 +158,11 @@ MODELS = {
     "rnn": (RNN, [floats(5, 3)]),
     "tied": (Tied, [lambda samples: torch.randint(0, 7, (samples, 4))]),
     "fixed": (Fixed, [floats(5), floats()]),
+    "added": (Added, [floats(5)]),
+    "row": (row, [floats(5)]),
+    "pool": (pool, [floats(5)]),
+    "rows": (lambda: Turned("rows"), [floats(5)]),
+    "turned": (lambda: Turned("turned"), [floats(5)]),
     "dropout": (
         lambda: nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 3)),
         [floats(5)],
@@ -154,7 +210,9 @@ def alone(name, sizes, microbatch=None):
             loss.backward()
             total += loss.item()
         losses.append(total)
-        first = first or {name: weight.grad.clone() for name, weight in model.named_parameters()}
+        first = first or {
+            name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None
+        }
         optimizer.step()
     return losses, first, model.state_dict()
 
@@ -192,10 +250,10 @@ def plan_of(name, schedule, stages, microbatches, size, evaluates=True):
     )  # fmt: skip
 
 
-def pipeline_of(name, schedule, stages, *, world=4, microbatches=4, size=3, seed=0, **more):
+def pipeline_of(name, schedule, stages, *, world=4, microbatches=4, size=3, seed=0, timeout_seconds=20.0, **more):
     plan = plan_of(name, schedule, stages, microbatches, size)
     group = None if world == 4 else pairs()[dist.get_rank() // 2]
-    return paceline.Pipeline(model_of(name, seed), plan, timeout_seconds=20.0, process_group=group, **more)
+    return paceline.Pipeline(model_of(name, seed), plan, timeout_seconds=timeout_seconds, process_group=group, **more)
 
 
 def ran(pipe, name, sizes, *, replicas=1, whole=True, **more):
@@ -247,8 +305,10 @@ def trained(name, schedule, stages, world, sizes, microbatches=4, size=3, by_mic
 
 
 def names_of(name):
+    """The names of a model's state, and of what is trained."""
     model = model_of(name)
-    return sorted(model.state_dict()), sorted(name for name, _ in model.named_parameters())
+    trained = [name for name, _ in model.named_parameters() if not name.startswith("unused")]
+    return sorted(model.state_dict()), sorted(trained)
 
 
 def replicated(codec, sizes, seeds=(0, 0)):
@@ -275,15 +335,29 @@ def refused():
         ((inputs, inputs), targets, functional.cross_entropy),
         (inputs, None, functional.cross_entropy),
         (inputs, targets, nn.CrossEntropyLoss(reduction="none")),
+        (inputs, targets, functools.partial(functional.cross_entropy, reduction="none")),
+        (inputs, targets, SimpleLoss(reduction=torch.ones(2))),
         (inputs, targets, None),
     ]
+    other = {name: torch.full_like(tensor, 7.0) for name, tensor in model_of("mlp").state_dict().items()}
+    last = list(other)[-1]
+    states = [{}, other | {last: other[last].numpy()}, other | {last: None}, other | {last: other[last].to("meta")}]
     with pipeline_of("mlp", "1f1b", 4) as pipe:
         for each in bad:
             told.append(said(pipe.step, *each))
         with torch.no_grad():
             told.append(said(pipe.step, inputs, targets, functional.cross_entropy))
-        told.append(said(pipe.load_state_dict, {}))
+        told += [said(pipe.load_state_dict, state) for state in states]
+        told.append(said(pipe.load_state_dict, 7 if dist.get_rank() == 1 else other))
         return {"told": told, **compared(pipe, ran(pipe, "mlp", [12] * 3), reference("mlp", (12,) * 3))}
+
+
+class SimpleLoss:
+    def __init__(self, reduction):
+        self.reduction = reduction
+
+    def __call__(self, output, target):
+        return functional.cross_entropy(output, target)
 
 
 def said(what, *args, **more):
@@ -309,6 +383,28 @@ def refused_plans():
     ]
 
 
+def refused_sizes():
+    """Models that differ in nothing but the sizes of tensors, at once or with the first rest."""
+    rank = dist.get_rank()
+    inputs, targets = data_of("pool")
+    told = [said(paceline.Pipeline, pool(1 if rank == 1 else 2).double(), plan_of("pool", "gpipe", 4, 4, 3))]
+    with pipeline_of("pool", "gpipe", 4) as pipe:
+        if rank == 1:
+            pipe.model[1].kernel_size = pipe.model[1].stride = 1
+        told.append(said(pipe.step, inputs[0][:13], targets[:13], functional.cross_entropy))
+        loss = pipe.step(inputs[0][:12], targets[:12], functional.cross_entropy).item()
+    return {"told": told, "loss": loss}
+
+
+def turned(samples):
+    """Predictions of models whose outputs have not one row for each sample."""
+    inputs = data_of("rows")[0][0][:samples]
+    with pipeline_of("rows", "1f1b", 2, world=2, size=4) as pipe, torch.no_grad():
+        far = float((pipe.predict(inputs) - model_of("rows")(inputs)).abs().max())
+    with pipeline_of("turned", "1f1b", 2, world=2, size=4) as pipe:  # 4 x 4: the samples could be either
+        return {"far": far, "told": [said(pipe.predict, inputs), said(pipe.predict, inputs)]}
+
+
 def failing(where):
     """The user's own code fails on one rank: what each rank is told, and that another pipeline works afterwards."""
 
@@ -321,7 +417,7 @@ def failing(where):
     inputs, targets = data_of("mlp")
     inputs, targets = inputs[0][:12], targets[:12]
     loss = {"loss": bad, "shape": no_number}.get(where, functional.cross_entropy)
-    with pipeline_of("mlp", "zero-bubble", 4) as pipe:
+    with pipeline_of("mlp", "zero-bubble", 4, timeout_seconds=120.0) as pipe:
         if where == "layer" and dist.get_rank() == 1:
             runner = pipe._stepper._workshop._runners[4, 3, True]
             runner._stages[0].submod.register_forward_pre_hook(lambda *_: raise_(LookupError("my layer fails")))
@@ -410,7 +506,7 @@ def accumulated():
     """Two steps into the same gradients, between two replicas and shared weights; a loss that is a sum."""
     inputs, targets = data_of("tied")
     half = slice(6 * (dist.get_rank() // 2), 6 * (dist.get_rank() // 2) + 6)
-    loss = nn.CrossEntropyLoss(reduction="sum")
+    loss = functools.partial(functional.cross_entropy, reduction="sum")
     with pipeline_of("tied", "1f1b", 2, microbatches=2) as pipe:
         for begin in (0, 12):
             batch = inputs[0][begin : begin + 12][half], targets[begin : begin + 12][half]
@@ -419,7 +515,7 @@ def accumulated():
         norm = pipe.grad_norm()
     model = model_of("tied")
     loss(model(inputs[0][:24]), targets[:24]).backward()
-    theirs = {name: weight.grad for name, weight in model.named_parameters()}
+    theirs = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
     whole = float(torch.stack([gradient.norm() for gradient in theirs.values()]).norm())
     return {"far": far(ours, theirs), "names": sorted(ours), "norm": norm / whole}
 
@@ -442,7 +538,7 @@ def until_killed(folder, steps=100_000):
     """Step until a rank is gone; leaves word of the first step."""
     inputs, targets = data_of("mlp")
     try:
-        with pipeline_of("mlp", "1f1b", 4) as pipe:
+        with pipeline_of("mlp", "1f1b", 4, timeout_seconds=120.0) as pipe:
             for step in range(steps):
                 pipe.step(inputs[0][:12], targets[:12], functional.cross_entropy)
                 if step == 3:

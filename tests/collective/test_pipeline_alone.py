@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import re
 import socket
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import paceline
+from paceline.drivers.collective.pipelining import innards
+from paceline.drivers.collective.pipelining.batches import sums_of
+from paceline.drivers.collective.pipelining.farewell import Farewell
+from paceline.drivers.collective.pipelining.messages import MOST_CHARACTERS, plain, read, refusal_of, written
 from paceline.drivers.collective.pipelining.splitting import splits
 from paceline.pipeline.graph import ModelGraph
 from paceline.pipeline.pieces import cut_piece
@@ -35,13 +44,18 @@ def test_without_a_launch_it_says_how_to_start_one(monkeypatch):
         paceline.Pipeline(*model_and_plan(stages=3))
 
 
-def test_it_joins_the_launch_that_it_finds_and_leaves_it(monkeypatch):
+@pytest.fixture
+def launch(monkeypatch):
+    """What torchrun tells one process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     launch = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     for name, value in launch.items():
         monkeypatch.setenv(name, value)
+
+
+def test_it_joins_the_launch_that_it_finds_and_leaves_it(launch):
     model, plan = model_and_plan()
     inputs, targets = torch.randn(5, 3), torch.randn(5, 2)
     with paceline.Pipeline(model, plan, timeout_seconds=20.0) as pipe:
@@ -56,6 +70,42 @@ def test_it_joins_the_launch_that_it_finds_and_leaves_it(monkeypatch):
             torch.testing.assert_close(gradient, weight.grad)
         assert sorted(pipe.full_state_dict()) == sorted(model.state_dict())
     assert not dist.is_initialized()
+
+
+def test_a_torch_whose_stages_are_made_otherwise_is_refused_by_name(launch, monkeypatch):
+    monkeypatch.setattr(innards, "USED", (*innards.USED, "no_such_part"))
+    with pytest.raises(paceline.PipelineError, match=rf"torch {re.escape(torch.__version__)} .* has no no_such_part"):
+        paceline.Pipeline(*model_and_plan(), timeout_seconds=20.0)
+    assert not dist.is_initialized()
+
+
+def test_what_a_loss_adds_up_over_is_seen_through_partials_and_methods():
+    partial, cross_entropy = functools.partial, nn.functional.cross_entropy
+    summed = partial(cross_entropy, reduction="sum")
+    assert sums_of(partial(summed, label_smoothing=0.1))
+    assert not sums_of(partial(summed, reduction="mean"))
+    assert sums_of(nn.MSELoss(reduction="sum").forward)
+    assert sums_of(partial(nn.MSELoss(reduction="sum")))
+    assert not sums_of(partial(cross_entropy, label_smoothing=0.1))
+    with pytest.raises(paceline.PipelineError, match="reduction='none'"):
+        sums_of(partial(partial(cross_entropy, reduction="none"), label_smoothing=0.1))
+
+
+@given(st.text() | st.text('\x1b[31m\\"\0\n', min_size=300), st.integers(1, MOST_CHARACTERS))
+def test_words_are_no_longer_than_they_may_be_whatever_is_in_them(text, most):
+    assert len(json.dumps(plain(text, most))) <= most + 2  # and quotes
+    assert read(written({"refusal": refusal_of(text), "what": "take a step"}))["refusal"] == refusal_of(text)
+
+
+def test_of_many_ranks_that_are_gone_only_some_are_named():
+    def who(place):
+        return f"stage {place} (rank {place})"
+
+    gone = Farewell(range(500), 0, store=None, talk=None, who=who, timeout_seconds=1.0).are_gone
+    assert gone([3]) == "stage 3 (rank 3) is gone"
+    assert gone([3, 4]) == "stage 3 (rank 3) and stage 4 (rank 4) are gone"
+    assert re.fullmatch(r"stage 1 \(rank 1\) and .* and 495 more are gone", gone(range(1, 500)))
+    assert len(gone(range(1, 500))) < MOST_CHARACTERS
 
 
 def test_a_deadline_must_be_one():

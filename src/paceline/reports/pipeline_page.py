@@ -121,7 +121,7 @@ def _tiles(record: PipelineRecord) -> str:
             f"Slowest {word}",
             duration(slowest.seconds),
             f"{word} {slowest.index}, a micro-batch with its transfers"
-            + ("; no cut has a faster one" if record.proven else ""),
+            + ("; no cut that fits has a faster one" if record.proven else ""),
         ),
         (
             "Fullest device",

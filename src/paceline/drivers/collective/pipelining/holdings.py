@@ -32,20 +32,22 @@ class Share:
     group: dist.ProcessGroup
 
 
-def holders(graph: ModelGraph, cuts: Sequence[int], stages: int, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """For each name the stages that hold that weight. Weights with several names go by the graph's.
+def holders(
+    graph: ModelGraph, cuts: Sequence[int], stages: int, name_of: Mapping[str, str]
+) -> dict[str, tuple[int, ...]]:
+    """For each weight the stages that hold it; `name_of` has one name for all names of a weight.
 
-    >>> layer = nn.Linear(2, 2)
-    >>> tied = nn.Sequential(layer, nn.Linear(2, 2), layer)
-    >>> holders(ModelGraph(tied, (torch.ones(1, 2),)), [1, 2], 3, ["0.weight", "1.weight"])
+    >>> layer = nn.Linear(2, 2, bias=False)
+    >>> graph = ModelGraph(nn.Sequential(layer, nn.Linear(2, 2, bias=False), layer), (torch.ones(1, 2),))
+    >>> holders(graph, [1, 2], 3, {"0.weight": "0.weight", "1.weight": "1.weight", "2.weight": "0.weight"})
     {'0.weight': (0, 2), '1.weight': (1,)}
     """
     ends = [*cuts, len(graph.steps)]
-    used = {}
+    used: dict[str, set[int]] = {name: set() for name in name_of.values()}
     for weight in graph.weights:
-        pieces = {sum(layer >= end for end in ends) for layer in weight.layers}
-        used[weight.name] = tuple(sorted({piece % stages for piece in pieces}))
-    return {name: used.get(name, (0,)) for name in names}
+        if weight.name in name_of:  # a constant of the model's code is with whoever reads it
+            used[name_of[weight.name]] |= {sum(layer >= end for end in ends) % stages for layer in weight.layers}
+    return {name: tuple(sorted(found)) or (0,) for name, found in used.items()}
 
 
 class Holdings:
@@ -55,12 +57,12 @@ class Holdings:
         self.model, self._crew = model, crew
         tensors = tensors_of(model)
         first: dict[int, str] = {}
-        in_graph = [name for name in graph.attributes if name in tensors]
+        in_graph = [weight.name for weight in graph.weights if weight.name in tensors]
         for name in [*in_graph, *tensors]:
             first.setdefault(id(tensors[name]), name)
         self.name_of = {name: first[id(tensor)] for name, tensor in tensors.items()}  # one for all names of a weight
         self._saved = tuple(name for name in model.state_dict(keep_vars=True) if name in tensors)
-        self._of = holders(graph, cuts, crew.stages, list(dict.fromkeys(self.name_of.values())))
+        self._of = holders(graph, cuts, crew.stages, self.name_of)
         self.ours = {name: tensors[name] for name, stages in self._of.items() if crew.stage in stages}
         self._move()
         self.shares = tuple(self._shares())
@@ -176,17 +178,28 @@ class Holdings:
                 whole[name] = there.cpu()
         return whole if crew.stage == 0 else None
 
-    def why_not(self, state: Mapping[str, Any]) -> str:
-        """Why a whole state cannot be taken; nothing if it can."""
+    def why_not(self, state: Any) -> str:
+        """Why a whole state cannot be taken; nothing if it can. It raises nothing: the others wait for its word."""
+        try:
+            return self._why_not(state)
+        except Exception as error:  # whatever a mapping of the user's own does
+            return f"this state cannot be read: {type(error).__name__}: {error}"
+
+    def _why_not(self, state: Any) -> str:
+        if not isinstance(state, Mapping):
+            return f"a state must be a mapping of names to tensors ({type(state).__name__})"
         tensors = tensors_of(self.model)
         missing = [name for name in self._saved if name not in state]
-        unknown = [name for name in state if name not in tensors]
+        unknown = [str(name) for name in state if name not in tensors]
         if missing or unknown:
             return f"this state is of another model: {_some('it has no', missing)}{_some('it has', unknown)}".strip()
         for name in self._saved:
-            theirs = getattr(state[name], "shape", None)
-            if theirs != tensors[name].shape:
-                return f"this state is of another model: {name} is {theirs} (here {tuple(tensors[name].shape)})"
+            theirs = state[name]
+            if not isinstance(theirs, torch.Tensor) or theirs.layout is not torch.strided or theirs.is_meta:
+                return f"a state must have tensors with content ({name} is {_kind(theirs)})"
+            if theirs.shape != tensors[name].shape:
+                shapes = f"{tuple(theirs.shape)} (here {tuple(tensors[name].shape)})"
+                return f"this state is of another model: {name} is {shapes}"
         return ""
 
     @torch.no_grad()
@@ -195,6 +208,10 @@ class Holdings:
         for name, real in self._named():
             if real in self.ours:
                 self.ours[real].copy_(state[name])
+
+
+def _kind(value: Any) -> str:
+    return f"{value.layout} on {value.device}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _some(what: str, names: Sequence[str]) -> str:
@@ -219,21 +236,38 @@ def gradients_of(weights: Sequence[nn.Parameter]) -> torch.Tensor:
     >>> gradients_of([nn.Parameter(torch.ones(2))]).tolist()
     [0.0, 0.0]
     """
-    with torch.no_grad():
-        every = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
-        return torch.cat([(each.to_dense() if each.is_sparse else each).reshape(-1) for each in every])
+    return torch.cat(_flat(weights))
 
 
 @torch.no_grad()
-def set_gradients(weights: Sequence[nn.Parameter], vector: torch.Tensor) -> None:
-    """Give the parts of a vector back to the weights.
+def _flat(weights: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    every = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
+    return [(each.to_dense() if each.is_sparse else each).reshape(-1) for each in every]
 
-    >>> weight = nn.Parameter(torch.ones(2))
-    >>> set_gradients([weight], torch.tensor([1.0, 2.0]))
-    >>> weight.grad.tolist()
-    [1.0, 2.0]
+
+def present(weights: Sequence[nn.Parameter]) -> torch.Tensor:
+    """1 where a weight has a gradient, 0 where nothing computes one.
+
+    >>> present([nn.Parameter(torch.ones(2))]).tolist()
+    [0.0]
     """
-    for weight, part in zip(weights, torch.split(vector, [weight.numel() for weight in weights]), strict=True):
+    flags = [float(weight.grad is not None) for weight in weights]
+    return torch.tensor(flags, dtype=weights[0].dtype, device=weights[0].device)
+
+
+@torch.no_grad()
+def set_gradients(weights: Sequence[nn.Parameter], vector: torch.Tensor, anywhere: torch.Tensor) -> None:
+    """Give the parts of a vector back to the weights; none to one that has no gradient `anywhere` (0).
+
+    >>> weight, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(1))
+    >>> set_gradients([weight, unused], torch.tensor([1.0, 2.0, 0.0]), torch.tensor([2.0, 0.0]))
+    >>> weight.grad.tolist(), unused.grad
+    ([1.0, 2.0], None)
+    """
+    parts = torch.split(vector, [weight.numel() for weight in weights])
+    for weight, part, has in zip(weights, parts, anywhere.tolist(), strict=True):
+        if not has:
+            continue
         if weight.grad is None or weight.grad.is_sparse:
             weight.grad = part.reshape(weight.shape).to(weight.dtype, copy=True)
         else:
@@ -243,6 +277,8 @@ def set_gradients(weights: Sequence[nn.Parameter], vector: torch.Tensor) -> None
 def reduce_gradients(weights: Sequence[nn.Parameter], group: dist.ProcessGroup, factor: float = 1.0) -> None:
     """Add up `factor` times the gradients over the ranks of a group; the weights are of one type."""
     if weights:
-        vector = gradients_of(weights).mul_(factor)
+        flags = present(weights)
+        vector = torch.cat([*_flat(weights), flags])
+        vector[: -len(flags)] *= factor
         dist.all_reduce(vector, group=group)
-        set_gradients(weights, vector)
+        set_gradients(weights, vector[: -len(flags)], vector[-len(flags) :])

@@ -95,9 +95,9 @@ class Pipeline:
         """Forward and backward of one batch: the mean loss, on every rank; gradients are in the parameters' `.grad`.
 
         The first stage needs inputs, the last targets and the loss function; what others are given is not looked at.
-        The loss function returns the mean over samples, or has `reduction == "sum"`. Of several replicas each has its
-        own batch, and the loss and gradients are those of all of them. With `accumulate` gradients are added to those
-        that are there.
+        The loss function returns the mean over samples, or has `reduction == "sum"`, itself or as a partial; nobody can
+        see through a lambda, which must be a mean. Of several replicas each has its own batch, and the loss and
+        gradients are those of all of them. With `accumulate` gradients are added to those that are there.
         """
         record = self.record if record is None else record
         return self._stepper.step(inputs, targets, loss_function, accumulate=accumulate, record=record)
@@ -105,7 +105,10 @@ class Pipeline:
     # -- evaluation ----------------------------------------------------------------------------------------------------
 
     def predict(self, inputs: Tensors | None) -> Any:
-        """What the model returns in eval mode, on every rank of the pipeline; each replica has its own inputs."""
+        """What the model returns in eval mode, on every rank of the pipeline; each replica has its own inputs.
+
+        Outputs must have the samples, or so many rows for each of them, in their first dimension.
+        """
         return self._stepper.predict(inputs)
 
     @property

@@ -13,13 +13,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from paceline.codecs import Codec, ErrorFeedback, Identity, NotFiniteError
 from paceline.drivers.collective.common import codec_of
 from paceline.drivers.collective.exchange import Exchange, OfAnySize, OfOneSize, Trouble
 from paceline.drivers.collective.pipelining.crew import Crew
-from paceline.drivers.collective.pipelining.holdings import Holdings, gradients_of, reduce_gradients, set_gradients
+from paceline.drivers.collective.pipelining.holdings import (
+    Holdings,
+    gradients_of,
+    present,
+    reduce_gradients,
+    set_gradients,
+)
 from paceline.pipeline.errors import PipelineError
 from paceline.randomness import torch_generator
 
@@ -77,7 +84,9 @@ class Replicas:
         total, decoded = torch.zeros_like(vector), torch.empty_like(vector)
         for each in payloads:
             total.add_(codec.decode(each, out=decoded))
-        set_gradients(weights, total.div_(self._crew.replicas))
+        anywhere = present(weights)
+        dist.all_reduce(anywhere, group=self._crew.column)
+        set_gradients(weights, total.div_(self._crew.replicas), anywhere)
         return None
 
     def take_back(self) -> None:

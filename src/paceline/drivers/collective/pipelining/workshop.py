@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.distributed.pipelining import (
     Schedule1F1B,
     ScheduleGPipe,
@@ -70,7 +70,8 @@ class Workshop:
             torch.zeros((size, *shape[1:]), dtype=dtype, device=self.crew.device)
             for shape, dtype in zip(self.plan.shapes, self.plan.dtypes, strict=True)
         ]
-        with stand_ins(self.model, self.crew.device):
+        # A trace also serves later steps, so it knows of gradients even where a prediction asks for it.
+        with torch.inference_mode(False), torch.enable_grad(), stand_ins(self.model, self.crew.device):
             graph = ModelGraph(self.model, tuple(inputs))
         if graph.fingerprint == self.plan.fingerprint:
             return graph
@@ -106,7 +107,7 @@ class Workshop:
         may be anything.
         """
         if self._rows is None:
-            here = [tuple(node.meta["val"].shape) for node in self.graph.outputs]
+            here = [_shape(node) for node in self.graph.outputs]
             clear = all(shape[:1] == (self.size,) and self.size not in shape[1:] for shape in here)
             self._rows = [1] * len(here) if clear else self._rows_by(here, self.size + 1)
         return self._rows
@@ -114,10 +115,13 @@ class Workshop:
     def _rows_by(self, here: Sequence[tuple[int, ...]], other: int) -> list[int]:
         """What a trace with another number of samples says."""
         try:
-            there = [tuple(node.meta["val"].shape) for node in self._sized(other).outputs]
+            there = [_shape(node) for node in self._sized(other).outputs]
             counts = [shape[0] // self.size for shape in here]
-            wanted = [(count * other, *shape[1:]) for count, shape in zip(counts, here, strict=True)]
-            if there == wanted and all(counts):
+            wanted = [
+                [(count * samples, *shape[1:]) for count, shape in zip(counts, here, strict=True)]
+                for samples in (self.size, other)
+            ]
+            if [here, there] == wanted and all(counts):
                 return counts
             why = f"{[list(shape) for shape in here]} with {self.size} samples, {list(map(list, there))} with {other}"
         except (PipelineError, IndexError) as error:
@@ -153,9 +157,19 @@ class Workshop:
 def _sizes(graph: ModelGraph) -> str:
     """A hash of what all tensors between layers are, and which weights are trained."""
     values = [*graph.inputs, *(value.node for value in graph.values), *graph.outputs]
-    said = [f"{node.name} {described([node.meta['val']])}" for node in values]
+    said = [f"{node.name} {_size(node.meta.get('val'))}" for node in values]
     said += [f"{weight.name} {weight.trained}" for weight in graph.weights]
     return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    return tuple(getattr(node.meta.get("val"), "shape", ()))
+
+
+def _size(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{tuple(value.shape)} {value.dtype} {value.requires_grad}"
 
 
 def _newest(kept: OrderedDict[Key, Made], key: Key, most: int) -> Made:
