@@ -416,7 +416,11 @@ def failing(where):
 
     inputs, targets = data_of("mlp")
     inputs, targets = inputs[0][:12], targets[:12]
-    loss = {"loss": bad, "shape": no_number}.get(where, functional.cross_entropy)
+
+    def detached(output, target):
+        return functional.cross_entropy(output, target).detach()
+
+    loss = {"loss": bad, "shape": no_number, "detached": detached}.get(where, functional.cross_entropy)
     with pipeline_of("mlp", "zero-bubble", 4, timeout_seconds=120.0) as pipe:
         if where == "layer" and dist.get_rank() == 1:
             runner = pipe._stepper._workshop._runners[4, 3, True]
@@ -452,7 +456,7 @@ def predicted(name, schedule, samples):
             model.load_state_dict(whole)
             with torch.no_grad():
                 found["far"] = float((model.eval()(*given) - first).abs().max())
-        return found
+        return found | {"modes": [module.training for module in pipe.model.modules()]}
 
 
 def saved():
@@ -474,6 +478,10 @@ def saved():
         found["far"] = far(pipe.state_dict(), box)
         sizes = (12, 12, 7, 12)
         losses, _ = ran(pipe, name, sizes)
+        mine = {name: tensor.clone() for name, tensor in pipe.state_dict().items()}
+        pipe.load_state_dict({name: torch.zeros_like(tensor) for name, tensor in mine.items()})
+        pipe.load_state_dict(mine)
+        found["own"] = far(pipe.state_dict(), mine)
         found["missing"] = said(pipe.load_state_dict, {name: box[name] for name in list(box)[1:]})
     model = model_of(name)
     model.load_state_dict(box)

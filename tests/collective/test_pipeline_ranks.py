@@ -197,6 +197,7 @@ def test_models_that_differ_only_in_the_sizes_of_tensors_are_refused_by_all_rank
     [
         ("loss", 3, "KeyError.*in the loss function", r"stage 3 \(rank 3\) has failed: KeyError: 'no such class'"),
         ("shape", 3, "the loss function must return one number", "the loss function must return one number"),
+        ("detached", 3, "must return a loss with a gradient", "must return a loss with a gradient"),
         ("layer", 1, "LookupError: my layer fails in forward of micro-batch 0 in stage 1", "rank 1.*my layer fails"),
     ],
 )
@@ -211,10 +212,13 @@ def test_what_fails_in_the_users_own_code_is_raised_there_and_told_to_all_at_onc
 # -- the rest ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "schedule", "samples"), [("dropout", "1f1b", 16), ("fixed", "interleaved", 10)])
+@pytest.mark.parametrize(
+    ("name", "schedule", "samples"), [("dropout", "1f1b", 16), ("fixed", "interleaved", 10), ("row", "gpipe", 8)]
+)
 def test_predictions_are_those_of_the_model_in_eval_mode_on_every_rank(four, name, schedule, samples):
     found = four.do("predicted", name=name, schedule=schedule, samples=samples)
     assert found[0]["far"] < CLOSE
+    assert all(all(rank["modes"]) for rank in found)  # it trains on
     assert {rank["sum"] for rank in found} == {found[0]["sum"]}
     assert {rank["refused"] for rank in found} == {found[0]["refused"]}
     assert "something else in eval mode" in found[0]["refused"]
@@ -235,6 +239,7 @@ def test_a_whole_state_goes_into_another_pipeline_whose_ranks_keep_only_their_ow
     for rank in found:
         assert rank["held"] != saved
         assert rank["far"] == 0
+        assert rank["own"] == 0
         assert rank["losses"] < CLOSE
         assert "it has no embed.weight" in rank["missing"]
 

@@ -179,7 +179,7 @@ class Holdings:
         return whole if crew.stage == 0 else None
 
     def why_not(self, state: Any) -> str:
-        """Why a whole state cannot be taken; nothing if it can. It raises nothing: the others wait for its word."""
+        """Why this rank cannot take its part of a state; nothing if it can. It never raises: others wait for it."""
         try:
             return self._why_not(state)
         except Exception as error:  # whatever a mapping of the user's own does
@@ -189,11 +189,12 @@ class Holdings:
         if not isinstance(state, Mapping):
             return f"a state must be a mapping of names to tensors ({type(state).__name__})"
         tensors = tensors_of(self.model)
-        missing = [name for name in self._saved if name not in state]
+        wanted = [name for name, real in self._named() if real in self.ours]
+        missing = [name for name in wanted if name not in state]
         unknown = [str(name) for name in state if name not in tensors]
         if missing or unknown:
             return f"this state is of another model: {_some('it has no', missing)}{_some('it has', unknown)}".strip()
-        for name in self._saved:
+        for name in wanted:
             theirs = state[name]
             if not isinstance(theirs, torch.Tensor) or theirs.layout is not torch.strided or theirs.is_meta:
                 return f"a state must have tensors with content ({name} is {_kind(theirs)})"

@@ -64,6 +64,8 @@ class Pipeline:
     ) -> None:
         if not 0 < timeout_seconds < float("inf"):
             raise ValueError(f"timeout_seconds must be above 0 and finite (timeout_seconds={timeout_seconds})")
+        if not hasattr(plan, "cuts"):
+            raise TypeError(f"plan must be a Plan; paceline.Plan.load reads one from a file ({type(plan).__name__})")
         self.plan, self.model, self.record = plan, model, record
         self._crew = crew = Crew(int(plan.stages), torch.device(device), timeout_seconds, process_group)
         try:
@@ -146,7 +148,7 @@ class Pipeline:
         return self._stepper.guarded(self._holdings.collected)
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take this rank's part of a whole state, which must have all names. Call it on every rank."""
+        """Take this rank's part of a state: of a whole one, or what `state_dict` gave here. Call it on every rank."""
         self._crew.tell({"refusal": refusal_of(self._holdings.why_not(state))}, "load a state")
         self._holdings.load(state)
 

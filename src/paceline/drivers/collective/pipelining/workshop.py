@@ -27,7 +27,7 @@ from torch.distributed.pipelining import (
     ScheduleLoopedBFS,
 )
 
-from paceline.drivers.collective.pipelining.batches import Loss, Pass
+from paceline.drivers.collective.pipelining.batches import Loss, Pass, as_tuple
 from paceline.drivers.collective.pipelining.crew import Crew
 from paceline.drivers.collective.pipelining.splitting import splits
 from paceline.drivers.collective.pipelining.stages import Log, Stage, described
@@ -72,7 +72,11 @@ class Workshop:
         ]
         # A trace also serves later steps, so it knows of gradients even where a prediction asks for it.
         with torch.inference_mode(False), torch.enable_grad(), stand_ins(self.model, self.crew.device):
-            graph = ModelGraph(self.model, tuple(inputs))
+            try:
+                graph = ModelGraph(self.model, tuple(inputs))
+            except PipelineError as error:
+                shapes = [list(each.shape) for each in inputs]
+                raise PipelineError(f"with inputs {shapes}, as the plan has them: {error}") from error
         if graph.fingerprint == self.plan.fingerprint:
             return graph
         if size == self.size:
@@ -192,7 +196,7 @@ class Runner:
         self._stages = []
         for number in numbers:
             piece = cut_piece(graph, ends[number], ends[number + 1])
-            piece.module.train(trains)
+            piece.module.training = trains  # of its operations; modules taken whole are in their own modes
             self._stages.append(
                 Stage(
                     piece,
@@ -241,7 +245,7 @@ class Runner:
     def predict(self, inputs: tuple[torch.Tensor, ...]) -> Any:
         """Forward alone; what the model returns, where the last stage is."""
         try:
-            with _quiet(), torch.no_grad():
+            with _quiet(), torch.no_grad(), _evaluating([stage.submod for stage in self._stages]):
                 return self._schedule.eval(*inputs)
         finally:
             self._clear()
@@ -259,11 +263,26 @@ class Runner:
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
                 shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
                 raise PipelineError(f"the loss function must return one number (it returns {shape})")
+            if not loss.requires_grad and any(each.requires_grad for each in as_tuple(output, "outputs")):
+                raise PipelineError("the loss function must return a loss with a gradient (it returns a detached one)")
         except Exception as error:
             error.add_note(f"in the loss function, of micro-batch {number}")
             self._log.error = error
             raise
         return loss.reshape(()) * self._weight
+
+
+@contextmanager
+def _evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Eval mode for a while; then every module in the mode that it was in."""
+    before = {inner: inner.training for module in modules for inner in module.modules()}
+    try:
+        for module in modules:
+            module.eval()
+        yield
+    finally:
+        for inner, training in before.items():
+            inner.training = training
 
 
 @contextmanager
