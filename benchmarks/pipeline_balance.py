@@ -44,8 +44,8 @@ class Effort:
     """How much is measured."""
 
     stages: tuple[int, ...] = (2, 4)
-    repeats: int = 5
-    turns: int = 3
+    repeats: int = 9
+    turns: int = 5
     microbatches: int = 4
     step_turns: int = 3
 
