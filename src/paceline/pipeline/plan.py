@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.pipeline.advice import Advice, advise
 from paceline.pipeline.devices import Device, Link
 from paceline.pipeline.errors import PipelineError
-from paceline.pipeline.idle import counted_idle, lecture_idle
+from paceline.pipeline.idle import lecture_idle
 from paceline.pipeline.layers import Profile
 from paceline.pipeline.placement import Placement, PlacementError, place, priced
 from paceline.pipeline.schedules import SCHEDULES, find, in_flight, orders, why_not
@@ -180,11 +180,6 @@ class Plan:
     def _fixed(self, first: int, last: int) -> float:
         """The part of a piece's time that a smaller micro-batch does not save."""
         return sum(layer.fixed_seconds for layer in self.profile.layers[first:last])
-
-    @property
-    def counted_idle(self) -> float:
-        """The share of idle slots of gpipe and 1f1b where all stages take equally long: (k - 1) / (k - 1 + m)."""
-        return counted_idle(self.stages, self.microbatches)
 
     @functools.cached_property
     def even(self) -> Placement | None:
