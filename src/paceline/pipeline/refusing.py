@@ -73,9 +73,8 @@ def check_size(costs: Costs) -> None:
     total = int(costs.weights[0, -1]) + held * int(activations[-1])
     if total > sum(limits):
         need, has = sizes(total, sum(limits))
-        raise PlacementError(
-            f"the model needs at least {need}, and {len(limits)} devices have {has} together; {ADVICE}"
-        )
+        devices = f"{len(limits)} devices have {has} together" if len(limits) > 1 else f"the device has {has}"
+        raise PlacementError(f"the model needs at least {need}, and {devices}; {ADVICE}")
 
 
 def no_cut(costs: Costs) -> PlacementError:
