@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.drivers.collective.pruning import FinePruning, InfoBatch
     from paceline.drivers.served.serving import serve
     from paceline.drivers.served.worker import Worker
+    from paceline.errors import PacelineError
     from paceline.optim.accumulate import Accumulate
     from paceline.optim.lars import LARS
     from paceline.optim.ratios import layer_ratios
@@ -57,6 +58,7 @@ _HOMES = {
     "LocalSGD": "drivers.collective.members",
     "PSGD": "drivers.collective.members",
     "SSGD": "drivers.collective.members",
+    "PacelineError": "errors",
     "FinePruning": "drivers.collective.pruning",
     "InfoBatch": "drivers.collective.pruning",
     "PruningError": "data.pruning.ledger",
@@ -95,6 +97,7 @@ __all__ = [
     "InfoBatch",
     "Link",
     "LocalSGD",
+    "PacelineError",
     "Pipeline",
     "PipelineError",
     "Plan",

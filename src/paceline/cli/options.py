@@ -19,8 +19,7 @@ from typing import Annotated, Any, TypeVar, cast, get_type_hints
 import tyro
 
 from paceline.recipes import Recipe
-from paceline.recipes.settings import Rule
-from paceline.recipes.values import describe
+from paceline.settings import Rule, describe
 
 UNSET = "\x00unset"
 

@@ -8,7 +8,7 @@ from paceline.recipes.race import Race, check_strategies
 from paceline.recipes.reading import RecipeError, read_recipe
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.running import Result, make_run, result_of, simulate
-from paceline.recipes.settings import SettingError
+from paceline.settings import SettingError
 
 __all__ = [
     "Race",

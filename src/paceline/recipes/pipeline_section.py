@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.pipeline.schedules import SCHEDULES, why_not
-from paceline.recipes.settings import Checked, SettingError, setting
+from paceline.settings import Checked, SettingError, setting
 
 MOST_STAGES = 512
 BYTES_OF_MB, BYTES_PER_SECOND_OF_MBIT = 1_000_000, 125_000
@@ -19,10 +19,10 @@ class PipelineSection(Checked):
     (True, False)
     >>> PipelineSection(stages=8)
     Traceback (most recent call last):
-    paceline.recipes.settings.SettingError: 1f1b needs at least as many micro-batches as stages (microbatches=4, ...
+    paceline.settings.SettingError: 1f1b needs at least as many micro-batches as stages (microbatches=4, ...
     >>> PipelineSection(replicas=2)
     Traceback (most recent call last):
-    paceline.recipes.settings.SettingError: replicas are of a pipeline, and there is none: give stages, or memory_mb ...
+    paceline.settings.SettingError: replicas are of a pipeline, and there is none: give stages, or memory_mb ...
     """
 
     stages: int = setting(1, "devices in the row; 1: no pipeline", least=1, most=MOST_STAGES, alias="stages")
@@ -93,7 +93,7 @@ def refuse_pipeline(section: PipelineSection, because: str) -> None:
 
     >>> refuse_pipeline(PipelineSection(stages=2), "a pipeline has no server")
     Traceback (most recent call last):
-    paceline.recipes.settings.SettingError: a pipeline has no server (stages=2); use `paceline train`, or leave ...
+    paceline.settings.SettingError: a pipeline has no server (stages=2); use `paceline train`, or leave ...
     """
     if section.on:
         given = f"stages={section.stages}" if section.stages > 1 else f"memory_mb={section.memory_mb:g}"

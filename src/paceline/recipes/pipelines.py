@@ -25,7 +25,7 @@ from paceline.recipes.ranks import MEET_SECONDS, write_recipe
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.running import Result
 from paceline.recipes.sections import ClusterSection
-from paceline.recipes.settings import SettingError
+from paceline.settings import SettingError
 from paceline.traces import summarise
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def check_pipelined(recipe: Recipe) -> None:
 
     >>> check_pipelined(Recipe().with_settings(pipeline={"stages": 2}))
     Traceback (most recent call last):
-    paceline.recipes.settings.SettingError: a pipeline takes a step with all gradients of ... (strategy=lgc); ...
+    paceline.settings.SettingError: a pipeline takes a step with all gradients of ... (strategy=lgc); ...
     """
     workers, replicas = recipe.cluster.workers, recipe.pipeline.replicas
     if recipe.strategy.name != "full":

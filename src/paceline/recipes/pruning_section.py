@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from paceline.data.pruning import NONE, PRUNINGS, PruningSettings, make_policy
-from paceline.recipes.settings import Checked, SettingError, setting
+from paceline.settings import Checked, SettingError, setting
 
 _DEFAULTS = PruningSettings()
 
@@ -19,10 +19,10 @@ class PruningSection(Checked):
     0.2
     >>> PruningSection(name="info-batch", prune=0.2)
     Traceback (most recent call last):
-    paceline.recipes.settings.SettingError: prune is a setting of fine-pruning, and the pruning is info-batch
+    paceline.settings.SettingError: prune is a setting of fine-pruning, and the pruning is info-batch
     >>> PruningSection(name="fine-pruning", prune=1.0)
     Traceback (most recent call last):
-    paceline.recipes.settings.SettingError: prune, as a share, must be at least 0 and below 1 (prune=1.0); ...
+    paceline.settings.SettingError: prune, as a share, must be at least 0 and below 1 (prune=1.0); ...
     """
 
     name: str = setting(

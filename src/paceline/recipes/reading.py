@@ -16,8 +16,7 @@ from typing import Any, get_type_hints
 
 from paceline.lookup import unknown
 from paceline.recipes.recipe import Recipe
-from paceline.recipes.settings import SettingError
-from paceline.recipes.values import convert, describe
+from paceline.settings import SettingError, convert, describe
 
 MOST_BYTES = 1_000_000
 PATHS = (("delay", "file"), ("data", "directory"), ("pipeline", "plan"))  # in a file they are meant relative to it

@@ -25,7 +25,7 @@ from paceline.recipes.sections import (
     StrategySection,
     WorkerSection,
 )
-from paceline.recipes.settings import Checked, SettingError, setting
+from paceline.settings import Checked, SettingError, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Recipe(Checked):
     ('lgc', 10)
     >>> Recipe(strategy=StrategySection(k=12))
     Traceback (most recent call last):
-    paceline.recipes.settings.SettingError: k must be between 1 and workers (k=12, workers=10); give k = 10 or less, ...
+    paceline.settings.SettingError: k must be between 1 and workers (k=12, workers=10); give k = 10 or less, ...
     """
 
     seed: int = setting(0, "everything random follows from it", least=0, most=2**53, alias="seed")

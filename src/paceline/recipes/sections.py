@@ -12,7 +12,7 @@ from paceline.data import DATASETS
 from paceline.lookup import unknown
 from paceline.models import MODELS
 from paceline.optim import OPTIMIZERS, SCHEDULES
-from paceline.recipes.settings import Checked, SettingError, setting
+from paceline.settings import Checked, SettingError, setting
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
 from paceline.strategies.averaging.members import MOST_PERIOD
@@ -69,7 +69,7 @@ class WorkerSection(Checked):
 
     >>> WorkerSection(batch_size=32, blocks=5)
     Traceback (most recent call last):
-    paceline.recipes.settings.SettingError: blocks must divide the batch evenly (blocks=5, batch_size=32)
+    paceline.settings.SettingError: blocks must divide the batch evenly (blocks=5, batch_size=32)
     """
 
     batch_size: int = setting(32, "samples of a worker's batch", least=1, most=1_000_000, alias="batch-size")

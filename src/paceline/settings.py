@@ -1,6 +1,9 @@
 """How a setting is declared: its default, what it is, and what it may be, in one place.
 
-The reader of files, the command line, the help text and the checks at construction all read this.
+    lr: float = setting(0.05, "learning rate", above=0, most=1e6, alias="lr")
+
+One frozen dataclass of such fields holds the settings of a feature. The reader of recipe files, the command line, the
+help text and the checks at construction all read the same declaration.
 """
 
 from __future__ import annotations
@@ -8,15 +11,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from paceline.errors import PacelineError
 from paceline.lookup import unknown
-from paceline.recipes.values import convert, describe
 
 
-class SettingError(ValueError):
+class SettingError(PacelineError, ValueError):
     """A setting that cannot be; `path` says which, such as ('strategy', 'k'), `beside` with which other it clashes.
 
     >>> str(SettingError(("strategy", "k"), "k must be 1 or more (k=0)"))
@@ -46,7 +50,7 @@ class Rule:
 
         >>> Rule(help="", least=1, most=9).check("k", 0)
         Traceback (most recent call last):
-        paceline.recipes.settings.SettingError: k must be between 1 and 9 (k=0)
+        paceline.settings.SettingError: k must be between 1 and 9 (k=0)
         """
         for part in value if isinstance(value, tuple) else (value,):
             if isinstance(part, str) and self.choices is not None and part not in (allowed := list(self.choices())):
@@ -129,3 +133,85 @@ def _fits(value: Any, hint: Any) -> bool:
 def _wanted(hint: Any) -> str:
     is_section = isinstance(hint, type) and dataclasses.is_dataclass(hint)
     return f"a {hint.__name__}" if is_section else describe(hint)
+
+
+# -- values from files and the command line --------------------------------------------------------------------------
+
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+def convert(value: Any, hint: Any) -> Any:
+    """The value as the type says, from TOML's types or from text; ValueError if it cannot be.
+
+    >>> convert("0.5, 0.75", tuple[float, ...]), convert("auto", int | Literal["auto"]), convert(3, float)
+    ((0.5, 0.75), 'auto', 3.0)
+    """
+    if get_origin(hint) in (Union, types.UnionType):
+        return _first(value, get_args(hint))
+    if get_origin(hint) is Literal:
+        if value in get_args(hint):
+            return value
+        raise ValueError(value)
+    if get_origin(hint) is tuple:
+        return _tuple(value, get_args(hint)[0])
+    return _plain_value(value, hint)
+
+
+def _first(value: Any, hints: tuple[Any, ...]) -> Any:
+    for hint in hints:
+        try:
+            return convert(value, hint)
+        except ValueError:
+            continue
+    raise ValueError(value)
+
+
+def _tuple(value: Any, hint: Any) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, list):
+        raise ValueError(value)
+    return tuple(convert(part, hint) for part in value)
+
+
+def _plain_value(value: Any, hint: Any) -> Any:
+    if hint is type(None):
+        if value in ("", "none", None):
+            return None
+    elif hint is bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in _TRUE + _FALSE:
+            return value.lower() in _TRUE
+    elif hint is str:
+        if isinstance(value, str):
+            return value
+    elif isinstance(value, hint) or (hint is float and isinstance(value, int)):
+        if not isinstance(value, bool):
+            return _parsed_number(value, hint)
+    elif isinstance(value, str):
+        return _parsed_number(value.replace("_", ""), hint)
+    raise ValueError(value)
+
+
+def _parsed_number(value: str | int | float, hint: Any) -> Any:
+    try:
+        return hint(value)
+    except OverflowError as error:
+        raise ValueError(value) from error
+
+
+def describe(hint: Any) -> str:
+    """A type in words.
+
+    >>> describe(int | Literal["auto"]), describe(tuple[float, ...])
+    ("a whole number or 'auto'", 'a list of numbers')
+    """
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(describe(part) for part in get_args(hint))
+    if get_origin(hint) is Literal:
+        return " or ".join(repr(choice) for choice in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"a list of {'numbers' if get_args(hint)[0] is float else 'words'}"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "'none'"}
+    return names[hint]

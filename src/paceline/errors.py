@@ -1,0 +1,18 @@
+"""The base of every error that paceline raises on purpose.
+
+A class says besides what kind of error it is where users expect a built-in one, so both of these catch it:
+
+    except paceline.PacelineError       anything that paceline refuses or gives up
+    except ValueError                   as for a bad value of any other library
+"""
+
+from __future__ import annotations
+
+
+class PacelineError(Exception):
+    """What paceline refuses or gives up, in words for the person who asked.
+
+    >>> from paceline.settings import SettingError
+    >>> issubclass(SettingError, PacelineError), issubclass(SettingError, ValueError)
+    (True, True)
+    """
