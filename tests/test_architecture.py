@@ -1,12 +1,14 @@
 """Who may import whom: the levels drawn in docs/architecture.md, held over the source itself.
 
 Imports inside functions and under TYPE_CHECKING count: a rule that a later import can go round is no rule.
-A module named in a string ("paceline.data.digits", for importlib) counts as well.
+A module named in a string ("paceline.data.digits", for importlib) counts as well, and so do the examples in
+docstrings: whoever reads one is sent to no place that the module itself may not know.
 """
 
 from __future__ import annotations
 
 import ast
+import doctest
 import functools
 import re
 from pathlib import Path
@@ -110,6 +112,19 @@ def imports(module, source, known, *, at_import_time_only=False):
     return found
 
 
+def example_imports(module, source, known):
+    """The dotted names that the examples in a source's docstrings import."""
+    parser, found = doctest.DocTestParser(), set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for example in parser.get_examples(ast.get_docstring(node) or ""):
+                try:
+                    found |= imports(module, example.source, known, at_import_time_only=True)
+                except SyntaxError:  # the example shows one
+                    continue
+    return found
+
+
 def level_of(unit):
     return next((number for number, units in enumerate(LEVELS) if unit in units), None)
 
@@ -128,6 +143,8 @@ def violations(sources):
             continue
         for name in sorted(imports(module, source, set(sources))):
             broken += [f"{module} imports {name}: {why}" for why in _why_not(module, unit, name)]
+        for name in sorted(example_imports(module, source, set(sources))):
+            broken += [f"an example in {module} imports {name}: {why}" for why in _why_not_by_level(unit, name)]
     return broken
 
 
@@ -137,6 +154,10 @@ def _why_not(module, unit, name):
             yield f"{package} is only for {', '.join(sorted(allowed))}"
     if unit == "strategies" and name.split(".")[0] in NOT_IN_A_STRATEGY and module not in MAY_USE_TORCH:
         yield "a strategy reads no clock, draws nothing, opens nothing, logs nothing and touches no tensor"
+    yield from _why_not_by_level(unit, name)
+
+
+def _why_not_by_level(unit, name):
     if not begins_with(name, "paceline"):
         return
     other = unit_of(name)
@@ -238,6 +259,8 @@ def test_a_house_in_order_breaks_no_rule():
         ("paceline.traces", "import paceline.recipes", "downwards"),
         ("paceline.recipes", "import paceline.cli", "downwards"),
         ("paceline.shed", "", "in no level"),
+        ("paceline.data", '"""Text.\n\n>>> from paceline.models import build\n"""', "an example in paceline.data"),
+        ("paceline.data", 'def f():\n    """Text.\n\n    >>> import paceline.recipes\n    """', "an example in"),
     ],
 )
 def test_a_broken_rule_is_found(module, line, because):
