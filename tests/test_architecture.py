@@ -202,6 +202,39 @@ def test_no_modules_import_each_other_in_a_ring():
     assert cycle(modules()) is None
 
 
+def classes(sources):
+    """Every class of the package: its name, the module it stands in, and the names of its bases."""
+    for module, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                yield node.name, module, [ast.unparse(base).split(".")[-1] for base in node.bases]
+
+
+def names_taken_twice(sources):
+    homes = {}
+    for name, module, _ in classes(sources):
+        homes.setdefault(name, []).append(module)
+    return {name: modules for name, modules in homes.items() if len(modules) > 1}
+
+
+def errors_of_their_own(sources):
+    """Error classes that do not come from PacelineError, which catches whatever paceline raises on purpose."""
+    bases = {name: found for name, _, found in classes(sources)}
+
+    def comes_from(name, wanted):
+        return name == wanted or any(comes_from(base, wanted) for base in bases.get(name, ()))
+
+    return [name for name in bases if name.endswith("Error") and not comes_from(name, "PacelineError")]
+
+
+def test_no_class_name_is_taken_twice():
+    assert names_taken_twice(modules()) == {}
+
+
+def test_every_error_is_a_paceline_error():
+    assert errors_of_their_own(modules()) == []
+
+
 # -- the rules can be broken --------------------------------------------------------------------------------------
 
 HOUSE = {
@@ -282,3 +315,12 @@ def test_a_broken_rule_is_found(module, line, because):
 def test_a_ring_is_found_where_it_bites(extra, ring):
     found = cycle(HOUSE | extra)
     assert (found and " ".join(name.split(".")[-1] for name in found)) == ring
+
+
+def test_a_name_taken_twice_and_an_error_of_its_own_are_found():
+    twice = HOUSE | {"paceline.data.a": "class Plan: ...", "paceline.models": "class Plan: ..."}
+    assert names_taken_twice(twice) == {"Plan": ["paceline.models", "paceline.data.a"]}
+    errors = "class BaseError(PacelineError, ValueError): ...\nclass NextError(BaseError): ...\nclass LoneError(ValueError): ..."
+    assert errors_of_their_own({"paceline.errors": "class PacelineError(Exception): ...", "paceline.data": errors}) == [
+        "LoneError"
+    ]
