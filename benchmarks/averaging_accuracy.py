@@ -37,6 +37,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from paceline.runs.simulation import make_run, result_of
+
 from benchmarks.averaging_accuracy_cases import (
     FIXED_SECONDS,
     QUICK,
@@ -56,12 +58,10 @@ from benchmarks.options import Options
 from benchmarks.output import progress_bar, save
 from paceline.data import Dataset, Samples
 from paceline.data.errors import DatasetError
-from paceline.drivers.simulated.network import Network
-from paceline.drivers.simulated.ring import ring_seconds
+from paceline.drivers.simulated.network import Network, ring_seconds
 from paceline.models import count_parameters
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import load_data, make_model
-from paceline.recipes.running import make_run, result_of
 
 NAME = "averaging-accuracy"
 SEEDS = 3
