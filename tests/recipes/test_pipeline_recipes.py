@@ -7,8 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
-from paceline.runs.cluster import make_served
-from paceline.runs.pipelines import check_pipelined, for_ranks
 
 from paceline import Race, Recipe, simulate
 from paceline.cli.main import main
@@ -19,6 +17,8 @@ from paceline.pipeline.schedules import SCHEDULES, why_not
 from paceline.recipes import SettingError, read_recipe
 from paceline.recipes.pipeline_section import PipelineSection
 from paceline.reports import results_table
+from paceline.runs.cluster import make_served
+from paceline.runs.pipelines import check_pipelined, for_ranks
 from paceline.traces import Evaluation, summarise
 
 FULL = Recipe().with_strategy("full")

@@ -165,7 +165,9 @@ class AveragingCluster:
         self._opened_seconds: list[float | None] = [0.0] * workers
         self._delays = [worker_delays(setup.delays, worker) for worker in range(workers)]
         self._averages: dict[int, SimulatedAverage] = {}
-        self._queue: list[tuple[float, int, int]] = []  # when, in which order, whose step (or ~number: that average ends)
+        self._queue: list[
+            tuple[float, int, int]
+        ] = []  # when, in which order, whose step (or ~number: that average ends)
         self._order = itertools.count()
         self._happened: list[SimulatedAverage | LoneSteps] = []
         self.now_seconds = 0.0

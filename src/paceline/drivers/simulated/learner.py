@@ -162,7 +162,9 @@ class Learner(Trainer):
             gradient, payload_bytes = self._send(result.gradients[index], task)
             if gradient is not None:
                 self.batches.judge(worker=task.worker, draw=task.draw, losses=result.sample_losses[index])
-            rows.append(_SentGradient(gradient=gradient, payload_bytes=payload_bytes, buffers=result.buffers[index], loss=loss))
+            rows.append(
+                _SentGradient(gradient=gradient, payload_bytes=payload_bytes, buffers=result.buffers[index], loss=loss)
+            )
         return rows
 
     def _send(self, gradient: torch.Tensor, task: Task) -> tuple[torch.Tensor | None, int]:
