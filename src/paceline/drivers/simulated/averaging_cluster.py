@@ -13,8 +13,8 @@ A worker that waits wakes when the ring ends. How a run ends:
     members that overlap      all leave after the average that takes the merged steps to rounds * workers: a fast worker
                               takes more of them, a slow one fewer
 
-What is on its way or in an open window then is merged before they part. A `ReplicaTrainer` holds the workers' models; the
-same queue runs with and without one.
+What is on its way or in an open window then is merged before they part. A `ReplicaTrainer` holds the workers' models;
+the same queue runs with and without one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LEAVING = Asked(standing=Standing.LEAVING)
 
 @dataclass(frozen=True, kw_only=True)
 class AveragingSetup:
-    """All that decides the times of a run without a server, and nothing of what it trains; `recipe` goes into the trace.
+    """All that decides the times of a run without a server, not what it trains; `recipe` goes into the trace.
 
     `rounds` times `workers` local steps are taken in all, whoever takes them, so that members compare like with like.
 

@@ -10,9 +10,9 @@ The clock is a queue of (time, what happens then). Every entry that is taken out
     Step     the strategy closes the round; the trainer moves the model       _step
     Send     and the workers get the new model: the next round
 
-No gradient is computed here. The cluster deals in *tasks* (which worker, which version, how many blocks), and a `Trainer`
-turns the tasks of a step into gradients. It also says how large messages are: with some codecs a payload's size depends
-on the numbers in it.
+No gradient is computed here. The cluster deals in *tasks* (which worker, which version, how many blocks), and a
+`Trainer` turns the tasks of a step into gradients. It also says how large messages are: with some codecs a payload's
+size depends on the numbers in it.
 
 Late workers: those still computing when the next model arrives, because the round closed without them.
 
@@ -49,7 +49,7 @@ _DRAWS_AT_ONCE = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """All that decides the times of a simulated run, and nothing of what it trains; `recipe` goes into the trace.
+    """All that decides the times of a simulated run, not what it trains; `recipe` goes into the trace.
 
     >>> from paceline.drivers.simulated.delays import ShiftedExponential
     >>> from paceline.strategies import Full

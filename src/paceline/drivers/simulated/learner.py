@@ -74,7 +74,7 @@ class Learner(Trainer):
         return row.payload_bytes + self._buffer_bytes
 
     def down_bytes(self, version: int, held_version: int) -> int:
-        """Return the size of the changes since the version that a worker holds, or of the whole model if that is less."""
+        """Return the size of the changes since the version a worker holds, or of the whole model if that is less."""
         whole = self._trainee.outgoing.whole_bytes
         changes = [self._update_bytes.get(each, whole) for each in range(held_version + 1, version + 1)]
         if held_version < 0 or not changes or sum(changes) >= whole:
@@ -122,7 +122,7 @@ class Learner(Trainer):
         self._sent = {place: row for place, row in self._sent.items() if row.loss.version >= oldest_version}
 
     def evaluate(self) -> tuple[float, float]:
-        """Return the mean loss on the training data (at most `evaluation_samples` of it), and the accuracy on the test data."""
+        """Return the loss on the training data (at most `evaluation_samples` of it), and the accuracy on the test data."""
         with threads_for(self._model.parameters.numel()):
             return measure(self._model.module, self._training.dataset, self._training.evaluation_samples)
 

@@ -8,8 +8,8 @@ at once; each link carries one message at a time, in order:
     arrives                              |~~>|      the later of the two ends, plus the latency
 
 Without a server: a ring, in which every worker sends to the next and receives from the one before. Vectors that can be
-added up are cut into N parts, which go round once to be added and once more to be distributed. Payloads of a codec cannot
-be added up: they all go round whole, and every worker adds for itself:
+added up are cut into N parts, which go round once to be added and once more to be distributed. Payloads of a codec
+cannot be added up: they all go round whole, and every worker adds for itself:
 
     all-reduce   2 (N - 1) rounds of 1/N of a message     2 (N - 1) * (latency + bytes / N / bandwidth)
     all-gather     (N - 1) rounds of a whole message        (N - 1) * (latency + bytes / bandwidth)

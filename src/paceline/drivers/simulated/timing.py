@@ -111,7 +111,7 @@ class RoundTimes:
         return workers if version < self._warmup_rounds else min(self._chooser.k(workers), workers)
 
     def _settle_late(self, closed: float, *, last: bool) -> int:
-        """Count the late work of the round before as used or dropped; return how much of it is in this round's update."""
+        """Count the late work of the round before as used or dropped; return how many are in this round's update."""
         waiting = np.isfinite(self._late_arrival)
         in_time = waiting & (self._late_arrival <= closed)
         self._known[in_time] = self._late_known[in_time]
