@@ -17,7 +17,6 @@ from what this very launch has kept; what another launch has kept it leaves alon
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,8 @@ from typing import Any
 import torch
 
 from paceline.drivers.collective.roll import Roll
+from paceline.files import discard, write_file
 from paceline.traces.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from paceline.traces.durable import discard
 from paceline.training.plain import with_tensors, without_tensors
 
 KEPT = 2
@@ -100,9 +99,7 @@ class Keeper:
     def begin(self, launch: str) -> None:
         """From now on what is kept here is of this launch."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        beside = self.folder / f".{LAUNCH}"
-        beside.write_text(f"{launch}\n", encoding="utf-8")
-        os.replace(beside, self.folder / LAUNCH)
+        write_file(self.folder / LAUNCH, f"{launch}\n")
 
 
 def agreed_start(
