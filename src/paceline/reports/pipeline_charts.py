@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.quantities import percent_text, size_unit, time_unit
+from paceline.quantities import percent_text
 from paceline.reports.chart import Chart, Json, axis, layout, plot_text
-from paceline.terminal import shortened
+from paceline.reports.pipeline_numbers import duration, shortened, size, size_unit, time_unit
 from paceline.traces.pipeline_record import LayerRecord, PieceRecord, PipelineRecord
 
 MOST_LAYERS = 2_000

@@ -20,11 +20,12 @@ from string import Template
 
 from plotly.offline import get_plotlyjs
 
-from paceline.quantities import duration_text, percent_text, size_text
+from paceline.quantities import percent_text
 from paceline.reports.chart import Chart
 from paceline.reports.page import asset, colour_variables, safe_json
 from paceline.reports.palette import PAGE, Scheme
 from paceline.reports.pipeline_charts import balance_chart, choice_chart, layer_chart, memory_chart
+from paceline.reports.pipeline_numbers import duration, size
 from paceline.reports.pipeline_tables import schedule_table, stage_table
 from paceline.reports.pipeline_timeline import step_chart
 from paceline.reports.plain_table import PlainTable
@@ -102,7 +103,7 @@ def _tiles(record: PipelineRecord) -> str:
     parts = [
         (
             "Step",
-            duration_text(chosen.step_seconds),
+            duration(chosen.step_seconds),
             f"{_many(record.microbatches, 'micro-batch')} of {_many(record.microbatch, 'sample')}, {chosen.name}",
         ),
         (
@@ -118,13 +119,13 @@ def _tiles(record: PipelineRecord) -> str:
         ),
         (
             f"Slowest {word}",
-            duration_text(slowest.seconds),
+            duration(slowest.seconds),
             f"{word} {slowest.index}, a micro-batch with its transfers"
             + ("; no cut that fits has a faster one" if record.proven else ""),
         ),
         (
             "Fullest device",
-            size_text(chosen.most_bytes),
+            size(chosen.most_bytes),
             f"of {size(limit)} that the smallest device has" if limit is not None else "no limit was given",
         ),
     ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.quantities import duration_text, percent_text, size_text
+from paceline.quantities import percent_text
+from paceline.reports.pipeline_numbers import duration, size
 from paceline.reports.plain_table import PlainTable
 from paceline.traces.pipeline_record import PieceRecord, PipelineRecord, ScheduleRecord
 
@@ -37,13 +38,13 @@ def _piece_row(record: PipelineRecord, piece: PieceRecord, *, several: bool) -> 
         str(piece.index),
         *((str(piece.device),) if several else ()),
         f"{names} ({len(layers)})",
-        duration_text(piece.forward_seconds),
-        duration_text(piece.input_seconds),
-        duration_text(piece.weight_seconds),
-        size_text(piece.sent_bytes) if piece.sent_bytes else NOTHING,
-        duration_text(transfers) if transfers else NOTHING,
-        duration_text(piece.seconds),
-        size_text(piece.memory_bytes),
+        duration(piece.forward_seconds),
+        duration(piece.input_seconds),
+        duration(piece.weight_seconds),
+        size(piece.sent_bytes) if piece.sent_bytes else NOTHING,
+        duration(transfers) if transfers else NOTHING,
+        duration(piece.seconds),
+        size(piece.memory_bytes),
     )
 
 
@@ -73,11 +74,4 @@ def _schedule_row(record: PipelineRecord, schedule: ScheduleRecord, *, why: tupl
     if schedule.why_not:
         return (name, *(NOTHING,) * 6, *why)
     shares = (percent_text(share) for share in (schedule.idle, schedule.slots, schedule.lecture))
-    return (
-        name,
-        duration_text(schedule.step_seconds),
-        *shares,
-        size_text(schedule.most_bytes),
-        str(schedule.chunks),
-        *why,
-    )
+    return (name, duration(schedule.step_seconds), *shares, size(schedule.most_bytes), str(schedule.chunks), *why)

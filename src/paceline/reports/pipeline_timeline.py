@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.quantities import percent_text, time_unit
+from paceline.quantities import percent_text
 from paceline.reports.chart import Chart, Json, axis, layout, plot_text
 from paceline.reports.pipeline_charts import HATCH
+from paceline.reports.pipeline_numbers import duration, time_unit
 from paceline.traces.pipeline_record import (
     BACKWARD,
     FORWARD,
