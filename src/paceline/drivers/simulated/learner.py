@@ -122,7 +122,7 @@ class Learner(Trainer):
         self._sent = {place: row for place, row in self._sent.items() if row.loss.version >= oldest_version}
 
     def evaluate(self) -> tuple[float, float]:
-        """Return the loss on the training data (at most `evaluation_samples` of it), and the accuracy on the test data."""
+        """Return the loss on the training data (`evaluation_samples` at most), and the accuracy on the test data."""
         with threads_for(self._model.parameters.numel()):
             return measure(self._model.module, self._training.dataset, self._training.evaluation_samples)
 
