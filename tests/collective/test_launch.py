@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.drivers.collective.common import RankGoneError
+from paceline.distributed import RankGoneError
 from paceline.drivers.collective.launch import Ranks, joined
 
 DEADLINE_SECONDS = 60.0

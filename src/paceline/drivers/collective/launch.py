@@ -24,10 +24,10 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from paceline.drivers.collective.common import RankGoneError, first_line
+from paceline.distributed import RankGoneError, first_line
+from paceline.distributed.stores import StoreGather
 from paceline.drivers.collective.handshake import meet
 from paceline.drivers.collective.place import STORE, Place
-from paceline.drivers.collective.roll import Roll
 
 GRACE_SECONDS = 20.0  # how long ranks have to tell of a dead one by themselves
 END_SECONDS = 3.0
@@ -37,7 +37,7 @@ PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
-def joined(place: Place, *, timeout_seconds: float) -> Iterator[Roll]:
+def joined(place: Place, *, timeout_seconds: float) -> Iterator[StoreGather]:
     """Meet the other ranks, and part from them at the end; a rank that ends with an error leaves word of it."""
     timeout = datetime.timedelta(seconds=timeout_seconds)
     try:
@@ -52,12 +52,12 @@ def joined(place: Place, *, timeout_seconds: float) -> Iterator[Roll]:
             f"rank {place.rank} waited {timeout_seconds:g} s for all {place.world} ranks to meet: {first_line(error)}"
         ) from error
     words = dist.PrefixStore("roll", life)  # type: ignore[attr-defined]
-    roll = Roll(words, place.rank, place.world, timeout_seconds=timeout_seconds, launch=call.launch)
+    roll = StoreGather(words, place.rank, place.world, timeout_seconds=timeout_seconds, launch=call.launch)
     try:
         yield roll
     except BaseException as error:
         with suppress(RuntimeError):  # the store may be lost, with whoever kept it
-            roll.leave(f"{type(error).__name__}: {first_line(error)}")
+            roll.post_failure(f"{type(error).__name__}: {first_line(error)}")
         raise
     finally:
         with suppress(RuntimeError):  # after a death there is nobody to part from
