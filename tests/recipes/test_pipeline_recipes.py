@@ -15,10 +15,10 @@ from paceline.drivers.collective.pipeline_plans import Wanted, difference
 from paceline.drivers.collective.pipeline_story import PipelineStory
 from paceline.pipeline.schedules import SCHEDULES, why_not
 from paceline.recipes import SettingError, read_recipe
-from paceline.recipes.cluster import make_served
 from paceline.recipes.pipeline_section import PipelineSection
-from paceline.recipes.pipelines import check_pipelined, for_ranks
 from paceline.reports import results_table
+from paceline.runs.cluster import make_served
+from paceline.runs.pipelines import check_pipelined, for_ranks
 from paceline.traces import Evaluation, summarise
 
 FULL = Recipe().with_strategy("full")

@@ -7,7 +7,6 @@ Every rank has a plan of its own, equal to the others'; `Pipeline` holds them ag
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,6 +114,4 @@ def difference(plan: Plan, wanted: Wanted, name: str) -> str:
 def keep_plan(plan: Plan, folder: Path) -> None:
     """Write the plan into a run's folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    beside = folder / f".{PLAN}.{os.getpid()}"  # ranks write the same at the same time
-    plan.save(beside)
-    beside.replace(folder / PLAN)
+    plan.save(folder / PLAN)
