@@ -7,12 +7,12 @@ Importing torch takes a second or two of processor time, and forking takes milli
 exits with what it returns: whatever comes, it never goes on as if it were the parent. Children end with the thread that
 forked them, however that ends.
 
-Is it safe to fork with threads? A child has only the thread that forked: a lock that another one held stays locked for
-ever, so whoever forks must have no thread of its own that could hold one. Load torch before, but compute nothing, and
-connect to nothing. Python 3.12 and later warn of any further thread of the process; what is left after torch and numpy
-are imported are the pools of their BLAS, which wait for work and hold nothing, and which register handlers with
-pthread_atfork that set them up anew in the child. So that warning, and no other, is silenced, where there is no Python
-thread beside the one that forks.
+Forking beside other threads is not safe: a child has only the thread that forked, and a lock that another one held
+stays locked in it for ever (Python 3.12 and later warn of it). So fork before threads exist: load torch, but compute
+nothing and connect to nothing. Importing torch, numpy and scipy is no harm: their BLAS starts a pool of threads when it
+is loaded, and ends it by itself at every fork (pthread_atfork), so that the process is down to one thread, and Python
+has nothing to warn of. The pool of OpenMP, which the first large product starts, does not: whoever has computed forks
+with threads, and its children must not compute.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ import ctypes
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -69,10 +67,7 @@ class Processes:
         # A signal must not strike where the child is not yet itself, or where it is not yet in `pids`.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         try:
-            with warnings.catch_warnings():
-                if threading.active_count() == 1:
-                    warnings.filterwarnings("ignore", r"This process .* is multi-threaded", DeprecationWarning)
-                pid = os.fork()
+            pid = os.fork()
             if not pid:
                 _run_child(run, parent, before, log)
             self.pids.append(pid)
