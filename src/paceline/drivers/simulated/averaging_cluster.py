@@ -98,7 +98,7 @@ class ReplicaTrainer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoReplicas(ReplicaTrainer):
+class NoReplicas:
     """Messages of a fixed size, and no models.
 
     >>> NoReplicas(message_bytes=10).enter(0, Begin(number=0, window=Window(steps=1)))
@@ -110,6 +110,18 @@ class NoReplicas(ReplicaTrainer):
 
     def enter(self, worker: int, begin: Begin) -> int:
         return self.message_bytes
+
+    def compute(self, worker: int, draw: int) -> None:
+        """Do nothing."""
+
+    def gathered(self, number: int, windows: Sequence[Window]) -> None:
+        """Do nothing."""
+
+    def merge(self, worker: int, merge: Merge) -> None:
+        """Do nothing."""
+
+    def settle(self, worker: int) -> None:
+        """Do nothing."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

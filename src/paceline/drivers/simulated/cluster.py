@@ -143,7 +143,7 @@ class Trainer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoTraining(Trainer):
+class NoTraining:
     """Messages of a fixed size, and steps that change nothing.
 
     >>> NoTraining(up=10).down_bytes(version=3, held_version=2)
@@ -158,6 +158,9 @@ class NoTraining(Trainer):
 
     def down_bytes(self, version: int, held_version: int) -> int:
         return self.down
+
+    def take(self, taken: TakenStep, oldest_version: int) -> None:
+        """Change nothing."""
 
 
 class ClusterRecord:

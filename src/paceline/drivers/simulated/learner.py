@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.codecs.vectors import NotFiniteError
-from paceline.drivers.simulated.cluster import TakenStep, Task, Trainer
+from paceline.drivers.simulated.cluster import TakenStep, Task
 from paceline.events import LossSeen
 from paceline.optim import make_optimizer
 from paceline.training import Batches, Senders, Trainee, Training, measure
@@ -34,7 +34,7 @@ class _SentGradient:
     loss: LossSeen
 
 
-class Learner(Trainer):
+class Learner:
     """Holds the model, and moves it one step at a time."""
 
     def __init__(self, training: Training) -> None:
