@@ -109,7 +109,7 @@ def _tell(recipe: Recipe, inspection: Inspection, out: Path, notes: Console, *, 
 
 def _print(recipe: Recipe, inspection: Inspection) -> None:
     from paceline.cli import inspect_words as words
-    from paceline.optim.ratio_table import writable
+    from paceline.optim.ratios import writable
 
     console = Console(highlight=False, markup=False)
     for line in words.lines(inspection):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.optim.ratio_table import AS_IT_IS, local_rate, number, ratio_lines
+from paceline.optim.ratios import AS_IT_IS, local_rate, number, ratio_lines
 from paceline.recipes import Recipe
 from paceline.reports.plain_table import PlainTable
 from paceline.reports.ratio_chart import RatioBar
