@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline.cli.options import UsageError
-from paceline.cli.quantities import rate_in_bytes, size_in_bytes
 from paceline.files import write_file
+from paceline.quantities import rate_in_bytes, size_in_bytes
 from paceline.recipes import Recipe, read_recipe
 
 if TYPE_CHECKING:
