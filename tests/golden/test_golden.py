@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import paceline
 from paceline.cli import main
-from paceline.recipes.cluster import Own
+from paceline.runs.cluster import WorkerOptions
 from tests import warm
 from tests.golden import states
 from tests.golden.machine import kind_of_machine
@@ -73,7 +73,9 @@ def replayed(folder):
     """Replay a run whatever its bits, and return the weights that it ends with."""
     found = []
     verdict = paceline.replay(
-        folder, Own(model=MODEL), on_end=lambda batches, training, module: found.append(states.weights(module))
+        folder,
+        WorkerOptions(model=MODEL),
+        on_end=lambda batches, training, module: found.append(states.weights(module)),
     )
     return verdict, found[0]
 
