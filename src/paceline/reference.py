@@ -331,4 +331,4 @@ def warm_rate(t: int, *, lr: float, warmup: int, steps: int, power: float = 2.0,
     if t < warmup:
         return lr * (t + 1) / (warmup + 1)
     begin = 0 if decay_from == "start" else warmup
-    return lr * ((steps - min(t, steps)) / (steps - begin)) ** power
+    return lr * math.pow((steps - min(t, steps)) / (steps - begin), power)

@@ -321,7 +321,7 @@ def ratio_lines(
     scale = f"{number_text(10.0**low)} to {number_text(10.0**high)}, log scale" if drawn else ""
     if len(scale) > room:
         scale = scale.removesuffix(" scale")
-    cells = [(" ", "layer", "|w|", "|grad|", "ratio", heading, f" {scale[:room]}")]
+    cells: list[tuple[str, ...]] = [(" ", "layer", "|w|", "|grad|", "ratio", heading, f" {scale[:room]}")]
     for row in rows:
         mark = ">" if limiting is not None and row.name == limiting.name else " "
         norms = map(number_text, (row.weight_norm, row.gradient_norm, row.ratio))

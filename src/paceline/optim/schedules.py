@@ -94,7 +94,7 @@ def warmup_poly(
         return warmed_up(optimizer, warmup_steps, lambda: PolynomialLR(optimizer, total_steps - warmup_steps, power))
 
     def share_of_rate(steps_after_warmup: int) -> float:
-        return max(0.0, 1 - (warmup_steps + steps_after_warmup) / total_steps) ** power
+        return math.pow(max(0.0, 1 - (warmup_steps + steps_after_warmup) / total_steps), power)
 
     return warmed_up(optimizer, warmup_steps, lambda: LambdaLR(optimizer, share_of_rate))
 
