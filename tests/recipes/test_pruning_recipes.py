@@ -13,11 +13,12 @@ from paceline import Recipe, simulate
 from paceline.cli.options import parse
 from paceline.data.pruning import PRUNINGS, PruningSettings
 from paceline.drivers.simulated import learner
-from paceline.recipes import RecipeError, SettingError, as_document, make_run, read_recipe, result_of
+from paceline.recipes import RecipeError, SettingError, read_recipe
 from paceline.recipes.assembly import load_data, make_training
 from paceline.recipes.pruning_section import PruningSection
 from paceline.reports.conditions import conditions
 from paceline.reports.groups import Group
+from paceline.runs import as_document, make_run, result_of
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
 from paceline.training import Batches, pruning_of

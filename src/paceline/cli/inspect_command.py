@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paceline.cli.options import UsageError
+from paceline.files import write_file
 from paceline.recipes import Recipe, read_recipe
 
 if TYPE_CHECKING:
-    from paceline.recipes.inspecting import Inspection
+    from paceline.analysis.layer_ratios import Inspection
 
 BAR_AFTER_SECONDS = 2.0
 MOST_WIDTH = 80
@@ -44,7 +45,7 @@ class InspectOptions:
 
 def inspect(options: InspectOptions, overrides: dict[str, str]) -> None:
     """`paceline inspect`."""
-    from paceline.recipes.inspecting import check, inspect_recipe
+    from paceline.analysis.layer_ratios import check, inspect_recipe
 
     recipe = read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
     check(recipe, steps=options.steps, batch=options.batch)
@@ -90,7 +91,7 @@ def _tell(recipe: Recipe, inspection: Inspection, out: Path, notes: Console, *, 
     else:
         _print(recipe, inspection)
     try:
-        (out / "results.json").write_text(document + "\n", encoding="utf-8")
+        write_file(out / "results.json", document + "\n")
         page = ratio_page(
             words.bars(inspection),
             words.table(inspection),

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline.cli.options import UsageError
-from paceline.cli.quantities import rate_in_bytes, size_in_bytes
+from paceline.files import write_file
+from paceline.quantities import rate_in_bytes, size_in_bytes
 from paceline.recipes import Recipe, read_recipe
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ def _written(made: Plan, record: PipelineRecord, document: str, out: Path, file:
 
     try:
         made.save(file)
-        (out / RESULTS).write_text(document + "\n", encoding="utf-8")
+        write_file(out / RESULTS, document + "\n")
         page = pipeline_page(record, title=f"paceline plan: {record.model}", plan_file=str(file))
         return f"plan: {file}\nreport: {write_page(page, out / PAGE)}"
     except OSError as error:  # the plan is told; that it cannot be kept does not undo it

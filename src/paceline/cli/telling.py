@@ -8,7 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from paceline.recipes import Recipe, Result, as_document
+from paceline.files import write_file
+from paceline.recipes import Recipe
+from paceline.runs import Result, as_document
 
 
 def tell_results(recipe: Recipe, results: Sequence[Result], out: Path, notes: Console, *, as_json: bool) -> None:
@@ -22,7 +24,7 @@ def tell_results(recipe: Recipe, results: Sequence[Result], out: Path, notes: Co
     else:
         Console().print(results_table(traces))
     try:
-        (out / "results.json").write_text(document + "\n", encoding="utf-8")
+        write_file(out / "results.json", document + "\n")
         report = write_report(traces, out / "report.html", title=f"paceline: {recipe.data.name}, {recipe.model.name}")
         said = f"report: {report}"
     except OSError as error:  # the results are told; that they cannot be kept does not undo the run

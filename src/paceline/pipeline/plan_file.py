@@ -10,6 +10,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from paceline.files import write_file
 from paceline.pipeline.devices import Device, Link
 from paceline.pipeline.errors import PipelineError
 from paceline.pipeline.layers import Layer, Profile, Tensor, Weight
@@ -47,7 +48,7 @@ def profile_from(document: Any) -> Profile:
 
 def write(plan: Plan, path: Path) -> None:
     """Write a plan to a file."""
-    path.write_text(json.dumps(document_of(plan), indent=1, allow_nan=False), encoding="utf-8")
+    write_file(path, json.dumps(document_of(plan), indent=1, allow_nan=False))
 
 
 def document_of(plan: Plan) -> dict[str, Any]:

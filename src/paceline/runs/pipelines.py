@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING
 
 from paceline.drivers.collective.place import STORE
 from paceline.recipes.assembly import load_data, make_training
-from paceline.recipes.cluster import delay_of
 from paceline.recipes.planning import link_of, optimizer_states
-from paceline.recipes.ranks import MEET_SECONDS, write_recipe
 from paceline.recipes.recipe import Recipe
-from paceline.recipes.running import Result
 from paceline.recipes.sections import ClusterSection
+from paceline.runs.cluster import delay_of
+from paceline.runs.ranks import MEET_SECONDS, write_recipe
+from paceline.runs.simulation import Result
 from paceline.settings import SettingError
 from paceline.traces import summarise
 
 if TYPE_CHECKING:
+    from paceline.distributed.stores import StoreGather
     from paceline.drivers.collective.pipeline_plans import Wanted
     from paceline.drivers.collective.place import Place
-    from paceline.drivers.collective.roll import Roll
     from paceline.pipeline.plan import Plan
     from paceline.traces import Evaluation
     from paceline.training import Training
@@ -163,7 +163,7 @@ def train_stage(
     return None if trace is None else Result(summary=summarise(trace), trace=trace, parameters=run.parameters)
 
 
-def _plan(recipe: Recipe, training: Training, roll: Roll, folder: Path, *, goes_on: bool) -> Plan:
+def _plan(recipe: Recipe, training: Training, roll: StoreGather, folder: Path, *, goes_on: bool) -> Plan:
     from paceline.drivers.collective.pipeline_plans import PLAN, keep_plan, plan_of_run
     from paceline.training import Batches
 

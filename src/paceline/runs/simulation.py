@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.drivers.simulated.async_timing import AsyncTimes
 from paceline.drivers.simulated.progress import Progress
-from paceline.drivers.simulated.timing import RoundTimes
+from paceline.drivers.simulated.timing import AsyncTimes, RoundTimes
 from paceline.recipes.assembly import (
+    averages,
     load_data,
     make_averaged_simulation,
     make_averaging_setup,
@@ -18,7 +19,6 @@ from paceline.recipes.assembly import (
     make_setup,
     make_simulation,
 )
-from paceline.recipes.averaging import averages
 from paceline.recipes.pipeline_section import refuse_pipeline
 from paceline.recipes.recipe import Recipe
 from paceline.strategies import Async
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from paceline.workers.flat import FlatModel
 
 MOST_GRADIENTS_BY_EVENT = 5_000_000
+FROM_TRACE = ("late_work", "clock", "diverged", "sent_bytes", "received_bytes")
 
 
 class Run(Protocol):
@@ -153,7 +154,7 @@ def _make_timing_by_event(recipe: Recipe) -> Run:
 
 
 def _make_averaged_timing(recipe: Recipe) -> Run:
-    from paceline.drivers.simulated.averaging import AveragedSimulation
+    from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
 
     setup = make_averaging_setup(recipe)
     if setup.network.free:
@@ -174,3 +175,20 @@ def _payload_bytes(recipe: Recipe, model: FlatModel) -> int:
             "run it with training, or choose a codec of fixed size (such as qsgd, packed)"
         )
     return codec.most_bytes(model.parameters.numel())
+
+
+def as_document(recipe: Recipe, results: Sequence[Result]) -> dict[str, object]:
+    """The machine-readable form of results; what cannot be written in JSON (infinite bandwidth) becomes null.
+
+    >>> sorted(as_document(Recipe(), []))
+    ['recipe', 'results']
+    """
+    return {
+        "recipe": recipe.to_document(),
+        "results": [
+            dataclasses.asdict(result.summary)
+            | {name: getattr(result.trace, name) for name in FROM_TRACE}
+            | ({"pruned": dataclasses.asdict(result.trace.pruned)} if result.trace.pruned else {})
+            for result in results
+        ],
+    }

@@ -1,22 +1,26 @@
-"""One simulated run of workers that average among themselves: the pack says who does what when, the team trains.
+"""One simulated run without a server: the cluster says who averages when, and all workers' models are trained here.
 
 A round is as many merged local steps as there are workers. The model is measured after the average that takes the run
-past a round in which it is due, at the time that average ended; where everybody trains alone (psgd, one worker) it is
-the first worker's own until the end.
+past a round in which it is due, at the time that average ended. Where every worker trains alone (psgd, one worker), the
+first worker's model is measured until the end.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from paceline.drivers.simulated.averaging_setup import AveragingSetup
-from paceline.drivers.simulated.ledger import KEPT_WORKS
-from paceline.drivers.simulated.pack import Average, Lap, NoTraining, Pack
-from paceline.drivers.simulated.progress import Progress
+from paceline.drivers.simulated.averaging_cluster import (
+    AveragingCluster,
+    AveragingSetup,
+    LoneSteps,
+    NoReplicas,
+    SimulatedAverage,
+)
+from paceline.drivers.simulated.cluster import KEPT_WORKS
+from paceline.drivers.simulated.progress import Evaluations, Progress
 from paceline.drivers.simulated.pruned import pruned_of
-from paceline.traces import Evaluation, Round, Trace, Work
+from paceline.traces import Round, Trace, Work
 
 if TYPE_CHECKING:
     from paceline.training import Batches, Training
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class AveragedSimulation:
-    """A run that can be watched average by average: iterate over it, then ask for its `trace`.
+    """A run that is watched average by average: iterate over it, then read its `trace`.
 
     >>> from paceline.drivers.simulated.delays import Recorded
     >>> from paceline.strategies.averaging import make_averaging
@@ -50,64 +54,53 @@ class AveragedSimulation:
             raise ValueError(f"evaluate_every must be 1 or more (evaluate_every={evaluate_every})")
         self._setup, self._evaluate_every = setup, evaluate_every
         self.learner = _team(training, setup) if training else None
-        self._pack = Pack(setup, crew=self.learner or NoTraining(message_bytes=message_bytes, gathers=gathers))
-        self._evaluations: list[Evaluation] = []
+        without = NoReplicas(message_bytes=message_bytes, gathers=gathers)
+        self._cluster = AveragingCluster(setup, trainer=self.learner or without)
+        self._evaluations = Evaluations()
         self._rounds: list[Round] = []
         self._works: list[Work] = []
         self._sent_bytes = self._rounds_done = self._steps_seen = self._evaluated_steps = 0
-        self._diverged = False
 
     def __iter__(self) -> Iterator[Progress]:
         if self.learner:
-            yield self._evaluate(0, 0.0, worker=0)
-        for happened in self._pack.run():
-            if isinstance(happened, Average):
-                self._write_down(happened)
+            yield self._evaluate(self.learner, 0.0)
+        for happened in self._cluster.run():
+            if isinstance(happened, SimulatedAverage):
+                self._record_average(happened)
             elif self._setup.workers == 1:
-                self._write_down_alone(self._pack.now_seconds)
+                self._record_lone_steps(self._cluster.now_seconds)
             elif happened.steps_so_far == self._setup.budget_steps:
-                continue  # everybody's last step: the average that follows is the end
+                continue  # the last step of all: the average that follows is the end
             if happened.steps_so_far == self._steps_seen:
-                continue  # nobody brought anything: workers only agreed that they are done
+                continue  # no worker brought a step: they only agreed that they are done
             if self.learner and self.learner.diverged:
-                self._diverged = True
+                self._evaluations.diverged = True
             else:
                 yield self._progress(happened)
-            if self._diverged:
+            if self._evaluations.diverged:
                 return
         if self.learner and self._evaluated_steps < self._steps_seen:
-            yield self._evaluate(self._rounds_done, self._pack.now_seconds, worker=0)
+            yield self._evaluate(self.learner, self._cluster.now_seconds)
 
-    def _progress(self, happened: Average | Lap) -> Progress:
+    def _progress(self, happened: SimulatedAverage | LoneSteps) -> Progress:
         before, self._steps_seen = self._rounds_done, happened.steps_so_far
         self._rounds_done = self._steps_seen // self._setup.workers
-        worker, seconds = 0, self._pack.now_seconds
-        if isinstance(happened, Average):
+        worker, seconds = 0, self._cluster.now_seconds
+        if isinstance(happened, SimulatedAverage):
             worker, seconds = happened.merged_by or 0, happened.ended_seconds
         every = self._evaluate_every
         due = self._rounds_done // every > before // every or self._steps_seen == self._setup.budget_steps
         if self.learner and due:
-            return self._evaluate(self._rounds_done, seconds, worker=worker)
-        last = self._evaluations[-1] if self._evaluations else None
-        return Progress(
-            round=self._rounds_done,
-            seconds=seconds,
-            loss=last.loss if last else None,
-            accuracy=last.accuracy if last else None,
-        )
+            return self._evaluate(self.learner, seconds, worker=worker)
+        return self._evaluations.progress(round=self._rounds_done, seconds=seconds)
 
-    def _evaluate(self, after_round: int, seconds: float, *, worker: int) -> Progress:
-        if self.learner is None:
-            raise ValueError("a run without training has nothing to evaluate")
-        loss, accuracy = self.learner.evaluate(worker)
+    def _evaluate(self, team: Team, seconds: float, *, worker: int = 0) -> Progress:
         self._evaluated_steps = self._steps_seen
-        self._diverged = self._diverged or not math.isfinite(loss)
-        self._evaluations.append(Evaluation(round=after_round, seconds=seconds, loss=loss, accuracy=accuracy))
-        return Progress(round=after_round, seconds=seconds, loss=loss, accuracy=accuracy)
+        return self._evaluations.add(round=self._rounds_done, seconds=seconds, measured=team.evaluate(worker))
 
-    # -- the books ---------------------------------------------------------------------------------------------
+    # -- the trace ---------------------------------------------------------------------------------------------
 
-    def _write_down(self, average: Average) -> None:
+    def _record_average(self, average: SimulatedAverage) -> None:
         self._sent_bytes += average.sent_bytes
         if not average.steps:
             return
@@ -134,8 +127,8 @@ class AveragedSimulation:
                 )
             )
 
-    def _write_down_alone(self, seconds: float) -> None:
-        """One worker has nobody to average with: every step of its own is the model's."""
+    def _record_lone_steps(self, seconds: float) -> None:
+        """Record a step of a single worker: it has nobody to average with, and every step moves the model."""
         number, opened = len(self._rounds), self._rounds[-1].closed_seconds if self._rounds else 0.0
         self._rounds.append(Round(version=number, opened_seconds=opened, closed_seconds=seconds, k=1, used=1, late=0))
         if len(self._works) < KEPT_WORKS:
@@ -147,29 +140,29 @@ class AveragedSimulation:
 
     @property
     def batches(self) -> Batches | None:
-        """What the workers draw from, and, where they prune, whom they left out; None without training."""
+        """What the workers draw from, with what pruning has left out; None without training."""
         return self.learner.batches if self.learner else None
 
     @property
     def trace(self) -> Trace:
-        """What happened so far; `used` counts local steps."""
-        pack, alone = self._pack, self._setup.workers == 1
-        used = pack.steps_taken if alone else pack.steps_merged
+        """What has happened so far; `used` counts local steps."""
+        cluster, alone = self._cluster, self._setup.workers == 1
+        used = cluster.steps_taken if alone else cluster.steps_merged
         return Trace(
             strategy=self._setup.name,
             seed=self._setup.seed,
             workers=self._setup.workers,
             recipe=self._setup.recipe,
             rounds_done=self._rounds_done,
-            seconds=pack.now_seconds,
+            seconds=cluster.now_seconds,
             averaged=True,
-            diverged=self._diverged,
+            diverged=self._evaluations.diverged,
             used=used,
-            dropped={"the run ended": pack.steps_taken - used} if pack.steps_taken > used else {},
+            dropped={"the run ended": cluster.steps_taken - used} if cluster.steps_taken > used else {},
             sent_bytes=self._sent_bytes,
             rounds=tuple(self._rounds),
             works=tuple(self._works),
-            evaluations=tuple(self._evaluations),
+            evaluations=tuple(self._evaluations.all),
             pruned=pruned_of(self.batches),
         )
 

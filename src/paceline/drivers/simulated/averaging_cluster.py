@@ -1,6 +1,7 @@
 """N workers that average among themselves, on a virtual clock: who computes when, and which averages come of it.
 
-Every worker has a `Course` of its own, which is told what happened and is obeyed. The clock adds the times:
+Every worker has an averaging state of its own (`strategies/averaging`): it hears what happened and answers with orders
+(`Begin`, `Wait`, `Merge`, `Release`), which are carried out here. The clock adds the times:
 
     w0 ####B####.####M          B begins average 0, and trains on (hpsgd)     M merges it at the next step boundary
     w1 #########B####M          the last one in: now the ring starts (.)
@@ -12,8 +13,8 @@ A worker that waits wakes when the ring ends. How a run ends:
     members that overlap      all leave after the average that takes the merged steps to rounds * workers: a fast worker
                               takes more of them, a slow one fewer
 
-What is on its way or in an open window then is merged before they part. Whoever trains is the pack's `Crew`: the same
-queue runs with and without one.
+What is on its way or in an open window then is merged before they part. A `ReplicaTrainer` holds the workers' models;
+the same queue runs with and without one.
 """
 
 from __future__ import annotations
@@ -21,76 +22,111 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-import numpy as np
-
-from paceline.drivers.simulated.averaging_setup import AveragingSetup
-from paceline.drivers.simulated.ring import ring_seconds
+from paceline.drivers.simulated.cluster import check_positive, worker_delays
+from paceline.drivers.simulated.delays import Delays, check_columns
+from paceline.drivers.simulated.network import Network, ring_seconds
 from paceline.events import Asked, Averaged, Begin, Merge, Order, Release, Standing, Stepped, Wait, Window
-from paceline.strategies.averaging import Course
+from paceline.strategies.averaging import Averaging, Course
 
-_DRAWS_AT_ONCE = 256
 _STEPPED = Stepped()
 _LEAVING = Asked(standing=Standing.LEAVING)
 
 
-class Crew(Protocol):
-    """Whoever trains, for all workers."""
+@dataclass(frozen=True, kw_only=True)
+class AveragingSetup:
+    """All that decides the times of a run without a server, not what it trains; `recipe` goes into the trace.
+
+    `rounds` times `workers` local steps are taken in all, whoever takes them, so that members compare like with like.
+
+    >>> from paceline.drivers.simulated.delays import ShiftedExponential
+    >>> from paceline.strategies.averaging import make_averaging
+    >>> AveragingSetup(member=make_averaging("hpsgd"), workers=3, rounds=10, delays=ShiftedExponential()).budget_steps
+    30
+    """
+
+    member: Averaging
+    workers: int
+    rounds: int
+    delays: Delays
+    name: str = ""
+    network: Network = field(default_factory=Network)
+    seed: int = 0
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_positive(self, "workers", "rounds")
+        check_columns(self.delays, self.workers)
+        if not self.name:
+            object.__setattr__(self, "name", self.member.name)
+
+    @property
+    def budget_steps(self) -> int:
+        """The local steps of all workers together."""
+        return self.rounds * self.workers
+
+    @property
+    def alone(self) -> bool:
+        """Whether every worker trains alone until the end, and nothing is averaged before it."""
+        return self.member.alone(self.workers)
+
+
+class ReplicaTrainer(Protocol):
+    """Holds the models of all workers, and trains and merges them."""
 
     @property
     def gathers(self) -> bool:
         """Whether messages cannot be added up on their way, and go round whole."""
 
     def compute(self, worker: int, draw: int) -> None:
-        """A worker's batch number `draw` is computed; where changes are averaged, its local step is taken too."""
+        """Compute a worker's batch number `draw`; where changes are averaged, take its local step too."""
 
-    def leave(self, worker: int, begin: Begin) -> int:
-        """A worker enters an average; returns the bytes it sends."""
+    def enter(self, worker: int, begin: Begin) -> int:
+        """Let a worker enter an average; return the bytes that it sends."""
 
     def gathered(self, number: int, windows: Sequence[Window]) -> None:
-        """Everybody is in average `number`."""
+        """Add up average `number`, which every worker has entered."""
 
     def merge(self, worker: int, merge: Merge) -> None:
-        """A worker takes in the sum of an average."""
+        """Let a worker take in the sum of an average."""
 
     def settle(self, worker: int) -> None:
-        """All orders of this moment are carried out: the worker is about to train on, or is gone."""
+        """Finish a worker's step: all orders of this moment are carried out, and it trains on or is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoTraining:
-    """Messages of a fixed weight, with nothing in them.
+class NoReplicas:
+    """Messages of a fixed size, and no models.
 
-    >>> NoTraining(message_bytes=10).leave(0, Begin(number=0, window=Window(steps=1)))
+    >>> NoReplicas(message_bytes=10).enter(0, Begin(number=0, window=Window(steps=1)))
     10
     """
 
     message_bytes: int = 0
     gathers: bool = False
 
-    def compute(self, worker: int, draw: int) -> None:
-        """Nothing is computed."""
-
-    def leave(self, worker: int, begin: Begin) -> int:
-        """The same for every message."""
+    def enter(self, worker: int, begin: Begin) -> int:
         return self.message_bytes
 
+    def compute(self, worker: int, draw: int) -> None:
+        """Do nothing."""
+
     def gathered(self, number: int, windows: Sequence[Window]) -> None:
-        """Nothing is added up."""
+        """Do nothing."""
 
     def merge(self, worker: int, merge: Merge) -> None:
-        """Nothing moves."""
+        """Do nothing."""
 
     def settle(self, worker: int) -> None:
-        """Nothing moves."""
+        """Do nothing."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Average:
-    """One average: what each worker brought, and when. It is done, and the first worker has merged it."""
+class SimulatedAverage:
+    """One average: the windows that the workers brought, and when. It is yielded when the first worker merges it."""
 
     number: int
     windows: list[Window]
@@ -110,45 +146,47 @@ class Average:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lap:
-    """As many steps as there are workers, where everybody trains alone.
+class LoneSteps:
+    """One more round of local steps, as many as there are workers, where every worker trains alone.
 
-    >>> Lap(steps_so_far=4)
-    Lap(steps_so_far=4)
+    >>> LoneSteps(steps_so_far=4)
+    LoneSteps(steps_so_far=4)
     """
 
     steps_so_far: int
 
 
-class Pack:
-    """Drives N courses; `run` yields the averages, and the laps of those who have none.
+class AveragingCluster:
+    """Drives the averaging states of N workers; `run` yields the averages, or where there are none the rounds.
 
     >>> from paceline.drivers.simulated.delays import Recorded
     >>> from paceline.strategies.averaging import make_averaging
     >>> delays = Recorded(rows=((1.0, 2.0),))
-    >>> pack = Pack(AveragingSetup(member=make_averaging("local-sgd", period=3), workers=2, rounds=6, delays=delays))
-    >>> [average.ended_seconds for average in pack.run() if average.steps]
+    >>> setup = AveragingSetup(member=make_averaging("local-sgd", period=3), workers=2, rounds=6, delays=delays)
+    >>> [average.ended_seconds for average in AveragingCluster(setup).run() if average.steps]
     [6.0, 12.0]
     """
 
-    def __init__(self, setup: AveragingSetup, *, crew: Crew | None = None) -> None:
+    def __init__(self, setup: AveragingSetup, *, trainer: ReplicaTrainer | None = None) -> None:
         workers = setup.workers
         self._setup = setup
-        self._crew: Crew = crew if crew is not None else NoTraining()
-        self._courses = [Course(setup.member, workers) for _ in range(workers)]
+        self._trainer: ReplicaTrainer = trainer if trainer is not None else NoReplicas()
+        self._states = [Course(setup.member, workers) for _ in range(workers)]
         self._steps = [0] * workers
-        self._steps_heard_of = [0] * workers  # of all workers, merged: as each of them knows
+        self._steps_known_merged = [0] * workers  # by all workers, as far as each of them knows
         self._opened_seconds: list[float | None] = [0.0] * workers
-        self._delay_chunks: list[list[float]] = [[] for _ in range(workers)]
-        self._averages: dict[int, Average] = {}
-        self._queue: list[tuple[float, int, int]] = []  # when, in which order, which worker (or ~average, which ends)
+        self._delays = [worker_delays(setup.delays, worker) for worker in range(workers)]
+        self._averages: dict[int, SimulatedAverage] = {}
+        self._queue: list[
+            tuple[float, int, int]
+        ] = []  # when, in which order, whose step (or ~number: that average ends)
         self._order = itertools.count()
-        self._happened: list[Average | Lap] = []
+        self._happened: list[SimulatedAverage | LoneSteps] = []
         self.now_seconds = 0.0
         self.steps_taken = self.steps_merged = 0
 
-    def run(self) -> Iterator[Average | Lap]:
-        """Go on until everybody has left."""
+    def run(self) -> Iterator[SimulatedAverage | LoneSteps]:
+        """Go on until every worker has left."""
         for worker in range(self._setup.workers):
             self._begin_computing(worker)
         while self._queue:
@@ -160,35 +198,37 @@ class Pack:
             if self._happened:
                 yield from self._happened
                 self._happened = []
-        held_up = [worker for worker, course in enumerate(self._courses) if not course.left]
+        held_up = [worker for worker, state in enumerate(self._states) if not state.left]
         if held_up:
             raise RuntimeError(f"workers {held_up[:10]} wait for an average that cannot end")
 
     # -- what happens ------------------------------------------------------------------------------------------
 
-    def _at(self, seconds: float, who: int) -> None:
+    def _schedule(self, seconds: float, who: int) -> None:
         heapq.heappush(self._queue, (seconds, next(self._order), who))
 
     def _stepped(self, worker: int) -> None:
-        self._crew.compute(worker, self._steps[worker])
+        """A worker has computed a batch: it merges an average that has ended meanwhile, or does what is ordered."""
+        self._trainer.compute(worker, self._steps[worker])
         self._steps[worker] += 1
         self.steps_taken += 1
         if self._setup.alone and self.steps_taken % self._setup.workers == 0:
-            self._happened.append(Lap(steps_so_far=self.steps_taken))
-        course = self._courses[worker]
-        before = course.in_flight  # an average that begins now is looked at from the next step boundary on
-        orders = course.handle(_STEPPED)
-        if before and self._averages[course.averages - 1].ended_seconds <= self.now_seconds:
-            self._averaged(worker, self._averages[course.averages - 1])
+            self._happened.append(LoneSteps(steps_so_far=self.steps_taken))
+        state = self._states[worker]
+        before = state.in_flight  # an average that begins now is looked at from the next step boundary on
+        orders = state.handle(_STEPPED)
+        if before and self._averages[state.averages - 1].ended_seconds <= self.now_seconds:
+            self._averaged(worker, self._averages[state.averages - 1])
         else:
             self._carry_out(worker, orders)
 
-    def _ended(self, average: Average) -> None:
+    def _ended(self, average: SimulatedAverage) -> None:
+        """A ring has ended: whoever waits for it wakes."""
         waiting, average.waiting = average.waiting, []
         for worker in waiting:
             self._averaged(worker, average)
 
-    def _averaged(self, worker: int, average: Average) -> None:
+    def _averaged(self, worker: int, average: SimulatedAverage) -> None:
         if average.event is None:
             raise RuntimeError(f"average {average.number} is not done, and worker {worker} merges it")
         if average.merged_by is None:
@@ -197,8 +237,8 @@ class Pack:
         average.behind -= 1
         if not average.behind:
             del self._averages[average.number]
-        self._steps_heard_of[worker] = average.steps_so_far
-        self._carry_out(worker, self._courses[worker].handle(average.event))
+        self._steps_known_merged[worker] = average.steps_so_far
+        self._carry_out(worker, self._states[worker].handle(average.event))
 
     # -- what is ordered ---------------------------------------------------------------------------------------
 
@@ -209,42 +249,42 @@ class Pack:
                 case Begin():
                     self._enter(worker, order)
                 case Merge():
-                    self._crew.merge(worker, order)
+                    self._trainer.merge(worker, order)
                 case Wait():
                     waits = True
                 case Release():
-                    self._crew.settle(worker)
+                    self._trainer.settle(worker)
                     return
         if not waits:
             self._go_on(worker)
             return
-        average = self._averages[self._courses[worker].averages - 1]
+        average = self._averages[self._states[worker].averages - 1]
         if average.ended_seconds <= self.now_seconds:
             self._averaged(worker, average)
         else:
             average.waiting.append(worker)
 
     def _go_on(self, worker: int) -> None:
-        self._crew.settle(worker)
+        self._trainer.settle(worker)
         if self._setup.member.counts_own_steps(self._setup.workers):
             enough = self._steps[worker] >= self._setup.rounds
         else:
-            enough = self._steps_heard_of[worker] >= self._setup.budget_steps
+            enough = self._steps_known_merged[worker] >= self._setup.budget_steps
         if enough:
-            self._carry_out(worker, self._courses[worker].handle(_LEAVING))
+            self._carry_out(worker, self._states[worker].handle(_LEAVING))
         else:
             self._begin_computing(worker)
 
     def _begin_computing(self, worker: int) -> None:
         if self._opened_seconds[worker] is None:
             self._opened_seconds[worker] = self.now_seconds
-        self._at(self.now_seconds + self._delay(worker, self._steps[worker]), worker)
+        self._schedule(self.now_seconds + next(self._delays[worker]), worker)
 
     def _enter(self, worker: int, begin: Begin) -> None:
         average = self._averages.get(begin.number)
         if average is None:
             everybody = self._setup.workers
-            average = self._averages[begin.number] = Average(
+            average = self._averages[begin.number] = SimulatedAverage(
                 number=begin.number,
                 windows=[begin.window] * everybody,
                 opened_seconds=[self.now_seconds] * everybody,
@@ -257,31 +297,24 @@ class Pack:
         average.opened_seconds[worker] = self.now_seconds if opened is None else opened
         average.entered_seconds[worker] = self.now_seconds
         self._opened_seconds[worker] = None
-        message_bytes = self._crew.leave(worker, begin)
+        message_bytes = self._trainer.enter(worker, begin)
         average.sent_bytes += message_bytes
         average.most_bytes = max(average.most_bytes, message_bytes)
         average.missing -= 1
         if not average.missing:
             self._start_ring(average)
 
-    def _start_ring(self, average: Average) -> None:
+    def _start_ring(self, average: SimulatedAverage) -> None:
         cost = ring_seconds(
             self._setup.network,
             workers=self._setup.workers,
             message_bytes=average.most_bytes,
-            gathers=self._crew.gathers,
+            gathers=self._trainer.gathers,
         )
         average.began_seconds, average.ended_seconds = self.now_seconds, self.now_seconds + cost
         average.event = Averaged(number=average.number, windows=tuple(average.windows))
         average.steps = sum(window.brought for window in average.windows)
         self.steps_merged += average.steps
         average.steps_so_far = self.steps_merged
-        self._crew.gathered(average.number, average.event.windows)
-        self._at(average.ended_seconds, ~average.number)
-
-    def _delay(self, worker: int, draw: int) -> float:
-        place = draw % _DRAWS_AT_ONCE
-        if place == 0:
-            draws = np.arange(draw, draw + _DRAWS_AT_ONCE, dtype=np.int64)
-            self._delay_chunks[worker] = self._setup.delays.seconds(np.asarray(worker, dtype=np.int64), draws).tolist()
-        return self._delay_chunks[worker][place]
+        self._trainer.gathered(average.number, average.event.windows)
+        self._schedule(average.ended_seconds, ~average.number)
