@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.data.pruning import PRUNINGS, PruningSettings, make_policy
-from paceline.data.pruning.fine_policy import FinePolicy
-from paceline.data.pruning.info_policy import InfoPolicy
-from paceline.data.pruning.schedule import FineSchedule
+from paceline.data.pruning.fine_pruning import FinePolicy, FineSchedule
+from paceline.data.pruning.info_batch import InfoPolicy
 
 EVERY_EPOCH = FineSchedule(window=50, starting_point=0, attenuation=1, block=1, count=1, prune=0.3)
 SAMPLES = 40

@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from paceline.data.pruning.info_policy import InfoPolicy
-from paceline.data.pruning.peers import Alone
+from paceline.data.pruning.info_batch import InfoPolicy
+from paceline.data.pruning.ranks import Alone
 from paceline.data.pruning.sampler import PrunedBatches
 from tests.data.pruning_play import EPOCHS, KINDS, SAMPLES, SMALL, kept, losses_of, passes
 

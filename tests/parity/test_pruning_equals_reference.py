@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import reference_pruning as reference
-from paceline.data.pruning.fine_policy import FinePolicy
-from paceline.data.pruning.info_policy import InfoPolicy
-from paceline.data.pruning.schedule import FineSchedule
+from paceline.data.pruning.fine_pruning import FinePolicy, FineSchedule
+from paceline.data.pruning.info_batch import InfoPolicy
 
 some = settings(max_examples=100)
 

@@ -100,7 +100,7 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
 def settings_of(policy: Policy) -> dict[str, Any]:
     """The settings of a policy, by their names in a recipe; none of a policy that is no recipe's.
 
-    >>> from paceline.data.pruning.info_policy import InfoPolicy
+    >>> from paceline.data.pruning.info_batch import InfoPolicy
     >>> settings_of(InfoPolicy(10, ratio=0.25))
     {'ratio': 0.25, 'delta': 0.875}
     """

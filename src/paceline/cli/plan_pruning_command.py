@@ -13,11 +13,11 @@ from rich.text import Text
 
 from paceline.cli.options import UsageError
 from paceline.data.pruning import PRUNINGS, PruningSettings
-from paceline.data.pruning.schedule import FineSchedule
+from paceline.data.pruning.fine_pruning import FineSchedule
 from paceline.lookup import unknown
 
 if TYPE_CHECKING:
-    from paceline.data.pruning.plan import Plan
+    from paceline.data.pruning.plan import PruningPlan
 
 MOST_WIDTH = 80
 WHOLE_NUMBERS = ("window", "starting_point", "block", "count")
@@ -88,7 +88,7 @@ def plan_pruning(options: PlanPruningOptions, overrides: dict[str, str]) -> None
         _print(plan)
 
 
-def _fine(options: PlanPruningOptions, given: dict[str, Any]) -> Plan:
+def _fine(options: PlanPruningOptions, given: dict[str, Any]) -> PruningPlan:
     from paceline.data.pruning.plan import plan_fine
 
     times = {name: given.pop(name, None) for name in ("overhead_seconds", "batch_seconds")}
@@ -102,7 +102,7 @@ def _fine(options: PlanPruningOptions, given: dict[str, Any]) -> Plan:
     )
 
 
-def _info(options: PlanPruningOptions, given: dict[str, Any]) -> Plan:
+def _info(options: PlanPruningOptions, given: dict[str, Any]) -> PruningPlan:
     from paceline.data.pruning.plan import plan_info
 
     return plan_info(
@@ -131,7 +131,7 @@ def _value(name: str, text: str) -> int | float:
         raise UsageError(f"{_flag(name)} must be {kind} (found {text!r})") from None
 
 
-PLANNERS: dict[str, tuple[tuple[str, ...], Callable[[PlanPruningOptions, dict[str, Any]], Plan]]] = {
+PLANNERS: dict[str, tuple[tuple[str, ...], Callable[[PlanPruningOptions, dict[str, Any]], PruningPlan]]] = {
     "fine-pruning": (
         (*(name for name in PRUNINGS["fine-pruning"].settings if name != "tolerance"), "overhead_seconds"),
         _fine,
@@ -141,7 +141,7 @@ PLANNERS: dict[str, tuple[tuple[str, ...], Callable[[PlanPruningOptions, dict[st
 """Every policy that can be planned: the options that are its own, and who plans it."""
 
 
-def _print(plan: Plan) -> None:
+def _print(plan: PruningPlan) -> None:
     """The text, coloured where the terminal has colours, and in ASCII where it knows no blocks."""
     console = Console(highlight=False, markup=False)
     text = plan.text(width=MOST_WIDTH)

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.data.pruning import PruningSettings, make_policy
-from paceline.data.pruning.policy import Decision, array_of
+from paceline.data.pruning.policy import Decision, saved_array
 from paceline.randomness import seed_for, torch_generator
 
 
@@ -165,7 +165,7 @@ class PrunedOrder:
         samples = len(self._shard)
         self.policy.load_state_dict({name: _as_array(value) for name, value in state["policy"].items()})
         keep, heavier = (
-            None if state[name] is None else array_of(_as_array(state[name]), np.bool_, samples, name)
+            None if state[name] is None else saved_array(_as_array(state[name]), np.bool_, samples, name)
             for name in ("keep", "heavier")
         )
         self._decision = Decision(keep=keep, heavier=heavier, weight=float(state["weight"]))

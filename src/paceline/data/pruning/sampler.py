@@ -390,7 +390,9 @@ class PrunedBatches(Sampler[list[int]]):
 
     def _warn_of_other_settings(self, saved: Mapping[str, float]) -> None:
         ours = self._policy.settings
-        changed = [f"{name}={saved[name]}, here {ours[name]}" for name in ours if saved.get(name, ours[name]) != ours[name]]
+        changed = [
+            f"{name}={saved[name]}, here {ours[name]}" for name in ours if saved.get(name, ours[name]) != ours[name]
+        ]
         if changed:
             warnings.warn(
                 f"this state was saved by a sampler with other settings ({'; '.join(changed)}): from now on samples sit "
@@ -581,7 +583,9 @@ class InfoBatch(PrunedBatches):
         policy = InfoPolicy(_sample_count(samples), ratio=ratio, delta=delta, seed=seed)
         self.ratio, self.delta = policy.ratio, policy.delta
         finder = GroupFinder(rank, world_size, group, timeout_seconds)
-        super().__init__(policy, batch_size=batch_size, epochs=epochs, base=base, drop_last=drop_last, find_ranks=finder)
+        super().__init__(
+            policy, batch_size=batch_size, epochs=epochs, base=base, drop_last=drop_last, find_ranks=finder
+        )
 
     def plan(self, epochs: int | None = None) -> PruningPlan:
         """Return which epochs may be pruned, and at most how much that saves: how much depends on the losses.
