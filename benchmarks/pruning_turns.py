@@ -46,7 +46,7 @@ class TurnsPolicy(InfoPolicy):
     def __init__(self, samples: int, *, ratio: float = 0.6, delta: float = 0.875, seed: int = 0) -> None:
         super().__init__(samples, ratio=ratio, delta=delta, seed=seed)
 
-    def stays(self, epoch: int) -> NDArray[np.bool_]:
+    def draw_kept(self, epoch: int) -> NDArray[np.bool_]:
         """Whose turn it is."""
         share, lots = 1 - self.ratio, self.generator("turns", 0)
         turn = np.empty(self.samples, np.bool_)

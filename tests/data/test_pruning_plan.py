@@ -109,7 +109,7 @@ def test_what_info_batch_saves_at_best_is_reached_on_average_when_one_loss_stand
 def test_without_attenuation_formula_3_is_an_upper_estimate_and_4_but_for_one_epoch(schedule, epochs):
     plan = plan_fine(schedule, 10, epochs=epochs, batch_size=1)
     exact, ends_within = len(plan.pruned_epochs), epochs % schedule.window >= max(1, schedule.starting_point)
-    assert plan.paper.n_prune == fine_pruning.n_prune(schedule, epochs)
+    assert plan.paper.n_prune == fine_pruning.estimated_n_prune(schedule, epochs)
     assert exact <= plan.paper.n_prune + ends_within
     if epochs % schedule.window == 0:  # formula 3, as printed
         w, a, r, c = schedule.window, schedule.starting_point, schedule.block, schedule.count

@@ -89,7 +89,7 @@ def history(new_policy, run, how="at once"):
             losses = np.array([run.loss(epoch, sample) for sample in members], np.float32)
             ends = np.cumsum([len(batch) for batch in group], dtype=np.int64)
             policy.judge(epoch, np.array(members, np.int64), losses, ends)
-        policy.completed(decision.keep)
+        policy.end_epoch(decision.keep)
     return found, policy
 
 

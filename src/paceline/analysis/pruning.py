@@ -200,7 +200,7 @@ def _replayed(folder: Path, own: WorkerOptions | None, on_step: Callable[[int, i
     document = _recipe_of(folder)
     if not document:
         raise ValueError(f"the run in {folder} was made by a script: paceline.pruning_page makes the page there")
-    if not Recipe.from_document(document).pruning.settings.on:
+    if not Recipe.from_document(document).pruning.on:
         raise ValueError(f"the run in {folder} pruned nothing: its recipe has no pruning.name")
     made = list[PruningRecord]()
 

@@ -1,7 +1,7 @@
 """Meetings: all ranks of a group come together, compare numbers or add them up, and go on.
 
-Ranks meet in a group on gloo that is made for one purpose, so nothing else that the script sends comes in between. Every
-meeting has a deadline, and an error names the ranks that did not come.
+Ranks meet in a group on gloo that is made for one purpose, so nothing else that the script sends comes in between.
+Every meeting has a deadline, and an error names the ranks that did not come.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.distributed import ProcessGroup
 
 from paceline.distributed.agreement import gather_rows, raise_difference
 from paceline.distributed.groups import shared_group
 from paceline.errors import PacelineError
+
+__all__ = ["MeetingTimeoutError", "Meetings", "ProcessGroup", "current_group"]
 
 
 class MeetingTimeoutError(PacelineError, TimeoutError):
     """Not all ranks have come to a meeting in time."""
 
 
-def current_group(group: dist.ProcessGroup | None = None) -> dist.ProcessGroup | None:
+def current_group(group: ProcessGroup | None = None) -> ProcessGroup | None:
     """Return `group`, or else the group of all ranks; None as long as torch.distributed has no process group.
 
     >>> current_group() is None
@@ -38,10 +41,10 @@ def current_group(group: dist.ProcessGroup | None = None) -> dist.ProcessGroup |
 class Meetings:
     """The meetings of the ranks of `group` for one purpose; all of them must come to each meeting."""
 
-    def __init__(self, group: dist.ProcessGroup, timeout_seconds: float, *, purpose: str) -> None:
+    def __init__(self, group: ProcessGroup, timeout_seconds: float, *, purpose: str) -> None:
         self.of, self._timeout_seconds, self._purpose = group, timeout_seconds, purpose
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        self._group: dist.ProcessGroup | None = None
+        self._group: ProcessGroup | None = None
 
     def compare(self, moment: str, numbers: Mapping[str, int], *, remedy: str, error: type[Exception]) -> None:
         """Raise `error` on all ranks unless all come with the same numbers."""
@@ -53,7 +56,7 @@ class Meetings:
         """Replace the values by their sum over all ranks, which have just compared numbers."""
         dist.all_reduce(torch.from_numpy(values), group=self._group)
 
-    def _meet(self, moment: str) -> dist.ProcessGroup:
+    def _meet(self, moment: str) -> ProcessGroup:
         """Wait for all ranks."""
         try:
             if self._group is None:
@@ -66,4 +69,4 @@ class Meetings:
                 f"rank {self.rank} waited to {moment} in {self._purpose}, and not all ranks came (it waits for "
                 f"{self._timeout_seconds:g} s at most): {error}"
             ) from error
-        return cast(dist.ProcessGroup, self._group)  # this rank is one of the members
+        return cast(ProcessGroup, self._group)  # this rank is one of the members

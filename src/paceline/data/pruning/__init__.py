@@ -73,7 +73,7 @@ PRUNINGS = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class PruningSettings(Checked):
-    """Which samples sit passes out: the `[pruning]` section of a recipe. Settings of another policy are refused.
+    """Which samples sit passes out. A policy takes the settings it has; others are refused.
 
     >>> PruningSettings().on, PruningSettings(name="fine-pruning", prune=0.2).on
     (False, True)

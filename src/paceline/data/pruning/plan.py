@@ -395,9 +395,8 @@ def draw_windows(
     per_line = longest if longest <= room else room // TICK * TICK
     lines_of_a_row = math.ceil(longest / per_line)
     scale = 1 if lines_of_a_row <= MOST_WRAPPED else math.ceil(longest / per_line)
-    lines = [
-        f"  {'epochs':>{label}}{'  start' if starts else ''}  {ruler(min(longest, per_line), step=TICK, scale=scale)}".rstrip()
-    ]
+    numbers = ruler(min(longest, per_line), step=TICK, scale=scale)
+    lines = [f"  {'epochs':>{label}}{'  start' if starts else ''}  {numbers}".rstrip()]
     shown = _shown(rows, 1 if scale > 1 else lines_of_a_row)
     for row in shown:
         lines += _lines(row, label, starts=starts, per_line=per_line, scale=scale)

@@ -19,7 +19,7 @@ from paceline.data.pruning.policy import PruningError, finite_number, whole_numb
 from paceline.distributed.meetings import Meetings, current_group
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from paceline.distributed.meetings import ProcessGroup
 
 TIMEOUT_SECONDS = 600.0
 REMEDY = (

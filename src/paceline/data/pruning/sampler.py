@@ -55,7 +55,7 @@ from paceline.data.pruning.policy import Policy, PruningError, saved_array, whol
 from paceline.data.pruning.ranks import TIMEOUT_SECONDS, FindRanks, GroupFinder, agree, seen_by_any, single_process
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from paceline.distributed.meetings import ProcessGroup
 
 PER_CENT = 100
 
@@ -285,7 +285,7 @@ class PrunedBatches(Sampler[list[int]]):
         self._abandoned.clear()
 
     def _judge(self) -> None:
-        """Learn from the epoch that is over. This waits until it is needed: one `observe` too many takes the epoch back."""
+        """Learn from the epoch that is over, as late as possible: one `observe` too many takes the epoch back."""
         if self._to_judge is None:
             return
         (prepared, values), self._to_judge = self._to_judge, None
@@ -395,8 +395,8 @@ class PrunedBatches(Sampler[list[int]]):
         ]
         if changed:
             warnings.warn(
-                f"this state was saved by a sampler with other settings ({'; '.join(changed)}): from now on samples sit "
-                "out by those given here",
+                f"this state was saved by a sampler with other settings ({'; '.join(changed)}): from now on samples "
+                "sit out by those given here",
                 stacklevel=4,
             )
 
@@ -547,7 +547,7 @@ class FinePruning(PrunedBatches):
 
 
 class InfoBatch(PrunedBatches):
-    """A batch sampler for InfoBatch: of the samples below the mean loss, `ratio` sit out, the others of them weigh more.
+    """A batch sampler for InfoBatch: of those below the mean loss, `ratio` sit out, the others of them weigh more.
 
     Who sits out is drawn anew each epoch.
 
