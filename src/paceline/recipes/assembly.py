@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.codecs import Codec, make_codec
 from paceline.codecs.naming import codec_text, parse_codec
-from paceline.drivers.simulated.averaging_setup import AveragingSetup
+from paceline.drivers.simulated.averaging_cluster import AveragingSetup
+from paceline.drivers.simulated.cluster import Setup
 from paceline.drivers.simulated.delays import Delays, Pareto, ShiftedExponential, SlowWorkers, read_recorded
 from paceline.drivers.simulated.network import Network
-from paceline.drivers.simulated.setup import Setup
 from paceline.optim import OptimizerSettings
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.sections import DelaySection
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from paceline.data import Dataset
-    from paceline.drivers.simulated.averaging import AveragedSimulation
+    from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
     from paceline.drivers.simulated.simulation import Simulation
     from paceline.training import Training
 
@@ -265,7 +265,7 @@ def make_averaged_simulation(recipe: Recipe, dataset: Dataset) -> AveragedSimula
     >>> len(list(make_averaged_simulation(recipe, load_data(recipe))))
     3
     """
-    from paceline.drivers.simulated.averaging import AveragedSimulation
+    from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
 
     training = make_training(recipe, dataset)
     return AveragedSimulation(make_averaging_setup(recipe), training=training, evaluate_every=recipe.evaluate_every)
