@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import paceline.reports
-from paceline.reports.plain_table import PlainTable
 from paceline.reports.ratio_chart import MOST_BARS, RatioBar, course_chart, ratio_chart
 from paceline.reports.ratio_page import ratio_page
+from paceline.reports.table import PlainTable
 
 HOSTILE = "</script><img src=x onerror=alert(1)>.%{x}$title.weight"
 BARS = [

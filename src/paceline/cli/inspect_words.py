@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.optim.ratio_table import AS_IT_IS, local_rate, number, ratio_lines
 from paceline.recipes import Recipe
-from paceline.reports.plain_table import PlainTable
 from paceline.reports.ratio_chart import RatioBar
+from paceline.reports.table import PlainTable
 
 if TYPE_CHECKING:
     from paceline.analysis.layer_ratios import Inspection

@@ -150,7 +150,9 @@ def log_ticks(lowest_power: float, highest_power: float, *, most_decades: int) -
     ['0.1', '1', '10']
     """
     decades = range(math.floor(lowest_power), math.ceil(highest_power) + 1)
-    values = [step * 10.0**decade for decade in decades for step in ((1, 2, 5) if len(decades) <= most_decades else (1,))]
+    values = [
+        step * 10.0**decade for decade in decades for step in ((1, 2, 5) if len(decades) <= most_decades else (1,))
+    ]
     return {"tickvals": values, "ticktext": [f"{value:g}" for value in values]}
 
 

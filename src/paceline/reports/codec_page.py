@@ -6,7 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.reports.chart import OTHER_COLOURS, STRATEGY_COLOURS, Chart, Json, axis, layout, log_ticks, plot_text, series_colours, symbol
+from paceline.reports.chart import (
+    OTHER_COLOURS,
+    STRATEGY_COLOURS,
+    Chart,
+    Json,
+    axis,
+    layout,
+    log_ticks,
+    plot_text,
+    series_colours,
+    symbol,
+)
 from paceline.reports.page import chart_card, page_html
 from paceline.reports.table import PlainTable
 

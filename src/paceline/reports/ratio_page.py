@@ -8,12 +8,10 @@ from string import Template
 
 from plotly.offline import get_plotlyjs
 
-from paceline.reports.chart import Chart
-from paceline.reports.page import asset, colour_variables, safe_json
-from paceline.reports.palette import PAGE
-from paceline.reports.plain_table import PlainTable
+from paceline.reports.chart import PAGE_COLOURS, Chart
+from paceline.reports.page import asset, chart_card, colour_variables, prose, safe_json
 from paceline.reports.ratio_chart import LIMITING, RatioBar, course_chart, ratio_chart
-from paceline.reports.sections import chart_card, prose
+from paceline.reports.table import PlainTable
 
 SWATCHES = {LIMITING: "limiting", "weights": "used", "biases": "biases", "normalisation": "norms"}
 
@@ -46,9 +44,12 @@ def ratio_page(
         conditions="".join(f"<li>{escape(phrase)}</li>" for phrase in conditions),
         charts="\n".join(cards),
         table=f'<section class="card"><h2>{escape(table.title)}</h2>\n{table.html()}</section>',
-        style=colour_variables(PAGE) + asset("page.css"),
+        style=colour_variables(PAGE_COLOURS) + asset("page.css"),
         data=safe_json(
-            {"charts": {chart.name: {"data": chart.data, "layout": chart.layout} for chart in charts}, "colours": PAGE}
+            {
+                "charts": {chart.name: {"data": chart.data, "layout": chart.layout} for chart in charts},
+                "colours": PAGE_COLOURS,
+            }
         ),
         plotly=get_plotlyjs(),
         script=asset("page.js"),

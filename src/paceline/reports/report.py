@@ -13,9 +13,18 @@ from paceline.reports.arrivals import arrivals_chart
 from paceline.reports.chart import Chart, palette
 from paceline.reports.curves import curve_charts
 from paceline.reports.page import chart_card, page_html, recipe_text
-from paceline.reports.results import BASELINES, ResultRow, TraceGroup, baseline_name, cells, final_loss_text, group_traces, results
+from paceline.reports.results import (
+    BASELINES,
+    ResultRow,
+    TraceGroup,
+    baseline_name,
+    cells,
+    final_loss_text,
+    group_traces,
+    results,
+)
 from paceline.reports.sentences import conditions, further_sentences, headline, target_losses
-from paceline.reports.timeline import MOST_REASON, ACTIVITY_NAMES, timeline_chart
+from paceline.reports.timeline import ACTIVITY_NAMES, MOST_REASON, timeline_chart
 from paceline.terminal import shortened
 from paceline.traces import Trace
 from paceline.traces.records import NOT_YET
@@ -268,9 +277,7 @@ def membership(groups: Sequence[TraceGroup]) -> str:
         return ""
     first = 0 if len(runs) > 1 else 1  # a single run needs no column with its name
     head = _cells("th", ["Run", "Time (s)", "Who", "What"][first:])
-    body = "\n".join(
-        f"<tr>{_cells('td', [run, *_texts(change)][first:])}</tr>" for run, change in rows[:MOST_ROWS]
-    )
+    body = "\n".join(f"<tr>{_cells('td', [run, *_texts(change)][first:])}</tr>" for run, change in rows[:MOST_ROWS])
     left_out = len(rows) - MOST_ROWS
     more = f'<p class="note">and {left_out:,} more</p>' if left_out > 0 else ""
     return (

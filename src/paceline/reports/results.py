@@ -62,7 +62,9 @@ def group_traces(traces: Sequence[Trace]) -> list[TraceGroup]:
         key = json.dumps([trace.strategy, trace.clock, sorted(settings.items())], default=str)
         together.setdefault(key, []).append(trace)
     groups = list(together.values())
-    return [TraceGroup(label=_label(group[0], groups), strategy=group[0].strategy, traces=tuple(group)) for group in groups]
+    return [
+        TraceGroup(label=_label(group[0], groups), strategy=group[0].strategy, traces=tuple(group)) for group in groups
+    ]
 
 
 def _label(trace: Trace, groups: list[list[Trace]]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from paceline.quantities import count_text, counted, loss_text, percent_text, seconds_text
+from paceline.quantities import count_text, loss_text, percent_text, seconds_text
 from paceline.reports.results import ResultRow, TraceGroup, baseline
 from paceline.traces import Trace
 

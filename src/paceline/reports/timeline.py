@@ -255,7 +255,9 @@ def _split(work: Work, activity: Activity, start: float, end: float, overtaken_a
     if start < min(end, overtaken_at):
         yield Segment(activity=activity, start_seconds=start, end_seconds=min(end, overtaken_at), cause=work)
     if max(start, overtaken_at) < end:
-        yield Segment(activity=activity, start_seconds=max(start, overtaken_at), end_seconds=end, cause=work, beside=True)
+        yield Segment(
+            activity=activity, start_seconds=max(start, overtaken_at), end_seconds=end, cause=work, beside=True
+        )
 
 
 # -- the chart ---------------------------------------------------------------------------------------------------------
