@@ -238,7 +238,7 @@ def test_asynchronous_bars_tell_of_steps_and_others_of_rounds() -> None:
 
 
 def told(trace: Trace) -> list[tuple[float, str, str]]:
-    return [(change.at_seconds, change.who, change.what) for change in membership_changes(trace)]
+    return [(change.at_seconds, change.names, change.event) for change in membership_changes(trace)]
 
 
 def test_comings_and_goings_are_told_in_order_and_workers_together() -> None:

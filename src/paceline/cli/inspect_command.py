@@ -82,7 +82,6 @@ def _bar(notes: Console, *, total: int) -> Iterator[Callable[[int], None]]:
 
 def _tell(recipe: Recipe, inspection: Inspection, out: Path, notes: Console, *, as_json: bool) -> None:
     from paceline.cli import inspect_words as words
-    from paceline.reports.codec_page import write_page
     from paceline.reports.ratio_page import ratio_page
 
     document = json.dumps(words.document(recipe, inspection), indent=2, allow_nan=False)
@@ -101,7 +100,7 @@ def _tell(recipe: Recipe, inspection: Inspection, out: Path, notes: Console, *, 
             conditions=words.conditions(recipe, inspection),
             rate=words.comparable_rate(recipe, inspection),
         )
-        told = f"report: {write_page(page, out / 'inspect.html')}"
+        told = f"report: {write_file(out / 'inspect.html', page)}"
     except OSError as error:  # the results are told; that they cannot be kept does not undo them
         told = f"cannot write the report to {out}: {error.strerror or error}"
     notes.print(told, soft_wrap=True, highlight=False, markup=False)

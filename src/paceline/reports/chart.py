@@ -178,7 +178,7 @@ def palette(strategies: Iterable[str]) -> dict[Scheme, dict[str, str]]:
     ('#00886a', '#2cc79b')
     """
     free, others = dict(STRATEGY_COLOURS), itertools.cycle(OTHER_COLOURS)
-    return series_colours(free.pop(strategy, None) or next(others) for strategy in strategies)
+    return series_colours(free.pop(strategy) if strategy in free else next(others) for strategy in strategies)
 
 
 def series_colours(hues: Iterable[tuple[str, str]]) -> dict[Scheme, dict[str, str]]:

@@ -75,7 +75,7 @@ def codec_page(
 
 
 def codec_chart(points: Sequence[CodecPoint]) -> Chart:
-    """Return the chart. Logarithmic axes have no place for an error of 0: it lies on the bottom line, and its label says so.
+    """Return the chart; an error of 0 has no place on a logarithmic axis, so it lies on the bottom line, labelled so.
 
     >>> chart = codec_chart([CodecPoint(label="half", family="half", bits=16.0, error=0.002)])
     >>> chart.layout["annotations"][0]["text"], chart.data[0]["x"], chart.data[0]["y"]
@@ -110,8 +110,8 @@ def codec_chart(points: Sequence[CodecPoint]) -> Chart:
         data=data,
         layout=layout(
             height=HEIGHT,
-            xaxis=axis("bits per element (log scale)", type="log", range=list(x_range), **log_ticks(*x_range, most_decades=5)),
-            yaxis=axis("relative error (log scale)", type="log", range=list(y_range), **log_ticks(*y_range, most_decades=5)),
+            xaxis=_log_axis("bits per element", x_range),
+            yaxis=_log_axis("relative error", y_range),
             annotations=labels,
             shapes=[
                 {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1,
@@ -144,6 +144,10 @@ def _range(values: Sequence[float], room: float) -> tuple[float, float]:
     low, high = math.log10(min(values)), math.log10(max(values))
     room *= max(high - low, 1.0)
     return low - room, high + room
+
+
+def _log_axis(name: str, powers: tuple[float, float]) -> Json:
+    return axis(f"{name} (log scale)", type="log", range=list(powers), **log_ticks(*powers, most_decades=5))
 
 
 def _labels(

@@ -150,8 +150,7 @@ def _card(chart: Chart, record: PipelineRecord) -> str:
         f"{escape(word)}</span>"
         for kind, word in _keys(chart, record)
     )
-    legend = f'<div class="legend">{keys}</div>' if keys else ""
-    return chart_card(chart, []).replace('<div class="chart"', f'{legend}<div class="chart"', 1)
+    return chart_card(chart, keys)
 
 
 def _keys(chart: Chart, record: PipelineRecord) -> tuple[tuple[str, str], ...]:

@@ -290,7 +290,7 @@ def membership(groups: Sequence[TraceGroup]) -> str:
 
 
 def _texts(change: MembershipChange) -> list[str]:
-    return [seconds_text(change.at_seconds), change.who, shortened(change.event, MOST_REASON, dots="...", cut="end")]
+    return [seconds_text(change.at_seconds), change.names, shortened(change.event, MOST_REASON, dots="...", cut="end")]
 
 
 def _cells(kind: str, texts: Iterable[str]) -> str:

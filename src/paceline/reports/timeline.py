@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Literal
 
 from paceline.quantities import count_text, counted, seconds_text
@@ -183,7 +184,7 @@ def segments(trace: Trace, worker: int) -> list[Segment]:
     )
     bars: list[Segment] = []
     busy_until = 0.0
-    for work, following in zip(works, [*works[1:], None], strict=True):
+    for work, following in zip_longest(works, works[1:]):
         next_start = trace.seconds if following is None else following.started_seconds
         arrived = work.finished_seconds if work.arrived_seconds is None else work.arrived_seconds
         overtaken_at = float("inf") if following is None else next_start
