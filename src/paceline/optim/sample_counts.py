@@ -1,11 +1,4 @@
-"""How much each part of a batch weighs: its samples counted, and the arithmetic of a group. No torch here.
-
-The weights are those of `accumulate.py`: until the last part they are shares of what is expected, and the last part
-corrects what came before it. For parts of 4, 4 and 2 samples, three expected:
-
-    part        1        2        3, the last
-    so far      * 1      * 1      * 12/10
-    this part   4/12     4/12     2/10             together 4/10, 4/10, 2/10
+"""How many samples a part of a batch has. No torch here.
 
 Samples are counted where a part leaves no doubt. Tensors may be its columns, and a column's length is the number of
 samples; or they may be in a list of samples, whose own length it is, while the tensors are 3 channels long. A list is
@@ -21,49 +14,23 @@ one of samples only if its things are all of one kind, so that is where there is
     [view, view], labels                      (8, 3, 32, 32) each, (8,)         8       the labels: the list fits them
     time first; sums of lengths; ...          (20, 8, 5), (8,)                  None    two lengths
 
-Where it is None, whoever trains is asked. Whether a list is in doubt hangs on the kinds of its things, not on how many
-there happen to be, so that a loader of lists is refused at its first part, and not in the middle of a run. What is not
-seen: lists of two samples with nothing beside them (a pair), and tensors that all have time first.
+Where it is None, the caller of `Accumulate.backward` is asked. Whether a list is in doubt hangs on the kinds of its
+things, not on how many there happen to be, so that a loader of lists is refused at its first part, and not in the
+middle of a run. What is not seen: lists of two samples with nothing beside them (a pair), and tensors that all have
+time first.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 EMPTY: frozenset[object] = frozenset()  # the kind of a list without anything in it: it may be any other's
 
 
-@dataclass(slots=True)
-class Group:
-    """The parts of one batch so far, of `steps` that are expected.
-
-    >>> group = Group(steps=3)
-    >>> group.add(4, last=False), group.add(4, last=False), group.add(2, last=True)
-    ((1.0, 0.3333333333333333), (1.0, 0.3333333333333333), (1.2, 0.2))
-    """
-
-    steps: int
-    parts: int = 0
-    samples: float = 0.0
-    expected: float = 0.0
-    told: bool = False  # whether the caller said how many samples its parts have
-
-    def add(self, samples: float, *, last: bool) -> tuple[float, float]:
-        """What the gradients so far are multiplied with, and what this part's mean is."""
-        self.parts += 1
-        self.samples += samples
-        if self.parts == 1:
-            self.expected = samples * (1 if last else self.steps)
-        if not last:
-            return 1.0, samples / self.expected
-        return self.expected / self.samples, samples / self.samples
-
-
 def count_samples(part: object) -> int | None:
-    """How many samples a part has, where its tensors and arrays leave no doubt about it; else None.
+    """Return how many samples a part has, where its tensors and arrays leave no doubt about it; else None.
 
     >>> import torch
     >>> image, labels = torch.zeros(3, 8, 8), torch.zeros(4)
@@ -85,7 +52,7 @@ def count_samples(part: object) -> int | None:
 
 
 def _sort(part: object, certain: set[int], doubtful: list[Sequence[object]]) -> None:
-    """The lengths of what must be columns, and the lists that may be lists of samples."""
+    """Put lengths of what must be columns into `certain`, and what may be lists of samples into `doubtful`."""
     inner = _inner(part)
     if inner is None:
         certain.update(_lengths(part))
@@ -97,7 +64,7 @@ def _sort(part: object, certain: set[int], doubtful: list[Sequence[object]]) -> 
 
 
 def _lengths(part: object) -> Iterator[int]:
-    """Of all tensors in a part that have one."""
+    """Yield the length of every tensor in a part that has one."""
     inner = _inner(part)
     if inner is None:
         shape: Any = getattr(part, "shape", None)
@@ -108,7 +75,7 @@ def _lengths(part: object) -> Iterator[int]:
 
 
 def _inner(part: object) -> Iterable[object] | None:
-    """What a container holds, as a sequence where it has places and no names; None for what is no container."""
+    """Return what a container holds, as a sequence where it has places and no names; None for what is no container."""
     if getattr(part, "shape", None) is not None or hasattr(part, "batch_sizes"):
         return None  # the latter is a PackedSequence: a tuple whose first tensor has the steps of all sequences
     if isinstance(part, Mapping):
@@ -119,7 +86,7 @@ def _inner(part: object) -> Iterable[object] | None:
 
 
 def _kind(part: object) -> object:
-    """Alike for all samples of a list: images differ in size, but not in the number of dimensions."""
+    """Return a key that is alike for all samples of a list: images differ in size, not in the number of dimensions."""
     shape: Any = getattr(part, "shape", None)
     if shape is not None:
         return len(shape), str(getattr(part, "dtype", ""))
@@ -129,7 +96,7 @@ def _kind(part: object) -> object:
 
 
 def _is_inputs_and_targets(part: object) -> TypeGuard[Sequence[object]]:
-    """Two tensors, which might be two samples only in a list that has no targets; or two dicts with other keys."""
+    """Whether a part is two tensors (two samples only in a list without targets), or two dicts with other keys."""
     if not isinstance(part, list | tuple) or len(part) != 2:
         return False
     first, second = part
@@ -138,13 +105,13 @@ def _is_inputs_and_targets(part: object) -> TypeGuard[Sequence[object]]:
     return hasattr(first, "shape") and hasattr(second, "shape")
 
 
-def checked_samples(told: Any, counted: int | None) -> float:
-    """How many samples a part has: what the caller tells, or else what was counted.
+def checked_samples(given: Any, counted: int | None) -> float:
+    """Return how many samples a part has: the number that the caller gives, or else what was counted.
 
     >>> checked_samples(None, 4), checked_samples(2.5, 4)
     (4.0, 2.5)
     """
-    samples = counted if told is None else told
+    samples = counted if given is None else given
     if samples is None:
         raise ValueError(
             "cannot see how many samples this part has (its tensors have no length in common, or are in lists that may "

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.codecs import compiling, kernels
+from paceline.codecs import kernels, machine_code
 
 DEADLINE_SECONDS = 30
 
@@ -36,16 +36,16 @@ def _check_that_no_timer_runs() -> None:
 @pytest.fixture
 def told(monkeypatch):
     event = threading.Event()
-    monkeypatch.setattr(compiling, "_told", event)
-    monkeypatch.setattr(compiling, "TOLD_AFTER_SECONDS", 0.001)
+    monkeypatch.setattr(machine_code, "_announced", event)
+    monkeypatch.setattr(machine_code, "ANNOUNCED_AFTER_SECONDS", 0.001)
     return event
 
 
 def test_compiling_is_told_once_in_a_process(told, caplog):
     slow = Slow(told)
-    assert compiling.call(slow, 1) == 2
-    assert compiling.call(slow, 2) == 3
-    assert compiling.call(Slow(told), 3) == 4
+    assert machine_code.call(slow, 1) == 2
+    assert machine_code.call(slow, 2) == 3
+    assert machine_code.call(Slow(told), 3) == 4
     _check_that_no_timer_runs()  # the first may be in the middle of its sentence
     records = [record for record in caplog.records if record.name == "paceline.codecs"]
     assert [record.levelno for record in records] == [logging.WARNING]
@@ -53,9 +53,9 @@ def test_compiling_is_told_once_in_a_process(told, caplog):
 
 
 def test_what_is_quick_is_not_told_and_leaves_no_timer(told, monkeypatch, caplog):
-    monkeypatch.setattr(compiling, "TOLD_AFTER_SECONDS", 10 * DEADLINE_SECONDS)
+    monkeypatch.setattr(machine_code, "ANNOUNCED_AFTER_SECONDS", 10 * DEADLINE_SECONDS)
     told.set()
-    assert compiling.call(Slow(told), 1) == 2
+    assert machine_code.call(Slow(told), 1) == 2
     _check_that_no_timer_runs()
     assert not caplog.records
 
@@ -63,7 +63,7 @@ def test_what_is_quick_is_not_told_and_leaves_no_timer(told, monkeypatch, caplog
 def test_loading_what_was_compiled_before_is_not_told(told, caplog):
     loading = Slow(told)
     loading.stats.cache_misses.clear()
-    compiling._tell(loading)
+    machine_code._announce(loading)
     assert not caplog.records
     assert not told.is_set()
 
@@ -74,12 +74,12 @@ def test_what_a_kernel_raises_comes_through_and_leaves_no_timer(told):
 
     fails.signatures = []
     with pytest.raises(ZeroDivisionError):
-        compiling.call(fails, 1)
+        machine_code.call(fails, 1)
     _check_that_no_timer_runs()
 
 
 def test_kernels_release_python_s_lock_divide_as_numpy_does_and_are_kept_on_disk():
-    @compiling.kernel
+    @machine_code.kernel
     def divided(left, right):
         return left / right
 
