@@ -85,7 +85,7 @@ def ratio_page(
     """
     course = course_chart(bars)
     charts = [ratio_chart(bars, rate=rate), *([course] if course is not None else [])]
-    cards = [_with_key(charts[0], bars), *(chart_card(chart, []) for chart in charts[1:])]
+    cards = [_with_key(charts[0], bars), *(chart_card(chart) for chart in charts[1:])]
     return Template(asset("ratios.html")).substitute(
         title=escape(title),
         headline=prose(headline),
@@ -114,7 +114,7 @@ def _with_key(chart: Chart, bars: Sequence[RatioBar]) -> str:
     )
     if any(bar.later is not None for bar in bars):
         keys += '<span class="key"><i class="dot" style="--series: var(--ink)"></i>after the last step</span>'
-    return chart_card(chart, []).replace('<div class="chart"', f'<div class="legend">{keys}</div><div class="chart"', 1)
+    return chart_card(chart, keys)
 
 
 def ratio_chart(bars: Sequence[RatioBar], *, rate: float | None = None) -> Chart:
