@@ -17,8 +17,8 @@ from paceline.data.pruning.sampler import FinePruning, InfoBatch
 from paceline.drivers.simulated import learner
 from paceline.recipes import RecipeError, SettingError, read_recipe
 from paceline.recipes.assembly import load_data, make_training
-from paceline.reports.conditions import conditions
-from paceline.reports.groups import Group
+from paceline.reports.results import TraceGroup
+from paceline.reports.sentences import conditions
 from paceline.runs import as_document, make_run, result_of
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
@@ -181,7 +181,9 @@ def test_a_refusal_names_the_line_that_was_written(tmp_path):
 
 
 def said(trace):
-    return [phrase for phrase in conditions([Group(label="x", strategy="x", traces=(trace,))]) if "pruning" in phrase]
+    return [
+        phrase for phrase in conditions([TraceGroup(label="x", strategy="x", traces=(trace,))]) if "pruning" in phrase
+    ]
 
 
 def test_how_many_sat_out_is_told_where_it_is_known_and_not_guessed_where_it_is_not(dataset):
