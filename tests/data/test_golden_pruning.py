@@ -1,4 +1,4 @@
-"""Runs and a sampler's state of version 0.1, made with the defaults of fine-pruning: they go on with the same decisions.
+"""Runs and a sampler's state of version 0.1, with the defaults of fine-pruning: they go on with the same decisions.
 
 Decisions are compared exactly, weights within 1e-4: another processor rounds the losses otherwise.
 """

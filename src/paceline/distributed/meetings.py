@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch.distributed import ProcessGroup
 
 from paceline.distributed.agreement import gather_rows, raise_difference
 from paceline.distributed.groups import shared_group
 from paceline.errors import PacelineError
 
-__all__ = ["MeetingTimeoutError", "Meetings", "ProcessGroup", "current_group"]
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup as ProcessGroup  # for those who may not import torch.distributed
 
 
 class MeetingTimeoutError(PacelineError, TimeoutError):
@@ -69,4 +69,4 @@ class Meetings:
                 f"rank {self.rank} waited to {moment} in {self._purpose}, and not all ranks came (it waits for "
                 f"{self._timeout_seconds:g} s at most): {error}"
             ) from error
-        return cast(ProcessGroup, self._group)  # this rank is one of the members
+        return cast("ProcessGroup", self._group)  # this rank is one of the members
