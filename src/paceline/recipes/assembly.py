@@ -12,7 +12,6 @@ from paceline.drivers.simulated.averaging_cluster import AveragingSetup
 from paceline.drivers.simulated.cluster import Setup
 from paceline.drivers.simulated.delays import Delays, Pareto, ShiftedExponential, SlowWorkers, read_recorded
 from paceline.drivers.simulated.network import Network
-from paceline.optim import OptimizerSettings
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.sections import DelaySection
 from paceline.strategies import STRATEGIES, Strategy
@@ -185,7 +184,7 @@ def make_training(recipe: Recipe, dataset: Dataset) -> Training:
         module=make_model(recipe, dataset),
         dataset=dataset,
         shards=shards,
-        optimizer=OptimizerSettings(**dataclasses.asdict(recipe.optimizer)),
+        optimizer=recipe.optimizer,
         total_steps=recipe.rounds * (1 if averages(recipe) else make_strategy(recipe).updates_per_round(workers)),
         batch_size=recipe.worker.batch_size,
         blocks=recipe.worker.blocks,
@@ -193,7 +192,7 @@ def make_training(recipe: Recipe, dataset: Dataset) -> Training:
         augmentation=PadCropFlip() if data.augment else NoAugmentation(),
         evaluation_samples=recipe.evaluation_samples,
         codec=make_codec_of(recipe),
-        pruning=recipe.pruning.settings,
+        pruning=recipe.pruning,
         worker_draws=recipe.rounds,
     )
 

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 import torch
 
 from paceline.codecs import Codec
-from paceline.codecs.identity import Identity
-from paceline.codecs.vectors import NotFiniteError
+from paceline.codecs.floats import Identity
+from paceline.codecs.payload import NotFiniteError
 from paceline.events import Begin, Merge, Window, moves
 from paceline.optim import make_optimizer
 from paceline.randomness import torch_generator

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.codecs.vectors import NotFiniteError
+from paceline.codecs.payload import NotFiniteError
 from paceline.drivers.simulated.cluster import TakenStep, Task
 from paceline.events import LossSeen
 from paceline.optim import make_optimizer
