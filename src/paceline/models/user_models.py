@@ -1,8 +1,8 @@
-"""A user's own network, named 'module:factory'.
+"""A user's network, named 'module:factory'.
 
 The module is imported as Python would from a script in the current directory. The factory is a function or
 a class that returns an `nn.Module`; it is given `input_shape` and `classes` if it takes them.
-What goes wrong inside the factory is the user's own error and passes through unchanged.
+What goes wrong inside the factory is the user's error and passes through unchanged.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch import nn
 from paceline.lookup import unknown
 
 
-def build_own(name: str, *, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Import the module, call the factory, and see that a network came back.
+def build_user_model(name: str, *, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """Import the module, call the factory, and check that it returned a network.
 
-    >>> build_own("torch.nn:Identity", input_shape=(1, 8, 8), classes=10)
+    >>> build_user_model("torch.nn:Identity", input_shape=(1, 8, 8), classes=10)
     Identity()
-    >>> build_own("no_such_module:net", input_shape=(1, 8, 8), classes=10)
+    >>> build_user_model("no_such_module:net", input_shape=(1, 8, 8), classes=10)
     Traceback (most recent call last):
     ValueError: module 'no_such_module' of model 'no_such_module:net' was not found; ...
     """
@@ -74,21 +74,21 @@ def _import(name: str, module_name: str) -> ModuleType:
                 f"module {missing!r} of model {name!r} was not found; "
                 "run from the directory that holds it, or install it"
             ) from None
-        told = " ".join(str(error).split())
         raise ValueError(
-            f"module {module_name!r} of model {name!r} could not be imported; mend its {type(error).__name__}: {told}"
+            f"module {module_name!r} of model {name!r} could not be imported; mend its {type(error).__name__}: "
+            + " ".join(str(error).split())
         ) from error
 
 
 def _no_factory(module_name: str, factory_name: str, contents: dict[str, object]) -> ValueError:
-    own = [
+    defined = [
         key
         for key, value in contents.items()
         if callable(value) and not key.startswith("_") and getattr(value, "__module__", "") == module_name
     ]
-    if not own:
+    if not defined:
         return ValueError(f"module {module_name!r} has no {factory_name!r}, nor any function or class; add it")
-    return unknown(f"factory in module {module_name!r}:", factory_name, own)
+    return unknown(f"factory in module {module_name!r}:", factory_name, defined)
 
 
 def _arguments_for(name: str, factory: Callable[..., object], offered: dict[str, Any]) -> dict[str, Any]:
