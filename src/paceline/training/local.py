@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from paceline.training.batches import Batches
-from paceline.workers.loop import accumulate
+from paceline.workers.gradients import accumulate
 
 
 def local_gradient(module: nn.Module, batches: Batches, *, worker: int, draw: int) -> float:

@@ -27,12 +27,11 @@ from paceline.randomness import torch_generator
 from paceline.strategies.averaging import Averaging
 from paceline.training.batches import Batches
 from paceline.training.buffers import averaged_buffers
-from paceline.training.evaluation import measure
 from paceline.training.flat import Flat
 from paceline.training.local import local_gradient
 from paceline.training.replica import GradientReplica, Replica, check_codec
-from paceline.training.task import Training
-from paceline.training.trainee import all_finite
+from paceline.training.train_state import all_finite
+from paceline.training.training import Training, measure
 from paceline.workers.threads import threads_for
 
 WINDOW_BYTES = 16  # what a worker says of itself, beside its numbers

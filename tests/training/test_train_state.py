@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from paceline.events import Share, Step
-from paceline.training import Trainee, fingerprint
+from paceline.training import TrainState, fingerprint
 from paceline.training.plain import with_tensors, without_tensors
 
 OPTIMIZERS = {
@@ -28,7 +28,7 @@ def network():
 def make(name):
     module = network()
     optimizer = OPTIMIZERS[name](module.parameters())
-    return Trainee(module, optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 5]))
+    return TrainState(module, optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 5]))
 
 
 def steps(trainee, versions):
@@ -68,7 +68,7 @@ def test_an_update_that_is_not_finite_changes_nothing():
 
 def test_a_state_of_another_model_is_refused_and_loses_nothing():
     trainee, other = make("sgd"), nn.Linear(2, 2)
-    plain, tensors = Trainee(other, torch.optim.SGD(other.parameters(), lr=0.1)).state()
+    plain, tensors = TrainState(other, torch.optim.SGD(other.parameters(), lr=0.1)).state()
     before = trainee.model.parameters.clone()
     with pytest.raises(ValueError, match="another model"):
         trainee.load_state(plain, tensors)

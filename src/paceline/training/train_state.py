@@ -1,7 +1,7 @@
-"""The model that is trained, and all that a step changes: parameters, buffers, optimiser, schedule, one remembered sum.
+"""The state of a training: the model, and all else that a step changes.
 
-step + gradients -> Combiner -> update -> optimiser -> parameters
-       changes of buffers (BatchNorm) -> their mean -> buffers
+    step + gradients -> Combiner -> update -> optimiser -> parameters -> outgoing: the model as workers get it
+           changes of buffers (BatchNorm) -> their mean -> buffers
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ class Schedule(Protocol):
     """A learning-rate schedule, as far as a step is concerned."""
 
     def step(self) -> None:
-        """One step of the model was taken."""
+        """Follow one step of the model."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What it needs to go on later."""
+        """Return what it needs to go on later."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""
 
 
-class Trainee:
+class TrainState:
     """A model, its optimiser and its schedule, moved one step at a time.
 
-    >>> network = nn.Linear(2, 1)
-    >>> trainee = Trainee(network, torch.optim.SGD(network.parameters(), lr=0.1))
-    >>> step = Step(version=0, fresh=(Share(worker=0, version=0, weight=1.0),))
-    >>> trainee.take(step, lambda share: torch.ones(3), [])
-    True
-    >>> trainee.version
-    1
+    A state whose strategy never `compensates` for the step before has one vector less to remember. `outgoing` is the
+    model as workers get it through the codec.
 
-    One whose strategy never `compensates` for the step before has one vector less to remember. `outgoing` is the model
-    as workers get it through the codec.
+    >>> network = nn.Linear(2, 1)
+    >>> state = TrainState(network, torch.optim.SGD(network.parameters(), lr=0.1))
+    >>> step = Step(version=0, fresh=(Share(worker=0, version=0, weight=1.0),))
+    >>> state.take(step, lambda share: torch.ones(3), [])
+    True
+    >>> state.version
+    1
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class Trainee:
         gradient_of: Callable[[Share], torch.Tensor],
         buffer_changes: Sequence[torch.Tensor],
     ) -> bool:
-        """Take a step; False if the run has diverged: the update is not finite, and the model stays as it was, or the
-        parameters after it are not, and the model is lost.
+        """Take a step; return False if the run has diverged.
 
-        `buffer_changes`: what each worker of the step changed in its buffers, late ones first.
+        Then the update is not finite, and the model stays as it was; or the parameters after it are not, and the model
+        is lost. `buffer_changes` are what each worker of the step changed in its buffers, late ones first.
         """
         update = self._combiner.update(step, gradient_of, out=self.model.gradient)
         if not all_finite(update):
@@ -95,12 +95,12 @@ class Trainee:
         return True
 
     def _move_buffers(self, changes: Sequence[torch.Tensor], *, weight: float) -> None:
-        """BatchNorm's statistics: the mean of what the step's workers changed; a stale gradient's weigh as it does."""
+        """Move BatchNorm's statistics by the mean of the workers' changes, which weigh as much as their gradients."""
         if changes and changes[0].numel():
             self.model.load_buffers(self.model.buffers + weight * torch.stack(list(changes)).mean(0))
 
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """All that is needed to go on later: plain values, and tensors by name (which share the model's memory)."""
+        """Return all that is needed to go on later: plain values, and tensors by name, in the model's memory."""
         tensors: dict[str, torch.Tensor] = {"parameters": self.model.parameters, "buffers": self.model.buffers}
         plain = {
             "version": self.version,
@@ -113,11 +113,11 @@ class Trainee:
 
     def load_state(self, plain: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Go on from a `state`."""
-        for name, own in (("parameters", self.model.parameters), ("buffers", self.model.buffers)):
-            if tensors[name].shape != own.shape:
+        for name, mine in (("parameters", self.model.parameters), ("buffers", self.model.buffers)):
+            if tensors[name].shape != mine.shape:
                 raise ValueError(
                     f"the state is of another model: it has {tensors[name].numel():,} {name}, and the model has "
-                    f"{own.numel():,}"
+                    f"{mine.numel():,}"
                 )
         self.model.load(tensors["parameters"], tensors["buffers"])
         self._optimizer.load_state_dict(with_tensors(plain["optimizer"], tensors))
@@ -129,7 +129,7 @@ class Trainee:
 
 
 def all_finite(vector: torch.Tensor) -> bool:
-    """Whether every number of a vector is finite. A finite sum says so in half the time.
+    """Return whether every number of a vector is finite. A finite sum says so in half the time.
 
     >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, float("nan")]))
     (True, False)
@@ -138,9 +138,9 @@ def all_finite(vector: torch.Tensor) -> bool:
 
 
 def fingerprint(vector: torch.Tensor) -> int:
-    """A number that changes with any one bit of a float32 vector: the sum of its words, at the speed of memory.
+    """Return a number that changes with any one bit of a float32 vector: the sum of its words, at the speed of memory.
 
-    Words that trade places leave it as it is: it tells two computations apart, it is no seal.
+    Words that trade places leave it as it is: it tells two computations apart, and is no protection.
 
     >>> fingerprint(torch.tensor([1.0])) == fingerprint(torch.tensor([1.0000001]))
     False
