@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.drivers.collective.place import STORE
+from paceline.drivers.ranks.launch import STORE
 from paceline.recipes.assembly import load_data, make_training
 from paceline.recipes.planning import link_of, optimizer_states
 from paceline.recipes.recipe import Recipe
@@ -31,7 +31,7 @@ from paceline.traces import summarise
 if TYPE_CHECKING:
     from paceline.distributed.stores import StoreGather
     from paceline.drivers.collective.pipeline_plans import Wanted
-    from paceline.drivers.collective.place import Place
+    from paceline.drivers.ranks.launch import Place
     from paceline.pipeline.plan import Plan
     from paceline.traces import Evaluation
     from paceline.training import Training
@@ -130,9 +130,9 @@ def train_stage(
 
     Told to resume, it goes on from the checkpoints in the folder; else only from those of this very launch.
     """
-    from paceline.drivers.collective.keeping import Keeper, agreed_start
-    from paceline.drivers.collective.launch import joined
     from paceline.drivers.collective.pipeline_job import PipelineJob, StageRun
+    from paceline.drivers.ranks.checkpoints import RankCheckpoints, agreed_start
+    from paceline.drivers.ranks.rendezvous import joined
     from paceline.workers.threads import threads_for
 
     recipe = for_ranks(recipe, place.world)
@@ -141,7 +141,9 @@ def train_stage(
     document, defaults = recipe.to_document(), Recipe().to_document()
     stall_seconds = recipe.server.stall_seconds
     with joined(place, timeout_seconds=max(MEET_SECONDS, stall_seconds)) as roll, _fair_share(place), threads_for(size):
-        state = agreed_start(Keeper(folder, place.rank), roll, resume=resume, recipe=document, defaults=defaults)
+        state = agreed_start(
+            RankCheckpoints(folder, place.rank), roll, resume=resume, recipe=document, defaults=defaults
+        )
         if state is None and not resume:
             write_recipe(recipe, folder)
         plan = _plan(recipe, training, roll, folder, goes_on=state is not None)

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.distributed import RankGoneError, first_line
-from paceline.drivers.collective.launch import joined
-from paceline.drivers.collective.place import place_in
+from paceline.drivers.ranks.launch import place_in
+from paceline.drivers.ranks.rendezvous import joined
 from paceline.pipeline.devices import Device, Link
 from paceline.pipeline.errors import PipelineError
 from paceline.pipeline.layers import Profile

@@ -1,6 +1,6 @@
 """N workers that average among themselves, on a virtual clock: who computes when, and which averages come of it.
 
-Every worker has a `Course` of its own, which is told what happened and is obeyed. The clock adds the times:
+Every worker has a `AveragingState` of its own, which is told what happened and is obeyed. The clock adds the times:
 
     w0 ####B####.####M          B begins average 0, and trains on (hpsgd)     M merges it at the next step boundary
     w1 #########B####M          the last one in: now the ring starts (.)
@@ -30,7 +30,7 @@ import numpy as np
 from paceline.drivers.simulated.averaging_setup import AveragingSetup
 from paceline.drivers.simulated.ring import ring_seconds
 from paceline.events import Asked, Averaged, Begin, Merge, Order, Release, Standing, Stepped, Wait, Window
-from paceline.strategies.averaging import Course
+from paceline.strategies.averaging import AveragingState
 
 _DRAWS_AT_ONCE = 256
 _STEPPED = Stepped()
@@ -135,7 +135,7 @@ class Pack:
         workers = setup.workers
         self._setup = setup
         self._crew: Crew = crew if crew is not None else NoTraining()
-        self._courses = [Course(setup.member, workers) for _ in range(workers)]
+        self._courses = [AveragingState(setup.member, workers) for _ in range(workers)]
         self._steps = [0] * workers
         self._steps_heard_of = [0] * workers  # of all workers, merged: as each of them knows
         self._opened_seconds: list[float | None] = [0.0] * workers
@@ -160,7 +160,7 @@ class Pack:
             if self._happened:
                 yield from self._happened
                 self._happened = []
-        held_up = [worker for worker, course in enumerate(self._courses) if not course.left]
+        held_up = [worker for worker, course in enumerate(self._courses) if not course.finished]
         if held_up:
             raise RuntimeError(f"workers {held_up[:10]} wait for an average that cannot end")
 

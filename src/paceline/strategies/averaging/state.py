@@ -1,4 +1,4 @@
-"""One worker's course through the averages: the core of the whole family.
+"""Where one worker stands in the averages: the core of the whole family.
 
        window 0      window 1         window 2                           hpsgd: training does not wait
     w0 #####|########B###############MB##########MB####
@@ -14,7 +14,7 @@ Rules, on which all else rests:
 1. A worker is in one average at a time, and enters number k + 1 after number k is done: the k-th of one worker meets
    the k-th of the others by order alone. There is no barrier, and no worker needs to be as fast as another.
 2. Nothing a worker decides alone ends this. One that has come to its end enters every further average, with nothing to
-   bring, until an average says that all want the same. All read the same words in the same average, so all stop there.
+   bring, until an average says that all want the same. All read the same windows in the same average: all stop there.
 3. A window's change is in exactly one average.
 """
 
@@ -26,14 +26,14 @@ from paceline.events import Asked, Averaged, Begin, Happening, Merge, Order, Rel
 from paceline.strategies.averaging.members import Averaging
 
 
-class Course:
-    """Where one worker stands.
+class AveragingState:
+    """One worker's state: it is told what happened (`handle`), and answers with what is to be done.
 
     >>> from paceline.strategies.averaging import make_averaging
-    >>> course = Course(make_averaging("local-sgd", period=2), workers=2)
-    >>> course.handle(Stepped()), course.handle(Stepped())
+    >>> state = AveragingState(make_averaging("local-sgd", period=2), workers=2)
+    >>> state.handle(Stepped()), state.handle(Stepped())
     ([], [Begin(number=0, window=Window(steps=2, ...), scale=1.0), Wait(number=0)])
-    >>> course.handle(Averaged(number=0, windows=(Window(steps=2), Window(steps=2))))
+    >>> state.handle(Averaged(number=0, windows=(Window(steps=2), Window(steps=2))))
     [Merge(number=0, weight=0.5, open_steps=0)]
     """
 
@@ -44,7 +44,7 @@ class Course:
         self.averages = 0  # begun so far
         self.in_flight = False
         self.standing = Standing.TRAINING
-        self.left = False
+        self.finished = False
         self._steps = self._merged_after = 0
 
     @property
@@ -53,8 +53,8 @@ class Course:
         return self._steps
 
     def handle(self, event: Happening) -> list[Order]:
-        """Take in what happened; answer with what is to be done, in order."""
-        if self.left:
+        """Take in what happened; return what is to be done, in order."""
+        if self.finished:
             raise ValueError("this worker has left: averaging is over for it")
         match event:
             case Stepped():
@@ -100,13 +100,13 @@ class Course:
             orders.append(Merge(number=event.number, weight=self._weight(event.windows), open_steps=self._steps))
         if self.standing is Standing.TRAINING:
             return orders + self._begin_if_due()
-        # What it was asked for while this average was under way is not in its own words yet: then it enters once more.
+        # What it was asked for while this average was under way is not in its own window yet: then it enters once more.
         if all(window.standing >= self.standing for window in event.windows):
             return orders + self._release(self.standing)
         return orders + self._begin_and_wait()
 
     def _release(self, standing: Standing) -> list[Order]:
-        self.standing, self.left = Standing.TRAINING, standing is Standing.LEAVING
+        self.standing, self.finished = Standing.TRAINING, standing is Standing.LEAVING
         if standing is not Standing.SETTLING:
             self._steps = self._merged_after = 0
         return [Release(standing=standing)]
@@ -131,7 +131,7 @@ class Course:
             raise ValueError(f"an average has {self.workers} windows, one for each worker (found {len(event.windows)})")
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on later, as plain values; only where everybody is at the same place."""
+        """Return all that is needed to go on later, as plain values; only where everybody is at the same place."""
         if self.in_flight or self.standing is not Standing.TRAINING:
             raise ValueError("a worker's state can be taken between two averages only: ask for settling first")
         return {"averages": self.averages, "steps": self._steps, "merged_after": self._merged_after}

@@ -14,10 +14,19 @@ rank where an all-reduce moves about two gradients, so a codec gains while it sh
 What goes wrong on one rank is told to all of them, and raised on all of them when backward is through: by then DDP has
 finished its round, and a caller may catch the error, leave this step out and go on. The gradients are NaN then, so that
 a step taken all the same does not pass unnoticed.
+
+DistributedDataParallel puts parameters into buckets, and after the first step into others: by then it has seen in which
+order the gradients come. And a run that goes on from a checkpoint begins with the first buckets again. So a bucket is
+known by the names of its parameters, and where the names change:
+
+- what was held back (the residual of error feedback) follows its parameter into its new bucket: it is part of
+  the gradient, and nothing of it may be lost;
+- anything else that a codec remembers begins anew (the warm start of power-sgd finds itself again in a step or two).
 """
 # No `from __future__ import annotations` here: DDP compares a hook's annotations with classes, not with their names.
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,15 +36,13 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.codecs import Codec, ErrorFeedback, NotFiniteError
 from paceline.codecs.naming import resolve_codec
 from paceline.distributed import first_line
-from paceline.distributed.agreement import describe
-from paceline.distributed.collectives import gather_bytes
+from paceline.distributed.agreement import describe, gather_rows, raise_difference, short_text
 from paceline.distributed.groups import make_group
 from paceline.distributed.payloads import AnySizeExchange, Delivery, FixedSizeExchange, PayloadExchange, Trouble
-from paceline.drivers.collective.memories import Memories
 from paceline.randomness import torch_generator
 
 TIMEOUT_SECONDS = 600.0
-DESCRIPTION_BYTES = 240
+RESIDUAL = "residual"  # in a codec's state_dict: what it holds back, one number for each element of the vector
 
 
 def compress(
@@ -93,7 +100,7 @@ class Compression:
         self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
         self._shapes = {name: parameter.shape for name, parameter in model.module.named_parameters()}
         self._generator = torch_generator(seed, "compress", groups.rank)
-        self._memories = Memories(codec)
+        self._memories = BucketCodecs(codec)
         self._failures: dict[int, Exception] = {}  # by bucket, of this step
         self._sent: list[Codec] = []  # those whose payloads of this step are on their way
         self._decoded: dict[int, torch.Tensor] = {}  # by bucket: kept, for new memory costs more than decoding into it
@@ -106,7 +113,7 @@ class Compression:
 
     @property
     def bytes_per_step(self) -> float:
-        """This rank's payloads of a step, the mean of all steps so far.
+        """The size of this rank's payloads of a step, the mean of all steps so far.
 
         `payload_bytes` are those of all steps, each payload counted once, however many ranks it goes to;
         `gradient_bytes` is what the gradients themselves would have taken.
@@ -114,7 +121,7 @@ class Compression:
         return self.payload_bytes / max(1, self.steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank's codecs remember, and where its random numbers stand: every rank has its own to save."""
+        """Return what this rank's codecs remember, and its generator's state: every rank has its own to save."""
         return {
             "codec": describe(self.codec),
             "rank": self._groups.rank,
@@ -139,7 +146,7 @@ class Compression:
     # -- one bucket ------------------------------------------------------------------------------------------------
 
     def _send(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Encode and send a bucket; the future has the mean of all ranks in it."""
+        """Encode and send a bucket; return a future of the mean of all ranks."""
         index, buffer, last = bucket.index(), bucket.buffer(), bucket.is_last()
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
         shapes = [parameter.shape for parameter in bucket.parameters()]
@@ -176,7 +183,7 @@ class Compression:
         cause: Exception | None,
         done: torch.futures.Future[Any],
     ) -> torch.Tensor:
-        """All payloads are here: the mean into the bucket. Runs in a thread of the backend; raises nothing."""
+        """Put the mean of all payloads that have arrived into the bucket; runs in the backend's thread, raises nothing."""
         try:
             _value(done, what, self._groups)
             payloads = delivery.payloads()
@@ -237,7 +244,7 @@ def _mean(codec: Codec, payloads: list[torch.Tensor], buffer: torch.Tensor, deco
 
 
 class _Groups:
-    """Who takes part, and through which group."""
+    """The ranks that take part, and the groups through which their payloads travel."""
 
     def __init__(
         self, model: DistributedDataParallel, codec: Codec, given: dist.ProcessGroup | None, timeout_seconds: float
@@ -250,7 +257,14 @@ class _Groups:
             raise ValueError(f"process_group must have the ranks of the model's own group (it has {self.ranks})")
         device = next(model.parameters()).device
         group = given or self._group(dist.get_backend_config(theirs))
-        _agree(codec, self.ranks, group, device)
+        # Payloads of ranks that encode differently would not fit in each other's places.
+        gathered = gather_rows({"codec": short_text(describe(codec))}, group, device)
+        raise_difference(
+            gathered,
+            "all ranks must compress alike: {who} with {theirs}, this one with {ours}",
+            names=[f"rank {rank}" for rank in self.ranks],
+            reference=self.ranks.index(self.rank),
+        )
         shapes = [parameter.shape for parameter in model.parameters()]
         self.of_one_size: bool = getattr(codec.fresh(shapes), "fixed_size", False)  # else it may be of any
         self.exchange: PayloadExchange = FixedSizeExchange(group, device)
@@ -261,7 +275,7 @@ class _Groups:
         return make_group(self.ranks, backend, self.timeout_seconds)
 
     def error(self, troubles: dict[int, Trouble], what: str) -> Exception:
-        """The error that all ranks raise."""
+        """Return the error that all ranks raise."""
         ranks = [self.ranks[place] for place in troubles]
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         if Trouble.NOT_FINITE in troubles.values():
@@ -272,10 +286,70 @@ class _Groups:
         return RuntimeError(f"{who}: the gradient could not be encoded in {what}; the reason is with {who}")
 
 
-def _agree(codec: Codec, ranks: list[int], group: dist.ProcessGroup, device: torch.device) -> None:
-    """Refuse ranks that encode differently: their payloads would not fit in each other's places."""
-    ours = describe(codec).encode()[:DESCRIPTION_BYTES].ljust(DESCRIPTION_BYTES)
-    for rank, theirs in zip(ranks, gather_bytes(ours, group, device), strict=True):
-        if theirs != ours:
-            said = theirs.decode(errors="replace").strip()
-            raise ValueError(f"all ranks must compress alike: rank {rank} with {said}, this one with {codec!r}")
+# -- what the codecs remember ------------------------------------------------------------------------------------------
+
+
+class BucketCodecs:
+    """A codec for each bucket, with what it remembers.
+
+    >>> from paceline.codecs import make_codec
+    >>> codecs = BucketCodecs(make_codec("qsgd"))
+    >>> codecs.codec_of(["weight", "bias"], [torch.Size([2, 3]), torch.Size([2])])
+    QSGD(levels=7, bucket=512, norm='max', lossless='packed')
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._codecs: dict[tuple[str, ...], Codec] = {}
+        self._sizes: dict[str, int] = {}
+        self._carried: dict[str, torch.Tensor] = {}  # residuals of parameters whose bucket is no more
+
+    def codec_of(self, names: Sequence[str], shapes: Sequence[torch.Size]) -> Codec:
+        """Return the codec of the bucket that holds these parameters."""
+        key = tuple(names)
+        if key not in self._codecs:
+            self._sizes.update(zip(names, (shape.numel() for shape in shapes), strict=True))
+            self._carry_from(set(names))
+            self._codecs[key] = self._codec.fresh(shapes)
+            self._carry_into(key)
+        return self._codecs[key]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return every bucket's memory with the names of its parameters; tensors, names and sizes, and nothing else."""
+        buckets = [{"parameters": list(key), "memory": codec.state_dict()} for key, codec in self._codecs.items()]
+        return {"buckets": buckets, "carried": dict(self._carried), "sizes": dict(self._sizes)}
+
+    def load_state_dict(self, state: dict[str, Any], shapes: dict[str, torch.Size]) -> None:
+        """Go on from a `state_dict`; `shapes` are those of the model's parameters."""
+        unknown = sorted(name for name in state["sizes"] if name not in shapes)
+        if unknown:
+            raise ValueError(f"this state is of another model: it has no parameter {unknown[0]!r}")
+        for name, size in state["sizes"].items():
+            if shapes[name].numel() != size:
+                raise ValueError(
+                    f"this state is of another model: {name!r} has {shapes[name].numel():,} elements (there: {size:,})"
+                )
+        self._codecs.clear()
+        for bucket in state["buckets"]:
+            codec = self._codec.fresh([shapes[name] for name in bucket["parameters"]])
+            codec.load_state_dict(bucket["memory"])
+            self._codecs[tuple(bucket["parameters"])] = codec
+        self._carried, self._sizes = dict(state["carried"]), dict(state["sizes"])
+
+    def _carry_from(self, names: set[str]) -> None:
+        """Dissolve the buckets that hold one of these parameters, and remember what they held back."""
+        for key in [key for key in self._codecs if names.intersection(key)]:
+            residual = self._codecs.pop(key).state_dict().get(RESIDUAL)
+            if residual is not None:
+                parts = residual.reshape(-1).split([self._sizes[name] for name in key])
+                self._carried.update(zip(key, parts, strict=True))
+
+    def _carry_into(self, key: tuple[str, ...]) -> None:
+        """Give a new bucket what was held back of its parameters."""
+        if not self._carried.keys() & set(key):
+            return
+        held = {name: self._carried.pop(name) for name in key if name in self._carried}
+        some = next(iter(held.values()))
+        parts = [held.get(name, some.new_zeros(self._sizes[name])) for name in key]
+        codec = self._codecs[key]
+        codec.load_state_dict({**codec.state_dict(), RESIDUAL: torch.cat(parts)})

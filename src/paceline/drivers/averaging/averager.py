@@ -1,4 +1,4 @@
-"""Averaging among the ranks of a training script: the driver of a worker's course on torch.distributed.
+"""Averaging among the ranks of a training script: what users hold.
 
     with paceline.HPSGD(model, optimizer) as sync:
         for inputs, targets in loader:
@@ -7,17 +7,24 @@
             optimizer.zero_grad()
         sync.flush()                   # all ranks equal: evaluate, save
 
-The script's loop stays as it is: a hook on the optimiser tells of each step (traffic.py does what is to be done then).
+The script's loop stays as it is: a hook on the optimiser tells of each step (loop.py does what is to be done then).
 
-    prepare              meet                     train                                      close
-    what can be refused  a group, equal settings, steps, averages; beats beside them         all leave together
+    prepare              group                    train                                      close
+    what can be refused  a group, equal settings, steps, averages; heartbeats beside them    all leave together
     by one rank alone    the first rank's model
+
+The family stands below under its names, each class with the settings that it has. Common to all: `codec` ("identity",
+or another by name, or a Codec) is what the changes travel by; `process_group` is whose ranks average (all of them, if
+None); `timeout_seconds` the longest that an average may take; `silence_seconds` after which a rank that is not heard of
+is gone; `seed` of codecs that round at random; `record` keeps a `history`, and `on_average` is called with each
+`MergedAverage`.
 """
 
 from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,16 +35,12 @@ from paceline.codecs import Codec
 from paceline.distributed import first_line
 from paceline.distributed.collectives import PendingCollective
 from paceline.distributed.stores import private_store
-from paceline.drivers.collective.beats import Beats
-from paceline.drivers.collective.history import Average
-from paceline.drivers.collective.meeting import Meeting
-from paceline.drivers.collective.preparing import Prepared, check_limits, prepare
-from paceline.drivers.collective.states import check_state
-from paceline.drivers.collective.tracked import AVERAGED
-from paceline.drivers.collective.traffic import OnAverage, Traffic
-from paceline.drivers.collective.watch import Watch
+from paceline.drivers.averaging.group import AveragingGroup
+from paceline.drivers.averaging.heartbeats import FailureDetector, Heartbeats
+from paceline.drivers.averaging.loop import AveragingLoop, MergedAverage, OnAverage
+from paceline.drivers.averaging.preparation import AVERAGED, Prepared, check_limits, check_state, prepare
 from paceline.events import Asked, Happening, Standing, Stepped
-from paceline.strategies.averaging import Averaging, Course
+from paceline.strategies.averaging import Averaging, AveragingState, make_averaging
 
 TIMEOUT_SECONDS = 600.0
 
@@ -75,32 +78,33 @@ class Averager:
         except Exception as error:  # the others must hear of it, whatever it is: they would wait
             made = error
         refusal, wait_seconds = (made, TIMEOUT_SECONDS) if isinstance(made, Exception) else (None, timeout_seconds)
-        self._meeting = Meeting(process_group, wait_seconds, refusal)
+        self._group = AveragingGroup(process_group, wait_seconds, refusal)
         if isinstance(made, Exception):
             raise made
         self._prepared, self._tracked, self.member = made, made.tracked, made.member
-        self._optimizer, ranks, rank = optimizer, self._meeting.ranks, self._meeting.rank
+        self._optimizer, ranks, rank = optimizer, self._group.ranks, self._group.rank
         try:
-            name = self._meeting.agree(made.description(), self._tracked.device)
-            self._meeting.begin_equal(self._tracked.everything())
+            name = self._group.agree(made.description(), self._tracked.device)
+            self._group.begin_equal(self._tracked.everything())
         except BaseException:
-            self._meeting.leave(pending=False)
+            self._group.close(pending=False)
             raise
-        self._course, self._replica = Course(self.member, len(ranks)), made.replica(len(ranks), self._step_along)
-        self._carrier = made.carrier(self._replica, self._meeting.group, seed)
-        self._beats = Beats(private_store(name), ranks, rank, silence_seconds=silence_seconds)
-        self._traffic = Traffic(
-            self._course,
+        self._state = AveragingState(self.member, len(ranks))
+        self._replica = made.replica(len(ranks), self._step_along)
+        self._transport = made.transport(self._replica, self._group.group, seed)
+        self._heartbeats = Heartbeats(private_store(name), ranks, rank, silence_seconds=silence_seconds)
+        self._loop = AveragingLoop(
+            self._state,
             self._replica,
-            self._carrier,
-            meeting=self._meeting,
-            beats=self._beats,
-            watch=Watch(self._beats, ranks, rank, timeout_seconds=timeout_seconds),
+            self._transport,
+            group=self._group,
+            heartbeats=self._heartbeats,
+            detector=FailureDetector(self._heartbeats, ranks, rank, timeout_seconds=timeout_seconds),
             parameters=self._tracked.parameters,
             on_average=self._averaged,
         )
         self.steps = self.merged_steps = 0
-        self.history: list[Average] = []
+        self.history: list[MergedAverage] = []
         self._record, self._on_average = record, on_average
         self._along = False  # the optimiser's step is our own: a step of the others, taken along
         self._ended = False
@@ -108,28 +112,28 @@ class Averager:
         hooked = optimizer.register_step_pre_hook if made.gradients else optimizer.register_step_post_hook
         self._hook = hooked(self._on_step)
         AVERAGED.add(optimizer)
-        self._beats.start()
+        self._heartbeats.start()
         atexit.register(self._abandon)
 
     def __repr__(self) -> str:
-        place = f"rank {self._meeting.rank}, {self._meeting.world} ranks"
+        place = f"rank {self._group.rank}, {self._group.world} ranks"
         return f"{type(self).__name__}({self.member.name}; {place}; {self.steps:,} steps, {self.averages:,} averages)"
 
     @property
     def averages(self) -> int:
         """The averages done so far."""
-        return self._course.averages - self._course.in_flight
+        return self._state.averages - self._state.in_flight
 
     @property
     def sent_bytes(self) -> int:
         """What this rank has given to averages so far, each byte counted once."""
-        return self._carrier.sent_bytes
+        return self._transport.sent_bytes
 
     @property
     def shared(self) -> dict[str, torch.Tensor]:
         """A copy of the model that all ranks agree on, as of the last average merged here: parameters by name."""
         parameters = self._tracked.parameters
-        if self._meeting.world == 1:
+        if self._group.world == 1:
             return {name: p.detach().clone() for name, p in zip(self._tracked.names, parameters, strict=True)}
         parts = torch.split(self._replica.shared, [parameter.numel() for parameter in parameters])
         return {
@@ -142,24 +146,24 @@ class Averager:
     def flush(self) -> None:
         """Merge all that every rank has done; all ranks are equal then. All of them must call it."""
         self._tracked.check()
-        self._moment(Asked(standing=Standing.FLUSHING))
+        self._handle(Asked(standing=Standing.FLUSHING))
 
     def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Every rank's numbers, in the order of the ranks. All ranks must call it, with as many numbers each.
+        """Return every rank's numbers, in the order of the ranks. All ranks must call it, with as many numbers each.
 
         Only where everybody is at the same place: before the first step, or after a flush or a `state_dict`.
         """
         self._check_alive()
-        if self._traffic.stepped:
+        if self._loop.stepped:
             raise RuntimeError(
                 "this rank has stepped: flush() first, for ranks tell numbers where all are at one place"
             )
-        world = self._meeting.world
+        world = self._group.world
         if world == 1 or not numbers:
             return [list(numbers) for _ in range(world)]
         try:
-            gathered, work = self._meeting.start_numbers(numbers, self._tracked.device)
-            self._traffic.together(PendingCollective(work, self._tracked.device), "what the ranks tell each other")
+            gathered, work = self._group.start_numbers(numbers, self._tracked.device)
+            self._loop.wait_for(PendingCollective(work, self._tracked.device), "what the ranks tell each other")
         except BaseException as error:
             self._fail(error)
             raise
@@ -173,7 +177,7 @@ class Averager:
         try:
             if self._failure is None:
                 self._tracked.check()
-                self._moment(Asked(standing=Standing.LEAVING))
+                self._handle(Asked(standing=Standing.LEAVING))
         except BaseException as error:
             self._fail(error)
             raise
@@ -193,8 +197,8 @@ class Averager:
             self._end()
 
     def _abandon(self) -> None:
-        """The interpreter ends, and nobody has closed this: threads must not outlive it, nor it wait for them."""
-        self._beats.stop("the end of its script, without close()")
+        """End because the interpreter does: threads must not outlive it, nor it wait for them."""
+        self._heartbeats.stop("the end of its script, without close()")
         self._end()
 
     def _end(self) -> None:
@@ -202,20 +206,20 @@ class Averager:
             self._ended = True
             atexit.unregister(self._abandon)
             self._hook.remove()
-            self._beats.stop(_reason(self._failure))
-            self._carrier.leave()
-            self._meeting.leave(pending=self._traffic.under_way)
+            self._heartbeats.stop(_reason(self._failure))
+            self._transport.close()
+            self._group.close(pending=self._loop.under_way)
             AVERAGED.discard(self._optimizer)
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
             self._failure = error
-            self._beats.stop(_reason(error))
+            self._heartbeats.stop(_reason(error))
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def state_dict(self, *, settle: bool = True) -> dict[str, Any]:
-        """What this rank needs to go on later besides its model and its optimiser; call it before theirs.
+        """Return what this rank needs to go on later besides its model and its optimiser; call it before theirs.
 
         All ranks must call it: they come to the same average first, and may merge it, but no window is closed. With
         `settle=False` one rank may look alone, right after a flush or another `state_dict`. After `close` there is
@@ -223,35 +227,35 @@ class Averager:
         """
         if self._failure is not None:
             raise RuntimeError("averaging has ended with an error: it has no state") from self._failure
-        if not settle and self._traffic.stepped:
+        if not settle and self._loop.stepped:
             raise RuntimeError("this rank has stepped since the last flush: its state can be taken with all ranks only")
         if settle and not self._ended:
             self._tracked.check()
-            self._moment(Asked(standing=Standing.SETTLING))
+            self._handle(Asked(standing=Standing.SETTLING))
         return {
             "about": self._about(),
-            "course": self._course.state_dict(),
+            "course": self._state.state_dict(),
             "replica": self._replica.state_dict(),
-            "codec": self._carrier.state_dict(),
+            "codec": self._transport.state_dict(),
             "steps": self.steps,
             "merged_steps": self.merged_steps,
             "sent_bytes": self.sent_bytes,
-            "ahead": self._traffic.ahead,
+            "ahead": self._loop.ahead,
             "checksum": self._tracked.checksum(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from this rank's `state_dict`; load the model and the optimiser before, but after the construction."""
         check_state(state, self._about(), self._tracked.checksum())
-        self._course.load_state_dict(state["course"])
+        self._state.load_state_dict(state["course"])
         self._replica.load_state_dict(state["replica"])
-        self._carrier.load_state_dict(state["codec"])
+        self._transport.load_state_dict(state["codec"])
         self.steps, self.merged_steps = int(state["steps"]), int(state["merged_steps"])
-        self._carrier.sent_bytes = int(state["sent_bytes"])
-        self._traffic.ahead, self._traffic.stepped = int(state["ahead"]), False
+        self._transport.sent_bytes = int(state["sent_bytes"])
+        self._loop.ahead, self._loop.stepped = int(state["ahead"]), False
 
     def _about(self) -> dict[str, str]:
-        place = {"rank": str(self._meeting.rank), "number of ranks": str(self._meeting.world)}
+        place = {"rank": str(self._group.rank), "number of ranks": str(self._group.world)}
         return self._prepared.description() | place
 
     # -- steps -----------------------------------------------------------------------------------------------------
@@ -270,12 +274,12 @@ class Averager:
             if _left_out(optimizer):
                 return
         self.steps += 1
-        self._moment(Stepped())
+        self._handle(Stepped())
 
-    def _moment(self, event: Happening) -> None:
+    def _handle(self, event: Happening) -> None:
         self._check_alive()
         try:
-            self._traffic.moment(event)
+            self._loop.handle(event)
         except BaseException as error:
             self._fail(error)
             raise
@@ -286,7 +290,7 @@ class Averager:
         if self._ended:
             raise RuntimeError("averaging has ended: this was closed")
 
-    def _averaged(self, average: Average) -> None:
+    def _averaged(self, average: MergedAverage) -> None:
         self.merged_steps += average.brought
         if self._record:
             self.history.append(average)
@@ -310,3 +314,110 @@ def _left_out(optimizer: torch.optim.Optimizer) -> bool:
 
 def _reason(error: BaseException | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {first_line(error)}"
+
+
+# -- the family --------------------------------------------------------------------------------------------------------
+
+
+class SSGD(Averager):
+    """All ranks step together, by the mean of their gradients: what DistributedDataParallel does."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **common: Any) -> None:
+        super().__init__(model, optimizer, partial(make_averaging, "ssgd"), **common)
+
+
+class LocalSGD(Averager):
+    """Each rank trains alone for `period` steps, then all wait and go on from the mean.
+
+    `normalize` scales every rank's change to the mean number of steps, for ranks that take unequal numbers.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        period: int = 8,
+        normalize: bool = False,
+        **common: Any,
+    ) -> None:
+        member = partial(make_averaging, "local-sgd", period=period, normalize=normalize)
+        super().__init__(model, optimizer, member, **common)
+
+
+class BMUF(Averager):
+    """Local SGD whose mean change has momentum: 1 - 1/N of the change before, unless `outer_momentum` says otherwise.
+
+    With `overlap` training does not wait for the average, and `rebase` is as for HPSGD.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        period: int = 8,
+        overlap: bool = False,
+        rebase: bool | None = None,
+        normalize: bool = False,
+        outer_rate: float = 1.0,
+        outer_momentum: float | None = None,
+        **common: Any,
+    ) -> None:
+        settings = {"period": period, "overlap": overlap, "rebase": rebase, "normalize": normalize}
+        outer = {"outer_rate": outer_rate, "outer_momentum": outer_momentum}
+        super().__init__(model, optimizer, partial(make_averaging, "bmuf", **settings, **outer), **common)
+
+
+class DiLoCo(Averager):
+    """Local SGD with long periods, whose mean change is a Nesterov step.
+
+    With `overlap` training does not wait for the average, and `rebase` is as for HPSGD.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        period: int = 100,
+        overlap: bool = False,
+        rebase: bool | None = None,
+        normalize: bool = False,
+        outer_rate: float = 0.7,
+        outer_momentum: float = 0.9,
+        **common: Any,
+    ) -> None:
+        settings = {"period": period, "overlap": overlap, "rebase": rebase, "normalize": normalize}
+        outer = {"outer_rate": outer_rate, "outer_momentum": outer_momentum}
+        super().__init__(model, optimizer, partial(make_averaging, "diloco", **settings, **outer), **common)
+
+
+class HPSGD(Averager):
+    """Averages all the time, and training never waits: a fast rank takes more steps instead.
+
+    With `rebase` a rank goes on from the shared model plus its own change in flight; without, from the shared model
+    (the paper). `period` is the fewest steps between two averages.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        period: int = 1,
+        rebase: bool = True,
+        normalize: bool = False,
+        **common: Any,
+    ) -> None:
+        member = partial(make_averaging, "hpsgd", period=period, rebase=rebase, normalize=normalize)
+        super().__init__(model, optimizer, member, **common)
+
+
+class PSGD(Averager):
+    """Every rank for itself until a flush: the speed limit, to compare with."""
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, normalize: bool = False, **common: Any
+    ) -> None:
+        super().__init__(model, optimizer, partial(make_averaging, "psgd", normalize=normalize), **common)

@@ -1,4 +1,4 @@
-"""A rank's checkpoints: each rank keeps its own, and all go on from the newest that every one of them has.
+"""The checkpoints of a rank: each rank keeps its own, and all go on from the newest that every one of them has.
 
     folder/rank-0/checkpoint-00000050/    model, optimiser, schedule, its side of the averaging, how far it has drawn
     folder/rank-0/launch                  the launch that began to keep them
@@ -8,24 +8,24 @@ Ranks on several machines may have a folder each. A checkpoint is written where 
 that dies while it writes leaves the one before, which all have.
 
     rank 0    40   50   60         rank 1 died before it had written 60: all go on from 50, and 60 is removed.
-    rank 1    40   50              Else a later life, which comes to another 60, could find the two together.
+    rank 1    40   50              Else a later attempt, which comes to another 60, could find both.
 
 Launchers start ranks again after a death with the same command, which asks for a new run. So a rank goes on by itself
-from what this very launch has kept; what another launch has kept it leaves alone, unless it is told to resume.
+from what this very launch has kept; what another launch has kept it leaves alone, unless it is asked to resume.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from paceline.distributed.agreement import raise_refusals
 from paceline.distributed.stores import StoreGather
-from paceline.files import discard
+from paceline.files import discard, write_file
 from paceline.traces.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from paceline.training.plain import with_tensors, without_tensors
 
@@ -36,14 +36,14 @@ MOST_LAUNCH_BYTES = 100
 NOT_OF_THE_RUN = {"data.directory"}  # of the machine: the same data may lie elsewhere
 
 
-class Keeper:
-    """Writes and finds a rank's checkpoints; the number of one is the rounds that were done.
+class RankCheckpoints:
+    """Writes and finds the checkpoints of one rank; the number of one is the rounds that were done.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     keeper = Keeper(Path(folder), rank=1)
-    ...     keeper.keep(50, {"model": {"weight": torch.ones(1)}, "draws": 7})
-    ...     keeper.held(), keeper.read(50)
+    ...     checkpoints = RankCheckpoints(Path(folder), rank=1)
+    ...     checkpoints.keep(50, {"model": {"weight": torch.ones(1)}, "draws": 7})
+    ...     checkpoints.held(), checkpoints.read(50)
     ([50], {'model': {'weight': tensor([1.])}, 'draws': 7})
     """
 
@@ -58,13 +58,13 @@ class Keeper:
         write_checkpoint(self.folder, Checkpoint(version=rounds, tensors=tensors, state=plain), keep=KEPT)
 
     def read(self, rounds: int) -> dict[str, Any]:
-        """A state that was kept; CheckpointError if it is not whole."""
+        """Return a state that was kept; CheckpointError if it is not whole."""
         checkpoint = read_checkpoint(self.folder / f"checkpoint-{rounds:08d}")
         state: dict[str, Any] = with_tensors(checkpoint.state, checkpoint.tensors)
         return state
 
     def held(self) -> list[int]:
-        """The rounds of the checkpoints that can be read, newest first."""
+        """Return the rounds of the checkpoints that can be read, newest first."""
         found = []
         for path in self._paths():
             try:
@@ -79,7 +79,7 @@ class Keeper:
         return not self._paths()
 
     def forget_after(self, rounds: int) -> None:
-        """Remove what is newer: it belongs to a life that has ended, and this one comes to these rounds otherwise."""
+        """Remove newer checkpoints: they are of an attempt that has ended, and this one gets to those rounds anew."""
         for path in self._paths("*checkpoint-[0-9]*"):  # what a crash left half replaced as well: it would come back
             if int(path.name.rpartition("-")[2]) > rounds:
                 discard(path)
@@ -97,63 +97,58 @@ class Keeper:
         except FileNotFoundError:
             return ""
 
-    def begin(self, launch: str) -> None:
-        """From now on what is kept here is of this launch."""
+    def claim(self, launch: str) -> None:
+        """Record that what is kept here from now on is of this launch."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        beside = self.folder / f".{LAUNCH}"
-        beside.write_text(f"{launch}\n", encoding="utf-8")
-        os.replace(beside, self.folder / LAUNCH)
+        write_file(self.folder / LAUNCH, f"{launch}\n")
 
 
 def agreed_start(
-    keeper: Keeper,
-    roll: StoreGather,
+    checkpoints: RankCheckpoints,
+    ranks: StoreGather,
     *,
     resume: bool,
     recipe: Mapping[str, Any],
     defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
-    """The state from which this rank goes on, where all ranks go on from the same round; None if they begin.
+    """Return the state from which this rank goes on, where all ranks go on from the same round; None if they begin.
 
     `defaults` is what a setting is that a kept recipe does not name: it did not exist yet when the run began. What is
     newer than that round is removed. Where one rank refuses, all raise the same ValueError, and nothing is changed. All
     ranks must come here.
     """
-    ours, held = keeper.launch == roll.launch, keeper.held()[:OFFERED]
-    refused = "" if resume or ours or keeper.empty else _holds_a_run(keeper.run_folder)
-    if not refused and not held and not keeper.empty:
-        refused = f"no checkpoint in {keeper.folder} can be read"  # nor may it be taken for one that has none
-    offer = {"held": held, "refused": refused, "ours": ours}
-    offers = roll.gather("say which checkpoints it has", offer)
-    _hear_refusals(offer["refused"] for offer in offers)
+    ours, held = checkpoints.launch == ranks.launch, checkpoints.held()[:OFFERED]
+    refused, folder = "", checkpoints.run_folder
+    if not (resume or ours or checkpoints.empty):
+        refused = f"{folder} holds a run; give another --out, or go on with it: --resume {folder}"
+    elif not held and not checkpoints.empty:
+        refused = f"no checkpoint in {checkpoints.folder} can be read"  # nor may it be taken for one that has none
+    offers = ranks.gather("say which checkpoints it has", {"held": held, "refused": refused, "ours": ours})
+    raise_refusals([offer["refused"] for offer in offers])
     # Where some have none, but have been in this launch: it died while they wrote their first.
     in_first = not resume and all(offer["ours"] for offer in offers)
     rounds = newest_common([offer["held"] for offer in offers], begin_anew=in_first)
     state = None
     if rounds is not None:
-        state, refused = _read(keeper, rounds, recipe, defaults or {})
-        _hear_refusals(roll.gather("read its checkpoint", refused))
-    keeper.forget_after(-1 if rounds is None else rounds)
+        state, refused = _read(checkpoints, rounds, recipe, defaults or {})
+        raise_refusals(ranks.gather("read its checkpoint", refused))
+    checkpoints.forget_after(-1 if rounds is None else rounds)
     if not ours:
-        keeper.begin(roll.launch)
+        checkpoints.claim(ranks.launch)
     return state
 
 
-def _holds_a_run(folder: Path) -> str:
-    return f"{folder} holds a run; give another --out, or go on with it: --resume {folder}"
-
-
 def _read(
-    keeper: Keeper, rounds: int, recipe: Mapping[str, Any], defaults: Mapping[str, Any]
+    checkpoints: RankCheckpoints, rounds: int, recipe: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, str]:
-    """A state, or why it is refused."""
+    """Return a state, or why it is refused."""
     try:
-        state = keeper.read(rounds)
+        state = checkpoints.read(rounds)
         different = difference(_completed(state["recipe"], defaults), recipe)
     except (ValueError, KeyError, OSError) as error:
         return None, f"{type(error).__name__}: {error}"
     if different:
-        return None, f"the checkpoint of round {rounds} in {keeper.run_folder} is of another recipe: {different}"
+        return None, f"the checkpoint of round {rounds} in {checkpoints.run_folder} is of another recipe: {different}"
     return state, ""
 
 
@@ -165,14 +160,8 @@ def _completed(kept: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
     return whole
 
 
-def _hear_refusals(said: Any) -> None:
-    for rank, refused in enumerate(said):
-        if refused:
-            raise ValueError(f"rank {rank}: {refused}")
-
-
 def difference(kept: Mapping[str, Any], given: Mapping[str, Any], *, within: str = "") -> str:
-    """The first setting in which two recipes differ, with both values; "" if there is none.
+    """Return the first setting in which two recipes differ, with both values; "" if there is none.
 
     >>> difference({"seed": 0, "optimizer": {"lr": 0.1}}, {"seed": 0, "optimizer": {"lr": 0.2}})
     'optimizer.lr was 0.1, and is 0.2 now'
@@ -192,7 +181,7 @@ def difference(kept: Mapping[str, Any], given: Mapping[str, Any], *, within: str
 
 
 def newest_common(held: Sequence[Sequence[int]], *, begin_anew: bool = False) -> int | None:
-    """The newest checkpoint that all ranks hold; None if nobody holds any, or, where they may begin anew, not all do.
+    """Return the newest checkpoint that all hold; None if none holds any, or, where they may `begin_anew`, not all do.
 
     >>> newest_common([[60, 50], [50, 40]])
     50
