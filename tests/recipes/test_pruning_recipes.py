@@ -16,8 +16,8 @@ from paceline.drivers.simulated import learner
 from paceline.recipes import RecipeError, SettingError, read_recipe
 from paceline.recipes.assembly import load_data, make_training
 from paceline.recipes.pruning_section import PruningSection
-from paceline.reports.conditions import conditions
-from paceline.reports.groups import Group
+from paceline.reports.results import TraceGroup
+from paceline.reports.sentences import conditions
 from paceline.runs import as_document, make_run, result_of
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
@@ -140,7 +140,7 @@ def test_a_document_of_a_run_from_before_prunes_nothing():
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"name": "coarse"}, "unknown name 'coarse'; choose from none, fine-pruning, info-batch"),
+        ({"name": "coarse"}, "unknown pruning 'coarse'; choose from none, fine-pruning, info-batch"),
         ({"ratio": 0.3}, "ratio is a setting of info-batch, and the pruning is none"),
         (
             {"name": "fine-pruning", "delta": 0.3},
@@ -176,7 +176,9 @@ def test_a_refusal_names_the_line_that_was_written(tmp_path):
 
 
 def said(trace):
-    return [phrase for phrase in conditions([Group(label="x", strategy="x", traces=(trace,))]) if "pruning" in phrase]
+    return [
+        phrase for phrase in conditions([TraceGroup(label="x", strategy="x", traces=(trace,))]) if "pruning" in phrase
+    ]
 
 
 def test_how_many_sat_out_is_told_where_it_is_known_and_not_guessed_where_it_is_not(dataset):
