@@ -183,7 +183,7 @@ class Compression:
         cause: Exception | None,
         done: torch.futures.Future[Any],
     ) -> torch.Tensor:
-        """Put the mean of all payloads that have arrived into the bucket; runs in the backend's thread, raises nothing."""
+        """Put the mean of all payloads into the bucket; runs in the backend's thread, raises nothing."""
         try:
             _value(done, what, self._groups)
             payloads = delivery.payloads()

@@ -216,7 +216,7 @@ class Replica:
             change.mul_(scale)
 
     def merge(self, total: torch.Tensor, *, weight: float, open_steps: int) -> None:
-        """Move the shared model; the replica follows at once, or where its window is open in `pack_change` or `catch_up`."""
+        """Move the shared model; the replica follows at once, or where a window is open later: see `catch_up`."""
         if weight:  # else nobody brought anything: only the buffers are to be made equal
             self._outer.move(self.shared, total[: self._parameters.size], weight)
         if open_steps:

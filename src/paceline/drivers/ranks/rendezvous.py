@@ -83,11 +83,11 @@ def open_store(environment: Mapping[str, str], place: Place, timeout: datetime.t
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roster:
+class RankRoster:
     """What rank 0 publishes: names for this attempt and for the launch, which all its attempts share, and who is meant.
 
-    >>> roster = Roster(attempt="a1", launch="b2", tokens=("c3", "d4"))
-    >>> Roster.from_json(roster.to_json()) == roster
+    >>> roster = RankRoster(attempt="a1", launch="b2", tokens=("c3", "d4"))
+    >>> RankRoster.from_json(roster.to_json()) == roster
     True
     """
 
@@ -99,12 +99,14 @@ class Roster:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def from_json(text: str) -> Roster:
+    def from_json(text: str) -> RankRoster:
         read = json.loads(text)
-        return Roster(attempt=str(read["attempt"]), launch=str(read["launch"]), tokens=tuple(map(str, read["tokens"])))
+        return RankRoster(
+            attempt=str(read["attempt"]), launch=str(read["launch"]), tokens=tuple(map(str, read["tokens"]))
+        )
 
 
-def meet(store: Any, rank: int, world: int, *, timeout_seconds: float) -> Roster:
+def meet(store: Any, rank: int, world: int, *, timeout_seconds: float) -> RankRoster:
     """Wait until all ranks have acknowledged one roster; RankGoneError names those that have not come.
 
     >>> len(meet(dist.HashStore(), 0, 1, timeout_seconds=1.0).tokens)
@@ -144,7 +146,7 @@ class Handshake:
     def write_token(self) -> None:
         self.store.set(f"token/{self.rank}", self.token)
 
-    def advance(self) -> Roster | None:
+    def advance(self) -> RankRoster | None:
         """Do what can be done now; return the roster once all have acknowledged it."""
         if self.rank == 0:
             self._publish_roster()
@@ -176,16 +178,16 @@ class Handshake:
         if launch is None:
             launch = os.urandom(8).hex()
             self.store.set(LAUNCH, launch)
-        self.store.set(ROSTER, Roster(attempt=os.urandom(8).hex(), launch=launch, tokens=came).to_json())
+        self.store.set(ROSTER, RankRoster(attempt=os.urandom(8).hex(), launch=launch, tokens=came).to_json())
 
-    def _roster(self) -> Roster | None:
+    def _roster(self) -> RankRoster | None:
         """Return the roster that was published, if this very process is on it."""
         text = self._read(ROSTER)
-        roster = None if text is None else Roster.from_json(text)
+        roster = None if text is None else RankRoster.from_json(text)
         ours = roster is not None and len(roster.tokens) == self.world and roster.tokens[self.rank] == self.token
         return roster if ours else None
 
-    def _silent(self, roster: Roster) -> list[int]:
+    def _silent(self, roster: RankRoster) -> list[int]:
         return [rank for rank in range(self.world) if self._read(f"ack/{rank}") != roster.attempt]
 
     def _read(self, key: str) -> str | None:

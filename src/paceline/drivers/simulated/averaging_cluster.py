@@ -198,7 +198,7 @@ class AveragingCluster:
             if self._happened:
                 yield from self._happened
                 self._happened = []
-        held_up = [worker for worker, state in enumerate(self._states) if not state.left]
+        held_up = [worker for worker, state in enumerate(self._states) if not state.finished]
         if held_up:
             raise RuntimeError(f"workers {held_up[:10]} wait for an average that cannot end")
 
