@@ -17,13 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from paceline.runs import Race
 from rich import box
 from rich.table import Table
 
 from benchmarks.options import Options
 from benchmarks.output import Bar, coloured, save, tables, titled
 from benchmarks.pool import run_all
-from paceline.recipes import Race, Recipe
+from paceline.recipes import Recipe
 
 LateWork: TypeAlias = Literal["complete", "partial"]
 

@@ -17,6 +17,7 @@ from paceline.lazy import lazy_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from paceline.analysis.pruning_of_script import pruning_page
     from paceline.data.pruning.ledger import PruningError
     from paceline.drivers.collective.hook import compress
     from paceline.drivers.collective.members import BMUF, HPSGD, PSGD, SSGD, DiLoCo, LocalSGD
@@ -30,28 +31,28 @@ if TYPE_CHECKING:
     from paceline.optim.lars import LARS
     from paceline.optim.ratios import layer_ratios
     from paceline.optim.schedules import scale_lr, warmup_poly
+    from paceline.pipeline import PipelineError
     from paceline.pipeline.devices import Device, Link
-    from paceline.pipeline.errors import PipelineError
     from paceline.pipeline.plan import Plan
-    from paceline.recipes import Race, Recipe, RecipeError, Result, simulate
-    from paceline.recipes.cluster import train
-    from paceline.recipes.pruning_of_script import pruning_page
-    from paceline.recipes.replaying import replay
+    from paceline.recipes import Recipe, RecipeError
+    from paceline.runs import Race, Result, simulate
+    from paceline.runs.cluster import train
+    from paceline.runs.replaying import replay
     from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full
 
 _HOMES = {
-    "Race": "recipes",
+    "Race": "runs",
     "Recipe": "recipes",
     "RecipeError": "recipes",
-    "Result": "recipes",
+    "Result": "runs",
     "Worker": "drivers.served.worker",
     "compress": "drivers.collective.hook",
     "plan_pipeline": "drivers.collective.planning",
-    "pruning_page": "recipes.pruning_of_script",
-    "replay": "recipes.replaying",
+    "pruning_page": "analysis.pruning_of_script",
+    "replay": "runs.replaying",
     "serve": "drivers.served.serving",
-    "simulate": "recipes",
-    "train": "recipes.cluster",
+    "simulate": "runs",
+    "train": "runs.cluster",
     "BMUF": "drivers.collective.members",
     "DiLoCo": "drivers.collective.members",
     "HPSGD": "drivers.collective.members",
@@ -63,7 +64,7 @@ _HOMES = {
     "InfoBatch": "drivers.collective.pruning",
     "PruningError": "data.pruning.ledger",
     "Pipeline": "drivers.collective.pipelining.pipeline",
-    "PipelineError": "pipeline.errors",
+    "PipelineError": "pipeline",
     "Accumulate": "optim.accumulate",
     "LARS": "optim.lars",
     "layer_ratios": "optim.ratios",

@@ -7,10 +7,10 @@ import math
 from dataclasses import replace
 
 import pytest
+from paceline.analysis.layer_ratios import Inspection, inspect_recipe, moments_of
 
 from paceline.cli import inspect_words, main
 from paceline.recipes import Recipe
-from paceline.recipes.inspecting import Inspection, inspect_recipe, moments_of
 
 SMALL = ["--data", "synthetic", "--data.samples", "60", "--data.size", "4", "--data.channels", "1", "--workers", "2",
          "--k", "2"]  # fmt: skip

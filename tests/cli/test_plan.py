@@ -10,7 +10,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.pipeline.plan import Plan
-from paceline.pipeline.plan_text import describe
+from paceline.pipeline.text import describe
 from paceline.recipes.plan_record import record_of_plan
 from tests.reports.pipeline_plans import made_plan
 

@@ -2,8 +2,14 @@
 
 import pytest
 
-from paceline.pipeline.idle import counted_idle, counted_idle_unpipelined, lecture_idle, lecture_idle_unpipelined
-from paceline.pipeline.schedules import orders, why_not
+from paceline.pipeline.schedules import (
+    counted_idle,
+    counted_idle_unpipelined,
+    lecture_idle,
+    lecture_idle_unpipelined,
+    orders,
+    why_not,
+)
 from paceline.pipeline.timing import PieceCost, slot_timeline, slots, timeline
 
 NUMBERS = [(stages, microbatches) for stages in range(1, 9) for microbatches in range(1, 17)]

@@ -7,8 +7,7 @@ import pytest
 from paceline import Race, Recipe, simulate
 from paceline.cli.main import main
 from paceline.recipes import SettingError, read_recipe
-from paceline.recipes.assembly import make_strategy
-from paceline.recipes.averaging import make_member
+from paceline.recipes.assembly import make_member, make_strategy
 from paceline.strategies.averaging import AVERAGING
 
 SMALL = Recipe(rounds=12, evaluate_every=4).with_settings(cluster={"workers": 4}, strategy={"k": 2})

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
+from paceline.runs.cluster import make_served
+from paceline.runs.pipelines import check_pipelined, for_ranks
 
 from paceline import Race, Recipe, simulate
 from paceline.cli.main import main
@@ -15,9 +17,7 @@ from paceline.drivers.collective.pipeline_story import PipelineStory
 from paceline.drivers.collective.roll import Roll
 from paceline.pipeline.schedules import SCHEDULES, why_not
 from paceline.recipes import SettingError, read_recipe
-from paceline.recipes.cluster import make_served
 from paceline.recipes.pipeline_section import PipelineSection
-from paceline.recipes.pipelines import check_pipelined, for_ranks
 from paceline.reports import results_table
 from paceline.traces import Evaluation, summarise
 

@@ -8,12 +8,13 @@ from collections import Counter
 
 import pytest
 import torch
+from paceline.runs import as_document, make_run, result_of
 
 from paceline import Recipe, simulate
 from paceline.cli.options import parse
 from paceline.data.pruning import PRUNINGS, PruningSettings
 from paceline.drivers.simulated import learner
-from paceline.recipes import RecipeError, SettingError, as_document, make_run, read_recipe, result_of
+from paceline.recipes import RecipeError, SettingError, read_recipe
 from paceline.recipes.assembly import load_data, make_training
 from paceline.recipes.pruning_section import PruningSection
 from paceline.reports.conditions import conditions

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from paceline.runs import Race, make_run, result_of
 
 from paceline import Recipe, simulate
 from paceline.cli.options import parse, settings
 from paceline.codecs import CODECS
 from paceline.codecs.naming import settings_of
-from paceline.recipes import Race, RecipeError, make_run, read_recipe, result_of
+from paceline.recipes import RecipeError, read_recipe
 from paceline.recipes.assembly import make_delays, make_strategy
 from paceline.recipes.sections import CODEC_SETTINGS
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.pipeline import plan_text
+from paceline.pipeline import text
 from paceline.pipeline.timing import Span
 from paceline.recipes.plan_record import record_of_plan
 from paceline.reports import pipeline_numbers
@@ -64,9 +64,9 @@ def test_the_page_holds_every_stage_and_schedule_with_the_plans_figures() -> Non
         assert row[0] == str(piece.index)
         assert layers[0].name in row[1]
         assert layers[-1].name in row[1]
-        assert row[2] == plan_text.duration(piece.forward_seconds)
-        assert row[7] == plan_text.duration(piece.seconds)
-        assert row[8] == plan_text.size(piece.memory_bytes)
+        assert row[2] == text.duration(piece.forward_seconds)
+        assert row[7] == text.duration(piece.seconds)
+        assert row[8] == text.size(piece.memory_bytes)
     assert any(prediction.why_not for prediction in plan.predictions)  # interleaved holds too much
     assert not all(prediction.why_not for prediction in plan.predictions)
     for row, prediction in zip(rows_of(page, "schedules"), plan.predictions, strict=True):
@@ -76,9 +76,9 @@ def test_the_page_holds_every_stage_and_schedule_with_the_plans_figures() -> Non
             assert row[-1] == prediction.why_not
         else:
             shares = (prediction.idle, prediction.slots, prediction.lecture)
-            assert row[1] == plan_text.duration(prediction.step_seconds)
+            assert row[1] == text.duration(prediction.step_seconds)
             assert row[2:5] == [f"{100 * share:.0f} %" for share in shares]
-            assert row[5] == plan_text.size(prediction.most_bytes)
+            assert row[5] == text.size(prediction.most_bytes)
     said = page.replace("\u00a0", " ")
     assert f"<h1>net in 3 stages: {plan_text.duration(plan.timeline.step_seconds)} a step" in said
     assert "<li>32 &lt;samples&gt;</li>" in page
@@ -174,8 +174,8 @@ def test_without_equal_parts_or_other_choices_the_page_does_without_them() -> No
 
 @given(st.floats(0, 1e5), st.integers(0, 10**13))
 def test_times_and_sizes_are_those_of_the_terminal(seconds, number_of_bytes) -> None:
-    assert pipeline_numbers.duration(seconds) == plan_text.duration(seconds)
-    assert pipeline_numbers.size(number_of_bytes) == plan_text.size(number_of_bytes)
+    assert pipeline_numbers.duration(seconds) == text.duration(seconds)
+    assert pipeline_numbers.size(number_of_bytes) == text.size(number_of_bytes)
 
 
 def test_the_record_is_the_plan_in_plain_values() -> None:

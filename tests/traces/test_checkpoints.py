@@ -21,7 +21,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from paceline.traces import durable
+from paceline import files
 from paceline.traces.checkpoints import (
     Checkpoint,
     CheckpointError,
@@ -234,7 +234,7 @@ def forged(path, **changes):
     """Another manifest with a seal that is right."""
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["sha256"]
-    (path / "manifest.json").write_bytes(durable._sealed(manifest | changes))
+    (path / "manifest.json").write_bytes(files._sealed(manifest | changes))
 
 
 SUMS = {"size": 1, "sha256": "0" * 64}

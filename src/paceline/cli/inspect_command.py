@@ -18,7 +18,7 @@ from paceline.cli.options import UsageError
 from paceline.recipes import Recipe, read_recipe
 
 if TYPE_CHECKING:
-    from paceline.recipes.inspecting import Inspection
+    from paceline.analysis.layer_ratios import Inspection
 
 BAR_AFTER_SECONDS = 2.0
 MOST_WIDTH = 80
@@ -44,7 +44,7 @@ class InspectOptions:
 
 def inspect(options: InspectOptions, overrides: dict[str, str]) -> None:
     """`paceline inspect`."""
-    from paceline.recipes.inspecting import check, inspect_recipe
+    from paceline.analysis.layer_ratios import check, inspect_recipe
 
     recipe = read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
     check(recipe, steps=options.steps, batch=options.batch)

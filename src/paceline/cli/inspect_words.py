@@ -12,8 +12,8 @@ from paceline.reports.plain_table import PlainTable
 from paceline.reports.ratio_chart import RatioBar
 
 if TYPE_CHECKING:
+    from paceline.analysis.layer_ratios import Inspection
     from paceline.optim.ratios import LayerRatio, LayerRatios
-    from paceline.recipes.inspecting import Inspection
 
 STEPS_BY_THE_GRADIENT = ("sgd",)
 

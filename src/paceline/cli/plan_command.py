@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline.cli.options import UsageError
-from paceline.cli.quantities import rate_in_bytes, size_in_bytes
+from paceline.quantities import rate_in_bytes, size_in_bytes
 from paceline.recipes import Recipe, read_recipe
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _written(made: Plan, record: PipelineRecord, document: str, out: Path, file:
 
 def _print(made: Plan, record: PipelineRecord) -> None:
     """The text, coloured where the terminal has colours, and in ASCII where it knows no blocks."""
-    from paceline.pipeline.plan_text import describe
+    from paceline.pipeline.text import describe
 
     console = Console(highlight=False, markup=False)
     width = max(LEAST_WIDTH, min(console.width, MOST_WIDTH))

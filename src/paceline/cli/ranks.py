@@ -17,8 +17,8 @@ from paceline.cli.options import UsageError
 from paceline.cli.telling import tell_results
 from paceline.drivers.simulated.progress import Progress
 from paceline.recipes import Recipe
-from paceline.recipes.averaging import averages
-from paceline.recipes.ranks import RECIPE, read_recipe_of
+from paceline.recipes.assembly import averages
+from paceline.runs.ranks import RECIPE, read_recipe_of
 
 if TYPE_CHECKING:
     from paceline.cli.cluster_commands import TrainOptions
@@ -77,8 +77,8 @@ class _Run:
 
     def train(self, place: Place) -> None:
         """Train as a rank; rank 0 shows how it goes, and tells the results."""
-        from paceline.recipes.pipelines import train_stage
-        from paceline.recipes.ranks import train_rank
+        from paceline.runs.pipelines import train_stage
+        from paceline.runs.ranks import train_rank
 
         recipe = _for_world(self.recipe, place)
         notes = Console(stderr=True, quiet=place.rank != 0)
@@ -88,7 +88,7 @@ class _Run:
                 lanes.show(0, Progress(round=at.round, seconds=at.seconds, loss=at.loss, accuracy=at.accuracy))
 
             def tell(plan: Plan) -> None:
-                from paceline.pipeline.plan_text import headline
+                from paceline.pipeline.text import headline
 
                 lanes.note(f"pipeline: {headline(plan)}")
 
@@ -115,7 +115,7 @@ def _join(options: TrainOptions, recipe: Recipe | None, place: Place) -> None:
 def _for_world(recipe: Recipe, place: Place | None) -> Recipe:
     """The launch says how many workers there are; without one, the recipe."""
     if recipe.pipeline.on:
-        from paceline.recipes.pipelines import for_ranks
+        from paceline.runs.pipelines import for_ranks
 
         return for_ranks(recipe, None if place is None else place.world)
     if place is None or recipe.cluster.workers == place.world:

@@ -3,11 +3,10 @@
 Bad values are refused where they are written: one line names the place, the value and what is allowed.
 """
 
-from paceline.recipes.document import as_document
-from paceline.recipes.race import Race, check_strategies
 from paceline.recipes.reading import RecipeError, read_recipe
 from paceline.recipes.recipe import Recipe
-from paceline.recipes.running import Result, make_run, result_of, simulate
+from paceline.runs.race import Race, check_strategies
+from paceline.runs.simulation import Result, as_document, make_run, result_of, simulate
 from paceline.settings import SettingError
 
 __all__ = [

@@ -13,7 +13,6 @@ from paceline.drivers.simulated.delays import Delays, Pareto, ShiftedExponential
 from paceline.drivers.simulated.network import Network
 from paceline.drivers.simulated.setup import Setup
 from paceline.optim import OptimizerSettings
-from paceline.recipes.averaging import averages, make_member
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.sections import DelaySection
 from paceline.strategies import STRATEGIES, Strategy

@@ -17,7 +17,7 @@ import numpy as np
 from paceline.recipes.assembly import codec_text_of, load_data, make_delays, make_strategy, make_training
 from paceline.recipes.pipeline_section import refuse_pipeline
 from paceline.recipes.recipe import Recipe
-from paceline.recipes.running import Result
+from paceline.runs.simulation import Result
 from paceline.traces import summarise
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ def _all_gone(pack: subprocess.Popen[bytes], standing: Standing) -> str | None:
 
 def start_pack(recipe: Recipe, numbers: Sequence[int]) -> subprocess.Popen[bytes]:
     """Start workers on this machine; they wait to be told where the server is."""
-    arguments = [sys.executable, "-m", "paceline.recipes.pack", "--numbers", ",".join(map(str, numbers))]
+    arguments = [sys.executable, "-m", "paceline.runs.local_workers", "--numbers", ",".join(map(str, numbers))]
     own = {"data_directory": recipe.data.directory, "delay_file": recipe.delay.file}
     if ":" in recipe.model.name:
         own["model"] = recipe.model.name

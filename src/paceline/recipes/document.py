@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from paceline.recipes.recipe import Recipe
-from paceline.recipes.running import Result
+from paceline.runs.simulation import Result
 
 FROM_TRACE = ("late_work", "clock", "diverged", "sent_bytes", "received_bytes")
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from paceline.data import Dataset
     from paceline.data.pruning.policy import Policy
-    from paceline.recipes.cluster import Own
-    from paceline.recipes.running import Run
+    from paceline.runs.cluster import WorkerOptions
+    from paceline.runs.simulation import Run
     from paceline.training import Batches, PruningTotals, Training
 
 BATCH = 512
@@ -149,7 +149,7 @@ def make_record(
 def record_of_run(recipe: Recipe, run: Run) -> PruningRecord:
     """The record of a simulated run that has ended.
 
-    >>> from paceline.recipes.running import make_run
+    >>> from paceline.runs.simulation import make_run
     >>> recipe = Recipe(rounds=10).with_settings(pruning={"name": "info-batch"}, cluster={"workers": 8})
     >>> run = make_run(recipe)
     >>> for _ in run:
@@ -173,7 +173,7 @@ def _recorded(batches: Batches, training: Training, module: nn.Module, source: M
 
 def record_of_folder(
     folder: Path,
-    own: Own | None = None,
+    own: WorkerOptions | None = None,
     *,
     on_step: Callable[[int, int], None] = lambda step, steps: None,
     keep: bool = True,
@@ -194,8 +194,8 @@ def record_of_folder(
     return record
 
 
-def _replayed(folder: Path, own: Own | None, on_step: Callable[[int, int], None]) -> PruningRecord:
-    from paceline.recipes.replaying import replay
+def _replayed(folder: Path, own: WorkerOptions | None, on_step: Callable[[int, int], None]) -> PruningRecord:
+    from paceline.runs.replaying import replay
 
     document = _recipe_of(folder)
     if not document:
@@ -215,7 +215,7 @@ def _replayed(folder: Path, own: Own | None, on_step: Callable[[int, int], None]
 
 def _recipe_of(folder: Path) -> dict[str, Any]:
     """The recipe's document of a real run."""
-    from paceline.recipes.ranks import RECIPE, read_recipe_of
+    from paceline.runs.ranks import RECIPE, read_recipe_of
     from paceline.traces.journal import TRACE
     from paceline.traces.journal_files import read_journal
 

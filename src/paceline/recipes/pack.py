@@ -1,4 +1,4 @@
-"""`python -m paceline.recipes.pack --numbers 0,1,2`: workers of one machine, forked from one process.
+"""`python -m paceline.runs.local_workers --numbers 0,1,2`: workers of one machine, forked from one process.
 
 The address of the server comes as a line on standard input: torch is loaded while the server makes ready.
 
@@ -13,7 +13,7 @@ import sys
 from dataclasses import replace
 
 from paceline.drivers.served.pack import run_pack
-from paceline.recipes.cluster import own_from, work_for
+from paceline.runs.cluster import work_for, worker_options
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.add_argument(name)
     given = parser.parse_args(arguments)
     logging.getLogger("paceline.served").setLevel(logging.ERROR)  # the server is in the same terminal, and tells it
-    own = replace(own_from(vars(given)), threads=1)
+    own = replace(worker_options(vars(given)), threads=1)
     torch.set_num_threads(1)
     address = sys.stdin.readline().strip()
     if not address:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 from paceline.drivers.collective.place import STORE
 from paceline.recipes.assembly import load_data, make_training
-from paceline.recipes.cluster import delay_of
 from paceline.recipes.planning import link_of, optimizer_states
-from paceline.recipes.ranks import MEET_SECONDS, write_recipe
 from paceline.recipes.recipe import Recipe
-from paceline.recipes.running import Result
 from paceline.recipes.sections import ClusterSection
+from paceline.runs.cluster import delay_of
+from paceline.runs.ranks import MEET_SECONDS, write_recipe
+from paceline.runs.simulation import Result
 from paceline.settings import SettingError
 from paceline.traces import summarise
 

@@ -35,7 +35,7 @@ def record_of_plan(
     True
     """
     from paceline.pipeline.devices import Link
-    from paceline.pipeline.plan_text import balance
+    from paceline.pipeline.text import balance
 
     links = (plan.links,) if isinstance(plan.links, Link) else plan.links
     even, advice = plan.even, plan.advice

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.recipes.inspecting_pruning import BATCH, predictions, settings_of
+from paceline.analysis.pruning import BATCH, predictions, settings_of
 from paceline.reports import pruning_page as page
 from paceline.reports.codec_page import write_page
 from paceline.traces.pruning_record import PruningRecord

@@ -8,7 +8,7 @@ from paceline.drivers.simulated.progress import Progress
 from paceline.lookup import unknown
 from paceline.recipes.assembly import load_data
 from paceline.recipes.recipe import Recipe
-from paceline.recipes.running import Result, Run, make_run, result_of
+from paceline.runs.simulation import Result, Run, make_run, result_of
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
 

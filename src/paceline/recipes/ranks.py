@@ -14,11 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.recipes.assembly import load_data, make_training
-from paceline.recipes.averaging import make_member
-from paceline.recipes.cluster import delay_of
+from paceline.recipes.assembly import load_data, make_member, make_training
 from paceline.recipes.recipe import Recipe
-from paceline.recipes.running import Result
+from paceline.runs.cluster import delay_of
+from paceline.runs.simulation import Result
 from paceline.traces import summarise
 
 if TYPE_CHECKING:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.recipes.assembly import load_data, make_strategy, make_training
-from paceline.recipes.averaging import make_member
-from paceline.recipes.cluster import Own, trusted
-from paceline.recipes.ranks import RECIPE
+from paceline.recipes.assembly import load_data, make_member, make_strategy, make_training
 from paceline.recipes.recipe import Recipe
+from paceline.runs.cluster import WorkerOptions, trusted_recipe
+from paceline.runs.ranks import RECIPE
 
 if TYPE_CHECKING:
     from paceline.drivers.replayed import Verdict
@@ -24,7 +23,7 @@ NEARLY = 1e-4  # of the weights' length: training makes roundings grow, but not 
 
 def replay(
     folder: str | Path,
-    own: Own | None = None,
+    own: WorkerOptions | None = None,
     *,
     on_step: Callable[[int, int], None] = lambda step, steps: None,
     on_end: OnEnd = lambda batches, training, module: None,
@@ -36,14 +35,14 @@ def replay(
     are at the end.
     """
     if (Path(folder) / RECIPE).is_file():
-        return _replay_ranks(Path(folder), own if own is not None else Own(), on_step, on_end)
+        return _replay_ranks(Path(folder), own if own is not None else WorkerOptions(), on_step, on_end)
     from paceline.drivers.replayed import Replay, Verdict
     from paceline.traces.checkpoints import read_newest
     from paceline.traces.journal import TRACE, Stepped
     from paceline.traces.journal_files import read_journal
 
     journal = read_journal(Path(folder) / TRACE)
-    recipe = _recipe(journal.began.recipe, own if own is not None else Own())
+    recipe = _recipe(journal.began.recipe, own if own is not None else WorkerOptions())
     training = make_training(recipe, load_data(recipe))
     steps = sum(isinstance(record, Stepped) for record in journal.records)
     replayed = Replay(journal.records, training, make_strategy(recipe))
@@ -62,7 +61,7 @@ def replay(
     return verdict
 
 
-def _replay_ranks(folder: Path, own: Own, on_average: Callable[[int, int], None], on_end: OnEnd) -> Verdict:
+def _replay_ranks(folder: Path, own: WorkerOptions, on_average: Callable[[int, int], None], on_end: OnEnd) -> Verdict:
     """A run of ranks that averaged: their windows, played again in one process, up to the newest checkpoint."""
     from paceline.drivers.collective.keeping import Keeper
     from paceline.drivers.collective.story import windows_from
@@ -97,9 +96,9 @@ def _replay_ranks(folder: Path, own: Own, on_average: Callable[[int, int], None]
     return Verdict(steps=steps, difference=difference, nearly="" if in_any_order or apart > NEARLY else difference)
 
 
-def _recipe(document: object, own: Own) -> Recipe:
+def _recipe(document: object, own: WorkerOptions) -> Recipe:
     if not isinstance(document, dict) or not document:
         raise ValueError("this run was made by a script: only runs of recipes can be replayed")
     directory = str(document.get("data", {}).get("directory", ""))
-    recipe = trusted({**document, "delay": {**document.get("delay", {}), "inject": False}}, own)
+    recipe = trusted_recipe({**document, "delay": {**document.get("delay", {}), "inject": False}}, own)
     return recipe if own.data_directory else recipe.with_settings(data={"directory": directory})

@@ -10,6 +10,7 @@ from paceline.drivers.simulated.async_timing import AsyncTimes
 from paceline.drivers.simulated.progress import Progress
 from paceline.drivers.simulated.timing import RoundTimes
 from paceline.recipes.assembly import (
+    averages,
     load_data,
     make_averaged_simulation,
     make_averaging_setup,
@@ -18,7 +19,6 @@ from paceline.recipes.assembly import (
     make_setup,
     make_simulation,
 )
-from paceline.recipes.averaging import averages
 from paceline.recipes.pipeline_section import refuse_pipeline
 from paceline.recipes.recipe import Recipe
 from paceline.strategies import Async

@@ -12,9 +12,9 @@ from statistics import fmean
 import numpy as np
 import numpy.typing as npt
 
+from paceline.quantities import seconds_text
 from paceline.reports.chart import Chart, Json, axis, layout, plot_text
 from paceline.reports.groups import Group
-from paceline.reports.numbers import seconds_text
 from paceline.reports.results import baseline_name
 from paceline.reports.window import ASYNC
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
+from paceline.quantities import loss_text, percent_text, seconds_text
 from paceline.reports.chart import Chart, Json, axis, layout, plot_text, thinned
 from paceline.reports.conditions import clock_words, target_losses
 from paceline.reports.groups import Group
-from paceline.reports.numbers import loss_text, percent_text, seconds_text
 from paceline.reports.palette import symbol
 from paceline.traces import Evaluation, Trace
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.reports.numbers import count_text, loss_text, percent_text, seconds_text
+from paceline.quantities import count_text, loss_text, percent_text, seconds_text
 from paceline.reports.results import Result, baseline
 
 # A loss this much above that of `full` still counts as kept.

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from paceline.quantities import seconds_text
 from paceline.reports.groups import Group
-from paceline.reports.numbers import seconds_text, shortened
+from paceline.reports.numbers import shortened
 from paceline.traces import Trace
 from paceline.traces.records import NOT_YET
 

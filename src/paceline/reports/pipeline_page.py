@@ -20,8 +20,8 @@ from string import Template
 
 from plotly.offline import get_plotlyjs
 
+from paceline.quantities import percent_text
 from paceline.reports.chart import Chart
-from paceline.reports.numbers import percent_text
 from paceline.reports.page import asset, colour_variables, safe_json
 from paceline.reports.palette import PAGE, Scheme
 from paceline.reports.pipeline_charts import balance_chart, choice_chart, layer_chart, memory_chart

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.reports.numbers import percent_text
+from paceline.quantities import percent_text
 from paceline.reports.pipeline_numbers import duration, size
 from paceline.reports.plain_table import PlainTable
 from paceline.traces.pipeline_record import PieceRecord, PipelineRecord, ScheduleRecord

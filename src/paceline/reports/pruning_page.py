@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.reports.numbers import percent_text
+from paceline.quantities import percent_text
 from paceline.reports.page import asset, colour_variables
 from paceline.reports.palette import PAGE
 from paceline.reports.pictures import data_uris

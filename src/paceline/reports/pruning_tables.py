@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.reports.numbers import loss_text, percent_text
+from paceline.quantities import loss_text, percent_text
 from paceline.reports.plain_table import PlainTable
 from paceline.reports.pruning_facts import PruningFacts
 

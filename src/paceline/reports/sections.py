@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 from html import escape
 
+from paceline.quantities import percent_text, seconds_text
 from paceline.reports.chart import Chart
 from paceline.reports.groups import Group
-from paceline.reports.numbers import final_loss_text, percent_text, seconds_text
+from paceline.reports.numbers import final_loss_text
 from paceline.reports.recipe_text import recipe_text
 from paceline.reports.results import BASELINES, Result, baseline_name
 from paceline.reports.table import cells

@@ -9,16 +9,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from paceline.quantities import UNKNOWN, count_text, percent_text, seconds_text
 from paceline.reports.conditions import conditions
 from paceline.reports.groups import group_traces
-from paceline.reports.numbers import (
-    UNKNOWN,
-    count_text,
-    final_loss_text,
-    percent_text,
-    seconds_text,
-    target_text,
-)
+from paceline.reports.numbers import final_loss_text, target_text
 from paceline.reports.results import Result, baseline_name, results
 from paceline.traces import Trace
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.quantities import count_text, seconds_text
 from paceline.reports.chart import Chart, Json, axis, layout, plot_text
 from paceline.reports.conditions import clock_words
 from paceline.reports.groups import Group
-from paceline.reports.numbers import count_text, seconds_text, shortened
+from paceline.reports.numbers import shortened
 from paceline.reports.segments import Doing, Segment, clipped, segments
 from paceline.reports.window import ASYNC, Window, windows
 from paceline.traces import Round, Trace

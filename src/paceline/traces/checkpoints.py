@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from paceline.traces.durable import discard, read_whole, stored, write_whole
+from paceline.files import discard, read_folder, stored_folders, write_folder
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
 MOST_STATE_BYTES = 64 * 2**20
@@ -79,7 +79,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> 
     about = {"version": version, "tensors": list(checkpoint.tensors)}
     what_stays = _what_stays(folder)
     try:
-        path = write_whole(folder, f"checkpoint-{version:08d}", files, about=about)
+        path = write_folder(folder, f"checkpoint-{version:08d}", files, about=about)
         older = sorted((held for held in _held(folder) if held < version), reverse=True)
     except OSError as error:
         why = f"cannot write checkpoint {version} to {folder}: {error.strerror or error}"
@@ -142,7 +142,7 @@ def _version_of(name: str) -> int | None:
 
 
 def _held(folder: Path) -> dict[int, Path]:
-    versions = {_version_of(name): path for name, path in stored(folder).items()}
+    versions = {_version_of(name): path for name, path in stored_folders(folder).items()}
     return {version: path for version, path in versions.items() if version is not None}
 
 
@@ -199,7 +199,7 @@ def _refuse_what_json_changes(value: Any, place: str) -> None:
 
 def _read(path: Path, version: int) -> Checkpoint:
     try:
-        about, files = read_whole(path, {TENSORS: None, STATE: MOST_STATE_BYTES})
+        about, files = read_folder(path, {TENSORS: None, STATE: MOST_STATE_BYTES})
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from paceline.drivers.collective.roll import Roll
+from paceline.files import discard
 from paceline.traces.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from paceline.traces.durable import discard
 from paceline.training.plain import with_tensors, without_tensors
 
 KEPT = 2

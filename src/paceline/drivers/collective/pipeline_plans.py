@@ -18,8 +18,8 @@ from torch import nn
 
 from paceline.drivers.collective.planning import plan_pipeline
 from paceline.drivers.collective.roll import Roll
+from paceline.pipeline import PipelineError
 from paceline.pipeline.devices import Link
-from paceline.pipeline.errors import PipelineError
 from paceline.pipeline.plan import Plan
 from paceline.pipeline.schedules import find
 

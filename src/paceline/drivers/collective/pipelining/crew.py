@@ -36,7 +36,7 @@ from paceline.drivers.collective.pipelining.messages import WORDS_BYTES, Message
 from paceline.drivers.collective.pipelining.rooms import room
 from paceline.drivers.collective.place import place_in
 from paceline.drivers.collective.roll import Roll
-from paceline.pipeline.errors import PipelineError
+from paceline.pipeline import PipelineError
 
 GRACE_SECONDS = 30.0
 

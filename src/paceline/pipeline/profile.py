@@ -1,4 +1,4 @@
-"""What is known of a model before it is cut: its layers in one order, and the tensors that go between them.
+"""A profile: what is known of a model before it is cut, its layers in one order and the tensors between them.
 
     layer         0        1        2        3
                 ┌────┐   ┌────┐   ┌────┐   ┌────┐
@@ -9,7 +9,7 @@
     crosses       conv=skip  bn,skip  conv,skip
 
 A cut at position c lies between layer c - 1 and layer c. A tensor crosses every cut between the layer that makes it and
-the last that reads it: pieces are in a row, and hand on what a later one needs.
+the last that reads it: pieces are in a row, and hand on what a later one needs. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INPUT = -1  # the producer of the model's own inputs
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One indivisible step of a model, as measured with one micro-batch on a device of speed 1.
+    """One indivisible layer of a model, as measured with one micro-batch on a device of speed 1.
 
     `fixed_seconds` is the part of its seconds that a smaller micro-batch would not save.
     `activation_bytes` is what the layer makes and backward needs again, whoever keeps it. Backward has two parts, which
@@ -41,13 +41,12 @@ class Layer:
 
     @property
     def seconds(self) -> float:
-        """Forward and backward."""
         return self.forward_seconds + self.input_seconds + self.weight_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """What one layer makes and others read; `producer` is INPUT for the model's own inputs.
+    """A tensor that one layer makes and others read; `producer` is INPUT for the model's own inputs.
 
     `kept` says that it is already counted in its producer's `activation_bytes`.
 
@@ -83,7 +82,7 @@ class Weight:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """All that placement needs to know of a model; `notes` says what could not be taken apart, and why.
+    """All that placement needs to know of a model; `notes` say which layers could not be parted, and why.
 
     `bound` are the cuts that are not possible: between layers that one piece must hold together. `evaluates` says
     whether the pieces do in eval mode what the model does.
@@ -102,13 +101,13 @@ class Profile:
     evaluates: bool = True
 
     def crossing(self, cut: int) -> tuple[Tensor, ...]:
-        """The tensors that cross a cut, in the order in which they are handed on."""
+        """Return the tensors that cross a cut, in the order in which they are handed on."""
         return tuple(tensor for tensor in self.tensors if tensor.crosses(cut))
 
     def crossing_bytes(self, cut: int) -> int:
-        """What is sent forward over a cut for each micro-batch."""
+        """Return the bytes that are sent forward over a cut for each micro-batch."""
         return sum(tensor.bytes for tensor in self.crossing(cut))
 
     def gradient_bytes(self, cut: int) -> int:
-        """What comes back over a cut for each micro-batch."""
+        """Return the bytes of gradients that come back over a cut for each micro-batch."""
         return sum(tensor.bytes for tensor in self.crossing(cut) if tensor.needs_gradient)
