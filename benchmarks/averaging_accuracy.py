@@ -37,8 +37,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from paceline.runs.simulation import make_run, result_of
-
 from benchmarks.averaging_accuracy_cases import (
     FIXED_SECONDS,
     QUICK,
@@ -63,6 +61,7 @@ from paceline.drivers.simulated.ring import ring_seconds
 from paceline.models import count_parameters
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import load_data, make_model
+from paceline.runs.simulation import make_run, result_of
 
 NAME = "averaging-accuracy"
 SEEDS = 3

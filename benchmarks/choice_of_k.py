@@ -20,8 +20,6 @@ from functools import lru_cache
 from itertools import product
 from typing import Literal, TypeAlias
 
-from paceline.runs.simulation import make_run
-
 from benchmarks.choice_of_k_figures import Figures, Times, figures
 from benchmarks.choice_of_k_tables import noise_note, settings_table
 from benchmarks.options import Options, chosen
@@ -30,6 +28,7 @@ from benchmarks.pool import run_all
 from paceline.data import Dataset
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import load_data
+from paceline.runs.simulation import make_run
 from paceline.traces.summary import seconds_to_target
 
 K: TypeAlias = int | Literal["auto"]

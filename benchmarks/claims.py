@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from paceline.runs import Race
 from rich import box
 from rich.table import Table
 
@@ -25,6 +24,7 @@ from benchmarks.options import Options
 from benchmarks.output import Bar, coloured, save, tables, titled
 from benchmarks.pool import run_all
 from paceline.recipes import Recipe
+from paceline.runs import Race
 
 LateWork: TypeAlias = Literal["complete", "partial"]
 

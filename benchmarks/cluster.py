@@ -26,15 +26,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from paceline.runs import simulate
-from paceline.runs.cluster import train
-from paceline.runs.replaying import replay
 from rich import box
 from rich.table import Table
 
 from benchmarks.options import Options
 from benchmarks.output import Bar, coloured, progress_bar, save, tables, titled
 from paceline.recipes import Recipe
+from paceline.runs import simulate
+from paceline.runs.cluster import train
+from paceline.runs.replaying import replay
 from paceline.traces.history import recorded_delays, write_recorded
 from paceline.traces.journal import JournalRecord, Stepped
 from paceline.traces.journal_files import Journal, effective, read_journal

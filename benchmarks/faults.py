@@ -30,10 +30,10 @@ def work(address: str, dice: random.Random, number: int | None) -> None:
 def send_nan(address: str, dice: random.Random, number: int | None) -> None:
     """A worker whose gradients are not finite, until the server has had enough of it."""
     import torch
-    from paceline.runs.cluster import WorkerOptions, trusted_recipe
 
     from paceline.drivers.served.worker import Worker
     from paceline.recipes.assembly import load_data, make_training
+    from paceline.runs.cluster import WorkerOptions, trusted_recipe
 
     wrong = dice.choice([float("nan"), float("inf"), float("-inf")])
     with suppress(ConnectionRefusedError), Worker(address, None, patience_seconds=5.0) as worker:

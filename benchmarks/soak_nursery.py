@@ -24,11 +24,11 @@ POLL_SECONDS = 0.02
 
 def main() -> int:
     """Fork and reap until standard input ends."""
-    import paceline.runs.cluster
     import sklearn.datasets  # noqa: F401 - slow to import: once for all, before the forks
     import torch
 
     import paceline.drivers.served.job
+    import paceline.runs.cluster
     import paceline.training  # noqa: F401
 
     torch.set_num_threads(1)

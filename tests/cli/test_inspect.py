@@ -7,8 +7,8 @@ import math
 from dataclasses import replace
 
 import pytest
-from paceline.analysis.layer_ratios import Inspection, inspect_recipe, moments_of
 
+from paceline.analysis.layer_ratios import Inspection, inspect_recipe, moments_of
 from paceline.cli import inspect_words, main
 from paceline.recipes import Recipe
 

@@ -9,12 +9,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from paceline.analysis.pruning import images_of, predictions, record_of_folder
-from paceline.analysis.pruning_of_script import record_of
-from paceline.runs.ranks import write_recipe
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
+from paceline.analysis.pruning import images_of, predictions, record_of_folder
+from paceline.analysis.pruning_of_script import record_of
 from paceline.cli import main
 from paceline.drivers.collective.keeping import Keeper
 from paceline.drivers.collective.story import Story
@@ -22,6 +21,7 @@ from paceline.drivers.replayed.averaged import replay_averages
 from paceline.events import Window
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import load_data, make_member, make_training
+from paceline.runs.ranks import write_recipe
 from paceline.traces.pruning_record import PRUNING, empty_record, read_pruning
 from paceline.traces.suspects import suspects
 

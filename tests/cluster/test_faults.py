@@ -7,7 +7,6 @@ import time
 from collections import Counter
 
 from paceline.runs.replaying import replay
-
 from paceline.traces.journal import Arrived, Stepped, WorkerJoined, WorkerLeft
 from tests.cluster.harness import Cluster, until
 

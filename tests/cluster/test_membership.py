@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import sys
 
-from paceline.runs.cluster import WorkerOptions, trusted_recipe
-
 from paceline.drivers.served.worker import Worker
 from paceline.recipes.assembly import load_data, make_training
+from paceline.runs.cluster import WorkerOptions, trusted_recipe
 from paceline.traces.journal import Evaluated, WorkerJoined, WorkerLeft
 from paceline.traces.journal_files import read_journal
 from paceline.training import Batches

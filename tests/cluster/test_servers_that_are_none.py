@@ -7,11 +7,11 @@ import os
 import sys
 
 import pytest
-from paceline.runs.cluster import WorkerOptions, trusted_recipe, work_for
 
 from paceline.drivers.served.messages import Goodbye, encode
 from paceline.drivers.served.worker import Worker
 from paceline.recipes import Recipe
+from paceline.runs.cluster import WorkerOptions, trusted_recipe, work_for
 from tests import warm
 from tests.cluster.harness import PACELINE
 from tests.cluster.peers import FakeServer, welcome

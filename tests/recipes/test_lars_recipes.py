@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-from paceline.runs.simulation import make_run
 from torch import nn
 from torch.nn import functional as F
 
@@ -17,6 +16,7 @@ from paceline.optim import OptimizerSettings, make_optimizer
 from paceline.optim.schedules import warmup_poly
 from paceline.recipes import read_recipe
 from paceline.recipes.assembly import load_data, make_training
+from paceline.runs.simulation import make_run
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
 from paceline.training import Trainee

@@ -8,7 +8,6 @@ from collections import Counter
 
 import pytest
 import torch
-from paceline.runs import as_document, make_run, result_of
 
 from paceline import Recipe, simulate
 from paceline.cli.options import parse
@@ -19,6 +18,7 @@ from paceline.recipes.assembly import load_data, make_training
 from paceline.recipes.pruning_section import PruningSection
 from paceline.reports.conditions import conditions
 from paceline.reports.groups import Group
+from paceline.runs import as_document, make_run, result_of
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
 from paceline.training import Batches, pruning_of

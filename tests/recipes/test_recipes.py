@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paceline.runs import Race, make_run, result_of
 
 from paceline import Recipe, simulate
 from paceline.cli.options import parse, settings
@@ -18,6 +17,7 @@ from paceline.codecs.naming import settings_of
 from paceline.recipes import RecipeError, read_recipe
 from paceline.recipes.assembly import make_delays, make_strategy
 from paceline.recipes.sections import CODEC_SETTINGS
+from paceline.runs import Race, make_run, result_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

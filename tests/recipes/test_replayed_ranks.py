@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paceline.runs.ranks import write_recipe
 
 import paceline
 from paceline.drivers.collective.keeping import Keeper
@@ -13,6 +12,7 @@ from paceline.drivers.replayed.averaged import replay_averages
 from paceline.events import Standing, Window
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import load_data, make_member, make_training
+from paceline.runs.ranks import write_recipe
 
 WORKERS = 3
 STEPS = [tuple(Window(steps=2) for _ in range(WORKERS))] * 2

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paceline.bench import BENCHES
 from paceline.cli.options import UsageError
+from paceline.files import write_file
 from paceline.lookup import unknown
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _tell(options: BenchOptions, measured: list[Measured], gradient: Gradient, o
         drawn = picture([(tables.letter(index), one.bits, one.error) for index, one in enumerate(measured)])
         console.print("\n".join(drawn), markup=False)
     try:
-        (out / "results.json").write_text(document + "\n", encoding="utf-8")
+        write_file(out / "results.json", document + "\n")
         said = [f"{measured[0].elements:,} float32", gradient.words, f"best of {options.repeats}"]
         page = codec_page(tables.points(measured), both, headline=tables.headline(rows), conditions=said)
         told = f"report: {write_page(page, out / 'report.html')}"

@@ -159,7 +159,7 @@ def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
     """`paceline serve`."""
     from paceline.runs import cluster
 
-    door = cluster.Door(listen=options.listen, tls=options.tls or None, insecure=options.insecure)
+    door = cluster.ServerEndpoint(listen=options.listen, tls=options.tls or None, insecure=options.insecure)
     if not options.resume:
         recipe = read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
         if by_ranks(recipe):

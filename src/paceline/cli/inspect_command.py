@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paceline.cli.options import UsageError
+from paceline.files import write_file
 from paceline.recipes import Recipe, read_recipe
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _tell(recipe: Recipe, inspection: Inspection, out: Path, notes: Console, *, 
     else:
         _print(recipe, inspection)
     try:
-        (out / "results.json").write_text(document + "\n", encoding="utf-8")
+        write_file(out / "results.json", document + "\n")
         page = ratio_page(
             words.bars(inspection),
             words.table(inspection),

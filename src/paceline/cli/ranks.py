@@ -127,7 +127,7 @@ def _for_world(recipe: Recipe, place: Place | None) -> Recipe:
 
 
 def _start(options: TrainOptions, recipe: Recipe | None) -> None:
-    from paceline.drivers.collective.launch import Ranks
+    from paceline.drivers.collective.launch import LocalRanks
 
     folder = Path(options.resume) if options.resume else new_folder(options.out, "train")
     recipe = read_recipe_of(folder) if recipe is None else recipe
@@ -141,7 +141,7 @@ def _start(options: TrainOptions, recipe: Recipe | None) -> None:
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever is told to go ends its ranks first
     try:
         world = recipe.pipeline.ranks if recipe.pipeline.on else recipe.cluster.workers
-        code = Ranks(run.as_command, world, logs=folder).wait()
+        code = LocalRanks(run.as_command, world, logs=folder).wait()
     except BaseException:
         if any((folder / "rank-0").glob("checkpoint-*")):
             notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from paceline.files import write_file
 from paceline.recipes import Recipe
 from paceline.runs import Result, as_document
 
@@ -23,7 +24,7 @@ def tell_results(recipe: Recipe, results: Sequence[Result], out: Path, notes: Co
     else:
         Console().print(results_table(traces))
     try:
-        (out / "results.json").write_text(document + "\n", encoding="utf-8")
+        write_file(out / "results.json", document + "\n")
         report = write_report(traces, out / "report.html", title=f"paceline: {recipe.data.name}, {recipe.model.name}")
         said = f"report: {report}"
     except OSError as error:  # the results are told; that they cannot be kept does not undo the run

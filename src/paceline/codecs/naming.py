@@ -53,6 +53,18 @@ def parse_codec(text: str) -> Codec:
     return ErrorFeedback(codec)
 
 
+def resolve_codec(codec: Codec | str) -> Codec:
+    """Return a codec as it is, or the one that a text names.
+
+    >>> resolve_codec("one-bit")
+    ErrorFeedback(OneBit())
+    """
+    found = parse_codec(codec) if isinstance(codec, str) else codec
+    if not all(hasattr(found, part) for part in ("encode", "decode", "fresh", "most_bytes")) or isinstance(found, type):
+        raise ValueError(f"codec must be a codec or the name of one (codec={codec!r})")
+    return found
+
+
 def _setting(name: str, word: str) -> tuple[str, Any]:
     key, _, value = word.partition("=")
     known = settings_of(name)

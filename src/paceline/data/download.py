@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
-import secrets
 import time
 import urllib.error
 import urllib.request
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paceline.data.errors import DatasetError
+from paceline.files import replacing
 
 _CHUNK_BYTES = 1 << 16
 
@@ -62,15 +62,14 @@ def download(file: RemoteFile, *, base: str, folder: Path, patience: Patience | 
     address = f"{base.rstrip('/')}/{file.name}"
     if not address.startswith(("http://", "https://")):
         raise DatasetError(f"{address} must begin with http:// or https://")
-    part = folder / f".{file.name}.{secrets.token_hex(8)}.part"
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with part.open("xb") as sink:
-            md5 = _receive(address, file, sink, patience or Patience())
-        if md5 != file.md5:
-            raise DatasetError(f"{address} has md5 {md5} where {file.md5} was expected; it was not kept")
-        part.replace(folder / file.name)
+        with replacing(folder / file.name) as part:
+            with part.open("xb") as sink:
+                md5 = _receive(address, file, sink, patience or Patience())
+            if md5 != file.md5:
+                raise DatasetError(f"{address} has md5 {md5} where {file.md5} was expected; it was not kept")
     except DatasetError:
         raise
     except urllib.error.HTTPError as error:
@@ -79,8 +78,6 @@ def download(file: RemoteFile, *, base: str, folder: Path, patience: Patience | 
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise DatasetError(f"{address}: {_reason(error)}") from error
     finally:
-        with contextlib.suppress(OSError):  # it is gone, or the folder could not be made
-            part.unlink()
         for made in missing:
             with contextlib.suppress(OSError):  # what we made and what stayed empty: a mistyped path leaves nothing
                 made.rmdir()

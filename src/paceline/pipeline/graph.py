@@ -318,9 +318,7 @@ def cut_layer(graph: ModelGraph, place: int) -> LayerModule:
     """
     inside = dict.fromkeys(graph.layers[place].nodes)
     reads = dict.fromkeys(read for node in inside for read in node.all_input_nodes)
-    takes = tuple(
-        node for node in reads if node not in inside and node.op != "get_attr" and not is_training_flag(node)
-    )
+    takes = tuple(node for node in reads if node not in inside and node.op != "get_attr" and not is_training_flag(node))
     gives = tuple(
         node
         for node in inside

@@ -65,7 +65,6 @@ from typing import NamedTuple
 
 from paceline.lookup import unknown
 
-
 FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = "F", "B", "I", "W"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.codecs import Codec, make_codec
 from paceline.codecs.naming import codec_text, parse_codec
@@ -16,6 +16,8 @@ from paceline.optim import OptimizerSettings
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.sections import DelaySection
 from paceline.strategies import STRATEGIES, Strategy
+from paceline.strategies.averaging import AVERAGING, Averaging, make_averaging
+from paceline.strategies.averaging.members import SETTINGS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,6 +39,26 @@ def make_strategy(recipe: Recipe) -> Strategy:
     kind = STRATEGIES[recipe.strategy.name]
     chosen = {field.name: getattr(recipe.strategy, field.name) for field in dataclasses.fields(kind)}
     return kind(**chosen)
+
+
+def averages(recipe: Recipe) -> bool:
+    """Whether a recipe's workers average among themselves, without a server.
+
+    >>> averages(Recipe().with_strategy("hpsgd")), averages(Recipe())
+    (True, False)
+    """
+    return recipe.strategy.name in AVERAGING
+
+
+def make_member(recipe: Recipe) -> Averaging:
+    """The member of the family, with those of the section's settings that it has.
+
+    >>> make_member(Recipe().with_settings(strategy={"name": "local-sgd", "period": 4})).period
+    4
+    """
+    section = recipe.strategy
+    chosen: dict[str, Any] = {name: getattr(section, name) for name in SETTINGS[section.name]}
+    return make_averaging(section.name, **{name: value for name, value in chosen.items() if value != "auto"})
 
 
 def make_delays(recipe: Recipe) -> Delays:

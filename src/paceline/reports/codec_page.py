@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -10,6 +9,7 @@ from string import Template
 
 from plotly.offline import get_plotlyjs
 
+from paceline.files import write_file
 from paceline.reports.codec_chart import CodecPoint, codec_chart
 from paceline.reports.page import asset, colour_variables, safe_json
 from paceline.reports.palette import OTHERS, PAGE, STRATEGIES, Scheme
@@ -46,20 +46,8 @@ def codec_page(
 
 
 def write_page(page: str, path: Path) -> Path:
-    """Write a page and say where it is. A reader sees the old page or the new one, never half of one.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_page("<p>hello", Path(folder, "report.html")).read_text()
-    '<p>hello'
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_text(page, encoding="utf-8")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-    return path
+    """Write a page and return its path. A reader sees the old page or the new one, never half of one."""
+    return write_file(path, page)
 
 
 def _colours(families: int) -> dict[Scheme, dict[str, str]]:

@@ -7,7 +7,6 @@ rule its reader's browser keeps.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
@@ -17,6 +16,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from paceline.files import write_file
 from paceline.reports.arrivals import arrivals_chart
 from paceline.reports.chart import Chart
 from paceline.reports.conditions import conditions, target_losses
@@ -48,13 +48,7 @@ def write_report(traces: Sequence[Trace], path: str | Path, *, title: str = "") 
     target = Path(path)
     page = report_html(traces, title=title)
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_text(page, encoding="utf-8")
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)
-    return target
+    return write_file(target, page)
 
 
 def report_html(traces: Sequence[Trace], *, title: str = "") -> str:

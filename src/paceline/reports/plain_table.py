@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
+from paceline.terminal import rich_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,19 +29,7 @@ class PlainTable:
     marked: frozenset[tuple[int, int]] = field(default_factory=frozenset)
 
     def rich(self) -> Table:
-        """For the terminal."""
-        table = Table(
-            box=box.SIMPLE_HEAD, padding=(0, 0), pad_edge=False, title=self.title, title_justify="left",
-            title_style="bold", caption=self.caption, caption_justify="left",
-        )  # fmt: skip
-        for index, heading in enumerate(self.headings):
-            table.add_column(heading, justify="right" if index else "left", no_wrap=index > 0, overflow="fold")
-        for row, cells in enumerate(self.rows):
-            table.add_row(*(Text(cell, style=self._style(row, column)) for column, cell in enumerate(cells)))
-        return table
-
-    def _style(self, row: int, column: int) -> str:
-        return "bold green" if (row, column) in self.marked else ""
+        return rich_table(self.headings, self.rows, title=self.title, caption=self.caption, marked=self.marked)
 
     def html(self) -> str:
         """For a page: in a box that scrolls by itself on a narrow screen."""

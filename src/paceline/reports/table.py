@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-
-from rich import box
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from paceline.quantities import UNKNOWN, count_text, percent_text, seconds_text
 from paceline.reports.conditions import conditions
 from paceline.reports.groups import group_traces
 from paceline.reports.numbers import final_loss_text, target_text
 from paceline.reports.results import Result, baseline_name, results
+from paceline.terminal import rich_table
 from paceline.traces import Trace
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 # Two lines each, so that ten columns fit a terminal of 80.
 HEADINGS = (
+    "\nstrategy",
     "\nrounds",
     "time\n(s)",
     "saved\nvs {baseline}",
@@ -52,15 +54,15 @@ def results_table(traces: Sequence[Trace]) -> Table:
     """
     groups = group_traces(traces)
     caption = "\n".join(textwrap.wrap(", ".join(conditions(groups)), CAPTION_WIDTH))
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0), pad_edge=False, caption=caption, caption_justify="left")
-    table.add_column("\nstrategy", overflow="fold", min_width=9, header_style="bold")
-    against = baseline_name(group.strategy for group in groups)
-    for heading in HEADINGS:
-        table.add_column(heading.format(baseline=against), justify="right", no_wrap=True)
-    for row in results(groups):
-        # Text, not str: a strategy's name is data, and must not be read as markup.
-        table.add_row(Text(row.label), *cells(row), style="red" if row.diverged else "")
-    return table
+    headings = [heading.format(baseline=baseline_name(group.strategy for group in groups)) for heading in HEADINGS]
+    rows = results(groups)
+    return rich_table(
+        headings,
+        [[row.label, *cells(row)] for row in rows],
+        caption=caption,
+        least_name=9,
+        warned=[index for index, row in enumerate(rows) if row.diverged],
+    )
 
 
 def cells(row: Result) -> list[str]:

@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 
+from paceline.files import replacing
 from paceline.traces.journal import (
     Arrival,
     Arrived,
@@ -300,5 +301,5 @@ def write_recorded(path: str | Path, rows: Sequence[Sequence[float]]) -> None:
     >>> file.read_text()
     '1.0,1.25\\n1.5,2.0\\n'
     """
-    with Path(path).open("w", newline="", encoding="utf-8") as lines:
+    with replacing(Path(path)) as temporary, temporary.open("w", newline="", encoding="utf-8") as lines:
         csv.writer(lines, lineterminator="\n").writerows(rows)

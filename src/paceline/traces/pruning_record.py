@@ -15,7 +15,6 @@ before an array is made, and values that no run could have left are refused.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
+
+from paceline.files import write_file
 
 PRUNING = "pruning.safetensors"
 FORMAT = 1
@@ -108,14 +109,7 @@ class PruningRecord:
         if len(text) > MOST_SAID_BYTES:
             raise ValueError(f"settings, classes and source must be at most {MOST_SAID_BYTES:,} bytes ({len(text):,})")
         data = save({name: getattr(self, name) for name in KINDS}, metadata={"paceline": text})
-        path = folder / PRUNING
-        beside = path.with_name(f".{PRUNING}.{os.getpid()}.tmp")
-        try:
-            beside.write_bytes(data)
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
-        return path
+        return write_file(folder / PRUNING, data)
 
 
 def empty_record() -> PruningRecord:

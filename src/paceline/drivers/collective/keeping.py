@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from paceline.drivers.collective.roll import Roll
+from paceline.distributed.stores import StoreGather
 from paceline.files import discard
 from paceline.traces.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from paceline.training.plain import with_tensors, without_tensors
@@ -106,7 +106,12 @@ class Keeper:
 
 
 def agreed_start(
-    keeper: Keeper, roll: Roll, *, resume: bool, recipe: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+    keeper: Keeper,
+    roll: StoreGather,
+    *,
+    resume: bool,
+    recipe: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """The state from which this rank goes on, where all ranks go on from the same round; None if they begin.
 
@@ -119,7 +124,7 @@ def agreed_start(
     if not refused and not held and not keeper.empty:
         refused = f"no checkpoint in {keeper.folder} can be read"  # nor may it be taken for one that has none
     offer = {"held": held, "refused": refused, "ours": ours}
-    offers = roll.call("say which checkpoints it has", offer)
+    offers = roll.gather("say which checkpoints it has", offer)
     _hear_refusals(offer["refused"] for offer in offers)
     # Where some have none, but have been in this launch: it died while they wrote their first.
     in_first = not resume and all(offer["ours"] for offer in offers)
@@ -127,7 +132,7 @@ def agreed_start(
     state = None
     if rounds is not None:
         state, refused = _read(keeper, rounds, recipe, defaults or {})
-        _hear_refusals(roll.call("read its checkpoint", refused))
+        _hear_refusals(roll.gather("read its checkpoint", refused))
     keeper.forget_after(-1 if rounds is None else rounds)
     if not ours:
         keeper.begin(roll.launch)

@@ -30,12 +30,12 @@ OnStanding = Callable[["Standing"], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Door:
+class ServerEndpoint:
     """Where a server listens, and who may come in; refused if it is open to strangers.
 
-    >>> Door(listen="127.0.0.1:0").tls is None
+    >>> ServerEndpoint(listen="127.0.0.1:0").tls is None
     True
-    >>> Door(listen="0.0.0.0:29400")
+    >>> ServerEndpoint(listen="0.0.0.0:29400")
     Traceback (most recent call last):
     ValueError: ...
     """
@@ -105,7 +105,7 @@ def make_served(recipe: Recipe, folder: Path, dataset: Dataset | None = None) ->
 
 def serve_recipe(
     recipe: Recipe,
-    door: Door,
+    endpoint: ServerEndpoint,
     folder: Path,
     *,
     resume: bool = False,
@@ -121,8 +121,8 @@ def serve_recipe(
     from paceline.traces.journal_files import read_journal
     from paceline.workers.threads import threads_for
 
-    credentials = server_credentials(door.tls) if door.tls else None
-    host, port = door.address
+    credentials = server_credentials(endpoint.tls) if endpoint.tls else None
+    host, port = endpoint.address
     served = make_served(recipe, folder)
     size = sum(parameter.numel() for parameter in served.module.parameters())
 
@@ -148,10 +148,10 @@ def serve_recipe(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Own:
+class WorkerOptions:
     """What a worker brings itself, because no message may name it: code, paths, and how patient it is.
 
-    >>> Own(model="my_models:net").patience_seconds
+    >>> WorkerOptions(model="my_models:net").patience_seconds
     60.0
     """
 
@@ -165,7 +165,7 @@ class Own:
 
 
 def work_for(
-    address: str, own: Own, *, on_welcome: Callable[[int, Recipe], None] = lambda worker, recipe: None
+    address: str, options: WorkerOptions, *, on_welcome: Callable[[int, Recipe], None] = lambda worker, recipe: None
 ) -> None:
     """Work for a server that serves a recipe, until training is over."""
     import torch
@@ -173,13 +173,13 @@ def work_for(
     from paceline.drivers.served.job import work
     from paceline.drivers.served.worker import Worker
 
-    if own.threads:
-        torch.set_num_threads(own.threads)
-    worker = Worker(address, None, tls=own.tls, patience_seconds=own.patience_seconds, wish=own.wish)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    worker = Worker(address, None, tls=options.tls, patience_seconds=options.patience_seconds, wish=options.wish)
     with worker:
         if not worker.training_may_begin:
             return
-        recipe = trusted(worker.welcome.recipe, own)
+        recipe = trusted_recipe(worker.welcome.recipe, options)
         refuse_pipeline(recipe.pipeline, "a pipeline has no server")
         training = make_training(recipe, load_data(recipe))
         on_welcome(worker.number, recipe)
@@ -188,12 +188,12 @@ def work_for(
         work(worker, training.module, training, delay_of(recipe))
 
 
-def trusted(document: Mapping[str, Any], own: Own) -> Recipe:
+def trusted_recipe(document: Mapping[str, Any], options: WorkerOptions) -> Recipe:
     """The server's recipe with nothing in it that would import code or read a path of the server's choosing.
 
-    >>> trusted(Recipe().with_settings(data={"directory": "/etc"}).to_document(), Own()).data.directory
+    >>> trusted_recipe(Recipe().with_settings(data={"directory": "/etc"}).to_document(), WorkerOptions()).data.directory
     ''
-    >>> trusted(Recipe().with_settings(model={"name": "evil:net"}).to_document(), Own())
+    >>> trusted_recipe(Recipe().with_settings(model={"name": "evil:net"}).to_document(), WorkerOptions())
     Traceback (most recent call last):
     ValueError: the server trains 'evil:net', which is code and not a network by name; if you have it and trust it, ...
     """
@@ -201,22 +201,22 @@ def trusted(document: Mapping[str, Any], own: Own) -> Recipe:
         raise ValueError("the server was started by a script and has no recipe; use paceline.Worker in a script too")
     recipe = Recipe.from_document(document)
     named = recipe.model.name
-    if ":" in named and not own.model:
+    if ":" in named and not options.model:
         raise ValueError(
             f"the server trains {named!r}, which is code and not a network by name; if you have it and trust it, "
             f"give --model {named}"
         )
-    if own.model and ":" not in named and own.model != named:
-        raise ValueError(f"the server trains {named}, and you gave --model {own.model}: leave it out")
-    recipe = recipe.with_settings(data={"directory": own.data_directory})
-    if own.model:
+    if options.model and ":" not in named and options.model != named:
+        raise ValueError(f"the server trains {named}, and you gave --model {options.model}: leave it out")
+    recipe = recipe.with_settings(data={"directory": options.data_directory})
+    if options.model:
         recipe = recipe.with_settings(
-            model={"name": own.model, "norm": recipe.model.norm if own.model == named else ""}
+            model={"name": options.model, "norm": recipe.model.norm if options.model == named else ""}
         )
     if recipe.delay.name == "recorded":
-        if recipe.delay.inject and not own.delay_file:
+        if recipe.delay.inject and not options.delay_file:
             raise ValueError("the server injects recorded delays; give the file with them as --delay-file")
-        recipe = recipe.with_settings(delay={"file": own.delay_file or "not read"})
+        recipe = recipe.with_settings(delay={"file": options.delay_file or "not read"})
     return recipe
 
 
@@ -249,8 +249,8 @@ def train(
 ) -> Trained:
     """Carry out a recipe with a server and workers on this machine."""
     refuse_pipeline(recipe.pipeline, "a pipeline has no server")
-    door = Door(listen=listen, insecure=True)
-    check_loopback(door)
+    endpoint = ServerEndpoint(listen=listen, insecure=True)
+    check_loopback(endpoint)
     pack = start_pack(recipe, range(recipe.cluster.workers))  # it loads torch while the server makes ready
 
     def opened(address: str) -> None:
@@ -261,7 +261,7 @@ def train(
     try:
         trained = serve_recipe(
             recipe,
-            door,
+            endpoint,
             Path(folder),
             resume=resume,
             on_open=opened,
@@ -274,17 +274,17 @@ def train(
         end_process(pack, by_itself=finished)
 
 
-def check_loopback(door: Door) -> None:
+def check_loopback(endpoint: ServerEndpoint) -> None:
     """Refuse a server for other machines.
 
-    >>> check_loopback(Door(listen="0.0.0.0:0", insecure=True))
+    >>> check_loopback(ServerEndpoint(listen="0.0.0.0:0", insecure=True))
     Traceback (most recent call last):
     ValueError: train is for this machine alone (listen=0.0.0.0:0); `paceline serve` is for others
     """
     from paceline.drivers.served.security import is_loopback
 
-    if not is_loopback(door.address[0]):
-        raise ValueError(f"train is for this machine alone (listen={door.listen}); `paceline serve` is for others")
+    if not is_loopback(endpoint.address[0]):
+        raise ValueError(f"train is for this machine alone (listen={endpoint.listen}); `paceline serve` is for others")
 
 
 def _all_gone(pack: subprocess.Popen[bytes], standing: Standing) -> str | None:
@@ -296,10 +296,10 @@ def _all_gone(pack: subprocess.Popen[bytes], standing: Standing) -> str | None:
 def start_pack(recipe: Recipe, numbers: Sequence[int]) -> subprocess.Popen[bytes]:
     """Start workers on this machine; they wait to be told where the server is."""
     arguments = [sys.executable, "-m", "paceline.runs.local_workers", "--numbers", ",".join(map(str, numbers))]
-    own = {"data_directory": recipe.data.directory, "delay_file": recipe.delay.file}
+    options = {"data_directory": recipe.data.directory, "delay_file": recipe.delay.file}
     if ":" in recipe.model.name:
-        own["model"] = recipe.model.name
-    for name, value in own.items():
+        options["model"] = recipe.model.name
+    for name, value in options.items():
         if value:
             arguments += [f"--{name.replace('_', '-')}", str(value)]
     # In a session of its own: a Ctrl-C in the terminal is for the server, which then says what happens to its workers.
@@ -326,11 +326,11 @@ def end_process(process: subprocess.Popen[bytes], *, by_itself: bool, seconds: f
             return
 
 
-def own_from(arguments: Mapping[str, Any]) -> Own:
-    """`Own` from parsed arguments; what it does not know is left out.
+def worker_options(arguments: Mapping[str, Any]) -> WorkerOptions:
+    """`WorkerOptions` from parsed arguments; what it does not know is left out.
 
-    >>> own_from({"model": "my:net", "numbers": "1,2"}).model
+    >>> worker_options({"model": "my:net", "numbers": "1,2"}).model
     'my:net'
     """
-    known = {field.name for field in dataclasses.fields(Own)}
-    return Own(**{name: value for name, value in arguments.items() if name in known and value is not None})
+    known = {field.name for field in dataclasses.fields(WorkerOptions)}
+    return WorkerOptions(**{name: value for name, value in arguments.items() if name in known and value is not None})

@@ -30,13 +30,13 @@ def main(arguments: list[str] | None = None) -> int:
         parser.add_argument(name)
     given = parser.parse_args(arguments)
     logging.getLogger("paceline.served").setLevel(logging.ERROR)  # the server is in the same terminal, and tells it
-    own = replace(worker_options(vars(given)), threads=1)
+    options = replace(worker_options(vars(given)), threads=1)
     torch.set_num_threads(1)
     address = sys.stdin.readline().strip()
     if not address:
         return 0  # whoever started us has gone
     numbers = [int(number) for number in given.numbers.split(",")]
-    failed = run_pack(numbers, lambda number: work_for(address, replace(own, wish=number)))
+    failed = run_pack(numbers, lambda number: work_for(address, replace(options, wish=number)))
     return 1 if failed else 0
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from paceline.workers.flat import FlatModel
 
 MOST_GRADIENTS_BY_EVENT = 5_000_000
+FROM_TRACE = ("late_work", "clock", "diverged", "sent_bytes", "received_bytes")
 
 
 class Run(Protocol):
@@ -174,3 +176,20 @@ def _payload_bytes(recipe: Recipe, model: FlatModel) -> int:
             "run it with training, or choose a codec of fixed size (such as qsgd, packed)"
         )
     return codec.most_bytes(model.parameters.numel())
+
+
+def as_document(recipe: Recipe, results: Sequence[Result]) -> dict[str, object]:
+    """The machine-readable form of results; what cannot be written in JSON (infinite bandwidth) becomes null.
+
+    >>> sorted(as_document(Recipe(), []))
+    ['recipe', 'results']
+    """
+    return {
+        "recipe": recipe.to_document(),
+        "results": [
+            dataclasses.asdict(result.summary)
+            | {name: getattr(result.trace, name) for name in FROM_TRACE}
+            | ({"pruned": dataclasses.asdict(result.trace.pruned)} if result.trace.pruned else {})
+            for result in results
+        ],
+    }

@@ -1,16 +1,21 @@
-"""A folder of files is whole or it is not there, whatever stops the process or the machine.
+"""Atomic writes: a reader finds the old content or the new one, never half of either.
+
+A file (`write_file`, `replacing`) is written under a temporary name beside it and renamed; this holds against a process
+that is killed, not against a machine that loses power.
+
+A folder (`write_folder`) is whole or absent, whatever stops the process or the machine:
 
     mkdir  .writing-NAME-PID               nobody reads this: a crash here leaves what was before
     write and fsync each file; last, manifest.json
     fsync  .writing-NAME-PID
-    rename NAME -> .replaced-NAME          only where NAME is there already; until the next line, readers take this
+    rename NAME -> .replaced-NAME          only where NAME exists already; until the next line, readers take this
     rename .writing-NAME-PID -> NAME       now it is there
     fsync  the parent folder               now it stays
     remove .replaced-NAME
 
-manifest.json holds a format number, what the writer wants said about the files, each file's size and sha256, and a
-sha256 of all that. Leftovers of a crash are cleared away before the next write rather than after it: on a full disk,
-they are the room that it needs. A folder has one writer at a time.
+manifest.json holds a format number, the writer's description of the files, each file's size and sha256, and a sha256
+of all that. Leftovers of a crash are removed before the next write rather than after it: on a full disk, they are the
+room that it needs. A folder has one writer at a time.
 """
 
 from __future__ import annotations
@@ -32,15 +37,56 @@ MOST_MANIFEST_BYTES = 4 * 2**20
 WRITING, REPLACED = ".writing-", ".replaced-"
 
 
-def write_whole(folder: Path, name: str, files: Mapping[str, bytes], *, about: Mapping[str, Any]) -> Path:
-    """Write `folder/name` with these files; replace the one of that name, if there is one.
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a path to write to, which replaces `path` at the end of the `with`; after an error it is removed instead.
 
-    After an OSError, what was there before is there still.
+    A link is followed, and what is no plain file (/dev/stdout) is written to as it is.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = write_whole(Path(folder), "greeting", {"a.txt": b"hello"}, about={})
-    ...     written = write_whole(Path(folder), "greeting", {"a.txt": b"good day"}, about={})
+    ...     with replacing(Path(folder, "a.txt")) as temporary:
+    ...         _ = temporary.write_text("hello")
+    ...         os.listdir(folder) == ["a.txt"]
+    ...     os.listdir(folder)
+    False
+    ['a.txt']
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    # Several processes and threads may write the same file at the same time.
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_file(path: Path, text: str | bytes) -> Path:
+    """Write a file atomically (text as UTF-8), and return its path. Its folder must exist.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_file(Path(folder, "a.txt"), "hello").read_text()
+    'hello'
+    """
+    with replacing(path) as temporary:
+        temporary.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def write_folder(folder: Path, name: str, files: Mapping[str, bytes], *, about: Mapping[str, Any]) -> Path:
+    """Write the folder `folder/name` with these files, replacing the folder of that name if there is one.
+
+    After an OSError the previous folder is still in place.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = write_folder(Path(folder), "greeting", {"a.txt": b"hello"}, about={})
+    ...     written = write_folder(Path(folder), "greeting", {"a.txt": b"good day"}, about={})
     ...     written.name, sorted(os.listdir(written)), os.listdir(folder)
     ('greeting', ['a.txt', 'manifest.json'], ['greeting'])
     """
@@ -62,17 +108,21 @@ def write_whole(folder: Path, name: str, files: Mapping[str, bytes], *, about: M
     return folder / name
 
 
-def read_whole(path: Path, most_bytes: Mapping[str, int | None]) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """What was said about the files, and the files: exactly those named in `most_bytes`, None for any size.
+def read_folder(path: Path, most_bytes: Mapping[str, int | None]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return the description (`about`) that was written with a folder, and the content of its files.
 
-    ValueError says which file is not as it was written; nothing but the manifest has been parsed by then.
+    Args:
+        most_bytes: the names of the files that the folder must have, each with its largest allowed size or None.
+
+    Raises:
+        ValueError: a file is missing, too large or altered. Nothing but the manifest has been parsed by then.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = write_whole(Path(folder), "greeting", {"a.txt": b"hello"}, about={"language": "en"})
-    ...     read_whole(path, {"a.txt": 100})
+    ...     path = write_folder(Path(folder), "greeting", {"a.txt": b"hello"}, about={"language": "en"})
+    ...     read_folder(path, {"a.txt": 100})
     ...     _ = (path / "a.txt").write_text("hell0")
-    ...     read_whole(path, {"a.txt": 100})
+    ...     read_folder(path, {"a.txt": 100})
     Traceback (most recent call last):
     ValueError: a.txt was altered (sha256 differs)
     """
@@ -88,14 +138,14 @@ def read_whole(path: Path, most_bytes: Mapping[str, int | None]) -> tuple[dict[s
         return manifest["about"], files
 
 
-def stored(folder: Path) -> dict[str, Path]:
-    """What `folder` holds, by name. What a crash left half replaced is found where it was put aside.
+def stored_folders(folder: Path) -> dict[str, Path]:
+    """Return what `folder` holds, by name; a folder that a crash left half replaced is found under `.replaced-NAME`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for name in ("first", ".replaced-first", ".replaced-second", ".writing-third-4711"):
     ...         (Path(folder) / name).mkdir()
-    ...     sorted((name, path.name) for name, path in stored(Path(folder)).items())
+    ...     sorted((name, path.name) for name, path in stored_folders(Path(folder)).items())
     [('first', 'first'), ('second', '.replaced-second')]
     """
     entries = list(folder.iterdir())
@@ -104,13 +154,13 @@ def stored(folder: Path) -> dict[str, Path]:
 
 
 def discard(path: Path) -> None:
-    """Remove a file, link or folder under a name that is never read, so that no reader meets half of it.
+    """Remove a file, link or folder, renamed first so that no reader meets half of it.
 
-    A failure is not told: what stays is a leftover, and is cleared away before the next write.
+    An OSError is ignored: what stays is a leftover, which the next write removes.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     discard(write_whole(Path(folder), "greeting", {"a.txt": b"hello"}, about={}))
+    ...     discard(write_folder(Path(folder), "greeting", {"a.txt": b"hello"}, about={}))
     ...     os.listdir(folder)
     []
     """
@@ -152,7 +202,7 @@ def _unsealed(data: bytes) -> dict[str, Any]:
 
 @contextmanager
 def _opened_folder(path: Path) -> Iterator[int]:
-    """A descriptor through which only files of this very folder are read, whatever becomes of its name."""
+    """Yield a descriptor through which only files of this very folder are read, whatever becomes of its name."""
     if path.is_symlink():
         raise ValueError(f"{path.name} is a link")
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -29,9 +29,9 @@ from paceline.settings import SettingError
 from paceline.traces import summarise
 
 if TYPE_CHECKING:
+    from paceline.distributed.stores import StoreGather
     from paceline.drivers.collective.pipeline_plans import Wanted
     from paceline.drivers.collective.place import Place
-    from paceline.drivers.collective.roll import Roll
     from paceline.pipeline.plan import Plan
     from paceline.traces import Evaluation
     from paceline.training import Training
@@ -163,7 +163,7 @@ def train_stage(
     return None if trace is None else Result(summary=summarise(trace), trace=trace, parameters=run.parameters)
 
 
-def _plan(recipe: Recipe, training: Training, roll: Roll, folder: Path, *, goes_on: bool) -> Plan:
+def _plan(recipe: Recipe, training: Training, roll: StoreGather, folder: Path, *, goes_on: bool) -> Plan:
     from paceline.drivers.collective.pipeline_plans import PLAN, keep_plan, plan_of_run
     from paceline.training import Batches
 

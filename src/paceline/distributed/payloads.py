@@ -27,7 +27,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-ALIGNED_BYTES = 16  # where a payload begins, so that its words can be read in place
+from paceline.distributed.collectives import start_gather
+
 _PAYLOAD_BEGINS = ord("p")
 
 
@@ -43,7 +44,7 @@ class Trouble(IntEnum):
 
 
 class Delivery:
-    """One bucket's payloads on their way. When the future is done, they are here, or its value() raises."""
+    """One bucket's payloads on their way. When the future is done, they have arrived, or its value() raises."""
 
     def __init__(self, future: torch.futures.Future[Any], world: int) -> None:
         self.future = future
@@ -57,7 +58,7 @@ class Delivery:
         self._read = lambda: [gathered[place * slot :][:size] for place, size in enumerate(sizes)]
 
     def payloads(self) -> list[torch.Tensor]:
-        """What every rank has sent, in the order of the group; fills in `troubles`."""
+        """Return what every rank has sent, in the order of the group; fills in `troubles`."""
         payloads = self._read()
         for place, payload in enumerate(payloads):
             if int(payload[0]) != _PAYLOAD_BEGINS:
@@ -65,21 +66,21 @@ class Delivery:
         return payloads
 
 
-class Exchange(Protocol):
+class PayloadExchange(Protocol):
     """Sends one bucket's payload after the other."""
 
     def send(self, payload: torch.Tensor | Trouble, most_bytes: int, *, last: bool) -> Delivery:
-        """Send what this rank has; `most_bytes` is what a payload of this bucket takes; `last` of this backward."""
+        """Send this rank's payload of a bucket, at most `most_bytes` long; `last` of this backward pass."""
 
 
-class OfOneSize:
-    """Payloads whose size depends on the bucket alone."""
+class FixedSizeExchange:
+    """Exchanges payloads whose size depends on the bucket alone."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group, self._device = group, device
 
     def send(self, payload: torch.Tensor | Trouble, most_bytes: int, *, last: bool) -> Delivery:
-        """One collective."""
+        """Gather the payload itself, with one collective."""
         if isinstance(payload, Trouble):
             payload = torch.full((most_bytes,), int(payload), dtype=torch.uint8, device=self._device)
         sizes = [payload.numel()] * self._group.size()
@@ -89,15 +90,15 @@ class OfOneSize:
         return delivery
 
 
-class OfAnySize:
-    """Payloads whose size depends on the gradient: the sizes go before them."""
+class AnySizeExchange:
+    """Exchanges payloads whose size depends on the gradient: the sizes go before them."""
 
     def __init__(self, group: dist.ProcessGroup, sizes_group: dist.ProcessGroup, device: torch.device) -> None:
         self._group, self._sizes_group, self._device = group, sizes_group, device
         self._unsent: Callable[[], None] | None = None  # the bucket whose sizes are on their way
 
     def send(self, payload: torch.Tensor | Trouble, most_bytes: int, *, last: bool) -> Delivery:
-        """The size now, the payload with the next bucket; the last one's at once."""
+        """Send the payload's size now, and the payload in the hook of the next bucket, when all sizes are known."""
         ours = -int(payload) if isinstance(payload, Trouble) else payload.numel()
         sizes, work = start_gather(torch.tensor([ours]), 1, self._sizes_group)
         devices: list[int | str | torch.device] = [] if self._device.type == "cpu" else [self._device]
@@ -132,22 +133,3 @@ def _pass_on(future: torch.futures.Future[Any], done: torch.futures.Future[Any])
         future.set_exception(error)
     else:
         future.set_result(None)
-
-
-def start_gather(ours: torch.Tensor, size: int, group: dist.ProcessGroup) -> tuple[torch.Tensor, Any]:
-    """Start to gather one tensor of every rank, in slots that have room for `size` elements; slots, and the work."""
-    slot = -(-size // ALIGNED_BYTES) * ALIGNED_BYTES if ours.dtype is torch.uint8 else size
-    if ours.numel() != slot:
-        ours = torch.cat([ours, ours.new_zeros(slot - ours.numel())])
-    gathered = ours.new_empty(slot * group.size())
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
-    return gathered, gather(gathered, ours, group=group, async_op=True)
-
-
-def gathered_bytes(ours: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
-    """A few bytes of every rank, now; the same number of them everywhere."""
-    tensor = torch.tensor(list(ours), dtype=torch.uint8, device=device)
-    gathered, work = start_gather(tensor, tensor.numel(), group)
-    work.wait()
-    rows = gathered.view(group.size(), -1)[:, : tensor.numel()]
-    return [bytes(row) for row in rows.tolist()]

@@ -23,26 +23,26 @@ NEARLY = 1e-4  # of the weights' length: training makes roundings grow, but not 
 
 def replay(
     folder: str | Path,
-    own: WorkerOptions | None = None,
+    options: WorkerOptions | None = None,
     *,
     on_step: Callable[[int, int], None] = lambda step, steps: None,
     on_end: OnEnd = lambda batches, training, module: None,
 ) -> Verdict:
     """Recompute a run from its trace, and say whether it came out the same to the last bit.
 
-    `own` brings what no file may name: a model that is code, and where the data lies if it has moved. `on_step` is told
-    how many steps, or averages, of how many are done; `on_end` gets what the workers drew from, and the model, as they
-    are at the end.
+    `options` brings what no file may name: a model that is code, and where the data lies if it has moved. `on_step` is
+    called with the steps, or averages, that are done and the number of all; `on_end` with the batches that the workers
+    drew from, and the model, as they are at the end.
     """
     if (Path(folder) / RECIPE).is_file():
-        return _replay_ranks(Path(folder), own if own is not None else WorkerOptions(), on_step, on_end)
+        return _replay_ranks(Path(folder), options if options is not None else WorkerOptions(), on_step, on_end)
     from paceline.drivers.replayed import Replay, Verdict
     from paceline.traces.checkpoints import read_newest
     from paceline.traces.journal import TRACE, Stepped
     from paceline.traces.journal_files import read_journal
 
     journal = read_journal(Path(folder) / TRACE)
-    recipe = _recipe(journal.began.recipe, own if own is not None else WorkerOptions())
+    recipe = _recipe(journal.began.recipe, options if options is not None else WorkerOptions())
     training = make_training(recipe, load_data(recipe))
     steps = sum(isinstance(record, Stepped) for record in journal.records)
     replayed = Replay(journal.records, training, make_strategy(recipe))
@@ -61,7 +61,9 @@ def replay(
     return verdict
 
 
-def _replay_ranks(folder: Path, own: WorkerOptions, on_average: Callable[[int, int], None], on_end: OnEnd) -> Verdict:
+def _replay_ranks(
+    folder: Path, options: WorkerOptions, on_average: Callable[[int, int], None], on_end: OnEnd
+) -> Verdict:
     """A run of ranks that averaged: their windows, played again in one process, up to the newest checkpoint."""
     from paceline.drivers.collective.keeping import Keeper
     from paceline.drivers.collective.story import windows_from
@@ -73,7 +75,7 @@ def _replay_ranks(folder: Path, own: WorkerOptions, on_average: Callable[[int, i
     if not held:
         raise ValueError(f"{folder} has no checkpoint of rank 0: there is nothing to hold a replay against")
     state = keeper.read(held[0])
-    recipe = _recipe(state["recipe"], own)
+    recipe = _recipe(state["recipe"], options)
     if recipe.pipeline.on:
         raise ValueError(
             f"{folder} is a run of a pipeline; runs with a server and of ranks that average can be replayed"
@@ -96,9 +98,9 @@ def _replay_ranks(folder: Path, own: WorkerOptions, on_average: Callable[[int, i
     return Verdict(steps=steps, difference=difference, nearly="" if in_any_order or apart > NEARLY else difference)
 
 
-def _recipe(document: object, own: WorkerOptions) -> Recipe:
+def _recipe(document: object, options: WorkerOptions) -> Recipe:
     if not isinstance(document, dict) or not document:
         raise ValueError("this run was made by a script: only runs of recipes can be replayed")
     directory = str(document.get("data", {}).get("directory", ""))
-    recipe = trusted_recipe({**document, "delay": {**document.get("delay", {}), "inject": False}}, own)
-    return recipe if own.data_directory else recipe.with_settings(data={"directory": directory})
+    recipe = trusted_recipe({**document, "delay": {**document.get("delay", {}), "inject": False}}, options)
+    return recipe if options.data_directory else recipe.with_settings(data={"directory": directory})
