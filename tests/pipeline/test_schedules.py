@@ -197,7 +197,7 @@ def test_the_drawings_show_the_schedules():
         assert drawn == picture(name, int(stages), int(microbatches), int(chunks or 1), slot_width)
 
 
-@pytest.mark.parametrize("module", [schedules, timing, schedules, text, advice])
+@pytest.mark.parametrize("module", [schedules, timing, text, advice])
 def test_planning_a_schedule_needs_no_torch(module):
     source = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     names = [alias.name for node in ast.walk(source) if isinstance(node, ast.Import) for alias in node.names]

@@ -62,7 +62,7 @@ from paceline.pipeline import PipelineError
 from paceline.pipeline.costs import Cost, Costs, InFlight, Integers, Limits
 from paceline.pipeline.devices import Device, Link
 from paceline.pipeline.profile import Profile
-from paceline.pipeline.words import size
+from paceline.quantities import size_text
 
 SEARCH_STEPS = 4  # from each beginning; more take longer and find little
 ROWS = 128  # a strip of so many rows and 1,000 columns stays in the cache
@@ -440,8 +440,8 @@ def _differing(needed: float, has: float) -> tuple[str, str]:
     >>> _differing(3000, 2000), _differing(3000, 2999)
     (('3.0 kB', '2.0 kB'), ('3,000 B', '2,999 B'))
     """
-    if size(needed) != size(has):
-        return size(needed), size(has)
+    if size_text(needed) != size_text(has):
+        return size_text(needed), size_text(has)
     return f"{needed:,.0f} B", f"{has:,.0f} B"
 
 
@@ -472,9 +472,7 @@ def _check_size(costs: Costs) -> None:
             name = f"layers {inside[0].name!r} to {inside[-1].name!r}, which cannot be parted, need"
         helps = "use a device with more memory"
         if weights[block] <= max(limits):
-            helps = (
-                f"weights are {size(weights[block])} of that; use smaller micro-batches, or a device with more memory"
-            )
+            helps = f"weights are {size_text(weights[block])} of that; use smaller micro-batches, or a device with more memory"
         need, has = _differing(needed[block], max(limits))
         raise PlacementError(f"{name} {need}, and the largest device has {has}; {helps}")
     total = int(costs.weights[0, -1]) + held * int(activations[-1])

@@ -10,6 +10,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from paceline.files import write_file
 from paceline.pipeline import PipelineError
 from paceline.pipeline.devices import Device, Link
 from paceline.pipeline.placement import Placement, priced
@@ -45,7 +46,7 @@ def profile_from(document: Any) -> Profile:
 
 
 def write(plan: Plan, path: Path) -> None:
-    path.write_text(json.dumps(document_of(plan), indent=1, allow_nan=False), encoding="utf-8")
+    write_file(path, json.dumps(document_of(plan), indent=1, allow_nan=False))
 
 
 def document_of(plan: Plan) -> dict[str, Any]:

@@ -23,15 +23,14 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from paceline.pipeline.schedules import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 from paceline.pipeline.timing import Span, Timeline
-from paceline.pipeline.words import duration, size
+from paceline.quantities import counted, duration_text, percent_text, size_text
+from paceline.terminal import coloured, legend, paragraphs, text_table
 
 if TYPE_CHECKING:
-    from paceline.pipeline.placement import Piece
     from paceline.pipeline.plan import Plan, Prediction
 
 LEAST_NAME = 18
@@ -41,7 +40,6 @@ ASCII = {BACKWARD: "#", WEIGHT_GRADIENT: "-", "idle": "."}
 COLOURS = {FORWARD: "36", BACKWARD: "32", WEIGHT_GRADIENT: "33", "idle": "2"}  # cyan, green, yellow, faint
 UNITS = ("seconds", "slots")
 DEVICE, IDLE = "device", "idle"
-GLUE = "\N{NO-BREAK SPACE}"  # keeps a mark and its meaning on one line of the legend
 EVEN = 1e-6  # by how much of the shortest span another may miss a whole number of it
 IDLE_COLUMNS = (
     "idle: predicted; slots: counted, if all pieces took equally long; formula: (1/2)(1 - m/(k-1+m)) for k stages and "
@@ -59,47 +57,39 @@ def describe(plan: Plan, *, width: int = 80, ascii_only: bool = False, colour: b
         schedule_table(plan, width=width),
         [line for sentence in remarks(plan) for line in textwrap.wrap(sentence, width)],
     ]
-    return "\n\n".join("\n".join(part) for part in parts if part)
+    return paragraphs(parts)
 
 
 def headline(plan: Plan) -> str:
     """Return what is planned and the step that it comes to, in a sentence."""
     per_device = f", {plan.chunks} pieces on each" if plan.chunks > 1 else ""
     return (
-        f"{plan.model}: {len(plan.profile.layers)} layers on {_many(plan.stages, 'device')}{per_device}, "
-        f"{_many(plan.microbatches, 'micro-batch')} of {_many(plan.batch.microbatch, 'sample')}, {plan.schedule}: "
-        f"{duration(plan.timeline.step_seconds)} a step, {_percent(plan.timeline.idle)} idle"
+        f"{plan.model}: {len(plan.profile.layers)} layers on {counted(plan.stages, 'device')}{per_device}, "
+        f"{counted(plan.microbatches, 'micro-batch')} of {counted(plan.batch.microbatch, 'sample')}, {plan.schedule}: "
+        f"{duration_text(plan.timeline.step_seconds)} a step, {percent_text(plan.timeline.idle)} idle"
     )
 
 
 def stage_table(plan: Plan, *, width: int = 80, ascii_only: bool = False) -> list[str]:
     """Return a line for each piece: its layers, and per micro-batch its seconds and what it sends; its memory."""
-    several = plan.chunks > 1
-    heads = [*(("piece", "device") if several else ("stage",)), "layers", "forward", "backward", "sends", "memory"]
-    rows = [heads, *(_row(plan, piece, several=several, ascii_only=ascii_only) for piece in plan.placement.pieces)]
-    names = len(heads) - 5
-    others = [max(len(row[column]) for row in rows) for column in range(len(heads)) if column != names]
-    room = max(LEAST_NAME, width - sum(others) - 2 * len(others))
-    wide = min(room, max(len(row[names]) for row in rows))
-    widths, lines = [*others[:names], wide, *others[names:]], []
-    for row in rows:
-        row[names] = _shortened(row[names], wide, ascii_only=ascii_only).ljust(wide)
-        lines.append("  ".join(cell.rjust(room) for cell, room in zip(row, widths, strict=True)))
-    return lines
-
-
-def _row(plan: Plan, piece: Piece, *, several: bool, ascii_only: bool) -> list[str]:
-    layers = plan.profile.layers[piece.first : piece.last]
     dots = "..." if ascii_only else "…"
-    name = layers[0].name if len(layers) == 1 else f"{layers[0].name} {dots} {layers[-1].name} ({len(layers)})"
-    return [
-        *([str(piece.index), str(piece.device)] if several else [str(piece.index)]),
-        name,
-        duration(piece.forward_seconds),
-        duration(piece.backward_seconds),
-        size(piece.sent_bytes) if piece.sent_bytes else "-",
-        size(piece.memory_bytes),
-    ]
+    several = plan.chunks > 1
+    rows = [[*(["piece", "device"] if several else ["stage"]), "layers", "forward", "backward", "sends", "memory"]]
+    for piece in plan.placement.pieces:
+        layers = plan.profile.layers[piece.first : piece.last]
+        name = layers[0].name if len(layers) == 1 else f"{layers[0].name} {dots} {layers[-1].name} ({len(layers)})"
+        rows.append(
+            [
+                *([str(piece.index), str(piece.device)] if several else [str(piece.index)]),
+                name,
+                duration_text(piece.forward_seconds),
+                duration_text(piece.backward_seconds),
+                size_text(piece.sent_bytes) if piece.sent_bytes else "-",
+                size_text(piece.memory_bytes),
+            ]
+        )
+    align = ">><>>>>" if several else "><>>>>"
+    return text_table(rows, align=align, elastic=align.index("<"), shortest=LEAST_NAME, width=width, dots=dots)
 
 
 def balance(plan: Plan) -> str:
@@ -109,7 +99,7 @@ def balance(plan: Plan) -> str:
     limited = any(device.memory_bytes is not None for device in plan.placement.devices)
     fitting = " that fits" if limited else ""
     text = (
-        f"The slowest {noun} is {slowest.index}: {duration(slowest.seconds)} for a micro-batch with its transfers"
+        f"The slowest {noun} is {slowest.index}: {duration_text(slowest.seconds)} for a micro-batch with its transfers"
         f"{f', and no cut{fitting} has a faster one' if plan.placement.proven else ''}."
     )
     even = plan.even
@@ -117,7 +107,7 @@ def balance(plan: Plan) -> str:
         text += " Equal numbers of layers would not fit."
     elif even is not None and slowest.seconds > 0 and len(plan.placement.pieces) > 1:
         more = even.slowest.seconds / slowest.seconds - 1
-        text += f" With equal numbers of layers it would take {duration(even.slowest.seconds)}, {_percent(more)} more."
+        text += f" With equal numbers of layers it would take {duration_text(even.slowest.seconds)}, {percent_text(more)} more."
     return text
 
 
@@ -134,8 +124,8 @@ def _schedule_row(prediction: Prediction, width: int, *, chosen: bool) -> list[s
     if prediction.why_not:
         return textwrap.wrap(f"{name:<13}  {prediction.why_not}", width, subsequent_indent=" " * 15)
     figures = (
-        f"{duration(prediction.step_seconds):>8}  {_percent(prediction.idle):>5}  {_percent(prediction.slots):>5}  "
-        f"{_percent(prediction.lecture):>7}  {size(prediction.most_bytes):>9}"
+        f"{duration_text(prediction.step_seconds):>8}  {percent_text(prediction.idle):>5}  {percent_text(prediction.slots):>5}  "
+        f"{percent_text(prediction.lecture):>7}  {size_text(prediction.most_bytes):>9}"
     )
     return [f"{name:<13}  {figures}"]
 
@@ -144,22 +134,6 @@ def remarks(plan: Plan) -> list[str]:
     """Return the advice on micro-batches, and the notes of the placement and of the profile."""
     notes = [f"Note: {note}." for note in (*plan.placement.notes, *plan.profile.notes)]
     return [f"Advice: {plan.advice.sentence}.", *notes]
-
-
-def _many(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}".replace("%", " %")
-
-
-def _shortened(text: str, room: int, *, ascii_only: bool) -> str:
-    if len(text) <= room:
-        return text
-    dots = "..." if ascii_only else "…"
-    front = (room - len(dots)) // 2
-    return text[:front] + dots + text[len(text) - (room - front - len(dots)) :]
 
 
 # -- the picture of a step ---------------------------------------------------------------------------------------------
@@ -198,11 +172,13 @@ def draw(
     scale = _scale(timeline, width - label - 4 - max(len(IDLE), len("100 %")))
     lines = [f"{DEVICE:>{label}}  {_axis(timeline.step_seconds, scale.cells, unit)}  {IDLE}"]
     for device, (row, idle) in enumerate(zip(timeline.rows, timeline.idle_shares, strict=True)):
-        cells = _paint(_cells(row, scale), marks, colour=colour)
-        lines.append(f"{device:>{label}}  {cells}  {100 * idle:2.0f} %")
-    legend = _legend(timeline, scale, marks, unit)
-    wrapped = textwrap.wrap(legend, width, break_on_hyphens=False)
-    return "\n".join([*lines, "", *(line.replace(GLUE, " ").rstrip() for line in wrapped)])
+        kinds = _cells(row, scale)
+        cells = "".join(marks.get(kind, kind) for kind in kinds)
+        if colour:
+            codes = dict(zip(cells, (COLOURS.get(kind, COLOURS[FORWARD]) for kind in kinds), strict=True))
+            cells = coloured(cells, codes.__getitem__)
+        lines.append(f"{device:>{label}}  {cells}  {percent_text(idle):>4}")
+    return "\n".join([*lines, "", *legend(_legend_parts(timeline, scale, marks, unit), width)])
 
 
 def _scale(timeline: Timeline, room: int) -> _Scale:
@@ -243,36 +219,13 @@ def _most(kinds: dict[str, dict[str, float]]) -> str:
     return max(kinds[kind], key=lambda shown: kinds[kind][shown])
 
 
-def _paint(cells: Sequence[str], marks: dict[str, str], *, colour: bool) -> str:
-    if not colour:
-        return "".join(marks.get(cell, cell) for cell in cells)
-    runs = groupby(cells, key=lambda cell: cell if cell in COLOURS else FORWARD)
-    return "".join(
-        f"\x1b[{COLOURS[kind]}m{''.join(marks.get(cell, cell) for cell in run)}\x1b[0m" for kind, run in runs
-    )
-
-
 def _axis(step: float, cells: int, unit: str) -> str:
     """Return an axis from 0 to the end of the step, or the end alone where there is no room."""
-    end = _time(step, unit)
+    end = f"{step:g} slots" if unit == "slots" else duration_text(step, trim=True)
     return f"0{end:>{cells - 1}}" if cells > len(end) + 1 else f"{end:>{cells}}"
 
 
-def _time(value: float, unit: str) -> str:
-    """Return a time with three digits.
-
-    >>> _time(0.01234, "seconds"), _time(12.0, "slots")
-    ('12.3 ms', '12 slots')
-    """
-    if unit == "slots":
-        return f"{value:g} slots"
-    for factor, name in ((1.0, "s"), (1e-3, "ms")):
-        if value >= factor:
-            return f"{value / factor:.3g} {name}" if value < 999.5 * factor else f"{value / factor:.0f} {name}"
-    return f"{value / 1e-6:.3g} us"
-
-
-def _legend(timeline: Timeline, scale: _Scale, marks: dict[str, str], unit: str) -> str:
+def _legend_parts(timeline: Timeline, scale: _Scale, marks: dict[str, str], unit: str) -> list[str]:
     kinds = {span.kind for span in timeline.spans}
     most = max((span.microbatch for span in timeline.spans), default=0)
     parts = ["0-9 forward of that micro-batch" if most < 10 else "0-9 forward, its last digit"]
@@ -285,7 +238,7 @@ def _legend(timeline: Timeline, scale: _Scale, marks: dict[str, str], unit: str)
     parts.append(f"{marks['idle']} idle")
     shortest = min((span.seconds for span in timeline.spans if span.seconds > 0), default=scale.cell_seconds)
     if unit != "slots":
-        parts.append(f"a cell is {_time(scale.cell_seconds, unit)}")
+        parts.append(f"a cell is {duration_text(scale.cell_seconds, trim=True)}")
     if shortest < scale.cell_seconds * (1 - EVEN):
         parts.append("a cell shows what fills most of it")
-    return f"{GLUE * 2} ".join(part.replace(" ", GLUE) for part in parts)
+    return parts
