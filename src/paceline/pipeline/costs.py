@@ -236,7 +236,7 @@ class Costs:
         return blocks.uncounted + (blocks.activations - blocks.activations[:, None])
 
     def seconds(self, piece: int, first: slice, last: slice) -> Reals:
-        """Return the seconds for a micro-batch of the runs from positions `first` (rows) to positions `last` (columns)."""
+        """Return the seconds for a micro-batch of the runs from `first` (rows) to `last` (columns), both positions."""
         blocks = self.blocks
         computing = (blocks.seconds[last] - blocks.seconds[first, None]) / self.device(piece).speed
         computing += _sending(self.link(piece), blocks.sent[last])

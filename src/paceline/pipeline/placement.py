@@ -292,7 +292,7 @@ def least_worst(cost: Cost, blocks: int, pieces: int) -> float:
 
 
 def fewest_bytes(cost: Cost, most: float, crossing: Integers, pieces: int) -> tuple[int, ...]:
-    """Return the positions of the cut that crosses the fewest bytes, of those without a piece that costs more than `most`.
+    """Return the positions of the cut that crosses the fewest bytes and has no piece that costs more than `most`.
 
     >>> sizes = np.array([0.0, 3.0, 4.0, 6.0])
     >>> fewest_bytes(lambda piece, first, last: sizes[None, last] - sizes[first, None], 4.0, np.array([0, 9, 5, 0]), 2)
@@ -472,7 +472,8 @@ def _check_size(costs: Costs) -> None:
             name = f"layers {inside[0].name!r} to {inside[-1].name!r}, which cannot be parted, need"
         helps = "use a device with more memory"
         if weights[block] <= max(limits):
-            helps = f"weights are {size_text(weights[block])} of that; use smaller micro-batches, or a device with more memory"
+            share = f"weights are {size_text(weights[block])} of that"
+            helps = f"{share}; use smaller micro-batches, or a device with more memory"
         need, has = _differing(needed[block], max(limits))
         raise PlacementError(f"{name} {need}, and the largest device has {has}; {helps}")
     total = int(costs.weights[0, -1]) + held * int(activations[-1])

@@ -31,7 +31,7 @@ from paceline.quantities import counted, duration_text, percent_text, size_text
 from paceline.terminal import coloured, legend, paragraphs, text_table
 
 if TYPE_CHECKING:
-    from paceline.pipeline.plan import Plan, Prediction
+    from paceline.pipeline.plan import Plan
 
 LEAST_NAME = 18
 LEAST_WIDTH = 40
@@ -93,7 +93,7 @@ def stage_table(plan: Plan, *, width: int = 80, ascii_only: bool = False) -> lis
 
 
 def balance(plan: Plan) -> str:
-    """Return sentences on the slowest piece: whether it could be faster, and what equal numbers of layers would give."""
+    """Return sentences on the slowest piece: if it could be faster, and what equal numbers of layers would give."""
     slowest = plan.placement.slowest
     noun = "piece" if plan.chunks > 1 else "stage"
     limited = any(device.memory_bytes is not None for device in plan.placement.devices)
@@ -106,28 +106,22 @@ def balance(plan: Plan) -> str:
     if even is not None and not even.fits:
         text += " Equal numbers of layers would not fit."
     elif even is not None and slowest.seconds > 0 and len(plan.placement.pieces) > 1:
-        more = even.slowest.seconds / slowest.seconds - 1
-        text += f" With equal numbers of layers it would take {duration_text(even.slowest.seconds)}, {percent_text(more)} more."
+        more = percent_text(even.slowest.seconds / slowest.seconds - 1)
+        text += f" With equal numbers of layers it would take {duration_text(even.slowest.seconds)}, {more} more."
     return text
 
 
 def schedule_table(plan: Plan, *, width: int = 80) -> list[str]:
     """Return a line for each schedule: the step, three idle shares that the last lines explain, memory."""
     lines = [f"{'schedule':<13}  {'step':>8}  {'idle':>5}  {'slots':>5}  {'formula':>7}  {'memory':>9}"]
-    for prediction in plan.predictions:
-        lines += _schedule_row(prediction, width, chosen=prediction.schedule == plan.schedule)
+    for each in plan.predictions:
+        name = f"{each.schedule}{' *' if each.schedule == plan.schedule else ''}"
+        if each.why_not:
+            lines += textwrap.wrap(f"{name:<13}  {each.why_not}", width, subsequent_indent=" " * 15)
+            continue
+        shares = f"{percent_text(each.idle):>5}  {percent_text(each.slots):>5}  {percent_text(each.lecture):>7}"
+        lines.append(f"{name:<13}  {duration_text(each.step_seconds):>8}  {shares}  {size_text(each.most_bytes):>9}")
     return [*lines, *textwrap.wrap(IDLE_COLUMNS, width)]
-
-
-def _schedule_row(prediction: Prediction, width: int, *, chosen: bool) -> list[str]:
-    name = f"{prediction.schedule}{' *' if chosen else ''}"
-    if prediction.why_not:
-        return textwrap.wrap(f"{name:<13}  {prediction.why_not}", width, subsequent_indent=" " * 15)
-    figures = (
-        f"{duration_text(prediction.step_seconds):>8}  {percent_text(prediction.idle):>5}  {percent_text(prediction.slots):>5}  "
-        f"{percent_text(prediction.lecture):>7}  {size_text(prediction.most_bytes):>9}"
-    )
-    return [f"{name:<13}  {figures}"]
 
 
 def remarks(plan: Plan) -> list[str]:
@@ -168,15 +162,13 @@ def draw(
     if unit not in UNITS:
         raise ValueError(f"unit must be one of {', '.join(UNITS)} (unit={unit!r})")
     marks = ASCII if ascii_only else BLOCKS
+    colours = {mark: COLOURS[kind] for kind, mark in marks.items()}
     label = max(len(DEVICE), len(str(timeline.devices - 1)))
     scale = _scale(timeline, width - label - 4 - max(len(IDLE), len("100 %")))
     lines = [f"{DEVICE:>{label}}  {_axis(timeline.step_seconds, scale.cells, unit)}  {IDLE}"]
     for device, (row, idle) in enumerate(zip(timeline.rows, timeline.idle_shares, strict=True)):
-        kinds = _cells(row, scale)
-        cells = "".join(marks.get(kind, kind) for kind in kinds)
-        if colour:
-            codes = dict(zip(cells, (COLOURS.get(kind, COLOURS[FORWARD]) for kind in kinds), strict=True))
-            cells = coloured(cells, codes.__getitem__)
+        cells = "".join(marks.get(shown, shown) for shown in _cells(row, scale))
+        cells = coloured(cells, lambda cell: colours.get(cell, COLOURS[FORWARD])) if colour else cells
         lines.append(f"{device:>{label}}  {cells}  {percent_text(idle):>4}")
     return "\n".join([*lines, "", *legend(_legend_parts(timeline, scale, marks, unit), width)])
 

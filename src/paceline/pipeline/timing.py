@@ -168,7 +168,7 @@ def slot_timeline(name: str, stages: int, microbatches: int, chunks: int | None 
 
 
 def slots(name: str, stages: int, microbatches: int, chunks: int | None = None) -> float:
-    """Return how many slots a schedule takes; with several chunks a slot is that of a piece, a part of a device's model.
+    """Return how many slots a schedule takes; with several chunks a slot is that of one piece of a device.
 
     >>> slots("gpipe", stages=3, microbatches=4), slots("zero-bubble", stages=3, microbatches=4)
     (12.0, 10.0)
