@@ -114,6 +114,11 @@ class Plan:
         return self.profile.evaluates
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What the placement and the profile have to say."""
+        return (*self.placement.notes, *self.profile.notes)
+
+    @property
     def slowest_link(self) -> Link:
         """The least bytes per second and the most latency of all links."""
         links = (self.links,) if isinstance(self.links, Link) else self.links

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.optim import OptimizerSettings, make_optimizer
 from paceline.pipeline import PipelineError
 from paceline.pipeline.devices import Device, Link, whole_number
 from paceline.pipeline.graph import ModelGraph
@@ -16,8 +17,8 @@ from paceline.pipeline.placement import Placement
 from paceline.pipeline.plan import Batch, Plan
 from paceline.pipeline.profile import Profile
 from paceline.pipeline.schedules import find, why_not
+from paceline.pipeline.settings import MOST_STAGES
 
-MOST_STAGES = 512
 Sample = torch.Tensor | Sequence[torch.Tensor]
 SharedProfile = Callable[[Callable[[], Profile]], Profile]
 
@@ -120,3 +121,18 @@ def _devices(stages: int, devices: Sequence[Device | float] | None, memory_bytes
     if len(devices) != stages:
         raise ValueError(f"devices must be one for each stage (stages={stages}, devices={len(devices)})")
     return tuple(each if isinstance(each, Device) else Device(speed=each) for each in devices)
+
+
+def optimizer_states(settings: OptimizerSettings) -> float:
+    """Return how many numbers an optimiser keeps for each weight: counted after a step with one of 64 weights.
+
+    >>> [optimizer_states(OptimizerSettings(**each)) for each in (
+    ...     {"name": "sgd", "momentum": 0.9}, {"name": "sgd", "momentum": 0.0}, {"name": "adamw"})]
+    [1.0, 0.0, 2.0]
+    """
+    weight = nn.Parameter(torch.ones(8, 8))
+    weight.grad = torch.ones(8, 8)
+    optimizer, _ = make_optimizer(settings, [weight], total_steps=1)
+    optimizer.step()
+    kept = (value for state in optimizer.state.values() for value in state.values())
+    return float(sum(value.numel() for value in kept if isinstance(value, torch.Tensor)) // weight.numel())

@@ -126,8 +126,7 @@ def schedule_table(plan: Plan, *, width: int = 80) -> list[str]:
 
 def remarks(plan: Plan) -> list[str]:
     """Return the advice on micro-batches, and the notes of the placement and of the profile."""
-    notes = [f"Note: {note}." for note in (*plan.placement.notes, *plan.profile.notes)]
-    return [f"Advice: {plan.advice.sentence}.", *notes]
+    return [f"Advice: {plan.advice.sentence}.", *(f"Note: {note}." for note in plan.notes)]
 
 
 # -- the picture of a step ---------------------------------------------------------------------------------------------

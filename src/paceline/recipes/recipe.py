@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.data import DATASETS
 from paceline.lookup import unknown
-from paceline.recipes.pipeline_section import PipelineSection
+from paceline.pipeline.settings import PipelineSettings
 from paceline.recipes.pruning_section import PruningSection
 from paceline.recipes.sections import (
     ClusterSection,
@@ -60,7 +60,7 @@ class Recipe(Checked):
     strategy: StrategySection = field(default_factory=StrategySection)
     codec: CodecSection = field(default_factory=CodecSection)
     pruning: PruningSection = field(default_factory=PruningSection)
-    pipeline: PipelineSection = field(default_factory=PipelineSection)
+    pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     server: ServerSection = field(default_factory=ServerSection)
 
     def __post_init__(self) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.drivers.simulated.async_timing import AsyncTimes
 from paceline.drivers.simulated.progress import Progress
-from paceline.drivers.simulated.timing import RoundTimes
+from paceline.drivers.simulated.timing import AsyncTimes, RoundTimes
+from paceline.pipeline.settings import refuse_pipeline
 from paceline.recipes.assembly import (
     averages,
     load_data,
@@ -20,7 +20,6 @@ from paceline.recipes.assembly import (
     make_setup,
     make_simulation,
 )
-from paceline.recipes.pipeline_section import refuse_pipeline
 from paceline.recipes.recipe import Recipe
 from paceline.strategies import Async
 from paceline.traces import Summary, Trace, summarise
@@ -155,7 +154,7 @@ def _make_timing_by_event(recipe: Recipe) -> Run:
 
 
 def _make_averaged_timing(recipe: Recipe) -> Run:
-    from paceline.drivers.simulated.averaging import AveragedSimulation
+    from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
 
     setup = make_averaging_setup(recipe)
     if setup.network.free:

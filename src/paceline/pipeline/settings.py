@@ -1,10 +1,13 @@
-"""The section of a recipe that says into how many stages a model is cut, and how batches go through them."""
+"""The settings of a pipeline, [pipeline] in a recipe: how many stages a model has, and how batches go through them."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.pipeline.schedules import SCHEDULES, why_not
+from paceline.pipeline.devices import Device, Link
+from paceline.pipeline.schedules import SCHEDULES, find, why_not
 from paceline.settings import Checked, SettingError, setting
 
 MOST_STAGES = 512
@@ -12,15 +15,15 @@ BYTES_OF_MB, BYTES_PER_SECOND_OF_MBIT = 1_000_000, 125_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineSection(Checked):
+class PipelineSettings(Checked):
     """A model in stages, one process each; BatchNorm sees micro-batches. Real runs of strategy full alone.
 
-    >>> PipelineSection(stages=2).on, PipelineSection().on
+    >>> PipelineSettings(stages=2).on, PipelineSettings().on
     (True, False)
-    >>> PipelineSection(stages=8)
+    >>> PipelineSettings(stages=8)
     Traceback (most recent call last):
     paceline.settings.SettingError: 1f1b needs at least as many micro-batches as stages (microbatches=4, ...
-    >>> PipelineSection(replicas=2)
+    >>> PipelineSettings(replicas=2)
     Traceback (most recent call last):
     paceline.settings.SettingError: replicas are of a pipeline, and there is none: give stages, or memory_mb ...
     """
@@ -43,58 +46,80 @@ class PipelineSection(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.on:
-            self._check_off()
+        for name, verb in (("replicas", "are"), ("plan", "is")):
+            value = getattr(self, name)
+            if not self.on and value != type(self).__dataclass_fields__[name].default:
+                because = f"{name} {verb} of a pipeline, and there is none: give stages, or memory_mb"
+                raise SettingError((name,), f"{because} ({name}={value!r})")
         refused = why_not(self.schedule, self.stages, self.microbatches, self.chunks or None)
         if self.on and refused:
-            named = ("chunks", "microbatches", "stages")
-            given = [name for name in named if getattr(self, name) != type(self).__dataclass_fields__[name].default]
-            told = [name for name in given if f"{name}=" in refused]  # which of what was written it names
-            raise SettingError((told[0] if told else "schedule",), refused)
-
-    def _check_off(self) -> None:
-        for name, said in (("replicas", "are of a pipeline"), ("plan", "is of a pipeline")):
-            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                raise SettingError(
-                    (name,),
-                    f"{name} {said}, and there is none: give stages, or memory_mb ({name}={getattr(self, name)!r})",
-                )
+            names = ("chunks", "microbatches", "stages")
+            given = [name for name in names if getattr(self, name) != type(self).__dataclass_fields__[name].default]
+            named = [name for name in given if f"{name}=" in refused]
+            raise SettingError((named[0] if named else "schedule",), refused)
 
     @property
     def on(self) -> bool:
         """Whether there is a pipeline: several stages, or a limit that one stage must keep to.
 
-        >>> PipelineSection(memory_mb=100.0).on
+        >>> PipelineSettings(memory_mb=100.0).on
         True
         """
         return self.stages > 1 or self.memory_mb > 0
 
     @property
     def ranks(self) -> int:
-        """Processes of a run.
+        """The number of processes of a run.
 
-        >>> PipelineSection(stages=2, replicas=3).ranks
+        >>> PipelineSettings(stages=2, replicas=3).ranks
         6
         """
         return self.stages * self.replicas
 
     @property
     def memory_bytes(self) -> int | None:
-        """The limit of each device; None if there is none.
+        """The memory of each device; None if there is no limit.
 
-        >>> PipelineSection(memory_mb=1.5).memory_bytes
+        >>> PipelineSettings(memory_mb=1.5).memory_bytes
         1500000
         """
         return max(1, int(self.memory_mb * BYTES_OF_MB)) if self.memory_mb else None
 
+    @property
+    def pieces(self) -> int:
+        """The number of pieces of each device.
 
-def refuse_pipeline(section: PipelineSection, because: str) -> None:
+        >>> PipelineSettings(stages=2, schedule="interleaved").pieces
+        2
+        """
+        return self.chunks or find(self.schedule).chunks
+
+    @property
+    def link(self) -> Link:
+        """The connection between two stages.
+
+        >>> PipelineSettings(bandwidth_mbit=8.0).link.bytes_per_second
+        1000000.0
+        """
+        rate = self.bandwidth_mbit * BYTES_PER_SECOND_OF_MBIT
+        return Link(bytes_per_second=rate or math.inf, latency_seconds=self.latency_ms / 1000)
+
+    def devices(self, speeds: Sequence[float] = ()) -> tuple[Device, ...]:
+        """Return the devices, each with its memory, and its speed where speeds are given.
+
+        >>> [device.memory_bytes for device in PipelineSettings(stages=2, memory_mb=8.0).devices()]
+        [8000000, 8000000]
+        """
+        return tuple(Device(speed=speed, memory_bytes=self.memory_bytes) for speed in speeds or (1.0,) * self.stages)
+
+
+def refuse_pipeline(settings: PipelineSettings, because: str) -> None:
     """Refuse a pipeline where it cannot be carried out.
 
-    >>> refuse_pipeline(PipelineSection(stages=2), "a pipeline has no server")
+    >>> refuse_pipeline(PipelineSettings(stages=2), "a pipeline has no server")
     Traceback (most recent call last):
     paceline.settings.SettingError: a pipeline has no server (stages=2); use `paceline train`, or leave ...
     """
-    if section.on:
-        given = f"stages={section.stages}" if section.stages > 1 else f"memory_mb={section.memory_mb:g}"
+    if settings.on:
+        given = f"stages={settings.stages}" if settings.stages > 1 else f"memory_mb={settings.memory_mb:g}"
         raise SettingError(("stages",), f"{because} ({given}); use `paceline train`, or leave [pipeline] out")
