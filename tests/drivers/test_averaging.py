@@ -15,11 +15,10 @@ from paceline.codecs.naming import parse_codec
 from paceline.data import load_dataset, split
 from paceline.drivers.replayed.averaged import replay_averages
 from paceline.drivers.replayed.replay import ReplayError
-from paceline.drivers.simulated.averaging import AveragedSimulation
-from paceline.drivers.simulated.averaging_setup import AveragingSetup
+from paceline.drivers.simulated.averaging_cluster import AveragingCluster, AveragingSetup, SimulatedAverage
+from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
 from paceline.drivers.simulated.delays import Recorded, ShiftedExponential, SlowWorkers
 from paceline.drivers.simulated.network import Network
-from paceline.drivers.simulated.pack import Average, Pack
 from paceline.events import Standing, Window
 from paceline.optim import OptimizerSettings, make_optimizer
 from paceline.reports.segments import segments
@@ -83,7 +82,9 @@ def played(member, training, **others):
     """A run's team, and the windows of its averages."""
     cluster = setup(member, **others)
     team = Team(training, member, workers=cluster.workers)
-    averages = [happened for happened in Pack(cluster, crew=team).run() if isinstance(happened, Average)]
+    averages = [
+        happened for happened in AveragingCluster(cluster, trainer=team).run() if isinstance(happened, SimulatedAverage)
+    ]
     return team, averages
 
 
@@ -205,8 +206,8 @@ def test_the_model_is_the_start_plus_the_weighted_sums_of_what_was_sent(digits, 
         return
 
     class Watched(Team):
-        def leave(self, worker, begin):
-            weight = super().leave(worker, begin)
+        def enter(self, worker, begin):
+            weight = super().enter(worker, begin)
             messages.setdefault(begin.number, {})[worker] = self._messages[begin.number][worker].clone()
             return weight
 
@@ -220,7 +221,7 @@ def test_the_model_is_the_start_plus_the_weighted_sums_of_what_was_sent(digits, 
 
     team = Watched(training, member, workers=WORKERS)
     start = team.players[0].own.double()
-    for _ in Pack(setup(member), crew=team).run():
+    for _ in AveragingCluster(setup(member), trainer=team).run():
         pass
     torch.testing.assert_close(team.parameters.double(), start + sum(sums.values()), rtol=0, atol=1e-5)
 
@@ -240,7 +241,11 @@ def test_what_a_codec_with_a_memory_sent_and_what_it_still_holds_is_what_was_tra
 
     member = AVERAGING["hpsgd"]
     team = Watched(trained(digits, codec=codec), member, workers=WORKERS)
-    averages = [happened for happened in Pack(setup(member), crew=team).run() if isinstance(happened, Average)]
+    averages = [
+        happened
+        for happened in AveragingCluster(setup(member), trainer=team).run()
+        if isinstance(happened, SimulatedAverage)
+    ]
     for worker, player in enumerate(team.players):
         (left,) = [value for value in player.codec.state_dict().values() if isinstance(value, torch.Tensor)]
         torch.testing.assert_close(made[worker], sent[worker] + left.double(), rtol=0, atol=1e-5)
@@ -312,7 +317,7 @@ def test_a_shared_model_is_as_good_whoever_is_asked(digits):
                     compared.append((self.evaluate(worker), self.evaluate(other)))
 
     team = Watched(trained(digits), AVERAGING["hpsgd"], workers=WORKERS)
-    for _ in Pack(setup(AVERAGING["hpsgd"]), crew=team).run():
+    for _ in AveragingCluster(setup(AVERAGING["hpsgd"]), trainer=team).run():
         pass
     assert compared
     assert all(one == other for one, other in compared)

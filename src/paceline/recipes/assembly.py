@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.codecs import Codec, make_codec
 from paceline.codecs.naming import codec_text, parse_codec
-from paceline.drivers.simulated.averaging_setup import AveragingSetup
+from paceline.drivers.simulated.averaging_cluster import AveragingSetup
+from paceline.drivers.simulated.cluster import Setup
 from paceline.drivers.simulated.delays import Delays, Pareto, ShiftedExponential, SlowWorkers, read_recorded
 from paceline.drivers.simulated.network import Network
-from paceline.drivers.simulated.setup import Setup
-from paceline.optim import OptimizerSettings
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.sections import DelaySection
 from paceline.strategies import STRATEGIES, Strategy
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from paceline.data import Dataset
-    from paceline.drivers.simulated.averaging import AveragedSimulation
+    from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
     from paceline.drivers.simulated.simulation import Simulation
     from paceline.training import Training
 
@@ -185,7 +184,7 @@ def make_training(recipe: Recipe, dataset: Dataset) -> Training:
         module=make_model(recipe, dataset),
         dataset=dataset,
         shards=shards,
-        optimizer=OptimizerSettings(**dataclasses.asdict(recipe.optimizer)),
+        optimizer=recipe.optimizer,
         total_steps=recipe.rounds * (1 if averages(recipe) else make_strategy(recipe).updates_per_round(workers)),
         batch_size=recipe.worker.batch_size,
         blocks=recipe.worker.blocks,
@@ -265,7 +264,7 @@ def make_averaged_simulation(recipe: Recipe, dataset: Dataset) -> AveragedSimula
     >>> len(list(make_averaged_simulation(recipe, load_data(recipe))))
     3
     """
-    from paceline.drivers.simulated.averaging import AveragedSimulation
+    from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
 
     training = make_training(recipe, dataset)
     return AveragedSimulation(make_averaging_setup(recipe), training=training, evaluate_every=recipe.evaluate_every)

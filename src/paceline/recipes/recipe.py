@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.data import DATASETS
 from paceline.lookup import unknown
+from paceline.optim import OptimizerSettings
 from paceline.pipeline.settings import PipelineSettings
 from paceline.recipes.pruning_section import PruningSection
 from paceline.recipes.sections import (
@@ -20,7 +21,6 @@ from paceline.recipes.sections import (
     DelaySection,
     ModelSection,
     NetworkSection,
-    OptimizerSection,
     ServerSection,
     StrategySection,
     WorkerSection,
@@ -53,7 +53,7 @@ class Recipe(Checked):
     data: DataSection = field(default_factory=DataSection)
     model: ModelSection = field(default_factory=ModelSection)
     worker: WorkerSection = field(default_factory=WorkerSection)
-    optimizer: OptimizerSection = field(default_factory=OptimizerSection)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     cluster: ClusterSection = field(default_factory=ClusterSection)
     delay: DelaySection = field(default_factory=DelaySection)
     network: NetworkSection = field(default_factory=NetworkSection)

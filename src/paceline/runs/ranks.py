@@ -9,11 +9,11 @@ Nothing is written before all ranks have agreed that they may: the folder may ho
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.files import write_file
 from paceline.recipes.assembly import load_data, make_member, make_training
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import delay_of
@@ -81,9 +81,7 @@ def write_recipe(recipe: Recipe, folder: Path) -> None:
     7
     """
     folder.mkdir(parents=True, exist_ok=True)
-    beside = folder / f".{RECIPE}.{os.getpid()}"  # ranks write the same at the same time
-    beside.write_text(json.dumps(recipe.to_document(), indent=2) + "\n", encoding="utf-8")
-    beside.replace(folder / RECIPE)
+    write_file(folder / RECIPE, json.dumps(recipe.to_document(), indent=2) + "\n")
 
 
 def read_recipe_of(folder: Path) -> Recipe:

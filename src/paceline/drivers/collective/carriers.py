@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.codecs import Codec, NotFiniteError
-from paceline.codecs.vectors import refuse_not_finite
+from paceline.codecs.payload import refuse_not_finite
 from paceline.distributed.collectives import ALIGNED_BYTES, PendingCollective, start_gather
 from paceline.distributed.payloads import Trouble
 from paceline.drivers.collective.flights import Flight, MessageError

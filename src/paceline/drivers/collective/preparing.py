@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.codecs import Codec
-from paceline.codecs.identity import Identity
+from paceline.codecs.floats import Identity
 from paceline.codecs.naming import resolve_codec
 from paceline.distributed.agreement import describe
 from paceline.drivers.collective.carriers import Carrier, Gathered, Summed, warm_up
