@@ -26,17 +26,14 @@ from paceline.pipeline.placement import Piece
 from paceline.pipeline.plan import Plan, Prediction
 from paceline.pipeline.text import balance
 from paceline.quantities import UNKNOWN, counted, duration_text, percent_text, size_text
-from paceline.reports.chart import Chart
-from paceline.reports.page import asset, colour_variables, safe_json
-from paceline.reports.palette import PAGE, Scheme
+from paceline.reports.chart import PAGE_COLOURS, Chart, Scheme
+from paceline.reports.page import asset, chart_card, colour_variables, prose, recipe_text, safe_json
 from paceline.reports.pipeline_charts import balance_chart, choice_chart, layer_chart, memory_chart, step_chart
-from paceline.reports.plain_table import PlainTable
-from paceline.reports.recipe_text import recipe_text
-from paceline.reports.sections import chart_card, prose
+from paceline.reports.table import PlainTable
 
 COLOURS: dict[Scheme, dict[str, str]] = {
-    "light": {**PAGE["light"], "forward": "#0072b2", "backward": "#00886a", "weights": "#d98e00"},
-    "dark": {**PAGE["dark"], "forward": "#56a9e4", "backward": "#2cc79b", "weights": "#f0b23e"},
+    "light": {**PAGE_COLOURS["light"], "forward": "#0072b2", "backward": "#00886a", "weights": "#d98e00"},
+    "dark": {**PAGE_COLOURS["dark"], "forward": "#56a9e4", "backward": "#2cc79b", "weights": "#f0b23e"},
 }
 KEYS: dict[str, tuple[tuple[str, str], ...]] = {
     "steps": (
