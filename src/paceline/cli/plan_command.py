@@ -219,7 +219,6 @@ def _as_json(results: dict[str, Any]) -> str:
 
 def _write(made: Plan, results: dict[str, Any], out: Path, file: Path) -> str:
     """Write the plan, its results and its page; return where they are, or why they could not be written."""
-    from paceline.reports.codec_page import write_page
     from paceline.reports.pipeline_page import pipeline_page
 
     try:
@@ -232,7 +231,7 @@ def _write(made: Plan, results: dict[str, Any], out: Path, file: Path) -> str:
             conditions=results["conditions"],
             recipe=results["recipe"],
         )
-        return f"plan: {file}\nreport: {write_page(page, out / PAGE)}"
+        return f"plan: {file}\nreport: {write_file(out / PAGE, page)}"
     except OSError as error:  # the plan is printed; that it cannot be kept does not undo it
         return f"cannot write the plan to {file} and its report to {out}: {error.strerror or error}"
 

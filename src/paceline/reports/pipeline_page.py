@@ -17,17 +17,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from html import escape
-from string import Template
 from typing import Any
-
-from plotly.offline import get_plotlyjs
 
 from paceline.pipeline.placement import Piece
 from paceline.pipeline.plan import Plan, Prediction
 from paceline.pipeline.text import balance
 from paceline.quantities import UNKNOWN, counted, duration_text, percent_text, size_text
 from paceline.reports.chart import PAGE_COLOURS, Chart, Scheme
-from paceline.reports.page import asset, chart_card, colour_variables, prose, recipe_text, safe_json
+from paceline.reports.page import chart_card, page_html, prose, recipe_text
 from paceline.reports.pipeline_charts import balance_chart, choice_chart, layer_chart, memory_chart, step_chart
 from paceline.reports.table import PlainTable
 
@@ -63,12 +60,14 @@ def pipeline_page(
     charts = [step_chart(plan), layer_chart(plan), balance_chart(plan), memory_chart(plan)]
     choices = choice_chart(plan)
     charts += [choices] if choices is not None else []
-    drawn = {chart.name: {"data": chart.data, "layout": chart.layout} for chart in charts}
-    return Template(asset("pipeline.html")).substitute(
-        title=escape(title),
-        headline=prose(headline(plan)),
-        said=f"<p>{prose(balance(plan))}</p>",
-        conditions="".join(f"<li>{escape(phrase)}</li>" for phrase in conditions),
+    return page_html(
+        "pipeline.html",
+        title=title,
+        headline=headline(plan),
+        said=[balance(plan)],
+        conditions=conditions,
+        figures=charts,
+        colours=COLOURS,
         tiles=_tiles(plan),
         stages=_table_card(stage_table(plan), "pieces" if plan.chunks > 1 else "stages"),
         steps=_card(charts[0], plan),
@@ -76,10 +75,6 @@ def pipeline_page(
         charts="\n".join([*(_card(chart, plan) for chart in charts[1:]), _running(plan, plan_file)]),
         notes=_notes(plan),
         recipe=_recipe(recipe),
-        style=colour_variables(COLOURS) + asset("page.css"),
-        data=safe_json({"charts": drawn, "colours": COLOURS}),
-        plotly=get_plotlyjs(),
-        script=asset("page.js"),
     )
 
 
@@ -147,8 +142,7 @@ def _card(chart: Chart, plan: Plan) -> str:
         f"{escape(word)}</span>"
         for kind, word in _keys(chart, plan)
     )
-    legend = f'<div class="legend">{keys}</div>' if keys else ""
-    return chart_card(chart, []).replace('<div class="chart"', f'{legend}<div class="chart"', 1)
+    return chart_card(chart, keys)
 
 
 def _keys(chart: Chart, plan: Plan) -> tuple[tuple[str, str], ...]:
