@@ -18,12 +18,12 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from paceline.analysis.pruning_of_script import pruning_page
-    from paceline.data.pruning.ledger import PruningError
+    from paceline.data.pruning.policy import PruningError
+    from paceline.data.pruning.sampler import FinePruning, InfoBatch
     from paceline.drivers.collective.hook import compress
     from paceline.drivers.collective.members import BMUF, HPSGD, PSGD, SSGD, DiLoCo, LocalSGD
     from paceline.drivers.collective.pipelining.pipeline import Pipeline
     from paceline.drivers.collective.planning import plan_pipeline
-    from paceline.drivers.collective.pruning import FinePruning, InfoBatch
     from paceline.drivers.served.serving import serve
     from paceline.drivers.served.worker import Worker
     from paceline.errors import PacelineError
@@ -60,9 +60,9 @@ _HOMES = {
     "PSGD": "drivers.collective.members",
     "SSGD": "drivers.collective.members",
     "PacelineError": "errors",
-    "FinePruning": "drivers.collective.pruning",
-    "InfoBatch": "drivers.collective.pruning",
-    "PruningError": "data.pruning.ledger",
+    "FinePruning": "data.pruning.sampler",
+    "InfoBatch": "data.pruning.sampler",
+    "PruningError": "data.pruning.policy",
     "Pipeline": "drivers.collective.pipelining.pipeline",
     "PipelineError": "pipeline.errors",
     "Accumulate": "optim.accumulate",

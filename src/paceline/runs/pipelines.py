@@ -57,7 +57,7 @@ def check_pipelined(recipe: Recipe) -> None:
             f"the workers of a pipeline are its replicas (workers={workers}, replicas={replicas}); leave workers out, "
             f"or give replicas = {workers} below [pipeline]",
         )
-    if recipe.pruning.settings.on:
+    if recipe.pruning.on:
         raise SettingError(
             ("pruning", "name"),
             f"pruning asks for the loss of each sample, and a pipeline tells only their mean "

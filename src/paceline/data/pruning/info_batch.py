@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.pruning.numbers import real
-from paceline.data.pruning.policy import Decision, Indices, Policy, array_of, parts_of
+from paceline.data.pruning.policy import Decision, Indices, Policy, chunks, finite_number, saved_array
 
 
 class InfoPolicy(Policy):
@@ -32,64 +31,56 @@ class InfoPolicy(Policy):
 
     def __init__(self, samples: int, *, ratio: float = 0.5, delta: float = 0.875, seed: int = 0) -> None:
         super().__init__(samples, seed=seed)
-        if not 0 <= real("ratio", ratio) < 1:
+        if not 0 <= finite_number("ratio", ratio) < 1:
             raise ValueError(f"ratio must be at least 0 and below 1 (ratio={ratio})")
-        if not 0 <= real("delta", delta) <= 1:
+        if not 0 <= finite_number("delta", delta) <= 1:
             raise ValueError(f"delta must be between 0 and 1 (delta={delta})")
         self.ratio, self.delta = ratio, delta
+        self.settings = {"ratio": float(ratio), "delta": float(delta)}
         self.scores = np.full(samples, np.nan, np.float32)
 
     def decide(self, epoch: int, progress: float = 0.0) -> Decision:
-        """Of the samples below the mean score each sits out with probability `ratio`."""
+        """Let each sample below the mean score sit out with probability `ratio`."""
         if progress >= self.delta or not self.ratio:
             return Decision()
         easy = self._easy()
-        keep = self.stays(epoch)
+        keep = self.draw_kept(epoch)
         np.logical_or(keep, ~easy, out=keep)
-        if not easy.any() or not keep.any():  # nobody was seen; or a handful of samples, all unlucky
+        if not easy.any() or not keep.any():  # no loss is known yet; or all of a handful of samples were drawn
             return Decision()
         return Decision(keep=keep, heavier=easy, weight=1 / (1 - self.ratio))
 
     def _easy(self) -> NDArray[np.bool_]:
-        """Whose score is below the mean; nobody's whom nobody has seen."""
+        """Return whose score is below the mean of the known scores; an unknown score is not."""
         total, seen = 0.0, 0
-        for part in parts_of(self.samples):
+        for part in chunks(self.samples):
             known = self.scores[part][~np.isnan(self.scores[part])]
             total, seen = total + float(known.sum(dtype=np.float64)), seen + len(known)
         return np.asarray(self.scores < (total / seen if seen else -np.inf))
 
-    def stays(self, epoch: int) -> NDArray[np.bool_]:
-        """Who would take part if everybody were easy."""
-        lots, drawn = self.generator("lots", epoch), np.empty(self.samples, np.bool_)
-        for part in parts_of(self.samples):
-            drawn[part] = lots.random(len(drawn[part]), np.float32) >= np.float32(self.ratio)
-        return drawn
+    def draw_kept(self, epoch: int) -> NDArray[np.bool_]:
+        """Draw which samples would take part if all were easy."""
+        generator, kept = self.generator("lots", epoch), np.empty(self.samples, np.bool_)
+        for part in chunks(self.samples):
+            kept[part] = generator.random(len(kept[part]), np.float32) >= np.float32(self.ratio)
+        return kept
 
     def judge(self, epoch: int, samples: Indices, losses: NDArray[np.float32], ends: Indices) -> None:
         """Remember the losses."""
-        for part in parts_of(len(samples)):
+        for part in chunks(len(samples)):
             self.scores[samples[part]] = losses[part]
 
     def difficulty(self) -> NDArray[np.float32]:
-        """The last loss of each; of whom nobody has seen, none."""
+        """Return the last loss of each sample; 0 for one that was never seen."""
         return np.nan_to_num(self.scores, nan=0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """The scores."""
+        """Return the scores, beside what every policy saves."""
         return super().state_dict() | {"scores": self.scores.copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`."""
-        self.check_data(state)
-        scores = array_of(state["scores"], np.float32, self.samples, "scores")
+        """Go on from a `state_dict`; one that is refused changes nothing."""
+        self.check_samples(state)
+        scores = saved_array(state["scores"], np.float32, self.samples, "scores")
         super().load_state_dict(state)
         self.scores = scores
-
-
-def make(samples: int, *, ratio: float = 0.5, delta: float = 0.875, seed: int = 0) -> InfoPolicy:
-    """InfoBatch from plain settings.
-
-    >>> make(10).ratio
-    0.5
-    """
-    return InfoPolicy(samples, ratio=ratio, delta=delta, seed=seed)
