@@ -90,7 +90,7 @@ def _gradients_of(name: str) -> list[torch.Tensor]:
 
 
 def _cut(shapes: list[torch.Size], elements: int) -> tuple[torch.Size, ...]:
-    """Return the first shapes, up to so many elements. Of the last, whole rows stay a matrix, and part of a row is flat."""
+    """Return the first shapes, up to so many elements. Of the last, whole rows stay a matrix; part of a row is flat."""
     kept: list[torch.Size] = []
     for shape in shapes:
         row = shape[1:].numel()
