@@ -120,8 +120,8 @@ def codecs_table(
         caption=f"Vector: {gradient.description}. GB/s: of the float32 vector, {torch.get_num_threads()} threads. "
         f"Copies: tensor.clone(), {1e3 * measured[0].copy_seconds:.1f} ms here. Error: length of (decoded - vector) / "
         f"length of vector, for one decoding. Bias: the same for the mean of all decodings; where there is chance in "
-        f"them, estimated over {BIAS_SEEDS} seeds on a smaller gradient ('<': none is seen, and one from there on would "
-        "be).",
+        f"them, estimated over {BIAS_SEEDS} seeds on a smaller gradient ('<': none is seen, and one from there on "
+        "would be).",
     )
 
 
