@@ -18,11 +18,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from paceline.analysis.pruning_of_script import pruning_page
-    from paceline.data.pruning.ledger import PruningError
+    from paceline.data.pruning.policy import PruningError
+    from paceline.data.pruning.sampler import FinePruning, InfoBatch
     from paceline.drivers.averaging.averager import BMUF, HPSGD, PSGD, SSGD, DiLoCo, LocalSGD
     from paceline.drivers.collective.pipelining.pipeline import Pipeline
     from paceline.drivers.collective.planning import plan_pipeline
-    from paceline.drivers.collective.pruning import FinePruning, InfoBatch
     from paceline.drivers.ddp import compress
     from paceline.drivers.served.serving import serve
     from paceline.drivers.served.worker import Worker
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from paceline.optim.lars import LARS
     from paceline.optim.ratios import layer_ratios
     from paceline.optim.schedules import scale_lr, warmup_poly
+    from paceline.pipeline import PipelineError
     from paceline.pipeline.devices import Device, Link
-    from paceline.pipeline.errors import PipelineError
     from paceline.pipeline.plan import Plan
     from paceline.recipes import Recipe, RecipeError
     from paceline.runs import Race, Result, simulate
@@ -60,11 +60,11 @@ _HOMES = {
     "PSGD": "drivers.averaging.averager",
     "SSGD": "drivers.averaging.averager",
     "PacelineError": "errors",
-    "FinePruning": "drivers.collective.pruning",
-    "InfoBatch": "drivers.collective.pruning",
-    "PruningError": "data.pruning.ledger",
+    "FinePruning": "data.pruning.sampler",
+    "InfoBatch": "data.pruning.sampler",
+    "PruningError": "data.pruning.policy",
     "Pipeline": "drivers.collective.pipelining.pipeline",
-    "PipelineError": "pipeline.errors",
+    "PipelineError": "pipeline",
     "Accumulate": "optim.accumulate",
     "LARS": "optim.lars",
     "layer_ratios": "optim.ratios",

@@ -88,7 +88,7 @@ class _Run:
                 lanes.show(0, Progress(round=at.round, seconds=at.seconds, loss=at.loss, accuracy=at.accuracy))
 
             def tell(plan: Plan) -> None:
-                from paceline.pipeline.plan_text import headline
+                from paceline.pipeline.text import headline
 
                 lanes.note(f"pipeline: {headline(plan)}")
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from paceline.drivers.ranks.launch import STORE
 from paceline.recipes.assembly import load_data, make_training
-from paceline.recipes.planning import link_of, optimizer_states
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.sections import ClusterSection
 from paceline.runs.cluster import delay_of
@@ -30,7 +29,6 @@ from paceline.traces import summarise
 
 if TYPE_CHECKING:
     from paceline.distributed.stores import StoreGather
-    from paceline.drivers.collective.pipeline_plans import Wanted
     from paceline.drivers.ranks.launch import Place
     from paceline.pipeline.plan import Plan
     from paceline.traces import Evaluation
@@ -57,7 +55,7 @@ def check_pipelined(recipe: Recipe) -> None:
             f"the workers of a pipeline are its replicas (workers={workers}, replicas={replicas}); leave workers out, "
             f"or give replicas = {workers} below [pipeline]",
         )
-    if recipe.pruning.settings.on:
+    if recipe.pruning.on:
         raise SettingError(
             ("pruning", "name"),
             f"pruning asks for the loss of each sample, and a pipeline tells only their mean "
@@ -90,28 +88,6 @@ def for_ranks(recipe: Recipe, ranks: int | None = None) -> Recipe:
     # However samples are dealt, one worker gets all of them; and it could not hold only some of the classes.
     data = {"split": "iid"} if replicas == 1 else {}
     return recipe.with_settings(pipeline={"replicas": replicas}, cluster={"workers": replicas}, data=data)
-
-
-def wanted_plan(recipe: Recipe) -> Wanted:
-    """What the plan must be for.
-
-    >>> wanted_plan(Recipe().with_settings(pipeline={"stages": 2, "schedule": "interleaved"})).pieces
-    2
-    """
-    from paceline.drivers.collective.pipeline_plans import Wanted
-
-    section = recipe.pipeline
-    return Wanted(
-        stages=section.stages,
-        microbatches=section.microbatches,
-        batch_size=recipe.worker.batch_size,
-        schedule=section.schedule,
-        chunks=section.chunks,
-        memory_bytes=section.memory_bytes,
-        links=link_of(section),
-        states=optimizer_states(recipe),
-        file=section.plan,
-    )
 
 
 # -- one rank's side ---------------------------------------------------------------------------------------------------
@@ -167,10 +143,18 @@ def train_stage(
 
 def _plan(recipe: Recipe, training: Training, roll: StoreGather, folder: Path, *, goes_on: bool) -> Plan:
     from paceline.drivers.collective.pipeline_plans import PLAN, keep_plan, plan_of_run
+    from paceline.pipeline.planning import optimizer_states
     from paceline.training import Batches
 
-    inputs = Batches(training).assignment(worker=0, draw=0, blocks=1).inputs
-    plan = plan_of_run(wanted_plan(recipe), training.module, inputs, roll, kept=folder / PLAN if goes_on else None)
+    plan = plan_of_run(
+        recipe.pipeline,
+        training.module,
+        Batches(training).assignment(worker=0, draw=0, blocks=1).inputs,
+        roll,
+        batch_size=recipe.worker.batch_size,
+        states=optimizer_states(training.optimizer),
+        kept=folder / PLAN if goes_on else None,
+    )
     if goes_on:
         return plan
     if not recipe.pipeline.plan:

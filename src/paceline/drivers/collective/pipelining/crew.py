@@ -35,7 +35,7 @@ from paceline.drivers.collective.pipelining.messages import WORDS_BYTES, Message
 from paceline.drivers.collective.pipelining.rooms import room
 from paceline.drivers.ranks.launch import place_in
 from paceline.drivers.ranks.rendezvous import joined
-from paceline.pipeline.errors import PipelineError
+from paceline.pipeline import PipelineError
 
 GRACE_SECONDS = 30.0
 
