@@ -1,7 +1,7 @@
 """The state of a training: the model, and all else that a step changes.
 
-    step + gradients -> Combiner -> update -> optimiser -> parameters -> outgoing: the model as workers get it
-           changes of buffers (BatchNorm) -> their mean -> buffers
+step + gradients -> Combiner -> update -> optimiser -> parameters -> outgoing: the model as workers get it
+       changes of buffers (BatchNorm) -> their mean -> buffers
 """
 
 from __future__ import annotations
