@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import paceline.reports
-from paceline.reports.plain_table import PlainTable
 from paceline.reports.ratio_page import MOST_BARS, RatioBar, course_chart, ratio_chart, ratio_page
+from paceline.reports.table import PlainTable
 
 HOSTILE = "</script><img src=x onerror=alert(1)>.%{x}$title.weight"
 BARS = [

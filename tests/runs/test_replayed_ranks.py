@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import paceline
-from paceline.drivers.collective.keeping import Keeper
-from paceline.drivers.collective.story import Story
+from paceline.drivers.averaging.job import AveragingRecorder
+from paceline.drivers.ranks.checkpoints import RankCheckpoints
 from paceline.drivers.replayed.averaged import replay_averages
 from paceline.events import Standing, Window
 from paceline.recipes import Recipe
@@ -35,9 +35,9 @@ def recorded(folder, recipe, windows, shared):
     """A folder as ranks leave it."""
     write_recipe(recipe, folder)
     rows = [[[w.steps, w.merged_after, int(w.standing)] for w in average] for average in windows]
-    story = Story(WORKERS).state_dict([], 0.0) | {"windows": torch.tensor(rows)}
+    story = AveragingRecorder(WORKERS, []).state_dict(0.0) | {"windows": torch.tensor(rows)}
     state = {"recipe": recipe.to_document(), "story": story, "sync": {"replica": {"shared": shared}}}
-    Keeper(folder, rank=0).keep(2, state)
+    RankCheckpoints(folder, rank=0).keep(2, state)
     return folder
 
 

@@ -151,7 +151,7 @@ def moments_of(steps: int) -> list[int]:
 
 def _train(recipe: Recipe, training: Training, steps: int, on_step: Callable[[int], None]) -> Inspection:
     from paceline.training.batches import Batches
-    from paceline.training.local import local_gradient
+    from paceline.training.replica import local_gradient
 
     module, batches, wanted = training.module, Batches(training), set(moments_of(steps))
     optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)

@@ -28,8 +28,8 @@ from paceline.terminal import WIDTH, printable
 if TYPE_CHECKING:
     from paceline.analysis.layer_ratios import Inspection
     from paceline.optim.ratios import LayerRatio, LayerRatios
-    from paceline.reports.plain_table import PlainTable
     from paceline.reports.ratio_page import RatioBar
+    from paceline.reports.table import PlainTable
 
 BAR_AFTER_SECONDS = 2.0
 STEPS_BY_THE_GRADIENT = ("sgd",)
@@ -91,7 +91,6 @@ def _bar(notes: Console, *, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def _show(recipe: Recipe, inspection: Inspection, out: Path, notes: Console, *, as_json: bool) -> None:
-    from paceline.reports.codec_page import write_page
     from paceline.reports.ratio_page import ratio_page
 
     found = json.dumps(document(recipe, inspection), indent=2, allow_nan=False)
@@ -110,7 +109,7 @@ def _show(recipe: Recipe, inspection: Inspection, out: Path, notes: Console, *, 
             conditions=conditions(recipe, inspection),
             rate=comparable_rate(recipe, inspection),
         )
-        message = f"report: {write_page(page, out / 'inspect.html')}"
+        message = f"report: {write_file(out / 'inspect.html', page)}"
     except OSError as error:  # the results are shown; that they cannot be kept does not undo them
         message = f"cannot write the report to {out}: {error.strerror or error}"
     notes.print(message, soft_wrap=True, highlight=False, markup=False)
@@ -294,7 +293,7 @@ def bars(inspection: Inspection) -> list[RatioBar]:
 
 def table(inspection: Inspection) -> PlainTable:
     """Return all rows as the table of the page."""
-    from paceline.reports.plain_table import PlainTable
+    from paceline.reports.table import PlainTable
 
     first, last = inspection.first, inspection.last
     headings = ["layer", "kind", "shape", "|w|", "|gradient|", "|w| / |gradient|", first.ratios.rate_heading]

@@ -193,7 +193,7 @@ def make_training(recipe: Recipe, dataset: Dataset) -> Training:
         augmentation=PadCropFlip() if data.augment else NoAugmentation(),
         evaluation_samples=recipe.evaluation_samples,
         codec=make_codec_of(recipe),
-        pruning=recipe.pruning.settings,
+        pruning=recipe.pruning,
         worker_draws=recipe.rounds,
     )
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.data import DATASETS
+from paceline.data.pruning import PruningSettings
 from paceline.lookup import unknown
 from paceline.optim import OptimizerSettings
-from paceline.recipes.pipeline_section import PipelineSection
-from paceline.recipes.pruning_section import PruningSection
+from paceline.pipeline.settings import PipelineSettings
 from paceline.recipes.sections import (
     ClusterSection,
     CodecSection,
@@ -59,8 +59,8 @@ class Recipe(Checked):
     network: NetworkSection = field(default_factory=NetworkSection)
     strategy: StrategySection = field(default_factory=StrategySection)
     codec: CodecSection = field(default_factory=CodecSection)
-    pruning: PruningSection = field(default_factory=PruningSection)
-    pipeline: PipelineSection = field(default_factory=PipelineSection)
+    pruning: PruningSettings = field(default_factory=PruningSettings)
+    pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     server: ServerSection = field(default_factory=ServerSection)
 
     def __post_init__(self) -> None:

@@ -14,11 +14,9 @@ from typing import Literal
 
 from plotly.offline import get_plotlyjs
 
-from paceline.reports.chart import Chart, Json, axis, layout, plot_text
-from paceline.reports.page import asset, colour_variables, safe_json
-from paceline.reports.palette import PAGE
-from paceline.reports.plain_table import PlainTable
-from paceline.reports.sections import chart_card, prose
+from paceline.reports.chart import PAGE_COLOURS, Chart, Json, axis, layout, plot_text
+from paceline.reports.page import asset, chart_card, colour_variables, prose, safe_json
+from paceline.reports.table import PlainTable
 from paceline.terminal import shortened
 
 MOST_BARS = 130  # beyond that only weights are drawn: the table has the rest
@@ -87,7 +85,7 @@ def ratio_page(
     """
     course = course_chart(bars)
     charts = [ratio_chart(bars, rate=rate), *([course] if course is not None else [])]
-    cards = [_with_key(charts[0], bars), *(chart_card(chart, []) for chart in charts[1:])]
+    cards = [_with_key(charts[0], bars), *(chart_card(chart) for chart in charts[1:])]
     return Template(asset("ratios.html")).substitute(
         title=escape(title),
         headline=prose(headline),
@@ -95,9 +93,12 @@ def ratio_page(
         conditions="".join(f"<li>{escape(phrase)}</li>" for phrase in conditions),
         charts="\n".join(cards),
         table=f'<section class="card"><h2>{escape(table.title)}</h2>\n{table.html()}</section>',
-        style=colour_variables(PAGE) + asset("page.css"),
+        style=colour_variables(PAGE_COLOURS) + asset("page.css"),
         data=safe_json(
-            {"charts": {chart.name: {"data": chart.data, "layout": chart.layout} for chart in charts}, "colours": PAGE}
+            {
+                "charts": {chart.name: {"data": chart.data, "layout": chart.layout} for chart in charts},
+                "colours": PAGE_COLOURS,
+            }
         ),
         plotly=get_plotlyjs(),
         script=asset("page.js"),
@@ -113,7 +114,7 @@ def _with_key(chart: Chart, bars: Sequence[RatioBar]) -> str:
     )
     if any(bar.later is not None for bar in bars):
         keys += '<span class="key"><i class="dot" style="--series: var(--ink)"></i>after the last step</span>'
-    return chart_card(chart, []).replace('<div class="chart"', f'<div class="legend">{keys}</div><div class="chart"', 1)
+    return chart_card(chart, keys)
 
 
 def ratio_chart(bars: Sequence[RatioBar], *, rate: float | None = None) -> Chart:

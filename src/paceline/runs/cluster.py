@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paceline.pipeline.settings import refuse_pipeline
 from paceline.recipes.assembly import codec_text_of, load_data, make_delays, make_strategy, make_training, resolved
-from paceline.recipes.pipeline_section import refuse_pipeline
 from paceline.recipes.recipe import Recipe
 from paceline.runs.simulation import Result
 from paceline.traces import summarise

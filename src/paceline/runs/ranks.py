@@ -21,7 +21,7 @@ from paceline.runs.simulation import Result
 from paceline.traces import summarise
 
 if TYPE_CHECKING:
-    from paceline.drivers.collective.place import Place
+    from paceline.drivers.ranks.launch import Place
     from paceline.traces import Evaluation
 
 RECIPE = "recipe.json"
@@ -41,15 +41,15 @@ def train_rank(
 
     With `resume` the rank goes on from the checkpoints in the folder; else only from those of this very launch.
     """
-    from paceline.drivers.collective.job import Job, RankRun
-    from paceline.drivers.collective.keeping import Keeper, agreed_start
-    from paceline.drivers.collective.launch import joined
+    from paceline.drivers.averaging.job import AveragingJob, AveragingRun
+    from paceline.drivers.ranks.checkpoints import RankCheckpoints, agreed_start
+    from paceline.drivers.ranks.rendezvous import joined
     from paceline.workers.threads import threads_for
 
     if not resume:  # a run that was begun before `resolved` existed goes on with its recipe as it was kept
         recipe = resolved(recipe)
     training = make_training(recipe, load_data(recipe))
-    job = Job(
+    job = AveragingJob(
         training=training,
         member=make_member(recipe),
         rounds=recipe.rounds,
@@ -64,10 +64,12 @@ def train_rank(
     defaults = Recipe().to_document()  # for settings that did not exist yet when a run began
     size = sum(parameter.numel() for parameter in training.module.parameters())
     with joined(place, timeout_seconds=max(MEET_SECONDS, recipe.server.stall_seconds)) as roll, threads_for(size):
-        state = agreed_start(Keeper(folder, place.rank), roll, resume=resume, recipe=job.recipe, defaults=defaults)
+        state = agreed_start(
+            RankCheckpoints(folder, place.rank), roll, resume=resume, recipe=job.recipe, defaults=defaults
+        )
         if state is None and not resume:
             write_recipe(recipe, folder)
-        run = RankRun(job, roll, on_progress=on_progress)
+        run = AveragingRun(job, roll, on_progress=on_progress)
         trace = run.run(state)
         parameters = run.parameters
     return None if trace is None else Result(summary=summarise(trace), trace=trace, parameters=parameters)

@@ -65,12 +65,12 @@ def _replay_ranks(
     folder: Path, options: WorkerOptions, on_average: Callable[[int, int], None], on_end: OnEnd
 ) -> Verdict:
     """Replay a run of ranks that averaged: their windows, in one process, up to the newest checkpoint."""
-    from paceline.drivers.collective.keeping import Keeper
-    from paceline.drivers.collective.story import windows_from
+    from paceline.drivers.averaging.job import windows_from
+    from paceline.drivers.ranks.checkpoints import RankCheckpoints
     from paceline.drivers.replayed import Verdict
     from paceline.drivers.replayed.averaged import replayed_team
 
-    keeper = Keeper(folder, rank=0)
+    keeper = RankCheckpoints(folder, rank=0)
     held = keeper.held()
     if not held:
         raise ValueError(f"{folder} has no checkpoint of rank 0: there is nothing to hold a replay against")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from paceline.drivers.simulated.progress import Progress
 from paceline.drivers.simulated.timing import AsyncTimes, RoundTimes
+from paceline.pipeline.settings import refuse_pipeline
 from paceline.recipes.assembly import (
     averages,
     load_data,
@@ -19,7 +20,6 @@ from paceline.recipes.assembly import (
     make_setup,
     make_simulation,
 )
-from paceline.recipes.pipeline_section import refuse_pipeline
 from paceline.recipes.recipe import Recipe
 from paceline.strategies import Async
 from paceline.traces import Summary, Trace, summarise
