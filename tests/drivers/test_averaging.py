@@ -21,10 +21,10 @@ from paceline.drivers.simulated.delays import Recorded, ShiftedExponential, Slow
 from paceline.drivers.simulated.network import Network
 from paceline.events import Standing, Window
 from paceline.optim import OptimizerSettings, make_optimizer
-from paceline.reports.segments import segments
+from paceline.reports.timeline import segments
 from paceline.strategies.averaging import AVERAGING, make_averaging
 from paceline.training import Batches, Training
-from paceline.training.local import local_gradient
+from paceline.training.replica import local_gradient
 from paceline.training.team import Team
 from tests.contracts.averaging_play import VARIANTS, Play
 
@@ -137,7 +137,7 @@ def test_a_fast_worker_of_hpsgd_never_waits_and_takes_more_steps():
     fast = sorted((work for work in trace.works if work.worker == 0), key=lambda work: work.version)
     assert all(one.finished_seconds == other.started_seconds for one, other in itertools.pairwise(fast))
     busy = [
-        bar for bar in segments(trace, 0) if bar.doing == "waiting" and bar.end_seconds <= fast[-1].finished_seconds
+        bar for bar in segments(trace, 0) if bar.activity == "waiting" and bar.end_seconds <= fast[-1].finished_seconds
     ]
     assert busy == []
     waits = times(make_averaging("local-sgd", period=1), ((0.1, 1.0),), rounds=20)
@@ -179,7 +179,7 @@ def test_one_worker_takes_its_steps_and_nothing_else(member):
 def test_the_timeline_shows_waiting_for_the_others_before_the_flight():
     member = make_averaging("local-sgd", period=1)
     trace = times(member, ((1.0, 3.0),), rounds=1, message_bytes=4, network=BYTE_A_SECOND)
-    bars = [(bar.doing, bar.start_seconds, bar.end_seconds) for bar in segments(trace, 0)]
+    bars = [(bar.activity, bar.start_seconds, bar.end_seconds) for bar in segments(trace, 0)]
     assert bars[:3] == [("used", 0.0, 1.0), ("waiting", 1.0, 3.0), ("flight", 3.0, 7.0)]
 
 

@@ -56,7 +56,7 @@ def test_what_cannot_be_is_refused():
         read_recipe(overrides={"strategy.name": "hpsgd", "strategy.period": "0"})
     with pytest.raises(ValueError, match="hpsgd has no server; choose from full"):
         make_strategy(SMALL.with_strategy("hpsgd"))
-    with pytest.raises(ValueError, match="unknown name 'hpsdg'; did you mean 'hpsgd'"):
+    with pytest.raises(ValueError, match="unknown strategy 'hpsdg'; did you mean 'hpsgd'"):
         read_recipe(overrides={"strategy.name": "hpsdg"})
 
 

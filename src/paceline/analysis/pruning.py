@@ -100,7 +100,7 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
 def settings_of(policy: Policy) -> dict[str, Any]:
     """The settings of a policy, by their names in a recipe; none of a policy that is no recipe's.
 
-    >>> from paceline.data.pruning.info_policy import InfoPolicy
+    >>> from paceline.data.pruning.info_batch import InfoPolicy
     >>> settings_of(InfoPolicy(10, ratio=0.25))
     {'ratio': 0.25, 'delta': 0.875}
     """
@@ -200,7 +200,7 @@ def _replayed(folder: Path, own: WorkerOptions | None, on_step: Callable[[int, i
     document = _recipe_of(folder)
     if not document:
         raise ValueError(f"the run in {folder} was made by a script: paceline.pruning_page makes the page there")
-    if not Recipe.from_document(document).pruning.settings.on:
+    if not Recipe.from_document(document).pruning.on:
         raise ValueError(f"the run in {folder} pruned nothing: its recipe has no pruning.name")
     made = list[PruningRecord]()
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.pruning import BATCH, predictions, settings_of
+from paceline.files import write_file
 from paceline.reports import pruning_page as page
-from paceline.reports.codec_page import write_page
 from paceline.traces.pruning_record import PruningRecord
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def pruning_page(
     target = Path(path)
     if not target.parent.is_dir():
         raise ValueError(f"cannot write the page to {target}: give a file in a folder that is there")
-    return write_page(page.pruning_page(record, images, title=title, most=most), target)
+    return write_file(target, page.pruning_page(record, images, title=title, most=most))
 
 
 def record_of(

@@ -70,7 +70,7 @@ def simulate(options: SimulateOptions, overrides: dict[str, str]) -> None:
     recipe = _read(options, overrides)
     out = Path(options.out)
     contest = _run(options, recipe, [recipe.strategy.name], seeds=1, out=out)
-    if recipe.pruning.settings.on and not options.timing_only:
+    if recipe.pruning.on and not options.timing_only:
         _keep_pruning(contest, out)
 
 

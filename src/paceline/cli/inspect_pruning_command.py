@@ -90,7 +90,7 @@ def _record(options: InspectPruningOptions, folder: Path, notes: Console) -> Pru
 def _written(options: InspectPruningOptions, record: PruningRecord, numbers: list[int], path: Path) -> str:
     """Write the page; returns what is to be told of it."""
     from paceline.analysis.pruning import images_of
-    from paceline.reports.codec_page import write_page
+    from paceline.files import write_file
     from paceline.reports.pruning_page import pruning_page
 
     images, note = images_of(record, numbers, data_directory=options.data_directory)
@@ -102,7 +102,7 @@ def _written(options: InspectPruningOptions, record: PruningRecord, numbers: lis
         notes=[note] if note else [],
     )
     try:
-        told = f"page: {write_page(page, path)}"
+        told = f"page: {write_file(path, page)}"
     except OSError as error:  # the findings are told; that they cannot be kept does not undo them
         told = f"cannot write the page to {path}: {error.strerror or error}"
     return f"{note}\n{told}" if note else told

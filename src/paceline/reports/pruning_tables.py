@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from paceline.quantities import loss_text, percent_text
-from paceline.reports.plain_table import PlainTable
 from paceline.reports.pruning_facts import PruningFacts
+from paceline.reports.table import PlainTable
 
 
 def class_table(facts: PruningFacts, *, most: int) -> PlainTable:
