@@ -233,9 +233,9 @@ def test_what_a_codec_with_a_memory_sent_and_what_it_still_holds_is_what_was_tra
     sent = [torch.zeros(1, dtype=torch.float64) for _ in range(WORKERS)]
 
     class Watched(Team):
-        def _travel(self, worker, number, change):
+        def _through_codec(self, worker, number, change):
             made[worker] = made[worker] + change.double()
-            weight = super()._travel(worker, number, change)
+            weight = super()._through_codec(worker, number, change)
             sent[worker] = sent[worker] + change.double()
             return weight
 
