@@ -17,7 +17,7 @@ from paceline.lazy import lazy_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from paceline.analysis.pruning_of_script import pruning_page
+    from paceline.analysis.pruning import pruning_page
     from paceline.data.pruning.policy import PruningError
     from paceline.data.pruning.sampler import FinePruning, InfoBatch
     from paceline.drivers.collective.hook import compress
@@ -48,7 +48,7 @@ _HOMES = {
     "Worker": "drivers.served.worker",
     "compress": "drivers.collective.hook",
     "plan_pipeline": "drivers.collective.planning",
-    "pruning_page": "analysis.pruning_of_script",
+    "pruning_page": "analysis.pruning",
     "replay": "runs.replaying",
     "serve": "drivers.served.serving",
     "simulate": "runs",
