@@ -9,13 +9,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from paceline.drivers.averaging.job import AveragingRecorder
-from paceline.drivers.ranks.checkpoints import RankCheckpoints
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 from paceline.analysis.pruning import images_of, predictions, record_of, record_of_folder
 from paceline.cli import main
+from paceline.drivers.averaging.job import AveragingRecorder
+from paceline.drivers.ranks.checkpoints import RankCheckpoints
 from paceline.drivers.replayed.averaged import replay_averages
 from paceline.events import Window
 from paceline.recipes import Recipe
