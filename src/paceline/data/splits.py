@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.lookup import unknown
-from paceline.randomness import seed_for
+from paceline.randomness import exp, log, seed_for
 
 if TYPE_CHECKING:
     import torch
@@ -159,14 +159,10 @@ def _dirichlet(labels: NDArray[np.int64], settings: SplitSettings, random: np.ra
 
 
 def _proportions(alpha: float, workers: int, random: np.random.Generator) -> NDArray[np.float64]:
-    """Draw from Dirichlet(alpha, ..., alpha), by logarithms: for a small alpha all gammas round to zero.
-
-    Logarithms are taken one by one: numpy's, of a whole array, round otherwise on other processors.
-    """
-    gammas, uniforms = random.gamma(alpha + 1.0, size=workers).tolist(), random.random(workers).tolist()
-    logs = [math.log(gamma) + math.log1p(-uniform) / alpha for gamma, uniform in zip(gammas, uniforms, strict=True)]
-    shares = [math.exp(each - max(logs)) for each in logs]
-    return np.array(shares) / math.fsum(shares)
+    """Draw from Dirichlet(alpha, ..., alpha), by logarithms: for a small alpha all gammas round to zero."""
+    logs = log(random.gamma(alpha + 1.0, size=workers)) + log(1.0 - random.random(workers)) / alpha
+    shares = exp(logs - logs.max())
+    return np.asarray(shares / shares.sum())
 
 
 def _nobody_empty(owners: NDArray[np.int64], workers: int, random: np.random.Generator) -> NDArray[np.int64]:
