@@ -35,7 +35,7 @@ from paceline.recipes import Recipe, simulate
 from paceline.recipes.cluster import train
 from paceline.recipes.replaying import replay
 from paceline.traces.history import recorded_delays, write_recorded
-from paceline.traces.journal import JournalRecord, Stepped
+from paceline.traces.journal import JournalRecord, StepRecord
 from paceline.traces.journal_files import Journal, effective, read_journal
 
 ROUNDS, QUICK_ROUNDS = 300, 12
@@ -148,7 +148,7 @@ def _round_trips(records: Sequence[JournalRecord]) -> list[float]:
     found: list[float] = []
     on_time: set[tuple[int, int]] = set()
     for record in records:
-        if isinstance(record, Stepped):
+        if isinstance(record, StepRecord):
             fresh = set(record.fresh)
             found += [
                 arrival.transfer_seconds

@@ -42,7 +42,7 @@ def worker_side(address: str, elements: int) -> None:
 def server_rounds(elements: int, workers: int, rounds: int, codec: str) -> list[float]:
     """Seconds of each round, from the first byte of a model to the next step of it."""
     from paceline import Full, serve
-    from paceline.traces.journal import Stepped
+    from paceline.traces.journal import StepRecord
     from paceline.traces.journal_files import read_journal
 
     context = multiprocessing.get_context("spawn")
@@ -71,7 +71,7 @@ def server_rounds(elements: int, workers: int, rounds: int, codec: str) -> list[
         for process in packs:
             process.join(30)
         records = read_journal(Path(folder, "run", "trace.jsonl")).records
-        times = [0.0, *(record.at_seconds for record in records if isinstance(record, Stepped))]
+        times = [0.0, *(record.at_seconds for record in records if isinstance(record, StepRecord))]
     return [after - before for before, after in pairwise(times)]
 
 

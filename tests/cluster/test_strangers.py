@@ -21,7 +21,7 @@ import torch
 
 from paceline.codecs import BFloat16, Identity
 from paceline.drivers.served.messages import Beat, Chunk, Goodbye, Gradient, Leave, Model, Ready, encode
-from paceline.traces.journal import Evaluated, Refused, RunBegan, Stepped, WorkerLeft
+from paceline.traces.journal import Evaluated, Refused, RunBegan, StepRecord, WorkerLeft
 from tests.cluster.harness import until
 from tests.cluster.peers import (
     Peer,
@@ -115,7 +115,7 @@ def test_a_gradient_that_is_not_finite_is_refused_and_its_worker_stays_if_the_ne
     new = cluster.records[before:]
     refusals = [(record.worker, record.reason) for record in new if isinstance(record, Refused)]
     assert refusals == [(3, "not finite")]
-    used = {worker for record in new if isinstance(record, Stepped) for worker, _ in (*record.fresh, *record.late)}
+    used = {worker for record in new if isinstance(record, StepRecord) for worker, _ in (*record.fresh, *record.late)}
     assert 3 in used
     working.stop()
     cluster.until_alive(HEALTHY)
@@ -133,7 +133,7 @@ def test_a_worker_whose_gradients_are_never_finite_is_dismissed_for_good(cluster
     assert working.sends in (3, 4)  # the fourth had begun before it was told
     new = cluster.records[before:]
     assert [record.reason for record in new if isinstance(record, Refused)] == ["not finite"] * 3
-    assert not any(share[0] == 3 for r in new if isinstance(r, Stepped) for share in (*r.fresh, *r.late))
+    assert not any(share[0] == 3 for r in new if isinstance(r, StepRecord) for share in (*r.fresh, *r.late))
     cluster.until_alive(HEALTHY)
 
 
@@ -248,7 +248,7 @@ def test_a_gradient_of_long_ago_is_dropped_and_one_from_before_that_refused(clus
         peer.say(peer.gradient(version=first), peer.zeros)
 
         def dropped():
-            found = [r for r in cluster.records if isinstance(r, Stepped)]
+            found = [r for r in cluster.records if isinstance(r, StepRecord)]
             return any((d.worker, d.version) == (peer.welcome.worker, first) for r in found for d in r.dropped)
 
         until(dropped, "it is dropped", cluster=cluster)

@@ -16,7 +16,7 @@ from paceline.drivers.served.members import Received
 from paceline.drivers.served.messages import Gradient, ProtocolError
 from paceline.drivers.served.roster import NoRoom, Roster
 from paceline.strategies import LGC, Async, FastestK, Full
-from paceline.traces.journal import Stepped
+from paceline.traces.journal import StepRecord
 from paceline.training import Trainee
 
 SHARDS, MOST = 3, 5
@@ -147,4 +147,4 @@ def on_disk(conductor):
 
 
 def decisions(records):
-    return [(record.fresh, record.late, record.fingerprint) for record in records if isinstance(record, Stepped)]
+    return [(record.fresh, record.late, record.fingerprint) for record in records if isinstance(record, StepRecord)]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from paceline.events import Joined, Left, Step
 from paceline.strategies import LGC, Async, Full
-from paceline.traces.journal import Arrived, Refused, Stepped, WorkerJoined, WorkerLeft
-from paceline.traces.told import events_of
+from paceline.traces.journal import Arrived, Refused, StepRecord, WorkerJoined, WorkerLeft
+from paceline.traces.replay_events import events_of
 from tests.drivers.served.table import FOREVER, MOST, SHARDS, Table, decisions, histories, on_disk, strategies
 
 quick = settings(max_examples=60)
@@ -40,7 +40,7 @@ def decided_again(records, strategy):
                 waiting.discard(record.worker)
             case WorkerLeft():
                 tell(Left(worker=record.worker, at_seconds=record.at_seconds))
-            case Arrived() | Stepped():
+            case Arrived() | StepRecord():
                 for arrival in record.arrivals:
                     tell(*events_of(arrival))
     return [step for step in steps if isinstance(step, Step)]
@@ -67,7 +67,7 @@ def test_what_the_journal_says_is_enough_to_decide_every_step_again(strategy, mo
     for _ in table.play(moves):
         pass
     table.conductor.flush()
-    written = [(record.fresh, record.late) for record in table.records if isinstance(record, Stepped)]
+    written = [(record.fresh, record.late) for record in table.records if isinstance(record, StepRecord)]
     decided = [
         tuple(tuple((share.worker, share.version) for share in shares) for shares in (step.fresh, step.late))
         for step in decided_again(table.records, strategy)
@@ -85,11 +85,11 @@ def test_every_gradient_in_the_journal_ends_once_and_none_that_was_refused_is_in
     table.conductor.flush()
     arrived, ended, refused = Counter(), Counter(), 0
     for record in table.records:
-        if isinstance(record, Arrived | Stepped):
+        if isinstance(record, Arrived | StepRecord):
             arrived.update((arrival.worker, arrival.version) for arrival in record.arrivals)
             ended.update((dropped.worker, dropped.version) for dropped in record.dropped)
             assert all(dropped.reason for dropped in record.dropped)
-        if isinstance(record, Stepped):
+        if isinstance(record, StepRecord):
             ended.update((*record.fresh, *record.late))
         refused += isinstance(record, Refused)
     after_the_end = table.received - arrived.total() - refused
@@ -190,5 +190,5 @@ def test_workers_that_go_because_the_run_is_stopped_do_not_close_the_open_round(
     table.conductor.stop()
     list(table.play([("deliver", 1, 4), ("leave", 0), ("leave", 1), ("leave", 2)]))
     assert table.conductor.trainee.version == 0
-    assert not any(isinstance(record, Stepped) for record in table.records)
+    assert not any(isinstance(record, StepRecord) for record in table.records)
     assert table.conductor.boundary["roster"] == {"next_draws": []}

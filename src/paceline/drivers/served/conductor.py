@@ -28,11 +28,11 @@ from paceline.traces.journal import (
     Dropped,
     JournalRecord,
     Refused,
-    Stepped,
+    StepRecord,
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.traces.told import events_of, nobody_there
+from paceline.traces.replay_events import events_of, nobody_there
 from paceline.training import Trainee, fingerprint
 
 MOST_REASONS = 1000
@@ -266,7 +266,7 @@ class Conductor:
         sent, received = self.sent_bytes - self._bytes_before[0], self.received_bytes - self._bytes_before[1]
         self._bytes_before = self.sent_bytes, self.received_bytes
         self._write(
-            Stepped(
+            StepRecord(
                 at_seconds=step.at_seconds,
                 version=step.version,
                 opened_seconds=self._opened_seconds,
