@@ -116,8 +116,7 @@ def gloo_all_reduces(elements: int, workers: int, repeats: int) -> list[float]:
 def server_parts(elements: int, workers: int, codec_name: str, repeats: int) -> dict[str, float]:
     """Best seconds of what the server does in a round besides sending and receiving, one by one."""
     from paceline.codecs import make_codec
-    from paceline.drivers.served.frames import frames
-    from paceline.drivers.served.messages import Model
+    from paceline.drivers.served.messages import Model, frames
     from paceline.events import Share, Step
     from paceline.training import Trainee, fingerprint
 

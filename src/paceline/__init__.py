@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.drivers.collective.pipelining.pipeline import Pipeline
     from paceline.drivers.collective.planning import plan_pipeline
     from paceline.drivers.collective.pruning import FinePruning, InfoBatch
-    from paceline.drivers.served.serving import serve
+    from paceline.drivers.served.run import serve
     from paceline.drivers.served.worker import Worker
     from paceline.errors import PacelineError
     from paceline.optim.accumulate import Accumulate
@@ -49,7 +49,7 @@ _HOMES = {
     "plan_pipeline": "drivers.collective.planning",
     "pruning_page": "recipes.pruning_of_script",
     "replay": "recipes.replaying",
-    "serve": "drivers.served.serving",
+    "serve": "drivers.served.run",
     "simulate": "recipes",
     "train": "recipes.cluster",
     "BMUF": "drivers.collective.members",

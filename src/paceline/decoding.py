@@ -22,7 +22,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable
 from dataclasses import field, fields, is_dataclass
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from paceline.errors import PacelineError
 
@@ -99,7 +99,7 @@ def read_fields(kind: type[Kind], values: dict[str, Any]) -> Kind:
     Traceback (most recent call last):
     paceline.decoding.DecodingError: y must be a whole number between 1 and 5, not 6
     """
-    readers = field_readers(kind)
+    readers = field_readers(cast(Any, kind))
     if values.keys() != readers.keys():
         for name in readers:
             if name not in values:
@@ -133,17 +133,18 @@ def reader_of(hint: Any, bounds: tuple[float, float] | None = None) -> Reader:
     if origin is tuple:
         return _array({place: reader_of(part) for place, part in enumerate(parts)}, tuple)
     if is_dataclass(hint):
-        readers = field_readers(hint)
+        kind: Any = hint
+        readers = field_readers(kind)
         return _array(
             {f".{name}": reader for name, reader in readers.items()},
-            lambda read: hint(**dict(zip(readers, read, strict=True))),
+            lambda read: kind(**dict(zip(readers, read, strict=True))),
         )
     if hint in (int, float):
         return _number(hint, *(bounds or DEFAULT_BOUNDS[hint]))
     if origin is Literal:
         return _value(f"one of {', '.join(parts)}", lambda value: isinstance(value, str) and value in parts)
-    kind, words = {str: (str, "text"), bool: (bool, "true or false")}.get(hint, (dict, "an object"))
-    return _value(words, lambda value: isinstance(value, kind))
+    plain, words = {str: (str, "text"), bool: (bool, "true or false")}.get(hint, (dict, "an object"))
+    return _value(words, lambda value: isinstance(value, plain))
 
 
 def _value(words: str, fits: Callable[[Any], bool]) -> Reader:

@@ -173,14 +173,32 @@ BAD_GRADIENTS = {
     "a version never sent": (lambda p: _header(p, version=p.model.version + 10**6), "cannot be: the worker was sent"),
     "more blocks than there are": (lambda p: _header(p, blocks_done=5, blocks=4), "5 of 4 blocks cannot be done"),
     "a batch of the far future": (lambda p: _header(p, draw=2**53), "cannot be: the worker's next is batch"),
-    "a negative version": (lambda p: _header(p, version=-1), "version of a Gradient must be between"),
-    "a negative time": (lambda p: _header(p, work_seconds=-1), "work_seconds of a Gradient must be between"),
-    "an absurd time": (lambda p: _header(p, work_seconds=1e300), "work_seconds of a Gradient must be between"),
-    "an absurd loss": (lambda p: _header(p, loss_mean=-1e300), "loss_mean of a Gradient must be between"),
-    "a whole number beyond all floats": (lambda p: _header(p, held_seconds=10**400), "held_seconds of a Gradient"),
+    "a negative version": (
+        lambda p: _header(p, version=-1),
+        "a Gradient: version must be a whole number",
+    ),
+    "a negative time": (
+        lambda p: _header(p, work_seconds=-1),
+        "a Gradient: work_seconds must be a number",
+    ),
+    "an absurd time": (
+        lambda p: _header(p, work_seconds=1e300),
+        "a Gradient: work_seconds must be a number",
+    ),
+    "an absurd loss": (
+        lambda p: _header(p, loss_mean=-1e300),
+        "a Gradient: loss_mean must be a number",
+    ),
+    "a whole number beyond all floats": (
+        lambda p: _header(p, held_seconds=10**400),
+        "a Gradient: held_seconds",
+    ),
     "a size beyond all memory": (lambda p: _header(p, payload_bytes=2**53), "payload of a Gradient must be between"),
-    "a negative size": (lambda p: _header(p, payload_bytes=-4), "payload_bytes of a Gradient must be between"),
-    "text for a number": (lambda p: _header(p, draw="0"), "draw of a Gradient is not what it must be"),
+    "a negative size": (
+        lambda p: _header(p, payload_bytes=-4),
+        "a Gradient: payload_bytes must be a whole number",
+    ),
+    "text for a number": (lambda p: _header(p, draw="0"), "a Gradient: draw must be a whole number"),
     "a longer body than announced": (lambda p: encode(p.gradient(), p.zeros + b"x"), "a body of \\d+ bytes got"),
     "no body": (lambda p: encode(p.gradient()), "a body of \\d+ bytes got 0"),
 }

@@ -23,7 +23,7 @@ from paceline.events import Drop, Event, Joined, Left, Share, Step
 from paceline.optim import make_optimizer
 from paceline.strategies import Strategy
 from paceline.traces.journal import Arrival, Arrived, JournalRecord, Resumed, StepRecord, WorkerJoined, WorkerLeft
-from paceline.traces.replay_events import events_of, nobody_there
+from paceline.traces.replay_events import events_of, without_workers
 from paceline.training import Batches, Senders, Trainee, Training, fingerprint
 from paceline.workers.loop import LoopGradients
 
@@ -249,7 +249,7 @@ class Replay:
             raise ReplayError(f"the run went on from step {record.version}, which the trace does not reach")
         plain, tensors, strategy = self._saved[record.version]
         self.trainee.load_state(plain, tensors)
-        self._strategy.load_state_dict(nobody_there(strategy))
+        self._strategy.load_state_dict(without_workers(strategy))
         self._pending, self._steps, self._seats, self._waiting = {}, [], {}, set()
         self._started_seconds = record.at_seconds
         self._models = {}
