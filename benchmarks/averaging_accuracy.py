@@ -56,12 +56,11 @@ from benchmarks.options import Options
 from benchmarks.output import progress_bar, save
 from paceline.data import Dataset, Samples
 from paceline.data.errors import DatasetError
-from paceline.drivers.simulated.network import Network
-from paceline.drivers.simulated.ring import ring_seconds
+from paceline.drivers.simulated.network import Network, ring_seconds
 from paceline.models import count_parameters
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import load_data, make_model
-from paceline.recipes.running import make_run, result_of
+from paceline.runs.simulation import make_run, result_of
 
 NAME = "averaging-accuracy"
 SEEDS = 3

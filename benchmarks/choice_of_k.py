@@ -28,7 +28,7 @@ from benchmarks.pool import run_all
 from paceline.data import Dataset
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import load_data
-from paceline.recipes.running import make_run
+from paceline.runs.simulation import make_run
 from paceline.traces.records import seconds_to_target
 
 K: TypeAlias = int | Literal["auto"]

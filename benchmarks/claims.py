@@ -23,7 +23,8 @@ from rich.table import Table
 from benchmarks.options import Options
 from benchmarks.output import Bar, coloured, save, tables, titled
 from benchmarks.pool import run_all
-from paceline.recipes import Race, Recipe
+from paceline.recipes import Recipe
+from paceline.runs import Race
 
 LateWork: TypeAlias = Literal["complete", "partial"]
 

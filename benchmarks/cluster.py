@@ -31,9 +31,10 @@ from rich.table import Table
 
 from benchmarks.options import Options
 from benchmarks.output import Bar, coloured, progress_bar, save, tables, titled
-from paceline.recipes import Recipe, simulate
-from paceline.recipes.cluster import train
-from paceline.recipes.replaying import replay
+from paceline.recipes import Recipe
+from paceline.runs import simulate
+from paceline.runs.cluster import train
+from paceline.runs.replaying import replay
 from paceline.traces.history import recorded_delays, write_recorded
 from paceline.traces.journal import JournalRecord, StepRecord
 from paceline.traces.journal_files import Journal, effective, read_journal

@@ -18,13 +18,13 @@ HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 def work(address: str, dice: random.Random, number: int | None) -> None:
     """A good worker; SIGTERM makes it leave politely."""
-    from paceline.recipes.cluster import Own, work_for
+    from paceline.runs.cluster import WorkerOptions, work_for
 
     def leave(signum: int, frame: object) -> None:
         raise SystemExit(0)
 
     signal.signal(signal.SIGTERM, leave)
-    work_for(address, Own(wish=number, threads=1, patience_seconds=120.0))
+    work_for(address, WorkerOptions(wish=number, threads=1, patience_seconds=120.0))
 
 
 def send_nan(address: str, dice: random.Random, number: int | None) -> None:
@@ -33,11 +33,11 @@ def send_nan(address: str, dice: random.Random, number: int | None) -> None:
 
     from paceline.drivers.served.worker import Worker
     from paceline.recipes.assembly import load_data, make_training
-    from paceline.recipes.cluster import Own, trusted
+    from paceline.runs.cluster import WorkerOptions, trusted_recipe
 
     wrong = dice.choice([float("nan"), float("inf"), float("-inf")])
     with suppress(ConnectionRefusedError), Worker(address, None, patience_seconds=5.0) as worker:
-        recipe = trusted(worker.welcome.recipe, Own())
+        recipe = trusted_recipe(worker.welcome.recipe, WorkerOptions())
         module = make_training(recipe, load_data(recipe)).module
         worker.hold(module)
         worker.ready()

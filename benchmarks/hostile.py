@@ -32,7 +32,7 @@ from rich.table import Table
 from benchmarks.options import Options
 from benchmarks.output import coloured, progress_bar, save, tables, titled
 from paceline.codecs import CODECS, QSGD, PayloadError, make_codec
-from paceline.codecs.payload import HEADER_BYTES, MOST_UNASKED, read_header
+from paceline.codecs.payload import HEADER_BYTES, MOST_CLAIMED, read_header
 
 SHAPES = [torch.Size([40, 20]), torch.Size([7]), torch.Size([6, 3, 2, 2])]
 LENGTHS = (0, 1, 33, 100, 1000, 5003)
@@ -64,7 +64,7 @@ def besiege(codec: Any, payloads: int, seed: int = 0) -> Siege:
     _warm_up()
     dice, siege, samples = random.Random(seed), Siege(), _samples(codec, seed)
     for expecting in (True, False):
-        longest = max(LENGTHS) if expecting else MOST_UNASKED
+        longest = max(LENGTHS) if expecting else MOST_CLAIMED
         with memory_capped(4 * COPIES * longest + ROOM_BYTES):
             for _ in range(payloads // 2):
                 sample = dice.choice(samples)

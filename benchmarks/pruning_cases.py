@@ -16,7 +16,7 @@ from torch import nn
 import paceline
 from benchmarks.options import Options, chosen
 from benchmarks.pruning_turns import TakeTurns
-from paceline.data.pruning.schedule import FineSchedule
+from paceline.data.pruning.fine_pruning import FineSchedule
 from paceline.models.initialisation import initialise
 
 WHOLE, FEWER_EPOCHS, FINE_PRUNING, TRIED = "none", "fewer-epochs", "fine-pruning", "take-turns"

@@ -23,8 +23,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.pruning.info_policy import InfoPolicy
-from paceline.data.pruning.policy import parts_of
+from paceline.data.pruning.info_batch import InfoPolicy
+from paceline.data.pruning.policy import chunks
 from paceline.data.pruning.sampler import PrunedBatches
 
 
@@ -46,11 +46,11 @@ class TurnsPolicy(InfoPolicy):
     def __init__(self, samples: int, *, ratio: float = 0.6, delta: float = 0.875, seed: int = 0) -> None:
         super().__init__(samples, ratio=ratio, delta=delta, seed=seed)
 
-    def stays(self, epoch: int) -> NDArray[np.bool_]:
+    def draw_kept(self, epoch: int) -> NDArray[np.bool_]:
         """Whose turn it is."""
         share, lots = 1 - self.ratio, self.generator("turns", 0)
         turn = np.empty(self.samples, np.bool_)
-        for part in parts_of(self.samples):
+        for part in chunks(self.samples):
             turn[part] = (lots.random(len(turn[part]), np.float32) + np.float32(epoch * share % 1)) % 1 < share
         return turn
 

@@ -34,11 +34,10 @@ from rich.table import Table
 from benchmarks.options import Options
 from benchmarks.output import Bar, coloured, save, tables, titled
 from benchmarks.pool import run_all
-from paceline.drivers.simulated.averaging import AveragedSimulation
-from paceline.drivers.simulated.averaging_setup import AveragingSetup
+from paceline.drivers.simulated.averaging_cluster import AveragingSetup
+from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
 from paceline.drivers.simulated.delays import ShiftedExponential
-from paceline.drivers.simulated.network import Network
-from paceline.drivers.simulated.ring import ring_seconds
+from paceline.drivers.simulated.network import Network, ring_seconds
 from paceline.strategies.averaging import AVERAGING
 
 WORKERS = (4, 8, 16, 64, 1024)

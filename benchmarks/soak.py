@@ -245,7 +245,7 @@ def _check(cluster: Cluster, soak: Soak, note: Callable[[str], None], *, first: 
 
 
 def _stop_and_replay(cluster: Cluster, soak: Soak) -> None:
-    from paceline.recipes.replaying import replay
+    from paceline.runs.replaying import replay
 
     code = cluster.close_server(signal.SIGTERM)
     if code != 130:

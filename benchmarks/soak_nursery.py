@@ -28,7 +28,7 @@ def main() -> int:
     import torch
 
     import paceline.drivers.served.job
-    import paceline.recipes.cluster
+    import paceline.runs.cluster
     import paceline.training  # noqa: F401
 
     torch.set_num_threads(1)

@@ -17,12 +17,13 @@ from paceline.lazy import lazy_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from paceline.data.pruning.ledger import PruningError
+    from paceline.analysis.pruning_of_script import pruning_page
+    from paceline.data.pruning.policy import PruningError
+    from paceline.data.pruning.sampler import FinePruning, InfoBatch
     from paceline.drivers.collective.hook import compress
     from paceline.drivers.collective.members import BMUF, HPSGD, PSGD, SSGD, DiLoCo, LocalSGD
     from paceline.drivers.collective.pipelining.pipeline import Pipeline
     from paceline.drivers.collective.planning import plan_pipeline
-    from paceline.drivers.collective.pruning import FinePruning, InfoBatch
     from paceline.drivers.served.run import serve
     from paceline.drivers.served.worker import Worker
     from paceline.errors import PacelineError
@@ -33,25 +34,25 @@ if TYPE_CHECKING:
     from paceline.pipeline.devices import Device, Link
     from paceline.pipeline.errors import PipelineError
     from paceline.pipeline.plan import Plan
-    from paceline.recipes import Race, Recipe, RecipeError, Result, simulate
-    from paceline.recipes.cluster import train
-    from paceline.recipes.pruning_of_script import pruning_page
-    from paceline.recipes.replaying import replay
+    from paceline.recipes import Recipe, RecipeError
+    from paceline.runs import Race, Result, simulate
+    from paceline.runs.cluster import train
+    from paceline.runs.replaying import replay
     from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full
 
 _HOMES = {
-    "Race": "recipes",
+    "Race": "runs",
     "Recipe": "recipes",
     "RecipeError": "recipes",
-    "Result": "recipes",
+    "Result": "runs",
     "Worker": "drivers.served.worker",
     "compress": "drivers.collective.hook",
     "plan_pipeline": "drivers.collective.planning",
-    "pruning_page": "recipes.pruning_of_script",
-    "replay": "recipes.replaying",
+    "pruning_page": "analysis.pruning_of_script",
+    "replay": "runs.replaying",
     "serve": "drivers.served.run",
-    "simulate": "recipes",
-    "train": "recipes.cluster",
+    "simulate": "runs",
+    "train": "runs.cluster",
     "BMUF": "drivers.collective.members",
     "DiLoCo": "drivers.collective.members",
     "HPSGD": "drivers.collective.members",
@@ -59,9 +60,9 @@ _HOMES = {
     "PSGD": "drivers.collective.members",
     "SSGD": "drivers.collective.members",
     "PacelineError": "errors",
-    "FinePruning": "drivers.collective.pruning",
-    "InfoBatch": "drivers.collective.pruning",
-    "PruningError": "data.pruning.ledger",
+    "FinePruning": "data.pruning.sampler",
+    "InfoBatch": "data.pruning.sampler",
+    "PruningError": "data.pruning.policy",
     "Pipeline": "drivers.collective.pipelining.pipeline",
     "PipelineError": "pipeline.errors",
     "Accumulate": "optim.accumulate",

@@ -292,8 +292,12 @@ def lars(
     momentum: float,
     weight_decay: float,
     trust: float,
+    warmup: int = 0,
+    decay_from: str = "start",
 ) -> list[list[float]]:
     """Algorithm 1 of the LARS paper: `gradients[t][l]` is layer l's gradient at step t; the rate falls as poly(2).
+
+    Its first `warmup` steps may be a warm-up; `warm_rate` says which rate that is, and where the fall is counted from.
 
     >>> lars([[3.0, 4.0]], [[[0.0, 2.0]]], lr=1.0, momentum=0.0, weight_decay=0.0, trust=0.2)
     [[3.0, 3.0]]
@@ -302,7 +306,7 @@ def lars(
     velocities = [[0.0] * len(layer) for layer in layers]
     steps = len(gradients)
     for t in range(steps):
-        rate = lr * (1 - t / steps) ** 2
+        rate = warm_rate(t, lr=lr, warmup=warmup, steps=steps, decay_from=decay_from)
         for w, g, v in zip(weights, gradients[t], velocities, strict=True):
             weight_norm, gradient_norm = math.hypot(*w), math.hypot(*g)
             local = 1.0
@@ -312,3 +316,19 @@ def lars(
                 v[i] = momentum * v[i] + rate * local * (g[i] + weight_decay * w[i])
                 w[i] = w[i] - v[i]
     return weights
+
+
+def warm_rate(t: int, *, lr: float, warmup: int, steps: int, power: float = 2.0, decay_from: str = "start") -> float:
+    """The rate of step t (from 0): a line to lr over the warm-up, then a fall to zero at `steps`.
+
+    Algorithm 1 of the LARS paper counts the fall from the start; counted from the warm-up, it falls from lr itself.
+
+    >>> [warm_rate(t, lr=16.0, warmup=1, steps=4) for t in range(5)]
+    [8.0, 9.0, 4.0, 1.0, 0.0]
+    >>> [warm_rate(t, lr=18.0, warmup=1, steps=4, decay_from="warmup") for t in range(5)]
+    [9.0, 18.0, 8.0, 2.0, 0.0]
+    """
+    if t < warmup:
+        return lr * (t + 1) / (warmup + 1)
+    begin = 0 if decay_from == "start" else warmup
+    return lr * math.pow((steps - min(t, steps)) / (steps - begin), power)

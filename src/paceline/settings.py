@@ -54,7 +54,8 @@ class Rule:
         """
         for part in value if isinstance(value, tuple) else (value,):
             if isinstance(part, str) and self.choices is not None and part not in (allowed := list(self.choices())):
-                raise SettingError((name,), str(unknown(name.replace("_", " "), part, allowed)))
+                kind = self.alias if name == "name" and self.alias else name  # "unknown strategy", not "unknown name"
+                raise SettingError((name,), str(unknown(kind.replace("_", " "), part, allowed)))
             if isinstance(part, (int, float)) and not isinstance(part, bool) and not self._allows(part):
                 raise SettingError((name,), f"{name} must be {self.range} ({name}={part})")
 

@@ -18,7 +18,7 @@ from paceline.bench.links import RATES, exchanges
 from paceline.bench.picture import picture
 from paceline.bench.variants import Variant, variants
 from paceline.codecs import CODECS
-from paceline.reports.codec_chart import ACROSS, CodecPoint, codec_chart
+from paceline.reports.codec_page import ACROSS, CodecPoint, codec_chart
 
 
 def gradient_of(vector: torch.Tensor) -> Gradient:

@@ -294,7 +294,7 @@ def test_every_epoch_that_is_measured_is_a_pruned_one(policy) -> None:
 @pytest.mark.parametrize("ratio", [0.25, 0.5, 0.6, 0.75])
 def test_in_turns_everybody_stays_as_often_as_it_should_and_nobody_waits_long(ratio):
     policy, epochs = TurnsPolicy(50, ratio=ratio, seed=3), 40
-    stays = np.stack([policy.stays(epoch) for epoch in range(1, epochs + 1)])
+    stays = np.stack([policy.draw_kept(epoch) for epoch in range(1, epochs + 1)])
     assert np.abs(stays.sum(0) - epochs * (1 - ratio)).max() <= 1.001  # by lot it would be several
     longest = np.ceil(1 / (1 - ratio)) - 1
     for sample in range(50):
@@ -303,6 +303,6 @@ def test_in_turns_everybody_stays_as_often_as_it_should_and_nobody_waits_long(ra
 
 
 def test_whose_turn_it_is_depends_on_the_seed_and_in_every_epoch_some_are_out():
-    first, second = (TurnsPolicy(50, seed=seed).stays(5) for seed in (0, 1))
+    first, second = (TurnsPolicy(50, seed=seed).draw_kept(5) for seed in (0, 1))
     assert not np.array_equal(first, second)
     assert 0.2 < first.mean() < 0.6

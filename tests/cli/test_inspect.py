@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.cli import inspect_words, main
+from paceline.analysis.layer_ratios import Inspection, inspect_recipe, moments_of
+from paceline.cli import inspect as inspection
+from paceline.cli import main
+from paceline.quantities import number_text
 from paceline.recipes import Recipe
-from paceline.recipes.inspecting import Inspection, inspect_recipe, moments_of
 
 SMALL = ["--data", "synthetic", "--data.samples", "60", "--data.size", "4", "--data.channels", "1", "--workers", "2",
          "--k", "2"]  # fmt: skip
@@ -129,8 +131,8 @@ def test_settings_of_the_recipe_are_those_of_its_optimiser() -> None:
     assert row.local_rate == pytest.approx(0.5 * row.weight_norm / (row.gradient_norm + 0.25 * row.weight_norm))
     assert found.first.rate < recipe.optimizer.lr  # the warm-up has only begun
     limiting = found.limiting()
-    said = f"LARS multiplies the rate of {limiting.name} by {inspect_words.number(limiting.local_rate)}."
-    assert said in " ".join(inspect_words.sentences(recipe, found))
+    said = f"LARS multiplies the rate of {limiting.name} by {number_text(limiting.local_rate)}."
+    assert said in " ".join(inspection.sentences(recipe, found))
 
 
 def lars(**more) -> Recipe:
@@ -140,28 +142,28 @@ def lars(**more) -> Recipe:
 def test_with_clip_the_rates_of_lars_are_limits() -> None:
     recipe = lars(clip=True)
     found = inspect_recipe(recipe)
-    name, limit = found.limiting().name, inspect_words.number(found.limiting().local_rate)
-    told = " ".join(inspect_words.sentences(recipe, found))
+    name, limit = found.limiting().name, number_text(found.limiting().local_rate)
+    told = " ".join(inspection.sentences(recipe, found))
     assert f"LARS holds the rate of {name} to at most {limit}. Other parameters: 2 with a limit" in told
-    table = inspect_words.table(found)
+    table = inspection.table(found)
     assert "LARS limit" in table.headings
-    assert "LARS limit" in inspect_words.lines(found)[0]
-    assert any(phrase.endswith(", clip") for phrase in inspect_words.conditions(recipe, found))
+    assert "LARS limit" in inspection.lines(found)[0]
+    assert any(phrase.endswith(", clip") for phrase in inspection.conditions(recipe, found))
     for text in (told, table.caption):
         assert "multipl" not in text
-    json.dumps(inspect_words.document(recipe, found), allow_nan=False)
+    json.dumps(inspection.document(recipe, found), allow_nan=False)
 
 
 def test_what_lars_leaves_out_is_said_to_take_the_rate_as_it_is() -> None:
     recipe = lars()
     found = inspect_recipe(recipe, steps=1)
-    told = " ".join(inspect_words.sentences(recipe, found))
+    told = " ".join(inspection.sentences(recipe, found))
     assert "Other parameters: 2 with a factor of their own, 3 that take the rate as it is." in told
-    cells = {row[0]: row[6] for row in inspect_words.table(found).rows}
+    cells = {row[0]: row[6] for row in inspection.table(found).rows}
     assert {name for name, cell in cells.items() if cell == "as it is"} == {"1.bias", "3.bias", "5.bias"}
     later = Inspection(batch=8, moments=(found.last,))  # biases are no longer 0
     assert later.limiting().kind == "bias"
-    told = " ".join(inspect_words.sentences(recipe, later))
+    told = " ".join(inspection.sentences(recipe, later))
     assert f"LARS leaves {later.limiting().name} out: it takes the rate as it is, {later.first.rate:g} at" in told
     assert "by 1" not in told
 
@@ -181,26 +183,26 @@ def test_a_run_that_diverges_ends_there_and_says_so() -> None:
     assert found.diverged
     assert found.last.step < 200
     assert not math.isfinite(found.last.loss)
-    told = " ".join(inspect_words.sentences(recipe, found))
+    told = " ".join(inspection.sentences(recipe, found))
     assert f"Training diverged: after {found.last.step:,} steps" in told
     assert "times of its length" in told
-    json.dumps(inspect_words.document(recipe, found), allow_nan=False)
-    assert all("nan" in line or "-" in line or " 0 " in line for line in inspect_words.lines(found)[1:])
+    json.dumps(inspection.document(recipe, found), allow_nan=False)
+    assert all("nan" in line or "-" in line or " 0 " in line for line in inspection.lines(found)[1:])
 
 
 def test_the_rate_is_compared_only_where_steps_go_by_the_gradient() -> None:
     found = inspect_recipe(RECIPE)
     adam = RECIPE.with_settings(optimizer={"name": "adam"})
-    assert inspect_words.comparable_rate(RECIPE, found) == RECIPE.optimizer.lr
-    assert inspect_words.comparable_rate(adam, found) is None
-    assert "adam, does not step by the gradient itself" in " ".join(inspect_words.sentences(adam, found))
+    assert inspection.comparable_rate(RECIPE, found) == RECIPE.optimizer.lr
+    assert inspection.comparable_rate(adam, found) is None
+    assert "adam, does not step by the gradient itself" in " ".join(inspection.sentences(adam, found))
 
 
 def test_without_a_ratio_nothing_is_claimed() -> None:
     found = inspect_recipe(RECIPE)
     nothing = Inspection(batch=8, moments=(replace(found.first, ratios=found.first.ratios.only("bias")),))
-    assert inspect_words.headline(nothing).startswith("No layer limits the learning rate")
-    assert inspect_words.sentences(RECIPE, nothing) == [
+    assert inspection.headline(nothing).startswith("No layer limits the learning rate")
+    assert inspection.sentences(RECIPE, nothing) == [
         "3 of 3 parameters start at 0. They have no size that a step could exceed, and are not counted."
     ]
 

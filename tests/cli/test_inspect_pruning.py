@@ -12,17 +12,16 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
+from paceline.analysis.pruning import images_of, predictions, record_of_folder
+from paceline.analysis.pruning_of_script import record_of
 from paceline.cli import main
 from paceline.drivers.collective.keeping import Keeper
 from paceline.drivers.collective.story import Story
 from paceline.drivers.replayed.averaged import replay_averages
 from paceline.events import Window
 from paceline.recipes import Recipe
-from paceline.recipes.assembly import load_data, make_training
-from paceline.recipes.averaging import make_member
-from paceline.recipes.inspecting_pruning import images_of, predictions, record_of_folder
-from paceline.recipes.pruning_of_script import record_of
-from paceline.recipes.ranks import write_recipe
+from paceline.recipes.assembly import load_data, make_member, make_training
+from paceline.runs.ranks import write_recipe
 from paceline.traces.pruning_record import PRUNING, empty_record, read_pruning
 from paceline.traces.suspects import suspects
 
@@ -134,7 +133,7 @@ def test_that_no_record_can_be_kept_does_not_undo_the_run(tmp_path, monkeypatch,
     def diverged(recipe, run):
         raise ValueError("the model's outputs are not finite")
 
-    monkeypatch.setattr("paceline.recipes.inspecting_pruning.record_of_run", diverged)
+    monkeypatch.setattr("paceline.analysis.pruning.record_of_run", diverged)
     assert main(["simulate", *SMALL[:-1], "2", *FINE, "--out", str(tmp_path)]) == 0
     assert f"cannot keep a record of the pruning in {tmp_path}: the model's outputs" in " ".join(
         capsys.readouterr().err.split()

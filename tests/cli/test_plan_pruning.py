@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from paceline.cli import main
+from paceline.data.pruning.fine_pruning import FineSchedule
 from paceline.data.pruning.plan import plan_fine, plan_info
-from paceline.data.pruning.schedule import FineSchedule
 
 FINE = ["--samples", "1000", "--epochs", "36", "--batch-size", "32", "--window", "12", "--starting-point", "6",
         "--attenuation", "2", "--block", "4", "--count", "2", "--prune", "0.3"]  # fmt: skip

@@ -104,7 +104,7 @@ class Cluster:
         """Start workers that wait for `let_join`: they have loaded torch by then."""
         numbers = ",".join(map(str, numbers))
         pack = warm.Popen(
-            [sys.executable, "-m", "paceline.recipes.pack", "--numbers", numbers],
+            [sys.executable, "-m", "paceline.runs.local_workers", "--numbers", numbers],
             stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         self._packs.append(pack)

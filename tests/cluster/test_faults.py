@@ -6,7 +6,7 @@ import signal
 import time
 from collections import Counter
 
-from paceline.recipes.replaying import replay
+from paceline.runs.replaying import replay
 from paceline.traces.journal import Arrived, StepRecord, WorkerJoined, WorkerLeft
 from tests.cluster.harness import Cluster, until
 

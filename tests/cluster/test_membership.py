@@ -7,7 +7,7 @@ import sys
 
 from paceline.drivers.served.worker import Worker
 from paceline.recipes.assembly import load_data, make_training
-from paceline.recipes.cluster import Own, trusted
+from paceline.runs.cluster import WorkerOptions, trusted_recipe
 from paceline.traces.journal import Evaluated, WorkerJoined, WorkerLeft
 from paceline.traces.journal_files import read_journal
 from paceline.training import Batches
@@ -20,7 +20,7 @@ from tests.cluster.test_faults import PACED, assert_every_gradient_ended, assert
 def work_and_leave(address, *, batches, reason):
     """What a worker of a recipe does, for a few batches."""
     with Worker(address, None) as worker:
-        recipe = trusted(worker.welcome.recipe, Own())
+        recipe = trusted_recipe(worker.welcome.recipe, WorkerOptions())
         training = make_training(recipe, load_data(recipe))
         worker.hold(training.module)
         worker.ready()

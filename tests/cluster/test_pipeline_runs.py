@@ -14,7 +14,7 @@ from paceline.cli.main import main
 from paceline.drivers.collective.keeping import Keeper
 from paceline.optim import make_optimizer
 from paceline.recipes.assembly import load_data, make_training
-from paceline.recipes.ranks import read_recipe_of
+from paceline.runs.ranks import read_recipe_of
 from paceline.training import Batches, measure
 from paceline.training.local import local_gradient
 from tests.cluster.test_ranks import NAMED_WITHIN_SECONDS, ended, ranks_of, said, started, wait_for_checkpoints

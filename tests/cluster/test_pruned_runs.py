@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from paceline.recipes.replaying import replay
+from paceline.runs.replaying import replay
 from tests.cluster.harness import Cluster
 from tests.cluster.test_faults import STOPPED_BY_SIGTERM
 from tests.cluster.test_ranks import ended, ranks_of, said, started, wait_for_checkpoints

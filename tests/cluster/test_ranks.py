@@ -135,7 +135,7 @@ def test_who_is_told_to_go_ends_its_ranks_first(recipe, tmp_path, monkeypatch, c
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(ENDS_WITHIN_SECONDS)  # the handler interrupts it
 
-    monkeypatch.setattr("paceline.drivers.collective.launch.Ranks", Told)
+    monkeypatch.setattr("paceline.drivers.collective.launch.LocalRanks", Told)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         assert main(["train", str(recipe), "--out", str(tmp_path / "run")]) == 130

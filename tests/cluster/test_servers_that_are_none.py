@@ -11,7 +11,7 @@ import pytest
 from paceline.drivers.served.messages import Goodbye, encode
 from paceline.drivers.served.worker import Worker
 from paceline.recipes import Recipe
-from paceline.recipes.cluster import Own, trusted, work_for
+from paceline.runs.cluster import WorkerOptions, trusted_recipe, work_for
 from tests import warm
 from tests.cluster.harness import PACELINE
 from tests.cluster.peers import FakeServer, welcome
@@ -59,7 +59,7 @@ def test_no_name_of_code_in_a_recipe_is_trusted(name):
     document["model"]["name"] = name
     loaded = set(sys.modules)
     with pytest.raises(ValueError) as error:
-        trusted(document, Own())
+        trusted_recipe(document, WorkerOptions())
     assert len(str(error.value).splitlines()) == 1
     assert not {module for module in set(sys.modules) - loaded if not module.startswith("paceline")}
 
@@ -68,7 +68,7 @@ def test_no_name_of_code_in_a_recipe_is_trusted(name):
     "section", [{"data": {"directory": "/etc"}}, {"delay": {"name": "recorded", "file": "/etc/passwd"}}], ids=str
 )
 def test_no_path_in_a_recipe_is_kept(section):
-    recipe = trusted(Recipe().with_settings(**section).to_document(), Own())
+    recipe = trusted_recipe(Recipe().with_settings(**section).to_document(), WorkerOptions())
     assert "/etc" not in json.dumps(recipe.to_document())
 
 
@@ -78,7 +78,7 @@ def test_a_file_of_delays_that_a_server_names_is_not_read(tmp_path):
     section = {"name": "recorded", "file": str(trap), "inject": True}
     recipe = Recipe().with_settings(delay=section).to_document()
     with FakeServer(encode(welcome(recipe=recipe))) as server, pytest.raises(ValueError, match="--delay-file"):
-        work_for(server.address, Own(patience_seconds=5))
+        work_for(server.address, WorkerOptions(patience_seconds=5))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_file_of_delays_that_a_server_names_is_not_read(tmp_path):
 )
 def test_a_recipe_that_is_none_is_refused_in_one_line(recipe):
     with pytest.raises(ValueError) as error:
-        trusted(recipe, Own())
+        trusted_recipe(recipe, WorkerOptions())
     assert len(str(error.value).splitlines()) == 1
 
 

@@ -7,17 +7,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.codecs.payload import (
+from paceline.codecs.payload import (  # fmt: skip
     HEADER_BYTES,
+    MOST_CLAIMED,
     MOST_ELEMENTS,
-    MOST_UNASKED,
     Header,
     PayloadError,
-    check_unasked,
-    opened,
-    placed,
+    check_claim,
+    open_payload,
+    output_vector,
     read_header,
-)  # fmt: skip
+)
 
 numbers = st.integers(0, 2**32 - 1)
 
@@ -28,7 +28,7 @@ def test_a_header_is_read_as_it_was_written(codec, elements, first, second, body
     payload = header.payload(body_bytes)
     assert payload.numel() == HEADER_BYTES + body_bytes
     assert read_header(payload) == header
-    found, body = opened(payload, codec, elements)
+    found, body = open_payload(payload, codec, elements)
     assert found == header
     assert body.numel() == body_bytes
 
@@ -52,7 +52,7 @@ def test_the_header_is_little_endian_wherever_it_is_written():
 )
 def test_what_is_no_payload_is_refused_with_what_it_is(payload, told):
     with pytest.raises(PayloadError, match=re.escape(told)):
-        opened(payload, codec=1, expected_length=None)
+        open_payload(payload, codec=1, expected_length=None)
 
 
 def test_a_vector_with_more_elements_than_the_header_can_say_is_refused_before_memory_is_asked_for():
@@ -65,23 +65,23 @@ def test_words_can_be_read_from_a_body_wherever_the_payload_lies(offset, shift):
     original = Header(codec=1, elements=2).payload(16)
     original[HEADER_BYTES:] = torch.arange(16)
     memory = torch.frombuffer(bytearray(80), dtype=torch.uint8, offset=shift)
-    _, body = opened(memory[offset : offset + 32].copy_(original), 1, 2)
+    _, body = open_payload(memory[offset : offset + 32].copy_(original), 1, 2)
     assert body.view(torch.float64).view(torch.uint8).tolist() == list(range(16))
 
 
 def test_long_vectors_out_of_few_bytes_must_be_expected():
-    check_unasked(MOST_UNASKED, None)
-    check_unasked(MOST_ELEMENTS, MOST_ELEMENTS)
+    check_claim(MOST_CLAIMED, None)
+    check_claim(MOST_ELEMENTS, MOST_ELEMENTS)
     with pytest.raises(PayloadError, match="give expected_length to allow it"):
-        check_unasked(MOST_UNASKED + 1, None)
+        check_claim(MOST_CLAIMED + 1, None)
 
 
 def test_a_vector_goes_where_it_is_told_to_if_it_fits():
     out = torch.zeros(3)
-    assert placed(3, out, out.device) is out
-    assert placed(3, None, out.device).shape == (3,)
+    assert output_vector(3, out, out.device) is out
+    assert output_vector(3, None, out.device).shape == (3,)
     with pytest.raises(PayloadError, match=re.escape("a vector of 3 elements was expected (this one has 4)")):
-        placed(4, out, out.device)
+        output_vector(4, out, out.device)
     for unfit in (torch.zeros(3, dtype=torch.float64), torch.zeros(1, 3), torch.zeros(6)[::2]):
         with pytest.raises(ValueError, match="out must be a flat float32 tensor"):
-            placed(3, unfit, out.device)
+            output_vector(3, unfit, out.device)

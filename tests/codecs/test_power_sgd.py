@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.codecs import NotFiniteError, PayloadError, PowerSGD
-from paceline.codecs.matrices import MOST_TENSORS
 from paceline.codecs.payload import HEADER_BYTES, Header, read_header
+from paceline.codecs.power_sgd import MOST_TENSORS
 
 SHAPES = [torch.Size(shape) for shape in ((8, 3, 3, 3), (8,), (12, 8), (2, 2), (), (12,))]
 ELEMENTS = sum(math.prod(shape) for shape in SHAPES)

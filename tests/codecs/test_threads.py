@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.codecs import QSGD, threads
+from paceline.codecs import QSGD, machine_code
 from tests.contracts.codec_variants import seeded, vector_of
 
 DEADLINE_SECONDS = 60
@@ -17,7 +17,7 @@ DEADLINE_SECONDS = 60
 
 @pytest.fixture
 def three_threads(monkeypatch):
-    monkeypatch.setattr(threads, "LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(machine_code, "LEAST_ELEMENTS", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
@@ -26,29 +26,29 @@ def three_threads(monkeypatch):
 
 @given(units=st.integers(0, 50), unit_elements=st.sampled_from((1, 4096, 65_536, 10**6)), most=st.integers(1, 6))
 def test_every_unit_is_worked_on_once_and_in_order(units, unit_elements, most):
-    parts = threads.in_threads(lambda first, last: (first, last), units, unit_elements, most=most)
+    parts = machine_code.in_threads(lambda first, last: (first, last), units, unit_elements, most=most)
     assert [unit for first, last in parts for unit in range(first, last)] == list(range(units))
-    assert len(parts) <= max(1, units * unit_elements // threads.LEAST_ELEMENTS)
+    assert len(parts) <= max(1, units * unit_elements // machine_code.LEAST_ELEMENTS)
     assert len(parts) == 1 or most > 1
 
 
 def test_threads_are_not_woken_for_little():
     here = threading.get_ident()
-    ran = threads.in_threads(lambda first, last: threading.get_ident(), 1, threads.LEAST_ELEMENTS, most=4)
+    ran = machine_code.in_threads(lambda first, last: threading.get_ident(), 1, machine_code.LEAST_ELEMENTS, most=4)
     assert ran == [here]
 
 
 def test_a_thread_that_gets_no_turn_is_not_waited_for_and_one_that_gets_one_takes_its_share(three_threads):
     busy, free = threading.Event(), threading.Event()
-    pool = threads._pool(3)
+    pool = machine_code._pool(3)
     held = [pool.submit(lambda: (busy.set(), free.wait(DEADLINE_SECONDS))) for _ in range(2)]
     assert busy.wait(DEADLINE_SECONDS)
     here = threading.get_ident()
-    assert set(threads.in_threads(lambda first, last: threading.get_ident(), 24, 1)) == {here}
+    assert set(machine_code.in_threads(lambda first, last: threading.get_ident(), 24, 1)) == {here}
     free.set()
     assert all(future.result(DEADLINE_SECONDS) for future in held)
     met = threading.Barrier(3, timeout=DEADLINE_SECONDS)  # only three threads at once get past it
-    assert len(threads.in_threads(lambda first, last: met.wait(), 24, 1)) == 24
+    assert len(machine_code.in_threads(lambda first, last: met.wait(), 24, 1)) == 24
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -59,7 +59,7 @@ def test_what_a_part_raises_comes_through(place):
         return first
 
     with pytest.raises(ArithmeticError, match=f"unit {place}"):
-        threads.in_threads(fails, 3, threads.LEAST_ELEMENTS, most=3)
+        machine_code.in_threads(fails, 3, machine_code.LEAST_ELEMENTS, most=3)
 
 
 def test_many_senders_at_once_send_what_each_would_alone(three_threads):

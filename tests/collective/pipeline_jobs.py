@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import paceline
-from paceline.drivers.collective.common import RankGoneError
+from paceline.distributed import RankGoneError
 from paceline.drivers.collective.pipelining.standins import tensors_of
 from paceline.pipeline.graph import ModelGraph
 from tests.collective.pipeline_memory import within_memory

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from paceline.drivers.collective.common import RankGoneError
+from paceline.distributed import RankGoneError
+from paceline.distributed.stores import StoreGather
 from paceline.drivers.collective.handshake import _Handshake, meet
 from paceline.drivers.collective.launch import _store
 from paceline.drivers.collective.place import Place
-from paceline.drivers.collective.roll import Roll
 
 PATIENCE_SECONDS = 60.0
 SOON_SECONDS = 0.3
@@ -136,12 +136,14 @@ def test_those_who_do_not_come_are_named(new_store):
 
 def rolls(world, **settings):
     store = dist.HashStore()
-    return [Roll(store, rank, world, **({"timeout_seconds": PATIENCE_SECONDS} | settings)) for rank in range(world)]
+    return [
+        StoreGather(store, rank, world, **({"timeout_seconds": PATIENCE_SECONDS} | settings)) for rank in range(world)
+    ]
 
 
 def test_everybody_hears_everybody_call_after_call():
     def be(roll):
-        return [roll.call("count", [call, roll.rank]) for call in range(3)]
+        return [roll.gather("count", [call, roll.rank]) for call in range(3)]
 
     with ThreadPoolExecutor(3) as ranks:
         heard = list(ranks.map(be, rolls(3)))
@@ -151,20 +153,20 @@ def test_everybody_hears_everybody_call_after_call():
 def test_who_does_not_answer_the_roll_is_named_and_what_for():
     first, _, _ = rolls(3, timeout_seconds=SOON_SECONDS)
     with pytest.raises(RankGoneError, match=r"^rank 0 waited 0.3 s for rank 1 and rank 2 to tell its times$"):
-        first.call("tell its times", None)
+        first.gather("tell its times", None)
 
 
 def test_who_left_with_an_error_is_not_waited_for():
     first, second, third = rolls(3)
-    second.leave("ValueError: the disk is full")
+    second.post_failure("ValueError: the disk is full")
     for roll in (first, third):
         with pytest.raises(RankGoneError, match=r"^rank 1 has left: ValueError: the disk is full \(it was to begin"):
-            roll.call("begin to train", None)
+            roll.gather("begin to train", None)
 
 
 def test_words_of_one_who_left_after_its_answer_still_count():
     first, second = rolls(2, timeout_seconds=SOON_SECONDS)
     with pytest.raises(RankGoneError):
-        second.call("answer", "here")
-    second.leave("tired of waiting")
-    assert first.call("answer", "too") == ["too", "here"]
+        second.gather("answer", "here")
+    second.post_failure("tired of waiting")
+    assert first.gather("answer", "too") == ["too", "here"]

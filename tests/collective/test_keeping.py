@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from paceline.distributed.stores import StoreGather
 from paceline.drivers.collective.keeping import Keeper, agreed_start, difference
-from paceline.drivers.collective.roll import Roll
 
 RECIPE = {"seed": 0, "optimizer": {"lr": 0.1, "decay_at": [3]}, "data": {"directory": "/here"}}
 TIMEOUT_SECONDS = 60.0
@@ -27,7 +27,7 @@ def start(folder, *, launch="first", resume=False, recipe=RECIPE, ranks=2, defau
     store = dist.HashStore()
 
     def be(rank):
-        roll = Roll(store, rank, ranks, timeout_seconds=TIMEOUT_SECONDS, launch=launch)
+        roll = StoreGather(store, rank, ranks, timeout_seconds=TIMEOUT_SECONDS, launch=launch)
         try:
             state = agreed_start(Keeper(folder, rank), roll, resume=resume, recipe=recipe, defaults=defaults)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Ranks on one machine: who is told of when they end, and how."""
+"""LocalRanks on one machine: who is told of when they end, and how."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from paceline.drivers.collective.common import RankGoneError
-from paceline.drivers.collective.launch import Ranks, joined
+from paceline.distributed import RankGoneError
+from paceline.drivers.collective.launch import LocalRanks, joined
 
 DEADLINE_SECONDS = 60.0
 
 
 def run(be_rank, tmp_path, world=3):
-    return Ranks(be_rank, world, logs=tmp_path).wait()
+    return LocalRanks(be_rank, world, logs=tmp_path).wait()
 
 
 def wait_for_ever(place):
@@ -69,7 +69,7 @@ def test_an_exception_ends_the_rank_and_nothing_else(tmp_path):
 
 def test_those_who_never_end_are_ended(tmp_path, monkeypatch):
     monkeypatch.setattr("paceline.drivers.collective.launch.GRACE_SECONDS", 0.1)
-    monkeypatch.setattr("paceline.drivers.collective.launch.END_SECONDS", 0.1)
+    monkeypatch.setattr("paceline.processes.END_SECONDS", 0.1)
     began = time.monotonic()
 
     def deaf(place):
@@ -78,13 +78,13 @@ def test_those_who_never_end_are_ended(tmp_path, monkeypatch):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return wait_for_ever(place)
 
-    ranks = Ranks(deaf, 3, logs=tmp_path)
+    ranks = LocalRanks(deaf, 3, logs=tmp_path)
     with pytest.raises(RankGoneError, match=r"^rank 1 ended with code 4$"):
         ranks.wait()
-    while ranks._running():  # a machine that is busy takes a while even for SIGKILL
+    while ranks.processes.running():  # a machine that is busy takes a while even for SIGKILL
         assert time.monotonic() - began < DEADLINE_SECONDS
         time.sleep(0.02)
-    for pid in ranks._pids:
+    for pid in ranks.processes.pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
     assert time.monotonic() - began < DEADLINE_SECONDS
@@ -129,7 +129,7 @@ def who_starts(tmp_path):
         if not pid:
             try:
                 signal.signal(signal.SIGTERM, on_sigterm)
-                Ranks(leave_pid(tmp_path), 3, logs=tmp_path).wait()
+                LocalRanks(leave_pid(tmp_path), 3, logs=tmp_path).wait()
             finally:
                 os._exit(7)
         started.append(pid)
@@ -165,7 +165,7 @@ def test_a_fork_that_fails_ends_those_that_were_forked_before(tmp_path, monkeypa
 
     monkeypatch.setattr(os, "fork", third_fails)
     with pytest.raises(BlockingIOError):
-        Ranks(wait_for_ever, 3, logs=tmp_path)
+        LocalRanks(wait_for_ever, 3, logs=tmp_path)
     assert len(forked) == 2
     for pid in forked:
         with pytest.raises(ProcessLookupError):
@@ -208,10 +208,10 @@ def test_a_rank_that_dies_outside_of_training_is_named(tmp_path, monkeypatch, st
         with joined(place, timeout_seconds=DEADLINE_SECONDS) as roll:
             if dies and stage == "when it has met them":
                 os.kill(os.getpid(), signal.SIGKILL)
-            roll.call("begin to train", None)
+            roll.gather("begin to train", None)
             if dies:
                 os.kill(os.getpid(), signal.SIGKILL)
-            roll.call("tell its times", None)
+            roll.gather("tell its times", None)
         return 0
 
     began = time.monotonic()
@@ -226,7 +226,7 @@ def test_a_rank_that_refuses_after_the_meeting_tells_the_others_at_once(tmp_path
             with joined(place, timeout_seconds=DEADLINE_SECONDS) as roll:
                 if place.rank == 1:
                     raise ValueError("the disk is full")
-                roll.call("begin to train", None)
+                roll.gather("begin to train", None)
         except RankGoneError as error:
             (tmp_path / "said").write_text(str(error))
             return 3

@@ -10,7 +10,7 @@ from benchmarks.hostile import besiege
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from paceline.codecs import CODECS, NotFiniteError, OneBit, PayloadError, TopK, make_codec, threads
+from paceline.codecs import CODECS, NotFiniteError, OneBit, PayloadError, TopK, machine_code, make_codec
 from paceline.codecs.payload import HEADER_BYTES, read_header
 from tests.contracts.codec_variants import (
     EVERY_CODEC,
@@ -104,8 +104,8 @@ def test_whole_numbers_are_no_gradient(codec):
 @given(kind=st.sampled_from(("normal", "mixed")), length=st.sampled_from((4097, 20_011, 30_000)), seed=seeds)
 def test_the_same_seed_gives_the_same_bytes_on_any_number_of_threads(codec, kind, length, seed):
     vector = vector_of(kind, length, seed=7)
-    payloads, vectors, before = [], [], (torch.get_num_threads(), threads.LEAST_ELEMENTS)
-    threads.LEAST_ELEMENTS = 1
+    payloads, vectors, before = [], [], (torch.get_num_threads(), machine_code.LEAST_ELEMENTS)
+    machine_code.LEAST_ELEMENTS = 1
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
@@ -113,7 +113,7 @@ def test_the_same_seed_gives_the_same_bytes_on_any_number_of_threads(codec, kind
             vectors.append(codec.decode(payloads[-1]))
     finally:
         torch.set_num_threads(before[0])
-        threads.LEAST_ELEMENTS = before[1]
+        machine_code.LEAST_ELEMENTS = before[1]
     assert same(payloads[0], payloads[1])
     assert same(payloads[0], payloads[2])
     assert same(vectors[0], vectors[1])
@@ -222,7 +222,7 @@ def test_hostile_payloads_are_refused_or_give_what_they_promise_in_the_memory_th
 
 def test_a_siege_finds_what_gives_way(monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("paceline.codecs.top_k.check_unasked", lambda *_: None)  # anybody may have 16 GB
+        patch.setattr("paceline.codecs.top_k.check_claim", lambda *_: None)  # anybody may have 16 GB
         assert any("memory" in breach for breach in besiege(TopK(), 1500).breaches)
     with monkeypatch.context() as patch:
         patch.setattr("paceline.codecs.one_bit.check_bytes", lambda *_: None)

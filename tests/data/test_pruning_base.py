@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler
 
 import paceline
-from paceline.data.pruning.dealing import Dealing
+from paceline.data.pruning.epoch import BatchLayout
 from tests.data.pruning_play import EPOCHS, KINDS, SAMPLES, SMALL, losses_of, passes
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -81,7 +81,7 @@ def test_a_base_that_wants_to_know_the_epoch_is_told():
 def test_every_rank_gets_as_many_batches_of_one_size_and_together_they_have_every_sample(
     samples, batch_size, ranks, drop_last
 ):
-    dealt = [Dealing(batch_size=batch_size, rank=rank, ranks=ranks, drop_last=drop_last) for rank in range(ranks)]
+    dealt = [BatchLayout(batch_size=batch_size, rank=rank, ranks=ranks, drop_last=drop_last) for rank in range(ranks)]
     places = []
     for step in range(dealt[0].steps(samples)):
         parts = [dealing.places(step, samples) for dealing in dealt]

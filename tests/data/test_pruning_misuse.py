@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import paceline
-from paceline.data.pruning.ledger import PruningError
+from paceline.data.pruning.policy import PruningError
 from tests.data.pruning_play import SMALL, losses_of, passes
 
 SAMPLES = 64

@@ -10,26 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data.pruning import formulas
-from paceline.data.pruning.fine_policy import FinePolicy
-from paceline.data.pruning.info_policy import InfoPolicy
-from paceline.data.pruning.picture import Row, draw
-from paceline.data.pruning.plan import plan_fine, plan_info
-from paceline.data.pruning.schedule import FineSchedule
+from paceline.data.pruning import fine_pruning
+from paceline.data.pruning.fine_pruning import FinePolicy, FineSchedule
+from paceline.data.pruning.info_batch import InfoPolicy
+from paceline.data.pruning.plan import WindowRow, draw_windows, plan_fine, plan_info
 
 some = settings(max_examples=60)
 
 
 @st.composite
-def schedules(draw, **fixed):
-    window, block = draw(st.integers(1, 40)), draw(st.integers(1, 8))
+def schedules(draw_windows, **fixed):
+    window, block = draw_windows(st.integers(1, 40)), draw_windows(st.integers(1, 8))
     made = {
         "window": window,
-        "starting_point": draw(st.integers(0, window)),
-        "attenuation": draw(st.sampled_from([1, 1.01, 1.5, 2, 3])),
+        "starting_point": draw_windows(st.integers(0, window)),
+        "attenuation": draw_windows(st.sampled_from([1, 1.01, 1.5, 2, 3])),
         "block": block,
-        "count": draw(st.integers(0, block)),
-        "prune": draw(st.sampled_from([0, 3, 0.3, 0.5])),
+        "count": draw_windows(st.integers(0, block)),
+        "prune": draw_windows(st.sampled_from([0, 3, 0.3, 0.5])),
     }
     return FineSchedule(**(made | fixed))
 
@@ -111,7 +109,7 @@ def test_what_info_batch_saves_at_best_is_reached_on_average_when_one_loss_stand
 def test_without_attenuation_formula_3_is_an_upper_estimate_and_4_but_for_one_epoch(schedule, epochs):
     plan = plan_fine(schedule, 10, epochs=epochs, batch_size=1)
     exact, ends_within = len(plan.pruned_epochs), epochs % schedule.window >= max(1, schedule.starting_point)
-    assert plan.paper.n_prune == formulas.n_prune(schedule, epochs)
+    assert plan.paper.n_prune == fine_pruning.estimated_n_prune(schedule, epochs)
     assert exact <= plan.paper.n_prune + ends_within
     if epochs % schedule.window == 0:  # formula 3, as printed
         w, a, r, c = schedule.window, schedule.starting_point, schedule.block, schedule.count
@@ -163,7 +161,7 @@ def marks_in(lines, mark):
 @given(schedule=schedules(), epochs=st.integers(1, 200), width=st.integers(60, 120), ascii_only=st.booleans())
 def test_the_picture_has_a_mark_for_every_epoch(schedule, epochs, width, ascii_only):
     plan = plan_fine(schedule, 30, epochs=epochs, batch_size=4)
-    lines = draw(plan.rows, width=width, ascii_only=ascii_only)
+    lines = draw_windows(plan.rows, width=width, ascii_only=ascii_only)
     assert max(map(len, lines)) <= max(width, 75)  # the legend does not shrink
     if any("more windows" in line for line in lines):
         return
@@ -176,13 +174,17 @@ def test_the_picture_has_a_mark_for_every_epoch(schedule, epochs, width, ascii_o
 
 def test_long_windows_are_wrapped_longer_ones_scaled_and_of_many_the_last_is_drawn():
     schedule = FineSchedule(window=150, starting_point=75, block=4, count=2)
-    wrapped = draw(plan_fine(schedule, 10, epochs=299, batch_size=1).rows)
+    wrapped = draw_windows(plan_fine(schedule, 10, epochs=299, batch_size=1).rows)
     assert [line.split()[0] for line in wrapped[1:7]] == ["1-149", "+60", "+120", "150-299", "+60", "+120"]
-    scaled = draw(plan_fine(replace(schedule, window=6000, starting_point=3000), 10, epochs=11_999, batch_size=1).rows)
+    scaled = draw_windows(
+        plan_fine(replace(schedule, window=6000, starting_point=3000), 10, epochs=11_999, batch_size=1).rows
+    )
     assert [line.split()[:2] for line in scaled[1:3]] == [["1-5999", "3000"], ["6000-11999", "1500"]]
     assert max(map(len, scaled)) <= 80
     assert scaled[4].startswith("  A cell is ")
-    many = draw(plan_fine(replace(schedule, window=10, starting_point=5), 10, epochs=100_000, batch_size=1).rows)
+    many = draw_windows(
+        plan_fine(replace(schedule, window=10, starting_point=5), 10, epochs=100_000, batch_size=1).rows
+    )
     assert len(many) < 30
     assert [line.split()[0] for line in many[-4:-2]] == ["...", "100000"]
 
@@ -199,7 +201,7 @@ def test_the_text_fits_80_columns_and_its_figures_are_the_plans(schedule):
 
 def test_a_picture_too_narrow_is_refused():
     with pytest.raises(ValueError, match=r"width must be at least 40 columns \(width=39\)"):
-        draw([Row(first=1, cells="--")], width=39)
+        draw_windows([WindowRow(first=1, cells="--")], width=39)
 
 
 @pytest.mark.parametrize(

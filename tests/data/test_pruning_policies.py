@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.data.pruning import PRUNINGS, PruningSettings, make_policy
-from paceline.data.pruning.fine_policy import FinePolicy
-from paceline.data.pruning.info_policy import InfoPolicy
-from paceline.data.pruning.schedule import FineSchedule
+from paceline.data.pruning.fine_pruning import FinePolicy, FineSchedule
+from paceline.data.pruning.info_batch import InfoPolicy
 
 EVERY_EPOCH = FineSchedule(window=50, starting_point=0, attenuation=1, block=1, count=1, prune=0.3)
 SAMPLES = 40
@@ -182,7 +181,8 @@ def test_nobody_sits_out_before_it_was_seen():
 
 
 def policy_named(name, samples=SAMPLES, seed=0):
-    return make_policy(PruningSettings(name=name, window=50, starting_point=0, block=1, count=1), samples, seed=seed)
+    always = {"window": 50, "starting_point": 0, "block": 1, "count": 1} if name == "fine-pruning" else {}
+    return make_policy(PruningSettings(name=name, **always), samples, seed=seed)
 
 
 @pytest.mark.parametrize("name", PRUNINGS)
@@ -207,12 +207,12 @@ def test_who_sat_out_is_counted_and_a_state_shares_no_memory(name):
     told(policy, 1)
     decision = policy.decide(2, 0.1)
     state = policy.state_dict()
-    policy.completed(decision.keep)
+    policy.end_epoch(decision.keep)
     assert policy.times_pruned.tolist() == (~decision.keep).astype(int).tolist()
     assert not state["times_pruned"].any()
     other = policy_named(name)
     other.load_state_dict(state)
-    other.completed(decision.keep)
+    other.end_epoch(decision.keep)
     assert not state["times_pruned"].any()
     assert same(other.state_dict(), policy.state_dict())
 

@@ -13,8 +13,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from paceline.data.pruning.info_policy import InfoPolicy
-from paceline.data.pruning.peers import Alone
+from paceline.data.pruning.info_batch import InfoPolicy
 from paceline.data.pruning.sampler import PrunedBatches
 from tests.data.pruning_play import EPOCHS, KINDS, SAMPLES, SMALL, kept, losses_of, passes
 
@@ -217,18 +216,23 @@ def test_a_sampler_can_be_sent_to_another_process():
     assert passes(pruning, 2) == passes(KINDS["fine-pruning"](), 2)
 
 
-class OfTwo(Alone):
-    ranks = 2
+class TwoRanks:
+    """The meetings of rank 0 with another that has seen nothing."""
+
+    rank, ranks = 0, 2
+
+    def compare(self, moment, numbers, **how):
+        pass
 
     def add_up(self, values):
         pass
 
 
 def test_ranks_that_come_up_after_the_length_was_asked_for_are_dealt_their_parts():
-    there = [Alone()]
-    pruning = PrunedBatches(InfoPolicy(20), batch_size=4, peers=lambda: there[0])
+    there = [None]
+    pruning = PrunedBatches(InfoPolicy(20), batch_size=4, find_ranks=lambda: there[0])
     assert len(pruning) == 5
-    there[0] = OfTwo()
+    there[0] = TwoRanks()
     assert len(pruning) == 3
     assert len(passes(pruning, 1)) == 3
 

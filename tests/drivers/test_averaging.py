@@ -15,14 +15,13 @@ from paceline.codecs.naming import parse_codec
 from paceline.data import load_dataset, split
 from paceline.drivers.replayed.averaged import replay_averages
 from paceline.drivers.replayed.replay import ReplayError
-from paceline.drivers.simulated.averaging import AveragedSimulation
-from paceline.drivers.simulated.averaging_setup import AveragingSetup
+from paceline.drivers.simulated.averaging_cluster import AveragingCluster, AveragingSetup, SimulatedAverage
+from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
 from paceline.drivers.simulated.delays import Recorded, ShiftedExponential, SlowWorkers
 from paceline.drivers.simulated.network import Network
-from paceline.drivers.simulated.pack import Average, Pack
 from paceline.events import Standing, Window
 from paceline.optim import OptimizerSettings, make_optimizer
-from paceline.reports.segments import segments
+from paceline.reports.timeline import segments
 from paceline.strategies.averaging import AVERAGING, make_averaging
 from paceline.training import Batches, Training
 from paceline.training.local import local_gradient
@@ -83,7 +82,9 @@ def played(member, training, **others):
     """A run's team, and the windows of its averages."""
     cluster = setup(member, **others)
     team = Team(training, member, workers=cluster.workers)
-    averages = [happened for happened in Pack(cluster, crew=team).run() if isinstance(happened, Average)]
+    averages = [
+        happened for happened in AveragingCluster(cluster, trainer=team).run() if isinstance(happened, SimulatedAverage)
+    ]
     return team, averages
 
 
@@ -136,7 +137,7 @@ def test_a_fast_worker_of_hpsgd_never_waits_and_takes_more_steps():
     fast = sorted((work for work in trace.works if work.worker == 0), key=lambda work: work.version)
     assert all(one.finished_seconds == other.started_seconds for one, other in itertools.pairwise(fast))
     busy = [
-        bar for bar in segments(trace, 0) if bar.doing == "waiting" and bar.end_seconds <= fast[-1].finished_seconds
+        bar for bar in segments(trace, 0) if bar.activity == "waiting" and bar.end_seconds <= fast[-1].finished_seconds
     ]
     assert busy == []
     waits = times(make_averaging("local-sgd", period=1), ((0.1, 1.0),), rounds=20)
@@ -178,7 +179,7 @@ def test_one_worker_takes_its_steps_and_nothing_else(member):
 def test_the_timeline_shows_waiting_for_the_others_before_the_flight():
     member = make_averaging("local-sgd", period=1)
     trace = times(member, ((1.0, 3.0),), rounds=1, message_bytes=4, network=BYTE_A_SECOND)
-    bars = [(bar.doing, bar.start_seconds, bar.end_seconds) for bar in segments(trace, 0)]
+    bars = [(bar.activity, bar.start_seconds, bar.end_seconds) for bar in segments(trace, 0)]
     assert bars[:3] == [("used", 0.0, 1.0), ("waiting", 1.0, 3.0), ("flight", 3.0, 7.0)]
 
 
@@ -205,8 +206,8 @@ def test_the_model_is_the_start_plus_the_weighted_sums_of_what_was_sent(digits, 
         return
 
     class Watched(Team):
-        def leave(self, worker, begin):
-            weight = super().leave(worker, begin)
+        def enter(self, worker, begin):
+            weight = super().enter(worker, begin)
             messages.setdefault(begin.number, {})[worker] = self._messages[begin.number][worker].clone()
             return weight
 
@@ -220,7 +221,7 @@ def test_the_model_is_the_start_plus_the_weighted_sums_of_what_was_sent(digits, 
 
     team = Watched(training, member, workers=WORKERS)
     start = team.players[0].own.double()
-    for _ in Pack(setup(member), crew=team).run():
+    for _ in AveragingCluster(setup(member), trainer=team).run():
         pass
     torch.testing.assert_close(team.parameters.double(), start + sum(sums.values()), rtol=0, atol=1e-5)
 
@@ -240,7 +241,11 @@ def test_what_a_codec_with_a_memory_sent_and_what_it_still_holds_is_what_was_tra
 
     member = AVERAGING["hpsgd"]
     team = Watched(trained(digits, codec=codec), member, workers=WORKERS)
-    averages = [happened for happened in Pack(setup(member), crew=team).run() if isinstance(happened, Average)]
+    averages = [
+        happened
+        for happened in AveragingCluster(setup(member), trainer=team).run()
+        if isinstance(happened, SimulatedAverage)
+    ]
     for worker, player in enumerate(team.players):
         (left,) = [value for value in player.codec.state_dict().values() if isinstance(value, torch.Tensor)]
         torch.testing.assert_close(made[worker], sent[worker] + left.double(), rtol=0, atol=1e-5)
@@ -312,7 +317,7 @@ def test_a_shared_model_is_as_good_whoever_is_asked(digits):
                     compared.append((self.evaluate(worker), self.evaluate(other)))
 
     team = Watched(trained(digits), AVERAGING["hpsgd"], workers=WORKERS)
-    for _ in Pack(setup(AVERAGING["hpsgd"]), crew=team).run():
+    for _ in AveragingCluster(setup(AVERAGING["hpsgd"]), trainer=team).run():
         pass
     assert compared
     assert all(one == other for one, other in compared)

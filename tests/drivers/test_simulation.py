@@ -12,13 +12,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from paceline.data import BatchOrder, load_dataset, split
-from paceline.drivers.simulated.cluster import Closed
+from paceline.drivers.simulated.cluster import Setup, TakenStep, Task
 from paceline.drivers.simulated.delays import ShiftedExponential, SlowWorkers
 from paceline.drivers.simulated.learner import Learner
 from paceline.drivers.simulated.network import Network
-from paceline.drivers.simulated.setup import Setup
 from paceline.drivers.simulated.simulation import Simulation
-from paceline.drivers.simulated.task import Task
 from paceline.events import Share, Step
 from paceline.models import build_model
 from paceline.optim import OptimizerSettings
@@ -199,8 +197,8 @@ def test_running_statistics_are_averaged_over_the_workers_of_the_step(digits):
     learner = Learner(trained)
     tasks = whole_tasks(3)
     step = Step(version=0, fresh=tuple(Share(worker=w, version=0, weight=1 / 3) for w in range(3)))
-    learner.closed(Closed(step=step, k=3, opened_seconds=0.0, fresh=tasks, late=()), oldest_version=0)
-    assert learner.taken.popleft()
+    learner.take(TakenStep(step=step, opened_seconds=0.0, fresh=tasks, late=()), oldest_version=0)
+    assert learner.losses_of_steps.popleft()
 
     expected = []
     for worker in range(3):

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.drivers.simulated.async_timing import AsyncTimes
+from paceline.drivers.simulated.cluster import Setup
 from paceline.drivers.simulated.delays import Pareto, Recorded, ShiftedExponential, SlowWorkers
 from paceline.drivers.simulated.network import Network
-from paceline.drivers.simulated.setup import Setup
 from paceline.drivers.simulated.simulation import Simulation
-from paceline.drivers.simulated.timing import RoundTimes
+from paceline.drivers.simulated.timing import AsyncTimes, RoundTimes
 from paceline.strategies import LGC, Async, FastestK, Full
 from paceline.traces import Trace
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from paceline.optim.accumulate import Accumulate
-from paceline.optim.parts import Group
+from paceline.optim.accumulate import Accumulate, PartWeights
 from tests.optim.accumulate_cases import WORDS, Branches, all_at_once, close, gradients, in_groups, losses, word_parts
 
 # -- the law ------------------------------------------------------------------------------------------------------
@@ -70,7 +69,7 @@ def test_tokens_count_instead_of_samples_where_they_are_told(parts, steps, seed)
 )
 def test_weights_are_shares_of_the_whole_exactly(samples, extra):
     """In fractions, there is no rounding to hide behind; groups may end before their steps."""
-    group, weights = Group(steps=len(samples) + extra, samples=Fraction(0)), []
+    group, weights = PartWeights(steps=len(samples) + extra, samples=Fraction(0)), []
     for number, each in enumerate(samples, 1):
         so_far, own = group.add(each, last=number == len(samples))
         weights = [weight * Fraction(so_far) for weight in weights] + [own]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from paceline.optim.accumulate import Accumulate
-from paceline.optim.parts import count_samples
+from paceline.optim.sample_counts import count_samples
 
 PACKED = nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
 IMAGE, LARGER = torch.zeros(3, 4, 4), torch.zeros(3, 6, 5)

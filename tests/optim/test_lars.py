@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import LARS, reference
+from paceline.optim import DECAY_FROM
 from paceline.optim.schedules import warmup_poly
 from tests.optim.lars_cases import SHAPES, WAYS, assert_close, assert_equal, numbers, run, written_down
 
@@ -30,14 +31,17 @@ def gradients_of(shapes, steps, *, scale=1.0):
 
 @ways
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_hundred_steps_are_those_of_algorithm_1(way, dtype):
+@pytest.mark.parametrize("warmup", [0, 20])
+@pytest.mark.parametrize("decay_from", DECAY_FROM)
+def test_a_hundred_steps_are_those_of_algorithm_1(way, dtype, warmup, decay_from):
     start, gradients = numbers(SHAPES, scale=0.5), gradients_of(SHAPES, STEPS, scale=3.0)
     paper = {"lr": 7.0, "momentum": 0.9, "weight_decay": 5e-4, "trust": 0.001}
     flat = [[layer.flatten().tolist() for layer in each] for each in gradients]
-    expected = reference.lars([layer.flatten().tolist() for layer in start], flat, **paper)
+    course = {"warmup": warmup, "decay_from": decay_from}
+    expected = reference.lars([layer.flatten().tolist() for layer in start], flat, **paper, **course)
     found, _ = run(
         start, gradients, dtype=dtype, exclude_bias_and_norm=False, **paper, **way,
-        schedule=lambda optimizer: warmup_poly(optimizer, 0, STEPS),
+        schedule=lambda optimizer: warmup_poly(optimizer, warmup, STEPS, decay_from=decay_from),
     )  # fmt: skip
     expected = [torch.tensor(layer, dtype=torch.float64) for layer in expected]
     assert_close([layer.flatten() for layer in found], expected, rtol=1e-6, atol=1e-6)

@@ -60,6 +60,11 @@ def test_with_poly_the_rate_rises_over_the_warm_up_and_falls_to_zero(name):
     assert rates(settings, 10) == pytest.approx([2, 4, 6, *(8 * (1 - step / 7) ** 2 for step in range(7))])
 
 
+def test_with_poly_the_fall_may_be_counted_from_the_start_of_the_run():
+    settings = OptimizerSettings(lr=8.0, schedule="poly", warmup=0.3, power=2, decay_from="start")
+    assert rates(settings, 10) == pytest.approx([2, 4, 6, *(8 * (1 - step / 10) ** 2 for step in range(3, 10))])
+
+
 def test_steps_may_follow_a_warm_up_and_keep_their_shares_of_the_whole_run():
     settings = OptimizerSettings(lr=1.0, warmup=0.2, decay=0.5, decay_at=(0.5, 0.8))
     assert rates(settings, 10) == pytest.approx([1 / 3, 2 / 3] + [1.0] * 3 + [0.5] * 3 + [0.25] * 2)
@@ -72,11 +77,15 @@ def test_a_run_of_few_steps_has_at_least_one_at_the_full_rate(schedule, total_st
 
 
 REFUSED = [
-    ({"warmup": 1.0}, r"warmup must be a share of the run, at least 0 and below 1 \(warmup=1.0\)"),
-    ({"warmup": -0.1}, r"at least 0 and below 1 \(warmup=-0.1\)"),
-    ({"warmup": float("nan")}, r"at least 0 and below 1 \(warmup=nan\)"),
-    ({"warmup": 0.5, "decay_at": (0.4,)}, r"between warmup and 1 \(decay_at=\(0.4,\), warmup=0.5\)"),
-    ({"schedule": "poly", "decay_at": (0.5,)}, r"decay_at goes with schedule='steps' \(schedule='poly'\)"),
+    ({"warmup": 1.0}, r"warmup must be between 0 and 0.99 \(warmup=1.0\)"),
+    ({"warmup": -0.1}, r"between 0 and 0.99 \(warmup=-0.1\)"),
+    ({"warmup": float("nan")}, r"between 0 and 0.99 \(warmup=nan\)"),
+    ({"warmup": 0.5, "decay_at": (0.4,)}, r"after the warm-up \(decay_at=\(0.4,\), warmup=0.5\)"),
+    ({"schedule": "poly", "decay_at": (0.5,)}, r"decay_at goes with schedule = steps \(schedule=poly\)"),
+    ({"decay_from": "start"}, r"decay_from goes with schedule = poly \(schedule=steps\)"),
+    ({"decay_from": "begin"}, r"unknown decay from 'begin'; choose from warmup, start"),
+    ({"nesterov": True, "momentum": 0.0}, r"nesterov needs momentum above 0 \(momentum=0\)"),
+    ({"lr": "fast"}, r"lr must be a number \(lr='fast'\)"),
 ]
 
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from paceline.optim import OptimizerSettings, make_optimizer
-from paceline.optim.ratio_table import decades, ratio_lines
-from paceline.optim.ratios import LayerRatio, layer_ratios
+from paceline.optim.ratios import LayerRatio, layer_ratios, ratio_lines
+from paceline.terminal import decades
 
 EXAMPLES = settings(max_examples=15)
 

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import LARS
+from paceline import LARS, reference
+from paceline.optim import DECAY_FROM
 from paceline.optim.schedules import RULES, scale_lr, warmed_up, warmup_poly
 
 
@@ -37,11 +38,8 @@ def rates_of(optimizer, schedule, steps):
     return found
 
 
-def expected_rate(lr, step, *, warmup_steps, total_steps, power):
-    if step < warmup_steps:
-        return lr * (step + 1) / (warmup_steps + 1)
-    share = min(1.0, (step - warmup_steps) / (total_steps - warmup_steps))
-    return lr * (1 - share) ** power
+def expected_rate(lr, step, *, warmup_steps, total_steps, power, decay_from="warmup"):
+    return reference.warm_rate(step, lr=lr, warmup=warmup_steps, steps=total_steps, power=power, decay_from=decay_from)
 
 
 @st.composite
@@ -51,6 +49,7 @@ def courses(draw):
         "warmup_steps": draw(st.integers(0, total_steps - 1)),
         "total_steps": total_steps,
         "power": draw(st.sampled_from([0.5, 1, 2, 3.7])),
+        "decay_from": draw(st.sampled_from(DECAY_FROM)),
     }
 
 
@@ -64,8 +63,26 @@ def test_every_groups_rate_rises_in_a_line_and_falls_as_a_polynomial_to_zero(cou
     for step, of_groups in enumerate(found):
         expected = [expected_rate(lr, step, **course) for lr in rates]
         assert of_groups == pytest.approx(expected, rel=1e-9, abs=1e-12)
-    assert found[course["warmup_steps"]] == pytest.approx(rates)  # the peak is reached, once
+    if course["decay_from"] == "warmup":
+        assert found[course["warmup_steps"]] == pytest.approx(rates)  # the peak is reached, once
     assert all(rate == 0 for of_groups in found[course["total_steps"] :] for rate in of_groups)
+
+
+@settings(max_examples=60)
+@given(course=courses())
+def test_after_the_warm_up_the_two_ways_to_count_the_decay_differ_by_one_factor(course):
+    optimizers = {way: optimizer_of(2.0) for way in DECAY_FROM}
+    warmup, total, power = course["warmup_steps"], course["total_steps"], course["power"]
+    ways = {
+        way: [rate for (rate,) in rates_of(each, warmup_poly(each, **course | {"decay_from": way}), total)]
+        for way, each in optimizers.items()
+    }
+    times = 1 / (1 - warmup / total) ** power
+    assert ways["warmup"][:warmup] == ways["start"][:warmup]
+    assert ways["warmup"][warmup:] == pytest.approx([times * rate for rate in ways["start"][warmup:]], rel=1e-9)
+    assert ways["start"][warmup:] == pytest.approx(
+        [2.0 * (1 - step / total) ** power for step in range(warmup, total)], rel=1e-9
+    )  # Algorithm 1, as if there had been no warm-up
 
 
 @settings(max_examples=25)
@@ -110,6 +127,7 @@ def test_after_the_warm_up_another_schedule_begins_with_its_first_step():
         ({"power": 0}, r"power must be above 0 and finite \(power=0\)"),
         ({"power": math.inf}, r"power must be above 0 and finite \(power=inf\)"),
         ({"power": math.nan}, r"power must be above 0 and finite \(power=nan\)"),
+        ({"decay_from": "begin"}, r"unknown decay_from 'begin'; choose from warmup, start"),
     ],
 )
 def test_a_course_that_cannot_be_is_refused_and_leaves_the_rate_alone(chosen, words):

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import reference_pruning as reference
-from paceline.data.pruning.fine_policy import FinePolicy
-from paceline.data.pruning.info_policy import InfoPolicy
-from paceline.data.pruning.schedule import FineSchedule
+from paceline.data.pruning.fine_pruning import FinePolicy, FineSchedule
+from paceline.data.pruning.info_batch import InfoPolicy
 
 some = settings(max_examples=100)
 
@@ -90,7 +89,7 @@ def history(new_policy, run, how="at once"):
             losses = np.array([run.loss(epoch, sample) for sample in members], np.float32)
             ends = np.cumsum([len(batch) for batch in group], dtype=np.int64)
             policy.judge(epoch, np.array(members, np.int64), losses, ends)
-        policy.completed(decision.keep)
+        policy.end_epoch(decision.keep)
     return found, policy
 
 

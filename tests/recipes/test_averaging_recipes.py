@@ -7,8 +7,7 @@ import pytest
 from paceline import Race, Recipe, simulate
 from paceline.cli.main import main
 from paceline.recipes import SettingError, read_recipe
-from paceline.recipes.assembly import make_strategy
-from paceline.recipes.averaging import make_member
+from paceline.recipes.assembly import make_member, make_strategy
 from paceline.strategies.averaging import AVERAGING
 
 SMALL = Recipe(rounds=12, evaluate_every=4).with_settings(cluster={"workers": 4}, strategy={"k": 2})
@@ -57,7 +56,7 @@ def test_what_cannot_be_is_refused():
         read_recipe(overrides={"strategy.name": "hpsgd", "strategy.period": "0"})
     with pytest.raises(ValueError, match="hpsgd has no server; choose from full"):
         make_strategy(SMALL.with_strategy("hpsgd"))
-    with pytest.raises(ValueError, match="unknown name 'hpsdg'; did you mean 'hpsgd'"):
+    with pytest.raises(ValueError, match="unknown strategy 'hpsdg'; did you mean 'hpsgd'"):
         read_recipe(overrides={"strategy.name": "hpsdg"})
 
 

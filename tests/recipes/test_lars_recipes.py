@@ -16,7 +16,7 @@ from paceline.optim import OptimizerSettings, make_optimizer
 from paceline.optim.schedules import warmup_poly
 from paceline.recipes import read_recipe
 from paceline.recipes.assembly import load_data, make_training
-from paceline.recipes.running import make_run
+from paceline.runs.simulation import make_run
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
 from paceline.training import Trainee

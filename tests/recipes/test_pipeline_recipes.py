@@ -10,15 +10,15 @@ import torch.distributed as dist
 
 from paceline import Race, Recipe, simulate
 from paceline.cli.main import main
+from paceline.distributed.stores import StoreGather
 from paceline.drivers.collective.pipeline_plans import Wanted, difference
 from paceline.drivers.collective.pipeline_story import PipelineStory
-from paceline.drivers.collective.roll import Roll
 from paceline.pipeline.schedules import SCHEDULES, why_not
 from paceline.recipes import SettingError, read_recipe
-from paceline.recipes.cluster import make_served
 from paceline.recipes.pipeline_section import PipelineSection
-from paceline.recipes.pipelines import check_pipelined, for_ranks
 from paceline.reports import results_table
+from paceline.runs.cluster import make_served
+from paceline.runs.pipelines import check_pipelined, for_ranks
 from paceline.traces import Evaluation, summarise
 
 FULL = Recipe().with_strategy("full")
@@ -152,7 +152,7 @@ def test_a_story_goes_on_where_it_was_kept_and_tells_every_step():
     again.load_state_dict(kept)
     again.began(1000.0)
     again.stepped(1000.0, 1002.0)
-    again.gather(Roll(dist.HashStore(), 0, 1, timeout_seconds=1.0))
+    again.gather(StoreGather(dist.HashStore(), 0, 1, timeout_seconds=1.0))
     recipe = for_ranks(pipelined())
     about = {"strategy": "full", "seed": 0, "recipe": recipe.to_document(), "rounds_done": 2, "seconds": 3.5}
     trace = again.trace(about=about)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 from collections import Counter
 
 import pytest
@@ -11,13 +12,14 @@ import torch
 
 from paceline import Recipe, simulate
 from paceline.cli.options import parse
-from paceline.data.pruning import PRUNINGS, PruningSettings
+from paceline.data.pruning import PASSES_STARTING_POINT, PASSES_WINDOW, PRUNINGS, PruningSettings
+from paceline.data.pruning.sampler import FinePruning, InfoBatch
 from paceline.drivers.simulated import learner
-from paceline.recipes import RecipeError, SettingError, as_document, make_run, read_recipe, result_of
+from paceline.recipes import RecipeError, SettingError, read_recipe
 from paceline.recipes.assembly import load_data, make_training
-from paceline.recipes.pruning_section import PruningSection
-from paceline.reports.conditions import conditions
-from paceline.reports.groups import Group
+from paceline.reports.results import TraceGroup
+from paceline.reports.sentences import conditions
+from paceline.runs import as_document, make_run, result_of
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
 from paceline.training import Batches, pruning_of
@@ -104,9 +106,13 @@ def test_a_worker_judges_all_that_it_sends_also_what_nobody_uses(late_work, data
 # -- what is written --------------------------------------------------------------------------------------------------
 
 
-def test_the_section_has_every_setting_of_every_policy_and_their_defaults():
-    assert PruningSection().settings == PruningSettings()
-    named = {each.name for each in dataclasses.fields(PruningSection)}
+def test_the_section_has_every_setting_of_every_policy_and_the_samplers_defaults_but_for_the_window():
+    section, counted_in_passes = PruningSettings(), {"window": PASSES_WINDOW, "starting_point": PASSES_STARTING_POINT}
+    for sampler in (FinePruning, InfoBatch):
+        for name, parameter in inspect.signature(sampler).parameters.items():
+            if hasattr(section, name):
+                assert getattr(section, name) == counted_in_passes.get(name, parameter.default)
+    named = {each.name for each in dataclasses.fields(PruningSettings)}
     assert named == {"name", *(setting for entry in PRUNINGS.values() for setting in entry.settings)}
 
 
@@ -127,7 +133,7 @@ class NoOptions:
 
 def test_the_command_line_has_it_by_a_short_name():
     _, given = parse(NoOptions, ["--pruning", "info-batch", "--pruning.ratio", "0.25"], prog="x")
-    assert read_recipe(overrides=given).pruning == PruningSection(name="info-batch", ratio=0.25)
+    assert read_recipe(overrides=given).pruning == PruningSettings(name="info-batch", ratio=0.25)
 
 
 def test_a_document_of_a_run_from_before_prunes_nothing():
@@ -175,7 +181,9 @@ def test_a_refusal_names_the_line_that_was_written(tmp_path):
 
 
 def said(trace):
-    return [phrase for phrase in conditions([Group(label="x", strategy="x", traces=(trace,))]) if "pruning" in phrase]
+    return [
+        phrase for phrase in conditions([TraceGroup(label="x", strategy="x", traces=(trace,))]) if "pruning" in phrase
+    ]
 
 
 def test_how_many_sat_out_is_told_where_it_is_known_and_not_guessed_where_it_is_not(dataset):

@@ -14,9 +14,10 @@ from paceline import Recipe, simulate
 from paceline.cli.options import parse, settings
 from paceline.codecs import CODECS
 from paceline.codecs.naming import settings_of
-from paceline.recipes import Race, RecipeError, make_run, read_recipe, result_of
+from paceline.recipes import RecipeError, read_recipe
 from paceline.recipes.assembly import make_delays, make_strategy
 from paceline.recipes.sections import CODEC_SETTINGS
+from paceline.runs import Race, make_run, result_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

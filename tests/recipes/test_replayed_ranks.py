@@ -11,9 +11,8 @@ from paceline.drivers.collective.story import Story
 from paceline.drivers.replayed.averaged import replay_averages
 from paceline.events import Standing, Window
 from paceline.recipes import Recipe
-from paceline.recipes.assembly import load_data, make_training
-from paceline.recipes.averaging import make_member
-from paceline.recipes.ranks import write_recipe
+from paceline.recipes.assembly import load_data, make_member, make_training
+from paceline.runs.ranks import write_recipe
 
 WORKERS = 3
 STEPS = [tuple(Window(steps=2) for _ in range(WORKERS))] * 2

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 import paceline.reports
-from paceline.reports.plain_table import PlainTable
-from paceline.reports.ratio_chart import MOST_BARS, RatioBar, course_chart, ratio_chart
-from paceline.reports.ratio_page import ratio_page
+from paceline.reports.ratio_page import MOST_BARS, RatioBar, course_chart, ratio_chart, ratio_page
+from paceline.reports.table import PlainTable
 
 HOSTILE = "</script><img src=x onerror=alert(1)>.%{x}$title.weight"
 BARS = [
@@ -27,7 +26,7 @@ BARS = [
 
 def page_of(bars, **more) -> str:
     table = PlainTable(title="Layers", headings=("layer",), rows=[(bar.name,) for bar in bars], caption="")
-    return ratio_page(bars, table, title=HOSTILE, headline=HOSTILE, said=[HOSTILE], conditions=[HOSTILE], **more)
+    return ratio_page(bars, table, title=HOSTILE, headline=HOSTILE, sentences=[HOSTILE], conditions=[HOSTILE], **more)
 
 
 def charts_of(page: str) -> dict:

@@ -13,13 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.reports import report_html
-from paceline.reports.conditions import conditions
-from paceline.reports.groups import group_traces
-from paceline.reports.headline import headline
-from paceline.reports.membership import MOST_ROWS, changes
-from paceline.reports.results import results
-from paceline.reports.segments import segments
-from paceline.reports.timeline import timeline_chart
+from paceline.reports.report import MOST_ROWS, membership_changes
+from paceline.reports.results import group_traces, results
+from paceline.reports.sentences import conditions, headline
+from paceline.reports.timeline import segments, timeline_chart
 from paceline.traces import Trace
 from paceline.traces.records import NOT_YET, Absence
 from tests.reports.race_traces import asynchronous, synchronous
@@ -29,11 +26,11 @@ from tests.reports.test_results_table import rendered
 DELAY = {"name": "shifted-exponential", "persistence": 10, "inject": False}
 
 
-def real(trace: Trace | None = None, **changes: Any) -> Trace:
+def real(trace: Trace | None = None, **membership_changes: Any) -> Trace:
     """A run as if it were of a real cluster; `recipe` is put over the recipe it has."""
     trace = synchronous("lgc", rounds=20) if trace is None else trace
-    recipe = {**trace.recipe, "delay": DELAY, "codec": {"name": "identity"}, **changes.pop("recipe", {})}
-    return replace(trace, clock="real", recipe=recipe, **changes)
+    recipe = {**trace.recipe, "delay": DELAY, "codec": {"name": "identity"}, **membership_changes.pop("recipe", {})}
+    return replace(trace, clock="real", recipe=recipe, **membership_changes)
 
 
 def away(worker: int, start: float, end: float | None, reason: str = "its connection was lost") -> Absence:
@@ -187,7 +184,7 @@ def test_nobody_waits_while_gone_and_no_moment_is_drawn_twice(
     assert all(start < end <= trace.seconds + 1 for start, end in lane)
     assert all(before[1] <= after[0] for before, after in pairwise(lane))
     for bar in found:
-        for absence in absences if bar.doing == "waiting" else ():
+        for absence in absences if bar.activity == "waiting" else ():
             until = trace.seconds if absence.to_seconds is None else absence.to_seconds
             assert bar.end_seconds <= absence.from_seconds or bar.start_seconds >= until or absence.from_seconds > until
     # Every moment of an absence in which no work is drawn is drawn as gone.
@@ -203,7 +200,7 @@ def test_a_worker_that_had_a_new_model_and_went_did_not_wait_for_it() -> None:
     works = tuple(work for work in trace.works if work.worker != 0 or work.version in (0, 3))
     gone = away(0, second.closed_seconds, trace.rounds[3].opened_seconds)
     lane = segments(real(trace, works=works, absences=(gone,)), 0)
-    waited = [bar for bar in lane if bar.doing == "waiting"]
+    waited = [bar for bar in lane if bar.activity == "waiting"]
     assert waited[0].end_seconds == pytest.approx(first.closed_seconds)
     assert all(bar.start_seconds >= gone.from_seconds for bar in waited[1:])
 
@@ -241,7 +238,7 @@ def test_asynchronous_bars_tell_of_steps_and_others_of_rounds() -> None:
 
 
 def told(trace: Trace) -> list[tuple[float, str, str]]:
-    return [(change.at_seconds, change.who, change.what) for change in changes(trace)]
+    return [(change.at_seconds, change.names, change.event) for change in membership_changes(trace)]
 
 
 def test_comings_and_goings_are_told_in_order_and_workers_together() -> None:

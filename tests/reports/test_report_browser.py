@@ -16,7 +16,7 @@ import pytest
 
 from paceline import STRATEGIES, Race, Recipe
 from paceline.reports import report_html
-from paceline.reports.palette import PAGE
+from paceline.reports.chart import PAGE_COLOURS
 from tests.reports.race_traces import race, synchronous
 from tests.reports.test_real_runs import away, real
 from tests.reports.test_report_page import EDGES, HOSTILE
@@ -138,8 +138,8 @@ def test_a_race_is_drawn_on_laptop_and_phone(tmp_path: Path, scheme: str) -> Non
         assert found["innerWidth"] == WIDTHS[name]
         check(found)
         assert len(found["charts"]) == 5
-        assert {chart["paper"] for chart in found["charts"].values()} == {PAGE[scheme]["card"]}  # type: ignore[index]
-        assert set(found["turned"]) == {PAGE["light" if scheme == "dark" else "dark"]["card"]}
+        assert {chart["paper"] for chart in found["charts"].values()} == {PAGE_COLOURS[scheme]["card"]}  # type: ignore[index]
+        assert set(found["turned"]) == {PAGE_COLOURS["light" if scheme == "dark" else "dark"]["card"]}
         assert found["hover"].startswith("worker 0")
         assert found["hiddenLines"] == 3  # full: two seeds and their mean
 

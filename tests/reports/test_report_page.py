@@ -12,10 +12,9 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from paceline.reports import report_html, write_report
-from paceline.reports.groups import group_traces
-from paceline.reports.headline import beyond_the_headline, headline
-from paceline.reports.results import results
-from paceline.reports.segments import segments
+from paceline.reports.results import group_traces, results
+from paceline.reports.sentences import further_sentences, headline
+from paceline.reports.timeline import segments
 from paceline.traces import Evaluation, Trace, Work
 from tests.reports.race_traces import asynchronous, race, synchronous
 
@@ -186,7 +185,7 @@ def test_whole_late_work_runs_beside_the_next_round() -> None:
     trace = synchronous("lgc", rounds=9, late_work="complete")
     beside = [bar for worker in range(10) for bar in segments(trace, worker) if bar.beside]
     assert beside
-    assert {bar.doing for bar in beside} == {"late", "flight"}
+    assert {bar.activity for bar in beside} == {"late", "flight"}
 
 
 def test_long_runs_are_thinned() -> None:
@@ -207,7 +206,7 @@ def test_seeds_are_faint_lines_and_one_mean() -> None:
 def test_the_headline_is_about_the_soonest_that_keeps_the_loss() -> None:
     rows = results(group_traces(race()))
     assert re.fullmatch(r"lgc finished \d+ % sooner than full, with a loss \d+ % higher", headline(rows))
-    said = beyond_the_headline(rows, 0.5)
+    said = further_sentences(rows, 0.5)
     assert said[0].startswith("lgc reached the target loss of 0.5 in")
     assert "fastest-k finished" in said[1]
 

@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from paceline.reports import results_table
-from paceline.reports.groups import group_traces
-from paceline.reports.results import results
+from paceline.reports.results import group_traces, results
 from paceline.traces import Evaluation, Trace
 from tests.reports.race_traces import asynchronous, race, synchronous
 

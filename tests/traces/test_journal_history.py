@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.drivers.simulated.cluster import Ballast, Cluster
+from paceline.drivers.simulated.cluster import Cluster, NoTraining, Setup
 from paceline.drivers.simulated.delays import Recorded, ShiftedExponential, read_recorded
 from paceline.drivers.simulated.network import Network
-from paceline.drivers.simulated.setup import Setup
 from paceline.reports import write_report
 from paceline.strategies import LGC, Async, FastestK, Full
 from paceline.traces import Trace, history, summarise
@@ -58,7 +57,7 @@ class Recording(Cluster):
     """A simulated cluster that keeps a journal as a server would: the simulator's own trace is what must come out."""
 
     def __init__(self, setup: Setup) -> None:
-        super().__init__(setup, cargo=Ballast(up=100, down=100))
+        super().__init__(setup, trainer=NoTraining(up=100, down=100))
         self.arrivals: list[Arrival] = []
 
     def _arrived(self, task: Any) -> None:
@@ -95,7 +94,7 @@ def simulated(name: str, steps: int = 30) -> tuple[Journal, Recording]:
     records: list[JournalRecord] = []
     seen, told = 0, 0
     for closed in cluster.run(steps):
-        drops = [work for work in cluster.ledger.works if work.outcome == "dropped"]
+        drops = [work for work in cluster.record.works if work.outcome == "dropped"]
         records.append(
             stepped(
                 closed.step.version,
@@ -118,16 +117,16 @@ def test_a_journal_kept_of_a_simulation_gives_the_simulations_own_trace(name: st
         for record in kept.records:
             writer.write(record)
     trace = trace_of(read_journal(tmp_path / "trace.jsonl"))
-    ledger = cluster.ledger
-    assert (trace.used, trace.late) == (ledger.used, ledger.late)
+    record = cluster.record
+    assert (trace.used, trace.late) == (record.used, record.late)
     assert trace.rounds_done == (10 if name == "async" else 30)
-    assert len(trace.rounds) == len(ledger.rounds)
-    for ours, theirs in zip(trace.rounds, ledger.rounds, strict=True):
+    assert len(trace.rounds) == len(record.rounds)
+    for ours, theirs in zip(trace.rounds, record.rounds, strict=True):
         assert (ours.version, ours.k, ours.used, ours.late) == (theirs.version, theirs.k, theirs.used, theirs.late)
         assert ours.opened_seconds == pytest.approx(theirs.opened_seconds, abs=2e-6)
         assert ours.closed_seconds == pytest.approx(theirs.closed_seconds, abs=2e-6)
     # What the run's end cut short never arrived, and so is in no journal.
-    arrived = {(work.worker, work.version): work for work in ledger.works if work.arrived_seconds is not None}
+    arrived = {(work.worker, work.version): work for work in record.works if work.arrived_seconds is not None}
     assert {(work.worker, work.version) for work in trace.works} == set(arrived)
     for work in trace.works:
         other = arrived[work.worker, work.version]
@@ -343,7 +342,7 @@ def test_works_are_cut_but_counts_are_not(monkeypatch: pytest.MonkeyPatch) -> No
     kept, cluster = simulated("full")
     trace = trace_of(kept)
     assert len(trace.works) == 5
-    assert trace.used == cluster.ledger.used == 90
+    assert trace.used == cluster.record.used == 90
 
 
 def test_a_loss_that_is_not_finite_is_divergence() -> None:

@@ -12,8 +12,8 @@ from paceline.bench.bias import SEEDS
 from paceline.bench.codecs import Measured
 from paceline.bench.gradients import Gradient
 from paceline.bench.links import NO_CODEC, RATES, Exchange, exchanges
-from paceline.reports.codec_chart import CodecPoint
-from paceline.reports.plain_table import PlainTable
+from paceline.reports.codec_page import CodecPoint
+from paceline.reports.table import PlainTable
 
 HEADINGS = (
     "\ncodec",

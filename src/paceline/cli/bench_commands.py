@@ -90,7 +90,7 @@ def _tell(options: BenchOptions, measured: list[Measured], gradient: Gradient, o
     from paceline.bench import tables
     from paceline.bench.links import exchanges
     from paceline.bench.picture import picture
-    from paceline.reports.codec_page import codec_page, write_page
+    from paceline.reports.codec_page import codec_page
 
     rows = exchanges(measured)
     both = [tables.codecs_table(measured, gradient), tables.links_table(rows)]
@@ -107,7 +107,7 @@ def _tell(options: BenchOptions, measured: list[Measured], gradient: Gradient, o
         write_file(out / "results.json", document + "\n")
         said = [f"{measured[0].elements:,} float32", gradient.words, f"best of {options.repeats}"]
         page = codec_page(tables.points(measured), both, headline=tables.headline(rows), conditions=said)
-        told = f"report: {write_page(page, out / 'report.html')}"
+        told = f"report: {write_file(out / 'report.html', page)}"
     except OSError as error:  # the results are told; that they cannot be kept does not undo them
         told = f"cannot write the report to {out}: {error.strerror or error}"
     notes.print(told, soft_wrap=True, highlight=False, markup=False)

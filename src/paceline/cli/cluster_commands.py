@@ -25,7 +25,7 @@ from paceline.traces.journal_files import read_journal
 
 if TYPE_CHECKING:
     from paceline.cli.live import LiveRun
-    from paceline.recipes.cluster import Trained
+    from paceline.runs.cluster import Trained
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class ReplayOptions:
 
 def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     """`paceline train`."""
-    from paceline.recipes import cluster
+    from paceline.runs import cluster
 
     place = place_in(os.environ)
     if options.resume and is_ranks_run(options.resume):
@@ -157,9 +157,9 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
 
 def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
     """`paceline serve`."""
-    from paceline.recipes import cluster
+    from paceline.runs import cluster
 
-    door = cluster.Door(listen=options.listen, tls=options.tls or None, insecure=options.insecure)
+    door = cluster.ServerEndpoint(listen=options.listen, tls=options.tls or None, insecure=options.insecure)
     if not options.resume:
         recipe = read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
         if by_ranks(recipe):
@@ -243,7 +243,7 @@ def _run_folder(text: str) -> Path:
 def work(options: WorkOptions, overrides: dict[str, str]) -> None:
     """`paceline work`."""
     from paceline.cli.live import told
-    from paceline.recipes.cluster import Own, work_for
+    from paceline.runs.cluster import WorkerOptions, work_for
 
     notes = Console(stderr=True)
 
@@ -253,7 +253,7 @@ def work(options: WorkOptions, overrides: dict[str, str]) -> None:
             what += f" (number {options.number} is taken)"
         notes.print(what, soft_wrap=True, highlight=False, markup=False)
 
-    own = Own(
+    own = WorkerOptions(
         tls=options.tls or None,
         model=options.model,
         data_directory=options.data_directory,
@@ -287,11 +287,11 @@ def keys(options: KeysOptions, overrides: dict[str, str]) -> None:
 
 def replay(options: ReplayOptions, overrides: dict[str, str]) -> None:
     """`paceline replay`."""
-    from paceline.recipes.cluster import Own
-    from paceline.recipes.replaying import replay as replay_run
+    from paceline.runs.cluster import WorkerOptions
+    from paceline.runs.replaying import replay as replay_run
 
     notes = Console(stderr=True)
-    own = Own(model=options.model, data_directory=options.data_directory)
+    own = WorkerOptions(model=options.model, data_directory=options.data_directory)
     with Progress(console=notes, transient=True, disable=not notes.is_terminal) as progress:
         task = progress.add_task("replaying", total=None)
         verdict = replay_run(

@@ -13,7 +13,8 @@ from rich.console import Console
 from paceline.cli.lanes import Lanes
 from paceline.cli.options import UsageError
 from paceline.cli.telling import tell_results
-from paceline.recipes import Race, Recipe, check_strategies, read_recipe
+from paceline.recipes import Recipe, read_recipe
+from paceline.runs import Race, check_strategies
 
 WITH_K = ("fastest-k", "lgc")
 
@@ -69,13 +70,13 @@ def simulate(options: SimulateOptions, overrides: dict[str, str]) -> None:
     recipe = _read(options, overrides)
     out = Path(options.out)
     contest = _run(options, recipe, [recipe.strategy.name], seeds=1, out=out)
-    if recipe.pruning.settings.on and not options.timing_only:
+    if recipe.pruning.on and not options.timing_only:
         _keep_pruning(contest, out)
 
 
 def _keep_pruning(contest: Race, out: Path) -> None:
     """Write down what was pruned, for `paceline inspect-pruning`."""
-    from paceline.recipes.inspecting_pruning import record_of_run
+    from paceline.analysis.pruning import record_of_run
 
     try:
         record_of_run(contest.recipes[0], contest.runs[0]).write(out)

@@ -74,10 +74,10 @@ def _check(options: InspectPruningOptions, folder: Path, path: Path) -> None:
 
 
 def _record(options: InspectPruningOptions, folder: Path, notes: Console) -> PruningRecord:
-    from paceline.recipes.cluster import Own
-    from paceline.recipes.inspecting_pruning import record_of_folder
+    from paceline.analysis.pruning import record_of_folder
+    from paceline.runs.cluster import WorkerOptions
 
-    own = Own(model=options.model, data_directory=options.data_directory)
+    own = WorkerOptions(model=options.model, data_directory=options.data_directory)
     with Progress(console=notes, transient=True, disable=not notes.is_terminal) as progress:
         task = progress.add_task("replaying", total=None, visible=False)
         return record_of_folder(
@@ -89,8 +89,8 @@ def _record(options: InspectPruningOptions, folder: Path, notes: Console) -> Pru
 
 def _written(options: InspectPruningOptions, record: PruningRecord, numbers: list[int], path: Path) -> str:
     """Write the page; returns what is to be told of it."""
-    from paceline.recipes.inspecting_pruning import images_of
-    from paceline.reports.codec_page import write_page
+    from paceline.analysis.pruning import images_of
+    from paceline.files import write_file
     from paceline.reports.pruning_page import pruning_page
 
     images, note = images_of(record, numbers, data_directory=options.data_directory)
@@ -102,7 +102,7 @@ def _written(options: InspectPruningOptions, record: PruningRecord, numbers: lis
         notes=[note] if note else [],
     )
     try:
-        told = f"page: {write_page(page, path)}"
+        told = f"page: {write_file(path, page)}"
     except OSError as error:  # the findings are told; that they cannot be kept does not undo them
         told = f"cannot write the page to {path}: {error.strerror or error}"
     return f"{note}\n{told}" if note else told

@@ -22,7 +22,7 @@ from paceline.cli.cluster_commands import (
     work,
 )
 from paceline.cli.commands import RaceOptions, SimulateOptions, race, simulate
-from paceline.cli.inspect_command import InspectOptions, inspect
+from paceline.cli.inspect import InspectOptions, inspect
 from paceline.cli.inspect_pruning_command import InspectPruningOptions, inspect_pruning
 from paceline.cli.options import UsageError, parse
 from paceline.cli.plan_command import PlanOptions, plan

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline.cli.options import UsageError
-from paceline.cli.quantities import rate_in_bytes, size_in_bytes
 from paceline.files import write_file
+from paceline.quantities import rate_in_bytes, size_in_bytes
 from paceline.recipes import Recipe, read_recipe
 
 if TYPE_CHECKING:
@@ -238,14 +238,13 @@ def _tell(made: Plan, record: PipelineRecord, out: Path, file: Path, notes: Cons
 
 
 def _written(made: Plan, record: PipelineRecord, document: str, out: Path, file: Path) -> str:
-    from paceline.reports.codec_page import write_page
     from paceline.reports.pipeline_page import pipeline_page
 
     try:
         made.save(file)
         write_file(out / RESULTS, document + "\n")
         page = pipeline_page(record, title=f"paceline plan: {record.model}", plan_file=str(file))
-        return f"plan: {file}\nreport: {write_page(page, out / PAGE)}"
+        return f"plan: {file}\nreport: {write_file(out / PAGE, page)}"
     except OSError as error:  # the plan is told; that it cannot be kept does not undo it
         return f"cannot write the plan to {file} and its report to {out}: {error.strerror or error}"
 

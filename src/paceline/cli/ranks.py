@@ -17,8 +17,8 @@ from paceline.cli.options import UsageError
 from paceline.cli.telling import tell_results
 from paceline.drivers.simulated.progress import Progress
 from paceline.recipes import Recipe
-from paceline.recipes.averaging import averages
-from paceline.recipes.ranks import RECIPE, read_recipe_of
+from paceline.recipes.assembly import averages
+from paceline.runs.ranks import RECIPE, read_recipe_of
 
 if TYPE_CHECKING:
     from paceline.cli.cluster_commands import TrainOptions
@@ -77,8 +77,8 @@ class _Run:
 
     def train(self, place: Place) -> None:
         """Train as a rank; rank 0 shows how it goes, and tells the results."""
-        from paceline.recipes.pipelines import train_stage
-        from paceline.recipes.ranks import train_rank
+        from paceline.runs.pipelines import train_stage
+        from paceline.runs.ranks import train_rank
 
         recipe = _for_world(self.recipe, place)
         notes = Console(stderr=True, quiet=place.rank != 0)
@@ -115,7 +115,7 @@ def _join(options: TrainOptions, recipe: Recipe | None, place: Place) -> None:
 def _for_world(recipe: Recipe, place: Place | None) -> Recipe:
     """The launch says how many workers there are; without one, the recipe."""
     if recipe.pipeline.on:
-        from paceline.recipes.pipelines import for_ranks
+        from paceline.runs.pipelines import for_ranks
 
         return for_ranks(recipe, None if place is None else place.world)
     if place is None or recipe.cluster.workers == place.world:
@@ -127,7 +127,7 @@ def _for_world(recipe: Recipe, place: Place | None) -> Recipe:
 
 
 def _start(options: TrainOptions, recipe: Recipe | None) -> None:
-    from paceline.drivers.collective.launch import Ranks
+    from paceline.drivers.collective.launch import LocalRanks
 
     folder = Path(options.resume) if options.resume else new_folder(options.out, "train")
     recipe = read_recipe_of(folder) if recipe is None else recipe
@@ -141,7 +141,7 @@ def _start(options: TrainOptions, recipe: Recipe | None) -> None:
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever is told to go ends its ranks first
     try:
         world = recipe.pipeline.ranks if recipe.pipeline.on else recipe.cluster.workers
-        code = Ranks(run.as_command, world, logs=folder).wait()
+        code = LocalRanks(run.as_command, world, logs=folder).wait()
     except BaseException:
         if any((folder / "rank-0").glob("checkpoint-*")):
             notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)

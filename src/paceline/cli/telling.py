@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from paceline.files import write_file
-from paceline.recipes import Recipe, Result, as_document
+from paceline.recipes import Recipe
+from paceline.runs import Result, as_document
 
 
 def tell_results(recipe: Recipe, results: Sequence[Result], out: Path, notes: Console, *, as_json: bool) -> None:

@@ -17,15 +17,13 @@ from paceline.lookup import unknown
 if TYPE_CHECKING:
     import torch
 
-    from paceline.codecs.bfloat16 import BFloat16
     from paceline.codecs.error_feedback import ErrorFeedback
-    from paceline.codecs.identity import Identity
+    from paceline.codecs.floats import BFloat16, Identity
     from paceline.codecs.one_bit import OneBit
-    from paceline.codecs.payload import PayloadError
+    from paceline.codecs.payload import NotFiniteError, PayloadError
     from paceline.codecs.power_sgd import PowerSGD
     from paceline.codecs.qsgd import QSGD, Sparsifier
     from paceline.codecs.top_k import TopK
-    from paceline.codecs.vectors import NotFiniteError
 
 CODECS: dict[str, str] = {
     "identity": "Identity",
@@ -39,15 +37,15 @@ CODECS: dict[str, str] = {
 """Name -> the class in this package."""
 
 _HOMES = {
-    "Identity": "identity",
-    "BFloat16": "bfloat16",
+    "Identity": "floats",
+    "BFloat16": "floats",
     "OneBit": "one_bit",
     "QSGD": "qsgd",
     "Sparsifier": "qsgd",
     "TopK": "top_k",
     "PowerSGD": "power_sgd",
     "ErrorFeedback": "error_feedback",
-    "NotFiniteError": "vectors",
+    "NotFiniteError": "payload",
     "PayloadError": "payload",
 }
 
@@ -68,31 +66,31 @@ class Codec(Protocol):
         """Whether a payload always has `most_bytes`: its size follows from the vector's length alone."""
 
     def encode(self, gradient: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        """The bytes of a gradient of any shape, as a uint8 tensor; NotFiniteError if it is not finite."""
+        """Return the bytes of a gradient of any shape, as a uint8 tensor; NotFiniteError if it is not finite."""
 
     def decode(
         self, payload: torch.Tensor, *, expected_length: int | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The flat float32 vector of a payload: in `out` if that is given, else it may share the payload's memory.
+        """Return the flat float32 vector of a payload: in `out` if given, else it may share the payload's memory.
 
         PayloadError (a ValueError) if it is none of this codec's, or not of the expected length.
         """
 
     def most_bytes(self, elements: int) -> int:
-        """The most bytes that a vector of so many elements can take."""
+        """Return the most bytes that a vector of so many elements can take."""
 
     def fresh(self, shapes: Sequence[torch.Size] | None = None) -> Self:
-        """The same codec with an empty memory, for one more sender; `shapes` are those of the tensors in its vector."""
+        """Return the same codec with an empty memory, for one more sender; `shapes` are the tensors' in its vector."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers between two gradients: tensors by name."""
+        """Return what the codec remembers between two gradients: tensors by name."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""
 
 
 def make_codec(name: str, **settings: Any) -> Codec:
-    """A codec by name.
+    """Return a new codec, by its name.
 
     >>> make_codec("qsgd", levels=3)
     QSGD(levels=3, bucket=512, norm='max', lossless='packed')

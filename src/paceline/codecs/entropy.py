@@ -24,7 +24,7 @@ from typing import Any
 import constriction
 import numpy as np
 
-from paceline.codecs.bits import (
+from paceline.codecs.elias import (
     count_symbols,
     delta_lengths,
     padded,
@@ -33,14 +33,14 @@ from paceline.codecs.bits import (
     write_histogram,
     write_symbols,
 )
-from paceline.codecs.compiling import call
+from paceline.codecs.machine_code import call
 from paceline.codecs.payload import PayloadError
 
 CHUNK = 2**18  # symbols in one call: the coder holds Python's lock meanwhile
 
 
 def encode(codes: Any, levels: int) -> Any:
-    """Codes (a level, and its sign in the bit above all levels) -> bytes.
+    """Encode codes (a level, and its sign in the bit above all levels) as bytes.
 
     >>> coded = encode(np.array([0, 0, 0, 2 + 4, 0, 3] * 1000, np.int32), levels=3)
     >>> coded.size, decode(coded, elements=6000, levels=3)[-6:]
@@ -63,7 +63,7 @@ def encode(codes: Any, levels: int) -> Any:
 
 
 def decode(coded: Any, elements: int, levels: int) -> Any:
-    """Bytes -> so many codes; PayloadError if the bytes are none.
+    """Decode bytes to so many codes; PayloadError if they hold none.
 
     >>> decode(np.zeros(9, np.uint8), elements=6, levels=3)
     Traceback (most recent call last):
@@ -91,7 +91,7 @@ def decode(coded: Any, elements: int, levels: int) -> Any:
 
 
 def _cheapest(counts: Any) -> tuple[int, Any]:
-    """How many bits of a level its symbol leaves out, and the counts of such symbols: what takes least in all."""
+    """Return how many bits of a level its symbol leaves out, and the symbols' counts, so that all takes least."""
     signed = counts[1:].reshape(-1, 2)
     others, best, least = int(signed.sum()), (0, counts), _cost(counts)
     for shared in range(1, len(signed).bit_length()):
@@ -106,7 +106,7 @@ def _cheapest(counts: Any) -> tuple[int, Any]:
 
 
 def _cost(counts: Any) -> float:
-    """The bits of a histogram and of its symbols."""
+    """Return the bits of a histogram and of its symbols."""
     present = np.flatnonzero(counts)
     some = counts[present]
     histogram = delta_lengths(np.diff(present, prepend=-1)).sum() + delta_lengths(some).sum()
@@ -121,7 +121,7 @@ def _model(counts: Any) -> Any:
 
 
 def _pushed(symbols: Any, counts: Any) -> Any:
-    """The bytes of symbols; none if all are the same."""
+    """Return the bytes of symbols; none if all are the same."""
     coder = constriction.stream.stack.AnsCoder()
     if counts.size > 1:
         model = _model(counts)
@@ -131,7 +131,7 @@ def _pushed(symbols: Any, counts: Any) -> Any:
 
 
 def _popped(coded: Any, elements: int, counts: Any) -> Any:
-    """The symbols (int32) that were pushed."""
+    """Return the symbols (int32) that were pushed."""
     if coded.size % 4 or (counts.size == 1 and coded.size):
         raise PayloadError(f"the entropy code's symbols do not take {coded.size:,} bytes")
     symbols = np.zeros(elements, np.int32)

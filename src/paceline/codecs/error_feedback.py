@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from paceline.codecs import Codec
-from paceline.codecs.vectors import flat
+from paceline.codecs.payload import flat_vector
 
 _INNER = "inner."
 
@@ -69,8 +69,8 @@ class ErrorFeedback:
     @torch.inference_mode(False)  # what is kept must be usable outside, too
     @torch.no_grad()
     def encode(self, gradient: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        """The inner codec's bytes of the gradient and the residual. If it raises, the residual stays as it was."""
-        vector = flat(gradient)
+        """Return the inner codec's bytes of gradient plus residual. If it raises, the residual stays as it was."""
+        vector = flat_vector(gradient)
         residual, target = self._buffers(vector)
         torch.add(vector, residual, out=target)
         payload = self.codec.encode(target, generator)
@@ -79,7 +79,7 @@ class ErrorFeedback:
         return payload
 
     def take_back(self) -> None:
-        """The last payload was not used: all of it is yet to be sent.
+        """Undo the last `encode`, whose payload was not used: all of it is yet to be sent.
 
         >>> from paceline.codecs import OneBit
         >>> codec = ErrorFeedback(OneBit())
@@ -91,7 +91,7 @@ class ErrorFeedback:
         self._residual, self._spare = self._spare, self._residual
 
     def _buffers(self, vector: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual, and memory for the target: both are kept, for new memory costs more than the arithmetic."""
+        """Return the residual, and memory for the target: both are reused, for new memory is slower than arithmetic."""
         if self._residual is None:
             return torch.zeros_like(vector), torch.empty_like(vector)
         if self._residual.numel() != vector.numel():
@@ -105,19 +105,17 @@ class ErrorFeedback:
     def decode(
         self, payload: torch.Tensor, *, expected_length: int | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As the inner codec does."""
         return self.codec.decode(payload, expected_length=expected_length, out=out)
 
     def most_bytes(self, elements: int) -> int:
-        """As the inner codec says."""
         return self.codec.most_bytes(elements)
 
     def fresh(self, shapes: Sequence[torch.Size] | None = None) -> Self:
-        """The same with nothing lost yet, around an inner codec with an empty memory."""
+        """Return a new error feedback without a residual, around an inner codec with an empty memory."""
         return type(self)(self.codec.fresh(shapes))
 
     def state_dict(self) -> dict[str, Any]:
-        """The residual, and the inner codec's memory under `inner.`."""
+        """Return the residual, and the inner codec's memory under `inner.`."""
         own = {} if self._residual is None else {"residual": self._residual.clone()}
         return own | {_INNER + name: value for name, value in self.codec.state_dict().items()}
 

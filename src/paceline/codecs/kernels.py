@@ -7,7 +7,7 @@
   not finite is the largest of all.
 - Sums are in float64, in 64 lanes that are then folded in halves: an order that vectors can follow.
 
-Kernels work on `first` .. `last` of what they count in (units of 4,096 elements, or buckets); see `threads.py`.
+Kernels work on `first` .. `last` of what they count in (units of 4,096 elements, or buckets); see `in_threads`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from paceline.codecs import layout
-from paceline.codecs.compiling import kernel
 from paceline.codecs.layout import LANES, ROWS, UNIT
+from paceline.codecs.machine_code import kernel
 
 GOLDEN, MIX_1, MIX_2 = (np.uint32(constant) for constant in (layout.GOLDEN, layout.MIX_1, layout.MIX_2))
 MAGNITUDE = np.uint32(0x7FFFFFFF)
@@ -35,7 +35,7 @@ u32, i32, f32, f64 = np.uint32, np.int32, np.float32, np.float64
 
 @kernel
 def largest_bits(bits: Array) -> Any:
-    """The bit pattern of the largest magnitude."""
+    """Return the bit pattern of the largest magnitude."""
     largest = u32(0)
     for index in range(bits.size):
         largest = max(largest, bits[index] & MAGNITUDE)
@@ -44,7 +44,7 @@ def largest_bits(bits: Array) -> Any:
 
 @kernel
 def folded(lanes: Array) -> Any:
-    """The sum over all lanes, folded in halves."""
+    """Return the sum over all lanes, folded in halves."""
     width = lanes.size // 2
     while width:
         for lane in range(width):
@@ -55,7 +55,7 @@ def folded(lanes: Array) -> Any:
 
 @kernel
 def square_sum(values: Array, lanes: Array) -> Any:
-    """The sum of squares of at most one unit."""
+    """Return the sum of squares of at most one unit."""
     rows = values.size // LANES
     lanes[:] = 0.0
     for row in range(rows):
@@ -72,7 +72,7 @@ def square_sum(values: Array, lanes: Array) -> Any:
 
 @kernel
 def small_norms(first: int, last: int, values: Array, bucket: int, kind: int, norms: Array) -> None:
-    """The norms of buckets of at most one unit each."""
+    """Fill in the norms of buckets of at most one unit each."""
     bits, found = values.view(np.uint32), norms.view(np.uint32)
     lanes = np.empty(LANES, np.float64)
     for index in range(first, last):
@@ -85,7 +85,7 @@ def small_norms(first: int, last: int, values: Array, bucket: int, kind: int, no
 
 @kernel
 def piece_norms(first: int, last: int, values: Array, bucket: int, kind: int, pieces: int, found: Array) -> None:
-    """For larger buckets: what each piece of a unit's length adds to its bucket, as float64: largest, or squares."""
+    """Fill in what each unit-long piece of a large bucket adds to its norm, as float64: its largest, or its squares."""
     bits = values.view(np.uint32)
     largest = np.empty(1, np.uint32)
     lanes = np.empty(LANES, np.float64)
@@ -106,7 +106,7 @@ def piece_norms(first: int, last: int, values: Array, bucket: int, kind: int, pi
 
 @kernel
 def quantise(values: Array, norm: Any, levels: int, width: int, start: int, low: Any, high: Any, codes: Array) -> None:
-    """Levels with their signs in the top bit, for part of a bucket that begins at element `start`."""
+    """Fill in levels with their signs in the top bit, for part of a bucket that begins at element `start`."""
     bits = values.view(np.uint32)
     scale, most, top = f32(levels), i32(levels), u32(width - 1)
     if norm == f32(0):
@@ -138,7 +138,7 @@ def quantise_buckets(
     end: int,
     codes: Array,
 ) -> None:
-    """Levels of elements `start` .. `end`, bucket by bucket."""
+    """Fill in the levels of elements `start` .. `end`, bucket by bucket."""
     place = start
     while place < end:
         index = place // bucket
@@ -150,7 +150,7 @@ def quantise_buckets(
 
 @kernel
 def scale_levels(codes: Array, norm: Any, levels: int, width: int, out: Array) -> None:
-    """Levels and signs -> values of part of a bucket."""
+    """Fill in the values of part of a bucket from its levels and signs."""
     scale, most = f32(levels), u32(levels)
     top, magnitude = u32(width - 1), u32((1 << (width - 1)) - 1)
     for index in range(codes.size):
@@ -162,7 +162,7 @@ def scale_levels(codes: Array, norm: Any, levels: int, width: int, out: Array) -
 def scale_buckets(
     start: int, codes: Array, bucket: int, norms: Array, levels: int, width: int, end: int, out: Array
 ) -> None:
-    """Values of elements `start` .. `end`, bucket by bucket."""
+    """Fill in the values of elements `start` .. `end`, bucket by bucket."""
     place = start
     while place < end:
         index = place // bucket
@@ -176,7 +176,7 @@ def scale_buckets(
 
 @kernel
 def pack(codes: Array, width: int, words: Array) -> None:
-    """Codes of one unit -> words."""
+    """Pack the codes of one unit into words."""
     columns = codes.size // ROWS
     words[:] = u32(0)
     for row in range(ROWS):
@@ -192,7 +192,7 @@ def pack(codes: Array, width: int, words: Array) -> None:
 
 @kernel
 def unpack(words: Array, width: int, codes: Array) -> None:
-    """Words -> codes of one unit."""
+    """Unpack words into the codes of one unit."""
     columns = codes.size // ROWS
     mask = u32((1 << width) - 1)
     for row in range(ROWS):
@@ -285,7 +285,7 @@ def qsgd_values(
 
 @kernel
 def sign_sums(values: Array, codes: Array, positive: Array, negative: Array) -> Any:
-    """Sign bits of at most one unit (1: not negative), and the sums of either kind in lanes; how many are 1."""
+    """Fill in the sign bits (1: not negative) of at most one unit, and sums of either kind; return how many are 1."""
     positive[:] = 0.0
     negative[:] = 0.0
     count = i32(0)
@@ -324,7 +324,7 @@ def one_bit_encode(first: int, last: int, values: Array, sums: Array, counts: Ar
 
 @kernel
 def one_bit_decode(first: int, last: int, words: Array, negative: Any, positive: Any, out: Array) -> None:
-    """Sign bits of units -> the two means."""
+    """Fill in the mean that each sign bit stands for."""
     rows = out.size // ROWS * ROWS
     memory = np.empty(UNIT, np.uint32)
     for unit in range(first, last):

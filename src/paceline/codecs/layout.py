@@ -22,7 +22,7 @@ GOLDEN, MIX_1, MIX_2 = 0x9E3779B9, 0x7FEB352D, 0x846CA68B  # of the hash
 
 
 def in_rows(elements: int) -> int:
-    """How many of so many elements are packed in rows; fewer than 32 are left.
+    """Return how many of so many elements are packed in rows; fewer than 32 are left.
 
     >>> in_rows(100)
     96
@@ -31,7 +31,7 @@ def in_rows(elements: int) -> int:
 
 
 def units_of(elements: int) -> int:
-    """How many units the rows of so many elements make, the last one perhaps not full.
+    """Return how many units the rows of so many elements make, the last one perhaps not full.
 
     >>> units_of(4096), units_of(4128)
     (1, 2)
@@ -40,7 +40,7 @@ def units_of(elements: int) -> int:
 
 
 def packed_bytes(elements: int, width: int) -> int:
-    """The bytes of so many levels of `width` bits.
+    """Return the bytes of so many levels of `width` bits.
 
     >>> packed_bytes(100, 1)
     13
@@ -49,7 +49,7 @@ def packed_bytes(elements: int, width: int) -> int:
 
 
 def pack_rest(levels: list[int], width: int) -> torch.Tensor:
-    """The bytes of fewer than 32 levels, one after the other.
+    """Return the bytes of fewer than 32 levels, one after the other.
 
     >>> pack_rest([1, 0, 1], 1)
     tensor([5], dtype=torch.uint8)
@@ -60,7 +60,7 @@ def pack_rest(levels: list[int], width: int) -> torch.Tensor:
 
 
 def unpack_rest(packed: torch.Tensor, count: int, width: int) -> list[int]:
-    """The levels that `pack_rest` packed.
+    """Return the levels that `pack_rest` packed.
 
     >>> unpack_rest(pack_rest([1, 6, 3], 3), 3, 3)
     [1, 6, 3]
@@ -70,7 +70,7 @@ def unpack_rest(packed: torch.Tensor, count: int, width: int) -> list[int]:
 
 
 def buckets_of(elements: int, bucket: int) -> int:
-    """How many buckets so many elements fall into.
+    """Return how many buckets so many elements fall into.
 
     >>> buckets_of(1025, 512)
     3

@@ -21,7 +21,7 @@ FEEDBACK = "error-feedback"
 
 
 def settings_of(name: str) -> dict[str, Any]:
-    """The settings that a codec has, with their defaults.
+    """Return the settings that a codec has, with their defaults.
 
     >>> settings_of("top-k")
     {'fraction': 0.01}
@@ -34,7 +34,7 @@ def settings_of(name: str) -> dict[str, Any]:
 
 
 def parse_codec(text: str) -> Codec:
-    """The codec that a text names.
+    """Return the codec that a text names.
 
     >>> parse_codec("qsgd levels=3"), parse_codec("one-bit")
     (QSGD(levels=3, bucket=512, norm='max', lossless='packed'), ErrorFeedback(OneBit()))
@@ -51,6 +51,18 @@ def parse_codec(text: str) -> Codec:
     from paceline.codecs.error_feedback import ErrorFeedback
 
     return ErrorFeedback(codec)
+
+
+def resolve_codec(codec: Codec | str) -> Codec:
+    """Return a codec as it is, or the one that a text names.
+
+    >>> resolve_codec("one-bit")
+    ErrorFeedback(OneBit())
+    """
+    found = parse_codec(codec) if isinstance(codec, str) else codec
+    if not all(hasattr(found, part) for part in ("encode", "decode", "fresh", "most_bytes")) or isinstance(found, type):
+        raise ValueError(f"codec must be a codec or the name of one (codec={codec!r})")
+    return found
 
 
 def _setting(name: str, word: str) -> tuple[str, Any]:
@@ -70,7 +82,7 @@ def _setting(name: str, word: str) -> tuple[str, Any]:
 
 
 def codec_text(name: str, settings: Mapping[str, Any], *, feedback: bool) -> str:
-    """A text for `parse_codec`: the name, and of the settings those that this codec has and that are not its defaults.
+    """Return a text for `parse_codec`: the name, and those settings of this codec that are not its defaults.
 
     >>> codec_text("qsgd", {"levels": 3, "bucket": 512, "rank": 4}, feedback=False)
     'qsgd levels=3'
@@ -85,7 +97,7 @@ def codec_text(name: str, settings: Mapping[str, Any], *, feedback: bool) -> str
 
 
 def decoder_of(payload: torch.Tensor) -> Codec:
-    """A codec that decodes a payload, by the number in its header.
+    """Return a codec that decodes a payload, by the number in its header.
 
     >>> import torch
     >>> decoder_of(make_codec("one-bit").encode(torch.ones(3)))
@@ -102,7 +114,7 @@ def decoder_of(payload: torch.Tensor) -> Codec:
 
 
 def inner_of(codec: Codec) -> Codec:
-    """The codec inside an error feedback; any other is its own.
+    """Return the codec inside an error feedback; any other codec is returned as it is.
 
     >>> inner_of(parse_codec("one-bit error-feedback"))
     OneBit()
@@ -112,7 +124,7 @@ def inner_of(codec: Codec) -> Codec:
 
 
 def text_of(codec: Codec) -> str:
-    """The text that names a codec.
+    """Return the text that names a codec.
 
     >>> text_of(parse_codec("one-bit error-feedback"))
     'one-bit error-feedback'

@@ -7,6 +7,9 @@
 The means are those of the elements that are not negative, and of those that are (0 where there are none). One bit an
 element, two floats and a header. It is biased: use it with error feedback.
 
+Where we differ: a zero has the sign bit 1 and counts in the upper mean; the lecture counts positive elements alone
+there.
+
 Seide et al., "1-Bit Stochastic Gradient Descent", 2014.
 """
 
@@ -20,16 +23,24 @@ import torch
 
 from paceline.codecs import tensors
 from paceline.codecs.layout import UNIT, in_rows, pack_rest, packed_bytes, units_of, unpack_rest
-from paceline.codecs.memory import NoMemory
-from paceline.codecs.payload import HEADER_BYTES, Header, PayloadError, check_bytes, opened, placed
-from paceline.codecs.threads import in_threads
-from paceline.codecs.vectors import flat, refuse_not_finite
+from paceline.codecs.machine_code import in_threads
+from paceline.codecs.payload import (
+    HEADER_BYTES,
+    Header,
+    PayloadError,
+    StatelessCodec,
+    check_bytes,
+    flat_vector,
+    open_payload,
+    output_vector,
+    refuse_not_finite,
+)
 
 _MEANS_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class OneBit(NoMemory):
+class OneBit(StatelessCodec):
     """One bit an element.
 
     >>> OneBit().decode(OneBit().encode(torch.tensor([0.1, 0.15, -0.2, 20, 15.3, -1.222])))
@@ -38,12 +49,11 @@ class OneBit(NoMemory):
 
     NUMBER: ClassVar[int] = 3
     biased: ClassVar[bool] = True
-    suits_parameters: ClassVar[bool] = False
     fixed_size: ClassVar[bool] = True
 
     def encode(self, gradient: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        """The means and the sign bits."""
-        vector = flat(gradient)
+        """Return the means and the sign bits."""
+        vector = flat_vector(gradient)
         payload = Header(codec=self.NUMBER, elements=vector.numel()).payload(
             self.most_bytes(vector.numel()) - HEADER_BYTES, vector.device
         )
@@ -60,14 +70,14 @@ class OneBit(NoMemory):
     def decode(
         self, payload: torch.Tensor, *, expected_length: int | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The two means, each where its sign bit says."""
-        header, body = opened(payload, self.NUMBER, expected_length, out)
+        """Return the two means, each where its sign bit says."""
+        header, body = open_payload(payload, self.NUMBER, expected_length, out)
         check_bytes(body, self.most_bytes(header.elements) - HEADER_BYTES)
         (means, bits), rows = _parts(body), in_rows(header.elements)
         negative, positive = means.tolist()
         if not (np.isfinite(negative) and np.isfinite(positive)):
             raise PayloadError(f"the means must be finite (they are {negative} and {positive})")
-        vector = placed(header.elements, out, body.device)
+        vector = output_vector(header.elements, out, body.device)
         decode = _decode_by_kernel if body.device.type == "cpu" else _decode_by_torch
         decode(bits[: rows // 8].view(torch.int32), means, vector)
         rest = unpack_rest(bits[rows // 8 :], header.elements - rows, 1)
@@ -75,7 +85,6 @@ class OneBit(NoMemory):
         return vector
 
     def most_bytes(self, elements: int) -> int:
-        """One bit an element, and two floats."""
         return HEADER_BYTES + _MEANS_BYTES + packed_bytes(elements, 1)
 
 

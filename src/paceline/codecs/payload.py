@@ -1,4 +1,6 @@
-"""What a payload says of itself: which codec, which version of it, how many elements, which parameters.
+"""What all codecs share: the vectors that may be encoded, the payload's header, and a base for codecs without a memory.
+
+A payload says which codec made it, in which version, how many elements it holds, and two parameters of the codec:
 
     0        2         3        4          8             12             16
     | "pl"   | version | codec  | elements | parameter 1 | parameter 2  | the codec's own bytes ...
@@ -10,20 +12,24 @@ for it, and a `PayloadError` says what is wrong.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import torch
+
+from paceline.errors import PacelineError
 
 VERSION = 1
 HEADER_BYTES = 16
 MOST_ELEMENTS = 2**32 - 1
-MOST_UNASKED = 2**24  # elements of a vector that its payload does not pay for with bytes, unless they are expected
+MOST_CLAIMED = 2**24  # elements that few bytes may claim, unless so many are expected
 
 _HEADER = struct.Struct("<2sBBIII")
 _MAGIC = b"pl"
 
 
-class PayloadError(ValueError):
+class PayloadError(PacelineError, ValueError):
     """Bytes that are no payload of this codec, in one line.
 
     >>> raise PayloadError("a payload begins with 'pl'")
@@ -32,9 +38,97 @@ class PayloadError(ValueError):
     """
 
 
+class NotFiniteError(PacelineError, ValueError):
+    """A vector with numbers that no codec can carry.
+
+    >>> raise NotFiniteError("the gradient is not finite")
+    Traceback (most recent call last):
+    paceline.codecs.payload.NotFiniteError: the gradient is not finite
+    """
+
+
+class StatelessCodec:
+    """A codec that treats every gradient for itself: it remembers nothing.
+
+    Unless a codec says otherwise it is unbiased, and what it sends can stand for changes, not for parameters.
+
+    >>> StatelessCodec().state_dict()
+    {}
+    """
+
+    __slots__ = ()
+
+    biased: ClassVar[bool] = False
+    suits_parameters: ClassVar[bool] = False
+
+    def fresh(self, shapes: Sequence[torch.Size] | None = None) -> Self:
+        """Return this codec: without a memory it can serve any number of senders."""
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise if the state holds the memory of another codec."""
+        if state:
+            raise ValueError(f"{type(self).__name__} has no memory, and this state has {', '.join(state)}")
+
+
+# -- vectors --------------------------------------------------------------------------------------------------------
+
+
+def flat_vector(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient as one float32 vector, which shares its memory where that is possible.
+
+    >>> flat_vector(torch.ones(2, 3, dtype=torch.float64))
+    tensor([1., 1., 1., 1., 1., 1.])
+    >>> flat_vector(torch.ones(2, dtype=torch.int64))
+    Traceback (most recent call last):
+    ValueError: a gradient is made of real floating-point numbers (this one is torch.int64)
+    """
+    if not isinstance(gradient, torch.Tensor):
+        raise ValueError(f"a gradient is a torch tensor (this is {type(gradient).__name__})")
+    if not gradient.is_floating_point():
+        raise ValueError(f"a gradient is made of real floating-point numbers (this one is {gradient.dtype})")
+    return gradient.detach().reshape(-1).to(torch.float32).contiguous()
+
+
+def refuse_not_finite(vector: torch.Tensor) -> None:
+    """Raise if a number of a vector is not finite. A finite sum rules it out in half the time.
+
+    >>> refuse_not_finite(torch.tensor([1.0, float("nan"), 3.0]))
+    Traceback (most recent call last):
+    paceline.codecs.payload.NotFiniteError: the gradient is not finite: 1 of 3 elements, the first is number ...
+    """
+    if bool(torch.isfinite(vector.sum())):
+        return
+    bad = ~torch.isfinite(vector)
+    count = int(bad.sum())
+    if count:
+        first = int(bad.to(torch.uint8).argmax())
+        raise NotFiniteError(
+            f"the gradient is not finite: {count:,} of {vector.numel():,} elements, the first is number {first} "
+            f"({vector[first].item()}); lower the learning rate or clip, and skip this step"
+        )
+
+
+def output_vector(elements: int, out: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """Return the vector to decode to: `out`, if it fits, or a new one."""
+    if out is None:
+        return torch.empty(elements, dtype=torch.float32, device=device)
+    if out.dtype is not torch.float32 or out.dim() != 1 or not out.is_contiguous():
+        raise ValueError(f"out must be a flat float32 tensor (it is {out.dtype}, {out.dim()}-dimensional)")
+    if out.numel() != elements:
+        raise PayloadError(f"a vector of {out.numel():,} elements was expected (this one has {elements:,})")
+    return out
+
+
+# -- payloads -------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first bytes of a payload. The parameters mean what the codec says they mean.
+    """The first bytes of a payload. What `first` and `second` mean is up to the codec.
 
     >>> header = Header(codec=4, elements=1000, first=7, second=512)
     >>> read_header(header.payload(body_bytes=3)) == header
@@ -47,7 +141,7 @@ class Header:
     second: int = 0
 
     def payload(self, body_bytes: int, device: torch.device | str = "cpu") -> torch.Tensor:
-        """A payload that begins with this header; the body is yet to be filled."""
+        """Return a payload that begins with this header; its body is yet to be filled."""
         if self.elements > MOST_ELEMENTS:
             raise ValueError(f"a payload holds at most {MOST_ELEMENTS:,} elements (this vector has {self.elements:,})")
         payload = torch.empty(HEADER_BYTES + body_bytes, dtype=torch.uint8, device=device)
@@ -57,7 +151,7 @@ class Header:
 
 
 def read_header(payload: torch.Tensor) -> Header:
-    """The header of a payload.
+    """Return the header of a payload.
 
     >>> read_header(torch.zeros(20, dtype=torch.uint8))
     Traceback (most recent call last):
@@ -79,12 +173,12 @@ def read_header(payload: torch.Tensor) -> Header:
     return Header(codec=codec, elements=elements, first=first, second=second)
 
 
-def opened(
+def open_payload(
     payload: torch.Tensor, codec: int, expected_length: int | None, out: torch.Tensor | None = None
 ) -> tuple[Header, torch.Tensor]:
-    """The header and the body of a payload that must be of one codec, and of one length if one is expected.
+    """Return the header and the body of a payload, which must be of this codec, and of the length that is expected.
 
-    >>> opened(Header(codec=1, elements=3).payload(12), codec=1, expected_length=4)
+    >>> open_payload(Header(codec=1, elements=3).payload(12), codec=1, expected_length=4)
     Traceback (most recent call last):
     paceline.codecs.payload.PayloadError: a vector of 4 elements was expected (this one has 3)
     """
@@ -101,7 +195,7 @@ def opened(
 
 
 def check_bytes(body: torch.Tensor, wanted: int) -> None:
-    """Refuse a body that has not just the bytes it must have.
+    """Raise unless a body has just the bytes that it must have.
 
     >>> check_bytes(torch.zeros(5, dtype=torch.uint8), 8)
     Traceback (most recent call last):
@@ -111,23 +205,12 @@ def check_bytes(body: torch.Tensor, wanted: int) -> None:
         raise PayloadError(f"the payload's body must have {wanted:,} bytes (it has {body.numel():,})")
 
 
-def check_unasked(elements: int, expected_length: int | None, out: torch.Tensor | None = None) -> None:
-    """Refuse a long vector out of few bytes, unless its length was expected: anybody can claim one.
+def check_claim(elements: int, expected_length: int | None, out: torch.Tensor | None = None) -> None:
+    """Raise if few bytes claim to be a long vector, unless its length was expected.
 
-    >>> check_unasked(2**31, None)
+    >>> check_claim(2**31, None)
     Traceback (most recent call last):
     paceline.codecs.payload.PayloadError: the payload says 2,147,483,648 elements; give expected_length to allow it
     """
-    if expected_length is None and out is None and elements > MOST_UNASKED:
+    if expected_length is None and out is None and elements > MOST_CLAIMED:
         raise PayloadError(f"the payload says {elements:,} elements; give expected_length to allow it")
-
-
-def placed(elements: int, out: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    """Where to decode to: `out`, if it fits, or new memory."""
-    if out is None:
-        return torch.empty(elements, dtype=torch.float32, device=device)
-    if out.dtype is not torch.float32 or out.dim() != 1 or not out.is_contiguous():
-        raise ValueError(f"out must be a flat float32 tensor (it is {out.dtype}, {out.dim()}-dimensional)")
-    if out.numel() != elements:
-        raise PayloadError(f"a vector of {out.numel():,} elements was expected (this one has {elements:,})")
-    return out

@@ -9,25 +9,42 @@ Gradients change slowly, so the iteration goes on from step to step, and on a ma
 to the best approximation of rank r. (a + b) r numbers travel in place of a b. Tensors of fewer than two dimensions, and
 those whose factors would not be smaller, travel as they are. It is biased: use it with error feedback.
 
+In a payload:
+
+    | header | (rows, columns) of each tensor, as uint32 | P, Q^T of the first tensor | P, Q^T of the second | ...
+
+Without a table of shapes (no tensors) the vector is one matrix, as square as can be, padded with zeros.
+
 Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression", 2019. Ours: where a matrix has very large or very
-small numbers it is scaled by a power of two first, so that no product leaves float32; the scale goes back into Q.
+small numbers it is scaled by a power of two first, so that no product leaves float32; the scale goes back into Q. The
+products are torch's: their last bits may differ between processors, and with the number of threads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 
-from paceline.codecs.matrices import ENTRY_BYTES, MOST_TENSORS, Matrix, laid_out, near_square, read_table, table_of
-from paceline.codecs.payload import HEADER_BYTES, Header, PayloadError, check_bytes, check_unasked, opened, placed
-from paceline.codecs.vectors import flat, refuse_not_finite
+from paceline.codecs.payload import (
+    HEADER_BYTES,
+    Header,
+    PayloadError,
+    check_bytes,
+    check_claim,
+    flat_vector,
+    open_payload,
+    output_vector,
+    refuse_not_finite,
+)
 
 MOST_RANK = 2**16
+MOST_TENSORS = 2**16
+ENTRY_BYTES = 8
 LARGEST = torch.finfo(torch.float32).max
 _UNSCALED = 2.0**-20, 2.0**20  # within these, squares and long sums are far from the ends of float32
 _SAFE = 0.9 * LARGEST  # below this, rounding cannot make a sum infinite
@@ -66,8 +83,8 @@ class PowerSGD:
         return self.shapes is not None
 
     def encode(self, gradient: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        """The factors. The generator (on the CPU) is asked only where there is no Q to go on from."""
-        vector = flat(gradient)
+        """Return the factors. The generator (on the CPU) is asked only where there is no Q to go on from."""
+        vector = flat_vector(gradient)
         matrices = self._matrices(vector.numel())
         table_bytes = ENTRY_BYTES * len(self.shapes or ())
         body_bytes = table_bytes + 4 * sum(matrix.floats for matrix in matrices)
@@ -76,11 +93,9 @@ class PowerSGD:
         body = payload[HEADER_BYTES:]
         if table_bytes:
             body[:table_bytes] = table_of(matrices, vector.device)
-        place, last = 0, {}
-        floats = body[table_bytes:].view(torch.float32)
-        for index, matrix in enumerate(matrices):
-            into = floats[place : place + matrix.floats]
-            place += matrix.floats
+        last = {}
+        parts = torch.split(body[table_bytes:].view(torch.float32), [matrix.floats for matrix in matrices])
+        for index, (matrix, into) in enumerate(zip(matrices, parts, strict=True)):
             if matrix.factored:
                 start = _starting(self._last.get(f"q{index}"), matrix, vector.device, generator)
                 last[f"q{index}"] = _factor(matrix, vector, start, into)
@@ -95,46 +110,46 @@ class PowerSGD:
     def decode(
         self, payload: torch.Tensor, *, expected_length: int | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The products; by the rank and the shapes in the payload, whatever this codec's own are."""
-        header, body = opened(payload, self.NUMBER, expected_length, out)
+        """Return the products, by the rank and the shapes in the payload, whatever this codec's own are."""
+        header, body = open_payload(payload, self.NUMBER, expected_length, out)
         if not 1 <= header.first <= MOST_RANK:
             raise PayloadError(f"a rank is between 1 and {MOST_RANK:,} (this payload's is {header.first:,})")
         matrices = read_table(body, header.second, header.elements, header.first)
         table_bytes = ENTRY_BYTES * header.second
         check_bytes(body, table_bytes + 4 * sum(matrix.floats for matrix in matrices))
-        check_unasked(header.elements, expected_length, out)
+        check_claim(header.elements, expected_length, out)
         parts = torch.split(body[table_bytes:].view(torch.float32), [matrix.floats for matrix in matrices])
         for matrix, floats in zip(matrices, parts, strict=True):
             _check_floats(matrix, floats)
-        vector = placed(header.elements, out, body.device)
+        vector = output_vector(header.elements, out, body.device)
         for matrix, floats in zip(matrices, parts, strict=True):
             _multiply(matrix, floats, matrix.cut(vector))
         return vector
 
     def most_bytes(self, elements: int) -> int:
-        """Just the bytes, where the shapes are known; else what a vector takes at most, whatever its shapes are.
+        """Return the exact size where the shapes are known; else the most that a vector takes, whatever its shapes are.
 
         >>> PowerSGD(rank=2).fresh([torch.Size([100, 50]), torch.Size([100])]).most_bytes(5100)
         1632
         """
         if self.shapes is not None:
-            matrices = laid_out(self.shapes, self.rank)
+            matrices = matrices_of(self.shapes, self.rank)
             if elements == sum(matrix.elements for matrix in matrices):
                 return HEADER_BYTES + sum(ENTRY_BYTES + 4 * matrix.floats for matrix in matrices)
         return HEADER_BYTES + 4 * elements + ENTRY_BYTES * min(elements, MOST_TENSORS)
 
     def fresh(self, shapes: Sequence[torch.Size] | None = None) -> Self:
-        """The same with nothing to go on from, for a vector that is made of tensors of these shapes."""
+        """Return the same codec with no Q to go on from, for a vector that is made of tensors of these shapes."""
         known = self.shapes if shapes is None else tuple(tuple(shape) for shape in shapes if math.prod(shape))
         return type(self)(rank=self.rank, shapes=known)
 
     def state_dict(self) -> dict[str, Any]:
-        """The last Q^T of each matrix, by its number."""
+        """Return the last Q^T of each matrix, by its number."""
         return {name: q.clone() for name, q in self._last.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`. If it does not fit, nothing changes."""
-        matrices = None if self.shapes is None else laid_out(self.shapes, self.rank)
+        matrices = None if self.shapes is None else matrices_of(self.shapes, self.rank)
         for name, q in state.items():
             _check_remembered(name, q, self.rank, matrices)
         self._last.clear()
@@ -143,11 +158,112 @@ class PowerSGD:
     def _matrices(self, elements: int) -> list[Matrix]:
         if self.shapes is None:
             return [near_square(elements, self.rank)]
-        matrices = laid_out(self.shapes, self.rank)
+        matrices = matrices_of(self.shapes, self.rank)
         total = sum(matrix.elements for matrix in matrices)
         if total != elements:
             raise ValueError(f"the shapes have {total:,} elements and the gradient has {elements:,}")
         return matrices
+
+
+# -- the vector as matrices -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One tensor of the vector: `elements` of it from element `start` on; the rest of the matrix is zero.
+
+    >>> Matrix(rows=64, columns=100, start=0, elements=6400, rank=4).floats
+    656
+    """
+
+    rows: int
+    columns: int
+    start: int
+    elements: int
+    rank: int
+
+    @property
+    def factored(self) -> bool:
+        """Whether its factors are smaller than itself."""
+        return self.rank * (self.rows + self.columns) < self.elements
+
+    @property
+    def floats(self) -> int:
+        """How many float32 of it travel."""
+        return self.rank * (self.rows + self.columns) if self.factored else self.elements
+
+    def cut(self, vector: torch.Tensor) -> torch.Tensor:
+        """Return its elements of a vector."""
+        return vector[self.start : self.start + self.elements]
+
+
+def matrices_of(shapes: Iterable[Sequence[int]], rank: int) -> list[Matrix]:
+    """Return the matrices of tensors of these shapes, which lie one after the other.
+
+    >>> [(matrix.start, matrix.factored) for matrix in matrices_of([(10,), (64, 4, 25)], rank=4)]
+    [(0, False), (10, True)]
+    """
+    matrices, start = [], 0
+    for rows, columns in map(pair_of, shapes):
+        matrices.append(Matrix(rows, columns, start, rows * columns, min(rank, rows, columns)))
+        start += rows * columns
+    return matrices
+
+
+def near_square(elements: int, rank: int) -> Matrix:
+    """Return a vector as one matrix.
+
+    >>> matrix = near_square(10, rank=1)
+    >>> matrix.rows, matrix.columns
+    (4, 3)
+    """
+    rows = math.isqrt(elements - 1) + 1 if elements else 0
+    columns = -(-elements // max(1, rows))
+    return Matrix(rows, columns, 0, elements, min(rank, rows, columns))
+
+
+def pair_of(shape: Sequence[int]) -> tuple[int, int]:
+    """Return a tensor's shape as that of a matrix: the first dimension, and all others.
+
+    >>> pair_of((64, 3, 7, 7)), pair_of((64,)), pair_of(())
+    ((64, 147), (64, 1), (1, 1))
+    """
+    return (shape[0], math.prod(shape[1:])) if shape else (1, 1)
+
+
+def table_of(matrices: Sequence[Matrix], device: torch.device) -> torch.Tensor:
+    """Return the bytes of a table of shapes.
+
+    >>> table_of(matrices_of([(3, 2, 2)], rank=1), torch.device("cpu"))
+    tensor([3, 0, 0, 0, 4, 0, 0, 0], dtype=torch.uint8)
+    """
+    pairs = torch.tensor([(matrix.rows, matrix.columns) for matrix in matrices], dtype=torch.int64).view(-1)
+    return pairs.to(torch.int32).view(torch.uint8).to(device)  # beyond 2**31 it wraps, to the bits of uint32
+
+
+def read_table(body: torch.Tensor, tensors: int, elements: int, rank: int) -> list[Matrix]:
+    """Return the matrices of a payload's table, if they make up just so many elements.
+
+    >>> table = table_of(matrices_of([(3, 2, 2)], rank=1), torch.device("cpu"))
+    >>> read_table(table, tensors=1, elements=12, rank=1)
+    [Matrix(rows=3, columns=4, start=0, elements=12, rank=1)]
+    >>> read_table(table, tensors=1, elements=13, rank=1)
+    Traceback (most recent call last):
+    paceline.codecs.payload.PayloadError: the tensors of the payload have 12 elements (its header says 13)
+    """
+    if not tensors:
+        return [near_square(elements, rank)]
+    if tensors > MOST_TENSORS or body.numel() < ENTRY_BYTES * tensors:
+        raise PayloadError(
+            f"a table has at most {MOST_TENSORS:,} tensors, of {ENTRY_BYTES} bytes each "
+            f"(this payload says {tensors:,}, in {body.numel():,} bytes)"
+        )
+    numbers = body[: ENTRY_BYTES * tensors].view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    matrices = matrices_of(numbers.view(-1, 2).tolist(), rank)
+    total = sum(matrix.elements for matrix in matrices)
+    if total != elements:
+        raise PayloadError(f"the tensors of the payload have {total:,} elements (its header says {elements:,})")
+    return matrices
 
 
 # -- one matrix -----------------------------------------------------------------------------------------------------
@@ -156,14 +272,14 @@ class PowerSGD:
 def _starting(
     last: torch.Tensor | None, matrix: Matrix, device: torch.device, generator: torch.Generator | None
 ) -> torch.Tensor:
-    """The Q^T to begin with. One of another size is of a vector of another length: nothing to go on from."""
+    """Return the Q^T to begin with; one of another size is of another vector, and is not used."""
     if last is None or last.shape != (matrix.rank, matrix.columns):
         last = torch.randn(matrix.rank, matrix.columns, generator=generator, dtype=torch.float32, device="cpu")
     return last.to(device)
 
 
 def _factor(matrix: Matrix, vector: torch.Tensor, start: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-    """Fill in P and Q; returns the Q^T to go on from, in rows of length 1: its products stay in range."""
+    """Fill in P and Q; return the Q^T to go on from, in rows of length 1: its products stay in range."""
     values = matrix.cut(vector)
     low, high = torch.stack(torch.aminmax(values)).tolist()
     largest = max(-low, high)
@@ -184,7 +300,7 @@ def _factor(matrix: Matrix, vector: torch.Tensor, start: torch.Tensor, into: tor
 
 
 def _scaled_back(found: torch.Tensor, exponent: int, most: float) -> torch.Tensor:
-    """Q^T at the size of the gradient, or as large as it may be: neither P Q^T nor M - P Q^T may leave float32."""
+    """Return Q^T at the size of the gradient, or as large as it may be: P Q^T and M - P Q^T must be in float32."""
     if not exponent:
         return found
     scale, largest = 2.0**exponent, found.abs().max().item()
@@ -194,13 +310,13 @@ def _scaled_back(found: torch.Tensor, exponent: int, most: float) -> torch.Tenso
 
 
 def _parts(matrix: Matrix, floats: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """P and Q^T of a factored matrix: in rows, as products are fastest."""
+    """Return P and Q^T of a factored matrix: in rows, as products are fastest."""
     split = matrix.rows * matrix.rank
     return floats[:split].view(matrix.rows, matrix.rank), floats[split:].view(matrix.rank, matrix.columns)
 
 
 def _check_floats(matrix: Matrix, floats: torch.Tensor) -> None:
-    """Refuse what would not decode to finite numbers, before anything is decoded."""
+    """Raise if the floats would not decode to finite numbers, before anything is decoded."""
     if not matrix.factored:
         if not bool(torch.isfinite(floats).all()):
             raise PayloadError("the payload's numbers must be finite")

@@ -25,10 +25,20 @@ import torch
 
 from paceline.codecs import tensors
 from paceline.codecs.layout import UNIT, buckets_of, in_rows, pack_rest, packed_bytes, units_of, unpack_rest
-from paceline.codecs.memory import NoMemory
-from paceline.codecs.payload import HEADER_BYTES, Header, PayloadError, check_bytes, check_unasked, opened, placed
-from paceline.codecs.threads import in_threads
-from paceline.codecs.vectors import NotFiniteError, flat, refuse_not_finite
+from paceline.codecs.machine_code import in_threads
+from paceline.codecs.payload import (
+    HEADER_BYTES,
+    Header,
+    NotFiniteError,
+    PayloadError,
+    StatelessCodec,
+    check_bytes,
+    check_claim,
+    flat_vector,
+    open_payload,
+    output_vector,
+    refuse_not_finite,
+)
 from paceline.lookup import unknown
 
 MOST_LEVELS = 2**15 - 1
@@ -37,7 +47,7 @@ LOSSLESS = ("packed", "elias", "entropy")
 
 
 @dataclass(frozen=True, slots=True)
-class QSGD(NoMemory):
+class QSGD(StatelessCodec):
     """`levels` besides zero, either sign.
 
     >>> codec = QSGD(levels=7)
@@ -47,8 +57,6 @@ class QSGD(NoMemory):
     """
 
     NUMBER: ClassVar[int] = 4
-    biased: ClassVar[bool] = False
-    suits_parameters: ClassVar[bool] = False
 
     levels: int = 7
     bucket: int = 512
@@ -78,8 +86,8 @@ class QSGD(NoMemory):
         return self.lossless == "packed"
 
     def encode(self, gradient: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        """Norms and levels. The generator (on the CPU) gives one seed; without one, torch's own does."""
-        vector = flat(gradient)
+        """Return norms and levels. The generator (on the CPU) gives one seed; without one, torch's own does."""
+        vector = flat_vector(gradient)
         seed = int(torch.randint(2**62, (1,), generator=generator, device="cpu"))
         low, high = seed & 0xFFFFFFFF, seed >> 32
         work: Any = _OnCpu(self, vector) if vector.device.type == "cpu" else _ByTorch(self, vector)
@@ -97,8 +105,8 @@ class QSGD(NoMemory):
     def decode(
         self, payload: torch.Tensor, *, expected_length: int | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Levels times norms; by the parameters in the payload, whatever this codec's own are."""
-        header, body = opened(payload, self.NUMBER, expected_length, out)
+        """Return levels times norms, by the parameters in the payload, whatever this codec's own are."""
+        header, body = open_payload(payload, self.NUMBER, expected_length, out)
         sender, elements = _sender(header), header.elements
         norms_bytes = 4 * sender._buckets(elements)
         if body.numel() < norms_bytes:
@@ -108,20 +116,20 @@ class QSGD(NoMemory):
             raise PayloadError("the norms must be finite and not negative")
         if sender.lossless == "packed":
             check_bytes(coded, packed_bytes(elements, sender.width))
-            return _unpacked(sender, norms, coded, placed(elements, out, body.device))
-        check_unasked(elements, expected_length, out)
+            return _unpacked(sender, norms, coded, output_vector(elements, out, body.device))
+        check_claim(elements, expected_length, out)
         codes = _coder(sender.lossless).decode(coded.cpu().numpy(), elements, sender.levels)
-        vector = placed(elements, out, body.device)
+        vector = output_vector(elements, out, body.device)
         return vector.copy_(_scaled(sender, norms.cpu(), codes))
 
     def most_bytes(self, elements: int) -> int:
-        """What the levels take packed; other coders are used only where they take less."""
+        """Return what the levels take packed; other coders are used only where they take less."""
         return HEADER_BYTES + 4 * self._buckets(elements) + packed_bytes(elements, self.width)
 
     # -- how a payload is laid out -----------------------------------------------------------------------------
 
     def _bucket(self, elements: int) -> int:
-        """The elements of a bucket; no more than there are, whatever a payload says."""
+        """Return the elements of a bucket: no more than there are, whatever a payload says."""
         return max(1, min(self.bucket or elements, elements))
 
     def _buckets(self, elements: int) -> int:
@@ -132,7 +140,7 @@ class QSGD(NoMemory):
         return Header(codec=self.NUMBER, elements=elements, first=first, second=self.bucket)
 
     def _laid_out(self, vector: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """An empty packed payload, and in it: the norms, the words of the rows, the bytes of the rest."""
+        """Return an empty packed payload, and in it: the norms, the words of the rows, the bytes of the rest."""
         elements = vector.numel()
         header = self._header(elements, "packed")
         payload = header.payload(self.most_bytes(elements) - HEADER_BYTES, vector.device)
@@ -177,7 +185,7 @@ class _OnCpu:
         self._bucket = codec._bucket(vector.numel())
 
     def pack(self, norms: torch.Tensor, words: torch.Tensor, low: int, high: int) -> list[int]:
-        """Fill norms and words; returns the codes that are not packed in rows."""
+        """Fill norms and words; return the codes that are not packed in rows."""
         from paceline.codecs import kernels
 
         codec, rows, found = self._codec, in_rows(self._vector.numel()), norms.numpy()
@@ -194,7 +202,7 @@ class _OnCpu:
         return [int(code) for code in rest]
 
     def codes(self, norms: torch.Tensor, low: int, high: int) -> torch.Tensor:
-        """Fill the norms; returns the codes of all elements (as int32)."""
+        """Fill the norms; return the codes of all elements (as int32)."""
         from paceline.codecs import kernels
 
         codec, found = self._codec, norms.numpy()
@@ -207,7 +215,7 @@ class _OnCpu:
         return torch.from_numpy(codes.view(np.int32))
 
     def _norms(self, found: Any, *, after: int) -> None:
-        """The norms of all buckets from number `after` on."""
+        """Fill in the norms of all buckets from number `after` on."""
         from paceline.codecs import kernels
 
         bucket, kind = self._bucket, NORMS.index(self._codec.norm)
@@ -231,14 +239,14 @@ class _ByTorch:
         self._bucket = codec._bucket(vector.numel())
 
     def pack(self, norms: torch.Tensor, words: torch.Tensor, low: int, high: int) -> list[int]:
-        """Fill norms and words; returns the codes that are not packed in rows."""
+        """Fill norms and words; return the codes that are not packed in rows."""
         codes = self._codes(norms, low, high)
         words.copy_(tensors.pack(codes, self._codec.width))
         rest: list[int] = codes[in_rows(codes.numel()) :].tolist()
         return rest
 
     def codes(self, norms: torch.Tensor, low: int, high: int) -> torch.Tensor:
-        """Fill the norms; returns the codes of all elements (as int32), on the CPU."""
+        """Fill the norms; return the codes of all elements (as int32), on the CPU."""
         return self._codes(norms, low, high).to(torch.int32).cpu()
 
     def _codes(self, norms: torch.Tensor, low: int, high: int) -> torch.Tensor:
@@ -255,7 +263,7 @@ def _check_norms(norms: torch.Tensor, vector: torch.Tensor) -> None:
 
 
 def _sender(header: Header) -> QSGD:
-    """The codec that made a payload."""
+    """Return the codec that made a payload."""
     levels, norm, lossless = header.first & 0xFFFF, header.first >> 16 & 0xF, header.first >> 20
     if not 1 <= levels <= MOST_LEVELS or norm >= len(NORMS) or lossless >= len(LOSSLESS):
         raise PayloadError(f"no qsgd has these parameters (levels={levels}, norm={norm}, lossless={lossless})")
@@ -291,7 +299,7 @@ def _unpack_by_torch(
 
 
 def _scaled(sender: QSGD, norms: torch.Tensor, codes: Any) -> torch.Tensor:
-    """Values of codes (uint32, numpy)."""
+    """Return the values of codes (uint32, numpy)."""
     from paceline.codecs import kernels
 
     vector = torch.empty(codes.size, dtype=torch.float32, device="cpu")
@@ -307,5 +315,5 @@ def _pack_codes(codes: torch.Tensor, words: torch.Tensor, width: int) -> None:
 
 
 def _coder(name: str) -> Any:
-    """The lossless coder: encode(codes, levels) -> bytes, decode(bytes, elements, levels) -> codes."""
+    """Return a lossless coder's module: encode(codes, levels) -> bytes, decode(bytes, elements, levels) -> codes."""
     return importlib.import_module(f"paceline.codecs.{name}")

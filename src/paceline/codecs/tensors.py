@@ -18,7 +18,7 @@ _WORD = 0xFFFFFFFF
 
 
 def bucket_norms(values: torch.Tensor, bucket: int, norm: str) -> torch.Tensor:
-    """The norm of every bucket, as float32."""
+    """Return the norm of every bucket, as float32."""
     buckets = buckets_of(values.numel(), bucket)
     pieces = -(-bucket // UNIT)
     width = bucket if pieces == 1 else pieces * UNIT
@@ -32,13 +32,13 @@ def bucket_norms(values: torch.Tensor, bucket: int, norm: str) -> torch.Tensor:
 
 
 def square_sums(pieces: torch.Tensor) -> torch.Tensor:
-    """The sum of squares of each row, of at most one unit, in lanes."""
+    """Return the sum of squares of each row, of at most one unit, in lanes."""
     values = pieces.to(torch.float64)
     return lane_sums(values * values)
 
 
 def lane_sums(pieces: torch.Tensor) -> torch.Tensor:
-    """The sum of each row (float64), in the order of the kernels: 64 lanes, then halves."""
+    """Return the sum of each row (float64), in the order of the kernels: 64 lanes, then halves."""
     padded = F.pad(pieces, (0, -pieces.shape[1] % LANES))
     rows = padded.view(pieces.shape[0], padded.shape[1] // LANES, LANES)
     lanes = torch.zeros(pieces.shape[0], LANES, dtype=torch.float64, device=pieces.device)
@@ -48,7 +48,7 @@ def lane_sums(pieces: torch.Tensor) -> torch.Tensor:
 
 
 def halved(columns: torch.Tensor) -> torch.Tensor:
-    """The sum of each row, folded in halves.
+    """Return the sum of each row, folded in halves.
 
     >>> halved(torch.tensor([[1.0, 2.0, 3.0]]))
     tensor([6.])
@@ -65,7 +65,7 @@ def halved(columns: torch.Tensor) -> torch.Tensor:
 
 
 def uniform(count: int, low: int, high: int, device: torch.device) -> torch.Tensor:
-    """A random float32 in [0, 1) for every place, from the seed's two halves.
+    """Return a random float32 in [0, 1) for every place, from the seed's two halves.
 
     >>> few, many = (uniform(count, 1, 2, torch.device("cpu")) for count in (3, 1000))
     >>> bool((few == many[:3]).all())
@@ -81,7 +81,7 @@ def uniform(count: int, low: int, high: int, device: torch.device) -> torch.Tens
 
 
 def _times(word: torch.Tensor, factor: int) -> torch.Tensor:
-    """A product modulo 2**32, by halves: int64 would overflow."""
+    """Return a product modulo 2**32, by halves: int64 would overflow."""
     upper, lower = factor >> 16, factor & 0xFFFF
     return (((word * upper & 0xFFFF) << 16) + word * lower) & _WORD
 
@@ -89,7 +89,7 @@ def _times(word: torch.Tensor, factor: int) -> torch.Tensor:
 def codes_of(
     values: torch.Tensor, norms: torch.Tensor, bucket: int, levels: int, width: int, low: int, high: int
 ) -> torch.Tensor:
-    """Levels by stochastic rounding, with their signs in the top bit, as int64."""
+    """Return levels by stochastic rounding, with their signs in the top bit, as int64."""
     norm = norms.repeat_interleave(bucket)[: values.numel()]
     exact = values.abs() / torch.where(norm == 0, 1, norm) * torch.tensor(levels, dtype=torch.float32)
     rounded = (exact + uniform(values.numel(), low, high, values.device)).to(torch.int64).clamp(max=levels)
@@ -97,7 +97,7 @@ def codes_of(
 
 
 def values_of(codes: torch.Tensor, norms: torch.Tensor, bucket: int, levels: int, width: int) -> torch.Tensor:
-    """Values of levels and signs."""
+    """Return the values of levels and signs."""
     norm = norms.repeat_interleave(bucket)[: codes.numel()]
     magnitude = (codes & ((1 << (width - 1)) - 1)).clamp(max=levels).to(torch.float32)
     value = norm * (magnitude / torch.tensor(levels, dtype=torch.float32))
@@ -108,7 +108,7 @@ def values_of(codes: torch.Tensor, norms: torch.Tensor, bucket: int, levels: int
 
 
 def pack(codes: torch.Tensor, width: int) -> torch.Tensor:
-    """The words (int32) of all codes that are packed in rows."""
+    """Return the words (int32) of all codes that are packed in rows."""
     rows = in_rows(codes.numel())
     full = rows // UNIT * UNIT
     parts = [_pack_units(codes[:full].view(-1, ROWS, UNIT // ROWS), width)] if full else []
@@ -129,7 +129,7 @@ def _pack_units(units: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def unpack(words: torch.Tensor, elements: int, width: int) -> torch.Tensor:
-    """The codes (int64) of all elements that are packed in rows."""
+    """Return the codes (int64) of all elements that are packed in rows."""
     rows = in_rows(elements)
     full = rows // UNIT * UNIT
     whole = words.to(torch.int64) & _WORD
@@ -152,7 +152,7 @@ def _unpack_units(words: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def sign_means(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The means of the negative and of the other elements, as float32; 0 where there are none."""
+    """Return the means of the negative and of the other elements, as float32; 0 where there are none."""
     positive = values >= 0
     wide = F.pad(values.to(torch.float64), (0, -values.numel() % UNIT)).view(-1, UNIT)
     kinds = F.pad(positive, (0, -values.numel() % UNIT)).view(-1, UNIT)

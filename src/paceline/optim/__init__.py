@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.lookup import unknown
+from paceline.settings import Checked, SettingError, setting
 
 if TYPE_CHECKING:
     import torch
@@ -28,54 +28,59 @@ OPTIMIZERS: dict[str, tuple[str, tuple[str, ...]]] = {
 """Name -> where its class is, and which of our settings it takes."""
 
 SCHEDULES = ("steps", "poly")
+DECAY_FROM = ("warmup", "start")
+"""Where the polynomial is counted from; `schedules.py` draws both."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
+class OptimizerSettings(Checked):
     """An optimiser by name, and how its rate goes over the run.
 
     The rate rises over the share `warmup` of the run. Then, with the schedule "steps", it is multiplied by `decay` at
-    each of `decay_at` (shares of the run); with "poly" it falls to zero as (1 - s) ** power.
+    each of `decay_at` (shares of the run); with "poly" it falls to zero as (1 - s) ** power, where s is counted from
+    the end of the warm-up or from the start of the run (`decay_from`).
 
     >>> OptimizerSettings(name="sgd", lr=0.1).momentum
     0.9
     """
 
-    name: str = "sgd"
-    lr: float = 0.05
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    nesterov: bool = False
-    trust: float = 0.001
-    exclude_bias_and_norm: bool = True
-    clip: bool = False
-    schedule: str = "steps"
-    warmup: float = 0.0
-    power: float = 2.0
-    decay: float = 0.1
-    decay_at: tuple[float, ...] = ()
+    name: str = setting("sgd", "optimiser", choices=lambda: OPTIMIZERS, alias="optimizer")
+    lr: float = setting(0.05, "learning rate", above=0, most=1e6, alias="lr")
+    momentum: float = setting(0.9, "sgd, lars: momentum", least=0, most=1)
+    weight_decay: float = setting(5e-4, "weight decay", least=0)
+    nesterov: bool = setting(False, "sgd, lars: Nesterov momentum")
+    trust: float = setting(0.001, "lars: share of its length a layer moves per unit of lr", above=0, most=1e6)
+    exclude_bias_and_norm: bool = setting(True, "lars: biases and normalisation take the rate as it is")
+    clip: bool = setting(False, "lars: lr is a limit for each layer's rate, not a factor (LARC)")
+    schedule: str = setting("steps", "how the rate falls: at decay_at, or as a polynomial", choices=lambda: SCHEDULES)
+    warmup: float = setting(0.0, "share of the run in which the rate rises to lr", least=0, most=0.99)
+    power: float = setting(2.0, "poly: the rate falls as (1 - share of the run) to this power", above=0, most=100)
+    decay_from: str = setting(
+        "warmup",
+        "poly: the fall is counted from the end of the warm-up, or from the start of the run (LARS's Algorithm 1)",
+        choices=lambda: DECAY_FROM,
+    )
+    decay: float = setting(0.1, "steps: factor on the learning rate at each of decay_at", above=0, most=1)
+    decay_at: tuple[float, ...] = setting((), "steps: shares of the run, such as 0.5,0.75", least=0, most=1)
 
     def __post_init__(self) -> None:
-        if self.name not in OPTIMIZERS:
-            raise unknown("optimizer", self.name, OPTIMIZERS)
-        if self.schedule not in SCHEDULES:
-            raise unknown("schedule", self.schedule, SCHEDULES)
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup must be a share of the run, at least 0 and below 1 (warmup={self.warmup})")
-        for share in self.decay_at:
-            if not self.warmup <= share <= 1:
-                raise ValueError(
-                    f"decay_at must hold shares of the run, between warmup and 1 "
-                    f"(decay_at={self.decay_at}, warmup={self.warmup})"
-                )
+        super().__post_init__()
+        if self.nesterov and not self.momentum:
+            raise SettingError(("nesterov",), "nesterov needs momentum above 0 (momentum=0)")
+        if self.decay_from != DECAY_FROM[0] and self.schedule != "poly":
+            raise SettingError(("decay_from",), f"decay_from goes with schedule = poly (schedule={self.schedule})")
         if self.decay_at and self.schedule != "steps":
-            raise ValueError(f"decay_at goes with schedule='steps' (schedule={self.schedule!r})")
+            raise SettingError(("decay_at",), f"decay_at goes with schedule = steps (schedule={self.schedule})")
+        if self.decay_at and min(self.decay_at) < self.warmup:
+            raise SettingError(
+                ("decay_at",), f"decay_at must come after the warm-up (decay_at={self.decay_at}, warmup={self.warmup})"
+            )
 
 
 def make_optimizer(
     settings: OptimizerSettings, parameters: Iterable[torch.nn.Parameter], *, total_steps: int
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """The optimiser and its schedule for a run of so many steps.
+    """Return the optimiser and its schedule for a run of so many steps.
 
     >>> import torch
     >>> weight = torch.nn.Parameter(torch.ones(1))
@@ -101,6 +106,6 @@ def _make_schedule(
 
     warmup_steps = max(0, min(round(settings.warmup * total_steps), total_steps - 1))
     if settings.schedule == "poly":
-        return warmup_poly(optimizer, warmup_steps, total_steps, settings.power)
+        return warmup_poly(optimizer, warmup_steps, total_steps, settings.power, decay_from=settings.decay_from)
     milestones = sorted(round(share * total_steps) - warmup_steps for share in settings.decay_at)
     return warmed_up(optimizer, warmup_steps, lambda: MultiStepLR(optimizer, milestones, gamma=settings.decay))

@@ -30,14 +30,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, TypeVar
 
 import torch
 
 from paceline.lookup import unknown
-from paceline.optim.leftovers import Watched, not_zero, watch
-from paceline.optim.parts import Group, checked_samples, count_samples
+from paceline.optim.norms import entries
+from paceline.optim.sample_counts import checked_samples, count_samples
 
 REDUCTIONS = ("mean", "sum")
 LOOKS = 2  # groups of a loop: the first finds what an epoch left, the second what a step without a zero_grad() leaves
@@ -101,7 +102,7 @@ class Accumulate:
         self.part = 0
         self._stage, self._last, self._running = _Stage.OUTSIDE, False, False
         self._counted: int | None = None  # the samples of this part, as far as they can be seen
-        self._group = Group(steps)
+        self._group = PartWeights(steps)
         # DDP leaves gradients alone between two backwards; others that average by themselves may not
         self._plain = all(type(module).__name__ == "DistributedDataParallel" for module in self._quiet)
         self._watched: Watched | None = None
@@ -182,8 +183,8 @@ class Accumulate:
         """Add the gradient of this part's loss, which is a mean over its samples (or a sum: `reduction`).
 
         How many they are is the length that the part's tensors have in common; `samples` says it where that is not so
-        (`parts.py` has the cases), and what is counted when the mean is over something else, tokens for instance. It is
-        for all parts of a group, or for none. With a GradScaler, give the scaled loss.
+        (`sample_counts.py` has the cases), and what is counted when the mean is over something else, tokens for
+        instance. Give it for all parts of a group, or for none. With a GradScaler, give the scaled loss.
         """
         if self._stage is not _Stage.OPEN:
             raise RuntimeError(self._refusal())
@@ -202,7 +203,7 @@ class Accumulate:
         self._stage = _Stage.DONE
         self._watched = watch(self._modules) if self._plain and not self._last else None
         if self._last:
-            self._group = Group(self.steps)
+            self._group = PartWeights(self.steps)
 
     def forget(self) -> None:
         """Drop the group under way and its gradients: after a loop that was broken off, or to leave out a bad group.
@@ -211,7 +212,7 @@ class Accumulate:
         """
         for module in self._modules:
             module.zero_grad()
-        self._group = Group(self.steps)
+        self._group = PartWeights(self.steps)
         if self._stage is not _Stage.OUTSIDE:
             self._stage = _Stage.FORGOTTEN
 
@@ -222,15 +223,15 @@ class Accumulate:
                 raise ValueError(f"samples is for means: with reduction='sum' losses just add up (samples={samples})")
             self._group.parts += 1
             return 1.0, 1.0
-        group, told = self._group, samples is not None
-        if group.parts and told != group.told:
+        group, given = self._group, samples is not None
+        if group.parts and given != group.given:
             others = f"part {group.parts}" if group.parts == 1 else f"parts 1 to {group.parts}"
             raise ValueError(
-                f"samples was {'given' if group.told else 'not given'} for {others} of this group, and is "
-                f"{'given' if told else 'not'} for part {self.part}: give it for all parts of a group, or for none"
+                f"samples was {'given' if group.given else 'not given'} for {others} of this group, and is "
+                f"{'given' if given else 'not'} for part {self.part}: give it for all parts of a group, or for none"
             )
         weights = group.add(checked_samples(samples, self._counted), last=self._last)
-        group.told = told
+        group.given = given
         return weights
 
     def _refusal(self) -> str:
@@ -290,3 +291,113 @@ def _with_no_sync(module: torch.nn.Module) -> Iterator[Any]:
     else:
         for child in module.children():
             yield from _with_no_sync(child)
+
+
+@dataclass(slots=True)
+class PartWeights:
+    """The weights of the parts of one batch, of which `steps` are expected.
+
+    Until the last part they are shares of what is expected, and the last part corrects what came before it. For parts
+    of 4, 4 and 2 samples, three expected:
+
+        part        1        2        3, the last
+        so far      * 1      * 1      * 12/10
+        this part   4/12     4/12     2/10             together 4/10, 4/10, 2/10
+
+    >>> weights = PartWeights(steps=3)
+    >>> weights.add(4, last=False), weights.add(4, last=False), weights.add(2, last=True)
+    ((1.0, 0.3333333333333333), (1.0, 0.3333333333333333), (1.2, 0.2))
+    """
+
+    steps: int
+    parts: int = 0
+    samples: float = 0.0
+    expected: float = 0.0
+    given: bool = False  # whether the caller said how many samples its parts have
+
+    def add(self, samples: float, *, last: bool) -> tuple[float, float]:
+        """Return what the gradients so far, and the mean of this part, are multiplied with."""
+        self.parts += 1
+        self.samples += samples
+        if self.parts == 1:
+            self.expected = samples * (1 if last else self.steps)
+        if not last:
+            return 1.0, samples / self.expected
+        return self.expected / self.samples, samples / self.samples
+
+
+# -- gradients that are not as a group of parts left them: there too early, gone, or changed in its middle -----------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """A parameter and its gradient as a part left them.
+
+    The usual slips around accumulation give a wrong gradient without a word: `zero_grad()` at the top of every part, as
+    in the plain loop; a step after every part; clipping in the middle; no `zero_grad()` after the step. What they do to
+    one parameter and its gradient can be seen without reading a number: another tensor, or another version of it.
+    """
+
+    name: str
+    parameter: torch.Tensor
+    gradient: torch.Tensor
+    versions: tuple[int, int]
+
+    def check(self) -> None:
+        """Refuse to add another part to what is no longer the sum of the parts before."""
+        if self.parameter.grad is not self.gradient:
+            what = "the gradients of the parts before are gone"
+        elif self.gradient._version != self.versions[1]:
+            what = "the gradients of the parts before have been changed"
+        elif self.parameter._version != self.versions[0]:
+            what = "the parameters have been changed"
+        else:
+            return
+        raise RuntimeError(
+            f"{what} in the middle of a group ({self.name}): step, zero_grad and clipping belong where "
+            "accumulate.ready is True; to begin a group anew, call accumulate.forget()"
+        )
+
+
+def watch(modules: Iterable[torch.nn.Module]) -> Watched | None:
+    """Return the first parameter that has a gradient, to be looked at again before the next part's backward.
+
+    >>> model = torch.nn.Linear(1, 1)
+    >>> model(torch.ones(1, 1)).backward()
+    >>> watched = watch([model])
+    >>> watched.check()
+    >>> model.zero_grad()
+    >>> watched.check()
+    Traceback (most recent call last):
+    RuntimeError: the gradients of the parts before are gone in the middle of a group (weight): ...
+    """
+    for name, parameter in (named for module in modules for named in module.named_parameters()):
+        if parameter.grad is not None:
+            versions = parameter._version, parameter.grad._version
+            return Watched(name=name, parameter=parameter, gradient=parameter.grad, versions=versions)
+    return None
+
+
+@torch.no_grad()
+def not_zero(modules: Iterable[torch.nn.Module]) -> str | None:
+    """Return the name of a parameter whose gradient is not zero, if there is one; each device is asked once.
+
+    >>> model = torch.nn.Linear(1, 1)
+    >>> not_zero([model])
+    >>> model(torch.ones(1, 1)).backward()
+    >>> not_zero([model])
+    'weight'
+    """
+    asked: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
+    for name, parameter in (named for module in modules for named in module.named_parameters()):
+        gradient: Any = parameter.grad
+        if gradient is None or not parameter.requires_grad:
+            continue
+        if hasattr(gradient, "to_local"):  # of fully_shard: nobody talks for this
+            gradient = gradient.to_local()
+        asked.setdefault(gradient.device, []).append((name, entries(gradient).any()))
+    for answers in asked.values():
+        found = torch.stack([answer for _, answer in answers]).tolist()
+        if any(found):
+            return answers[found.index(True)][0]
+    return None

@@ -1,33 +1,60 @@
 """LARS: every layer moves by a share of its own length (You, Gitman, Ginsburg: large batch training, 2017).
 
-With large batches come large rates, and the layer whose gradient is largest beside its weights bursts first: in
-AlexNet |w| / |g| is 5.8 in the first layer and 1345 in a late one. One rate for all is then too much for one layer
-and too little for another. LARS gives each its own,
+With large batches come large rates, and the layer whose gradient is largest beside its weights bursts first. In AlexNet
+|w| / |g| goes from 8.48 (the first convolution) to 117 (the first fully connected layer) among the weights. (The text
+of the paper says 5.76 and 1345. By their norms those are biases: its table 2 seems to have ".w" and ".b" swapped, for a
+convolution's weights are not 0.098 long beside a bias of 1.86.) One rate for all is then too much for one layer and too
+little for another. LARS gives each its own,
 
-    local = trust * |w| / (|g| + weight_decay * |w|)
-    v     = momentum * v + lr * local * (g + weight_decay * w)
-    w     = w - v
+    local = trust * |w| / (|g| + weight_decay * |w|)        rate = lr * local
+    d     = g + weight_decay * w                             (g negated to maximise)
+    v     = momentum * v + rate * d
+    w     = w - v                                            (Nesterov: w - (rate * d + momentum * v))
+
+so that an update is at most `lr * trust` of the layer's own length, however large or small its gradient is. v is the
+paper's: it carries the rates of the past in it, so a rate that falls does not shrink steps already begun.
 
 Where we differ from the paper: biases and the scales of normalisation are left out of the scaling unless
-`exclude_bias_and_norm=False` (a tensor of at most one dimension counts as such); where a norm is 0, local is 1.
-Weight decay applies to all. `trust=None` switches the scaling off, and what remains is `torch.optim.SGD`.
+`exclude_bias_and_norm=False` (a tensor of at most one dimension counts as such); where a norm is 0 the formula says
+nothing (0 / 0, or a layer that could never leave zero), and local is 1. With `clip` the global rate is a limit instead
+of a factor, rate = min(local, lr), as LARC has it. `trust=None` switches the scaling off, and what remains is
+`torch.optim.SGD`. The rate over the run, Algorithm 1's (1 - t/T)^2, is a schedule's (`schedules.py`).
+
+A step is taken in one of three ways that agree. `one_by_one` is plain tensor arithmetic, which autograd can pass
+through. `many_at_once` uses torch's foreach kernels and leaves every number on its device, so no step waits for a GPU.
+`one_pass` is for the CPU: torch has a fused kernel for SGD that reads w, g, v and writes w, v in a single pass,
+
+    v <- momentum * v + (1 - dampening) * d;   w <- w - lr * v
+
+and with dampening = 1 - rate and lr = 1 that is the step of LARS. The difference 1 - rate, a float64, has too few
+digits for float32 below a rate of 1e-8, and for float64 always: there plain arithmetic takes over. Nesterov needs d
+twice, so three passes: v alone (lr = 0), then w by d (no momentum), then w by v. In half precision the kernel of torch
+2.13 does not work (vectors of 32 elements and more stay as they are), so there it is plain arithmetic too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Real
 from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, ParamsT, _default_to_fused_or_foreach, _use_grad_for_differentiable
 from torch.optim.sgd import sgd
 
-from paceline.optim.lars_checks import PLAIN, check_parameter, check_settings
-from paceline.optim.lars_rates import Trust
-from paceline.optim.lars_steps import Layers, Step, fits_the_kernel, many_at_once, one_by_one, one_pass
+from paceline.optim.norms import MEMORY_ORDERS, cpu_norm
+
+PLAIN = (Tensor, torch.nn.Parameter)
+"""The types that torch's kernels take as they are; subclasses, such as DTensor, have rules of their own."""
 
 _VELOCITY, _MOMENTUM = "velocity", "momentum_buffer"  # with rates of the past in it, and without: torch's SGD
+_LEAST_RATE_IN_ONE_PASS = 1e-8
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 class LARS(Optimizer):
@@ -90,7 +117,7 @@ class LARS(Optimizer):
             "fused": fused,
             "differentiable": differentiable,
         }
-        check_settings(defaults)
+        _check_settings(defaults)
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -102,11 +129,11 @@ class LARS(Optimizer):
         Traceback (most recent call last):
         ValueError: momentum must be between 0 and 1 (momentum=-1)
         """
-        check_settings({**self.defaults, **param_group})
+        _check_settings({**self.defaults, **param_group})
         super().add_param_group(param_group)
         try:
             for parameter in self.param_groups[-1]["params"]:
-                check_parameter(parameter, fused=self.param_groups[-1]["fused"])
+                _check_parameter(parameter, fused=self.param_groups[-1]["fused"])
         except TypeError:
             del self.param_groups[-1]
             raise
@@ -171,24 +198,14 @@ def _take_step(layers: Layers, group: dict[str, Any]) -> None:
     if group["trust"] is None:
         _torch_sgd(layers, group)
         return
-    lr = group["lr"]
-    step = Step(
-        trust=Trust(
-            lr=lr.squeeze() if isinstance(lr, Tensor) else lr,
-            trust=group["trust"],
-            weight_decay=group["weight_decay"],
-            clip=group["clip"],
-        ),
-        momentum=group["momentum"],
-        nesterov=group["nesterov"],
-        maximize=group["maximize"],
-        exclude_bias_and_norm=group["exclude_bias_and_norm"],
-        differentiable=group["differentiable"],
-    )
+    settings = {name: group[name] for name in _STEP_SETTINGS}
+    if isinstance(group["lr"], Tensor):
+        settings["lr"] = group["lr"].squeeze()
+    step = LayerStep(**settings)
     _way(layers.parameters, group)(layers, step)
 
 
-def _way(parameters: list[Tensor], group: dict[str, Any]) -> Callable[[Layers, Step], None]:
+def _way(parameters: list[Tensor], group: dict[str, Any]) -> Callable[[Layers, LayerStep], None]:
     """Which of the three: the one asked for, or else the quickest that fits."""
     if group["fused"]:
         return one_pass
@@ -217,4 +234,302 @@ def _torch_sgd(layers: Layers, group: dict[str, Any]) -> None:
         maximize=group["maximize"],
         foreach=False if group["differentiable"] else group["foreach"],
         fused=group["fused"] and all(fits_the_kernel(layers, index) for index in range(len(layers.parameters))),
+    )
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def _check_settings(group: dict[str, Any]) -> None:
+    """Refuse a group's settings that cannot be, with the value and what is allowed."""
+    _check_types(group)
+    lr = group["lr"]
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError(f"Tensor lr must be 1-element (lr has shape {tuple(lr.shape)})")  # as torch says it
+    for name in ("lr", "weight_decay"):
+        if not 0 <= group[name] < math.inf:
+            raise ValueError(f"{name} must be at least 0 and finite ({name}={group[name]})")
+    if not 0 <= group["momentum"] <= 1:
+        raise ValueError(f"momentum must be between 0 and 1 (momentum={group['momentum']})")
+    if group["trust"] is not None and not 0 < group["trust"] < math.inf:
+        raise ValueError(f"trust must be above 0 and finite, or None for no scaling (trust={group['trust']})")
+    if group["nesterov"] and group["momentum"] == 0:
+        raise ValueError("nesterov needs momentum above 0 (momentum=0)")
+    if group["fused"] and group["foreach"]:
+        raise ValueError("fused and foreach are two ways of one step: choose one (fused=True, foreach=True)")
+    if group["differentiable"] and (group["fused"] or group["foreach"]):
+        raise ValueError("differentiable goes step by step, neither fused nor foreach (differentiable=True)")
+
+
+def _check_types(group: dict[str, Any]) -> None:
+    for name in ("lr", "momentum", "weight_decay", "trust"):
+        value = group[name]
+        fits = isinstance(value, Real) or (name == "lr" and isinstance(value, Tensor))
+        if isinstance(value, bool) or not (fits or (name == "trust" and value is None)):
+            raise TypeError(f"{name} must be a number ({name}={value!r})")
+    for name in ("exclude_bias_and_norm", "nesterov", "clip", "maximize", "differentiable", "foreach", "fused"):
+        if not isinstance(group[name], bool) and not (name in ("foreach", "fused") and group[name] is None):
+            raise TypeError(f"{name} must be True or False ({name}={group[name]!r})")
+
+
+def _check_parameter(parameter: Tensor, *, fused: bool | None) -> None:
+    """Refuse a parameter whose length LARS cannot take, or that the fused kernel does not know."""
+    if not parameter.is_floating_point():
+        kind = "complex" if parameter.is_complex() else "not floating-point"
+        raise TypeError(f"LARS takes real floating-point parameters; one is {kind} ({parameter.dtype})")
+    if fused and not (parameter.is_cpu and type(parameter) in PLAIN):
+        what = f"a {type(parameter).__name__} on {parameter.device}"
+        raise TypeError(f"fused=True takes plain tensors on the CPU only; one is {what}: leave fused out")
+
+
+# -- the rate of a layer -----------------------------------------------------------------------------------------------
+
+
+def is_bias_or_norm(parameter: Tensor) -> bool:
+    """What is commonly left out of the scaling: biases and the scales of normalisation have at most one dimension.
+
+    >>> is_bias_or_norm(torch.zeros(8)), is_bias_or_norm(torch.zeros(8, 4))
+    (True, False)
+    """
+    return parameter.dim() <= 1
+
+
+def local_rate(weight_norm: float, gradient_norm: float, *, trust: float, weight_decay: float) -> float:
+    """The layer's own factor, where neither norm is 0.
+
+    >>> local_rate(3.0, 0.5, trust=0.001, weight_decay=0.0)
+    0.006
+    """
+    return trust * weight_norm / (gradient_norm + weight_decay * weight_norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerStep:
+    """One step's settings, the same for all layers of a group, and the rate of a layer that follows from its norms.
+
+    The rate is computed twice by the same arithmetic: on tensors, for a device that must not be waited for, and on
+    numbers, for the CPU. A NaN in a norm comes out as a NaN in the rate.
+
+    >>> step = LayerStep(lr=2.0, trust=0.001, weight_decay=0.0)
+    >>> step.rate(weight_norm=3.0, gradient_norm=0.5), step.rate(weight_norm=0.0, gradient_norm=0.5)
+    (0.012, 2.0)
+    """
+
+    lr: float | Tensor
+    trust: float
+    weight_decay: float
+    clip: bool = False
+    momentum: float = 0.0
+    nesterov: bool = False
+    maximize: bool = False
+    exclude_bias_and_norm: bool = True
+    differentiable: bool = False
+
+    def scales(self, parameter: Tensor) -> bool:
+        """Whether the layer gets a rate of its own."""
+        return not (self.exclude_bias_and_norm and is_bias_or_norm(parameter))
+
+    def rate(self, *, weight_norm: float, gradient_norm: float) -> float:
+        """Return the rate from norms that are plain numbers."""
+        lr = float(self.lr)
+        if weight_norm == 0 or gradient_norm == 0:
+            return lr
+        local = local_rate(weight_norm, gradient_norm, trust=self.trust, weight_decay=self.weight_decay)
+        if not self.clip:
+            return lr * local
+        return lr if local > lr else local  # in this order a NaN stays one
+
+    def rates(self, *, weight_norms: Tensor, gradient_norms: Tensor) -> Tensor:
+        """Return the rates from norms that are on a device; nothing is read back from it."""
+        still = (weight_norms == 0) | (gradient_norms == 0)
+        # the denominator is kept from 0, for a 0 / 0 that is not chosen still makes the gradient of `where` a NaN
+        below = torch.where(still, 1.0, gradient_norms + self.weight_decay * weight_norms)
+        local = self.trust * weight_norms / below
+        # `lr` may be a scalar on the CPU: `mul` and `minimum` take it as a number, `where` would copy it and wait
+        if not self.clip:
+            return self.lr * torch.where(still, 1.0, local)
+        limited = torch.where(still, math.inf, local)
+        return torch.minimum(limited, self.lr) if isinstance(self.lr, Tensor) else limited.clamp(max=self.lr)
+
+    def on(self, device: torch.device) -> LayerStep:
+        """The same step with a rate that can be used beside tensors on a device."""
+        if not isinstance(self.lr, Tensor) or self.lr.is_cpu or self.lr.device == device:
+            return self
+        return dataclasses.replace(self, lr=self.lr.to(device, non_blocking=True))
+
+
+_STEP_SETTINGS = tuple(field.name for field in dataclasses.fields(LayerStep))  # torch.compile cannot trace `fields`
+
+
+# -- a step, in three ways ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """Parameters with their gradients and velocities (none without momentum), index by index."""
+
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    velocities: list[Tensor]
+
+    def only(self, chosen: Sequence[int]) -> Layers:
+        """Some of them."""
+        return Layers(
+            parameters=[self.parameters[index] for index in chosen],
+            gradients=[self.gradients[index] for index in chosen],
+            velocities=[self.velocities[index] for index in chosen] if self.velocities else [],
+        )
+
+
+def norms_in(tensor: Tensor) -> torch.dtype | None:
+    """The type for sums of squares: half precision would overflow at 256, and on the CPU float32 loses digits."""
+    if tensor.is_cpu:
+        return torch.float64
+    return torch.float32 if tensor.dtype in _HALVES else None
+
+
+def one_by_one(layers: Layers, step: LayerStep) -> None:
+    """Plain tensor arithmetic, layer by layer; the rates stay on their device."""
+    for index, parameter in enumerate(layers.parameters):
+        gradient = layers.gradients[index]
+        velocity = layers.velocities[index] if layers.velocities else None
+        # autograd keeps what the norm was taken of, and the parameter is about to be changed in place
+        weights = parameter.clone() if step.differentiable else parameter
+        near = step.on(parameter.device)
+        rate: float | Tensor = near.lr
+        if step.scales(parameter):
+            rate = near.rates(
+                weight_norms=torch.linalg.vector_norm(weights, dtype=norms_in(weights)),
+                gradient_norms=torch.linalg.vector_norm(gradient, dtype=norms_in(gradient)),
+            )
+        _plainly(parameter, gradient, velocity, rate, step)
+
+
+def _plainly(
+    parameter: Tensor, gradient: Tensor, velocity: Tensor | None, rate: float | Tensor, step: LayerStep
+) -> None:
+    direction = gradient.neg() if step.maximize else gradient
+    if step.weight_decay != 0:
+        direction = direction.add(parameter, alpha=step.weight_decay)
+    moved = direction * rate
+    if velocity is None:
+        parameter.sub_(moved)
+        return
+    velocity.mul_(step.momentum).add_(moved)
+    parameter.sub_(moved.add(velocity, alpha=step.momentum) if step.nesterov else velocity)
+
+
+def many_at_once(layers: Layers, step: LayerStep) -> None:
+    """Foreach kernels; layers of all devices and types, one device and type at a time."""
+    alike: dict[tuple[torch.device, torch.dtype, torch.dtype], list[int]] = {}
+    for index, (parameter, gradient) in enumerate(zip(layers.parameters, layers.gradients, strict=True)):
+        alike.setdefault((parameter.device, parameter.dtype, gradient.dtype), []).append(index)
+    for chosen in alike.values():
+        _many_alike(layers.only(chosen), step)
+
+
+def _many_alike(layers: Layers, step: LayerStep) -> None:
+    rates = _rates_of_many(layers, step)
+    moved = layers.gradients
+    if step.maximize:
+        moved = list(torch._foreach_neg(moved))
+    if step.weight_decay != 0:
+        moved = list(torch._foreach_add(moved, layers.parameters, alpha=step.weight_decay))
+    if moved is layers.gradients:
+        moved = list(torch._foreach_mul(moved, rates))
+    else:
+        torch._foreach_mul_(moved, rates)
+    if layers.velocities:
+        torch._foreach_mul_(layers.velocities, step.momentum)
+        torch._foreach_add_(layers.velocities, moved)
+        if step.nesterov:
+            torch._foreach_add_(moved, layers.velocities, alpha=step.momentum)
+        else:
+            moved = layers.velocities
+    torch._foreach_sub_(layers.parameters, moved)
+
+
+def _rates_of_many(layers: Layers, step: LayerStep) -> list[Tensor]:
+    """One number per layer, each a tensor without dimensions on the layers' device."""
+    first = layers.parameters[0]
+    near = step.on(first.device)
+    lr = near.lr
+    if not isinstance(lr, Tensor):
+        lr = torch.full((), lr, dtype=norms_in(first) or first.dtype, device=first.device)
+    rates = [lr] * len(layers.parameters)
+    scaled = [index for index, parameter in enumerate(layers.parameters) if step.scales(parameter)]
+    if scaled:
+        some = layers.only(scaled)
+        found = near.rates(
+            weight_norms=torch.stack(torch._foreach_norm(some.parameters, 2, norms_in(first))),
+            gradient_norms=torch.stack(torch._foreach_norm(some.gradients, 2, norms_in(some.gradients[0]))),
+        )
+        for index, rate in zip(scaled, found.unbind(), strict=True):
+            rates[index] = rate
+    return rates
+
+
+@_disable_dynamo  # reads numbers back: one break in the graph, as torch's fused steps are, and not one per layer
+def one_pass(layers: Layers, step: LayerStep) -> None:
+    """Torch's fused SGD kernel on the CPU, called with each layer's own rate; all that share one in one call."""
+    same_rate: list[int] = []
+    for index, parameter in enumerate(layers.parameters):
+        if parameter.dtype != torch.float32 or not fits_the_kernel(layers, index):
+            one_by_one(layers.only([index]), step)
+        elif step.scales(parameter):
+            gradient = layers.gradients[index]
+            rate = step.rate(weight_norm=cpu_norm(parameter), gradient_norm=cpu_norm(gradient))
+            _fused([parameter], [gradient], layers.velocities[index : index + 1], rate, step)
+        else:
+            same_rate.append(index)
+    if same_rate:
+        some = layers.only(same_rate)
+        _fused(some.parameters, some.gradients, some.velocities, float(step.lr), step)
+
+
+def fits_the_kernel(layers: Layers, index: int) -> bool:
+    """The kernel walks through memory and does not look: a layer's tensors must be dense, of one type, in one order."""
+    parameter, gradient = layers.parameters[index], layers.gradients[index]
+    velocity = layers.velocities[index] if layers.velocities else parameter
+    if parameter.dtype in _HALVES or not parameter.dtype == gradient.dtype == velocity.dtype:
+        return False
+    return any(fits(parameter) and fits(gradient) and fits(velocity) for fits in MEMORY_ORDERS)
+
+
+def _fused(
+    parameters: list[Tensor], gradients: list[Tensor], velocities: list[Tensor], rate: float, step: LayerStep
+) -> None:
+    if not velocities:
+        _kernel(parameters, gradients, [], step, lr=rate)
+    elif not rate >= _LEAST_RATE_IN_ONE_PASS:  # or not a number
+        for parameter, gradient, velocity in zip(parameters, gradients, velocities, strict=True):
+            _plainly(parameter, gradient, velocity, rate, step)
+    elif not step.nesterov:
+        _kernel(parameters, gradients, velocities, step, lr=1.0, dampening=1 - rate)
+    else:
+        _kernel(parameters, gradients, velocities, step, lr=0.0, dampening=1 - rate)
+        _kernel(parameters, gradients, [], step, lr=rate)
+        torch._foreach_add_(parameters, velocities, alpha=-step.momentum)
+
+
+def _kernel(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    velocities: list[Tensor],
+    step: LayerStep,
+    *,
+    lr: float,
+    dampening: float = 0.0,
+) -> None:
+    torch._fused_sgd_(
+        parameters,
+        gradients,
+        velocities,
+        weight_decay=step.weight_decay,
+        momentum=step.momentum if velocities else 0.0,
+        lr=lr,
+        dampening=dampening,
+        nesterov=False,
+        maximize=step.maximize,
+        is_first_step=False,
     )

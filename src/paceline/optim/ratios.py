@@ -16,12 +16,19 @@ What LARS leaves out, and what has a norm of 0, takes lr as it is: a factor of 1
 Where we differ: the paper lists every layer. A bias that starts at 0 has the ratio 0: it would limit every rate, and
 yet its first step does no harm, for it has no size to lose. Such rows are listed, and never the limiting one. The same
 bias has a tiny ratio after a few steps: `only("weight")` looks past all biases and scales of normalisation.
+
+As text of at most 80 columns, each row ends in a bar on a logarithmic scale:
+
+  layer              |w|   |grad|    ratio LARS rate  1 to 1000, log scale
+> 0.weight          11.3     1.96     5.77   0.00577  ██████▎               the layer that limits the rate
+  0.bias               0    0.198        0  as it is  weights are 0
+  1.weight            16    0.208     76.9  as it is  ▒▒▒▒▒▒▒▒▒▒▒▒▒▒        bias or scale of a normalisation
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Literal, cast, get_args
@@ -30,9 +37,13 @@ import torch
 from torch import nn
 
 from paceline.lookup import unknown
-from paceline.optim.lars_rates import is_bias_or_norm, local_rate
+from paceline.optim.lars import is_bias_or_norm, local_rate
 from paceline.optim.norms import entries
-from paceline.optim.ratio_table import ratio_lines
+from paceline.quantities import number_text
+from paceline.terminal import WIDTH, bar, decades, log_share, shortened, text_table
+
+LEAST_NAME, MOST_NAME, NUMBER, RATE = 15, 24, 8, 9  # widths of columns
+AS_IT_IS = "as it is"  # a rate that LARS does not scale
 
 Kind = Literal["weight", "bias", "norm"]
 
@@ -70,6 +81,11 @@ class LayerRatio:
     def counts(self) -> bool:
         """Whether its ratio is one that can limit the rate: positive and finite."""
         return self.ratio is not None and 0 < self.ratio < math.inf
+
+    @property
+    def local_rate_text(self) -> str:
+        """The rate or limit of LARS as a cell of a table."""
+        return AS_IT_IS if self.local_rate is not None and not self.scaled else number_text(self.local_rate)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -135,23 +151,6 @@ class LayerRatios:
         """What `local_rate` is: a factor of the learning rate, or with `clip` a limit to it."""
         return "LARS limit" if self.clip else "LARS rate"
 
-    def scaled(self, row: LayerRatio) -> bool:
-        """Whether LARS gives this row a rate of its own."""
-        left_out = self.exclude_bias_and_norm and row.kind != "weight"
-        return bool(row.weight_norm and row.gradient_norm) and not left_out
-
-    def local_rate(self, row: LayerRatio) -> float | None:
-        """What LARS multiplies the rate of this row by, or with `clip` what it holds it to.
-
-        None where there is no gradient, or none that is finite.
-        """
-        weight, gradient = row.weight_norm, row.gradient_norm
-        if gradient is None or not (math.isfinite(weight) and math.isfinite(gradient)):
-            return None
-        if not self.scaled(row):
-            return math.inf if self.clip else 1.0
-        return local_rate(weight, gradient, trust=self.trust, weight_decay=self.weight_decay)
-
     def __iter__(self) -> Iterator[LayerRatio]:
         return iter(self.rows)
 
@@ -203,12 +202,11 @@ def layer_ratios(
         raise ValueError(f"weight_decay must be at least 0 and finite (weight_decay={weight_decay})")
     named = list(_parameters(model))
     _check_gradients([parameter for _, _, parameter in named])
-    rows = (_row(name, _kind(owner, parameter), parameter) for name, owner, parameter in named)
     ratios = LayerRatios(
         rows=(), trust=trust, weight_decay=weight_decay, exclude_bias_and_norm=exclude_bias_and_norm, clip=clip
     )
-    scaled = (replace(row, local_rate=ratios.local_rate(row), scaled=ratios.scaled(row)) for row in rows)
-    return replace(ratios, rows=tuple(scaled))
+    rows = (_row(name, _kind(owner, parameter), parameter) for name, owner, parameter in named)
+    return replace(ratios, rows=tuple(_with_local_rate(row, ratios) for row in rows))
 
 
 def smallest(rows: Iterable[LayerRatio]) -> LayerRatio | None:
@@ -257,6 +255,23 @@ def _row(name: str, kind: Kind, parameter: nn.Parameter) -> LayerRatio:
     return replace(row, ratio=weight / gradient, remark="" if weight else "weights are 0")
 
 
+def _with_local_rate(row: LayerRatio, settings: LayerRatios) -> LayerRatio:
+    """Add what LARS multiplies the rate of this row by, or with `clip` what it holds the rate to.
+
+    None where there is no gradient, or none that is finite.
+    """
+    weight, gradient = row.weight_norm, row.gradient_norm
+    left_out = settings.exclude_bias_and_norm and row.kind != "weight"
+    scaled = bool(weight and gradient) and not left_out
+    if gradient is None or not (math.isfinite(weight) and math.isfinite(gradient)):
+        return replace(row, scaled=scaled)
+    if scaled:
+        local = local_rate(weight, gradient, trust=settings.trust, weight_decay=settings.weight_decay)
+    else:
+        local = math.inf if settings.clip else 1.0
+    return replace(row, scaled=scaled, local_rate=local)
+
+
 def _kind(owner: nn.Module, parameter: nn.Parameter) -> Kind:
     """By the number of dimensions, as LARS has it: a bias is whatever has one at most and is in no normalisation."""
     if not is_bias_or_norm(parameter):
@@ -277,3 +292,51 @@ def norm(tensor: torch.Tensor) -> float:
     if tensor.device.type == "mps":
         wide = torch.complex64 if tensor.is_complex() else torch.float32
     return float(torch.linalg.vector_norm(tensor.to(wide)))
+
+
+# -- as text -----------------------------------------------------------------------------------------------------------
+
+
+def ratio_lines(
+    rows: Sequence[LayerRatio], *, limiting: LayerRatio | None, later: Mapping[str, float | None] | None = None,
+    later_heading: str = "", rate_heading: str = "LARS rate",
+) -> list[str]:  # fmt: skip
+    """Return the table, a heading and a line per row; with `later`, another moment's ratios instead of LARS's rates.
+
+    The other moment is drawn as a `|` where its bar would end.
+
+    >>> row = LayerRatio(name="w", shape=(2, 2), kind="weight", weight_norm=3.0, gradient_norm=0.5, ratio=6.0)
+    >>> for line in ratio_lines([row], limiting=row, later={"w": 2.0}, later_heading="step 9"):
+    ...     print(line)
+      layer                |w|   |grad|    ratio    step 9  1 to 10, log scale
+    > w                      3      0.5        6         2  ██████|███████████▋
+    """
+    drawn = [row.ratio for row in rows if row.counts and row.ratio is not None]
+    if later is not None:
+        drawn += [ratio for ratio in later.values() if ratio is not None and 0 < ratio < math.inf]
+    low, high = decades(drawn)
+    name = min(max([LEAST_NAME, *(len(row.name) for row in rows)]), MOST_NAME)
+    heading = rate_heading if later is None else later_heading
+    room = WIDTH - 2 - name - 3 * (NUMBER + 1) - (max(RATE, len(heading)) + 1) - 2
+    scale = f"{number_text(10.0**low)} to {number_text(10.0**high)}, log scale" if drawn else ""
+    if len(scale) > room:
+        scale = scale.removesuffix(" scale")
+    cells: list[tuple[str, ...]] = [(" ", "layer", "|w|", "|grad|", "ratio", heading, f" {scale[:room]}")]
+    for row in rows:
+        mark = ">" if limiting is not None and row.name == limiting.name else " "
+        norms = map(number_text, (row.weight_norm, row.gradient_norm, row.ratio))
+        then = later.get(row.name) if later is not None else None
+        last = row.local_rate_text if later is None else number_text(then)
+        end = _bar(row, then, low, high, room) if row.counts else row.remark[:room]
+        cells.append((mark, shortened(row.name, name, dots="..", cut="early"), *norms, last, f" {end}"))
+    return text_table(cells, align="<<>>>><", least=(1, LEAST_NAME, NUMBER, NUMBER, NUMBER, RATE), gap=1)
+
+
+def _bar(row: LayerRatio, later: float | None, low: int, high: int, width: int) -> str:
+    """Return a bar from 10**low; weights are solid, to an eighth of a character, and all else is grey."""
+    drawn = bar(width * log_share(cast("float", row.ratio), low, high), soft=row.kind != "weight")
+    if later is None or not 0 < later < math.inf:
+        return drawn
+    at = min(width - 1, max(0, round(width * log_share(later, low, high)) - 1))
+    cells = f"{drawn:<{width}}"
+    return f"{cells[:at]}|{cells[at + 1 :]}".rstrip()

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.codecs import Codec, make_codec
 from paceline.codecs.naming import codec_text, parse_codec
-from paceline.drivers.simulated.averaging_setup import AveragingSetup
+from paceline.drivers.simulated.averaging_cluster import AveragingSetup
+from paceline.drivers.simulated.cluster import Setup
 from paceline.drivers.simulated.delays import Delays, Pareto, ShiftedExponential, SlowWorkers, read_recorded
 from paceline.drivers.simulated.network import Network
-from paceline.drivers.simulated.setup import Setup
-from paceline.optim import OptimizerSettings
-from paceline.recipes.averaging import averages, make_member
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.sections import DelaySection
 from paceline.strategies import STRATEGIES, Strategy
+from paceline.strategies.averaging import AVERAGING, Averaging, make_averaging
+from paceline.strategies.averaging.members import SETTINGS
 
 if TYPE_CHECKING:
     from torch import nn
 
     from paceline.data import Dataset
-    from paceline.drivers.simulated.averaging import AveragedSimulation
+    from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
     from paceline.drivers.simulated.simulation import Simulation
     from paceline.training import Training
 
@@ -38,6 +38,26 @@ def make_strategy(recipe: Recipe) -> Strategy:
     kind = STRATEGIES[recipe.strategy.name]
     chosen = {field.name: getattr(recipe.strategy, field.name) for field in dataclasses.fields(kind)}
     return kind(**chosen)
+
+
+def averages(recipe: Recipe) -> bool:
+    """Whether a recipe's workers average among themselves, without a server.
+
+    >>> averages(Recipe().with_strategy("hpsgd")), averages(Recipe())
+    (True, False)
+    """
+    return recipe.strategy.name in AVERAGING
+
+
+def make_member(recipe: Recipe) -> Averaging:
+    """The member of the family, with those of the section's settings that it has.
+
+    >>> make_member(Recipe().with_settings(strategy={"name": "local-sgd", "period": 4})).period
+    4
+    """
+    section = recipe.strategy
+    chosen: dict[str, Any] = {name: getattr(section, name) for name in SETTINGS[section.name]}
+    return make_averaging(section.name, **{name: value for name, value in chosen.items() if value != "auto"})
 
 
 def make_delays(recipe: Recipe) -> Delays:
@@ -164,7 +184,7 @@ def make_training(recipe: Recipe, dataset: Dataset) -> Training:
         module=make_model(recipe, dataset),
         dataset=dataset,
         shards=shards,
-        optimizer=OptimizerSettings(**dataclasses.asdict(recipe.optimizer)),
+        optimizer=recipe.optimizer,
         total_steps=recipe.rounds * (1 if averages(recipe) else make_strategy(recipe).updates_per_round(workers)),
         batch_size=recipe.worker.batch_size,
         blocks=recipe.worker.blocks,
@@ -172,7 +192,7 @@ def make_training(recipe: Recipe, dataset: Dataset) -> Training:
         augmentation=PadCropFlip() if data.augment else NoAugmentation(),
         evaluation_samples=recipe.evaluation_samples,
         codec=make_codec_of(recipe),
-        pruning=recipe.pruning.settings,
+        pruning=recipe.pruning,
         worker_draws=recipe.rounds,
     )
 
@@ -244,7 +264,7 @@ def make_averaged_simulation(recipe: Recipe, dataset: Dataset) -> AveragedSimula
     >>> len(list(make_averaged_simulation(recipe, load_data(recipe))))
     3
     """
-    from paceline.drivers.simulated.averaging import AveragedSimulation
+    from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
 
     training = make_training(recipe, dataset)
     return AveragedSimulation(make_averaging_setup(recipe), training=training, evaluate_every=recipe.evaluate_every)

@@ -8,14 +8,13 @@ the optimiser keeps for each weight is counted from a step that it takes.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline.optim import OptimizerSettings, make_optimizer
+from paceline.optim import make_optimizer
 from paceline.pipeline.devices import Device, Link
 from paceline.recipes.assembly import load_data, make_model
 from paceline.recipes.pipeline_section import BYTES_PER_SECOND_OF_MBIT, PipelineSection
@@ -128,7 +127,7 @@ def optimizer_states(recipe: Recipe) -> float:
 
     weight = torch.nn.Parameter(torch.ones(8, 8))
     weight.grad = torch.ones(8, 8)
-    settings = OptimizerSettings(**dataclasses.asdict(recipe.optimizer))
+    settings = recipe.optimizer
     optimizer, _ = make_optimizer(settings, [weight], total_steps=1)
     optimizer.step()
     kept = (value for state in optimizer.state.values() for value in state.values())

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.data import DATASETS
+from paceline.data.pruning import PruningSettings
 from paceline.lookup import unknown
+from paceline.optim import OptimizerSettings
 from paceline.recipes.pipeline_section import PipelineSection
-from paceline.recipes.pruning_section import PruningSection
 from paceline.recipes.sections import (
     ClusterSection,
     CodecSection,
@@ -20,7 +21,6 @@ from paceline.recipes.sections import (
     DelaySection,
     ModelSection,
     NetworkSection,
-    OptimizerSection,
     ServerSection,
     StrategySection,
     WorkerSection,
@@ -53,13 +53,13 @@ class Recipe(Checked):
     data: DataSection = field(default_factory=DataSection)
     model: ModelSection = field(default_factory=ModelSection)
     worker: WorkerSection = field(default_factory=WorkerSection)
-    optimizer: OptimizerSection = field(default_factory=OptimizerSection)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     cluster: ClusterSection = field(default_factory=ClusterSection)
     delay: DelaySection = field(default_factory=DelaySection)
     network: NetworkSection = field(default_factory=NetworkSection)
     strategy: StrategySection = field(default_factory=StrategySection)
     codec: CodecSection = field(default_factory=CodecSection)
-    pruning: PruningSection = field(default_factory=PruningSection)
+    pruning: PruningSettings = field(default_factory=PruningSettings)
     pipeline: PipelineSection = field(default_factory=PipelineSection)
     server: ServerSection = field(default_factory=ServerSection)
 

@@ -11,7 +11,6 @@ from paceline.codecs import CODECS
 from paceline.data import DATASETS
 from paceline.lookup import unknown
 from paceline.models import MODELS
-from paceline.optim import OPTIMIZERS, SCHEDULES
 from paceline.settings import Checked, SettingError, setting
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
@@ -81,40 +80,6 @@ class WorkerSection(Checked):
             raise SettingError(
                 ("blocks",),
                 f"blocks must divide the batch evenly (blocks={self.blocks}, batch_size={self.batch_size})",
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerSection(Checked):
-    """What the server does with an update.
-
-    >>> OptimizerSection(lr=0.1).momentum
-    0.9
-    """
-
-    name: str = setting("sgd", "optimiser", choices=lambda: OPTIMIZERS, alias="optimizer")
-    lr: float = setting(0.05, "learning rate", above=0, most=1e6, alias="lr")
-    momentum: float = setting(0.9, "sgd, lars: momentum", least=0, most=1)
-    weight_decay: float = setting(5e-4, "weight decay", least=0)
-    nesterov: bool = setting(False, "sgd, lars: Nesterov momentum")
-    trust: float = setting(0.001, "lars: share of its length a layer moves per unit of lr", above=0, most=1e6)
-    exclude_bias_and_norm: bool = setting(True, "lars: biases and normalisation take the rate as it is")
-    clip: bool = setting(False, "lars: lr is a limit for each layer's rate, not a factor (LARC)")
-    schedule: str = setting("steps", "how the rate falls: at decay_at, or as a polynomial", choices=lambda: SCHEDULES)
-    warmup: float = setting(0.0, "share of the run in which the rate rises to lr", least=0, most=0.99)
-    power: float = setting(2.0, "poly: the rate falls as (1 - share of the run) to this power", above=0, most=100)
-    decay: float = setting(0.1, "steps: factor on the learning rate at each of decay_at", above=0, most=1)
-    decay_at: tuple[float, ...] = setting((), "steps: shares of the run, such as 0.5,0.75", least=0, most=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.nesterov and not self.momentum:
-            raise SettingError(("nesterov",), "nesterov needs momentum above 0 (momentum=0)")
-        if self.decay_at and self.schedule != "steps":
-            raise SettingError(("decay_at",), f"decay_at goes with schedule = steps (schedule={self.schedule})")
-        if self.decay_at and min(self.decay_at) < self.warmup:
-            raise SettingError(
-                ("decay_at",), f"decay_at must come after the warm-up (decay_at={self.decay_at}, warmup={self.warmup})"
             )
 
 

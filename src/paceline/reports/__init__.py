@@ -1,18 +1,17 @@
-"""Traces in, tables and one HTML page out.
+"""Traces in, tables and HTML pages out.
 
-Nothing here trains, simulates or measures: every number and every picture comes from traces, so a report can
-be made again, years later, from what was written down. The same traces give the same page to the last byte,
-and the page asks the network for nothing.
+Nothing here trains, simulates or measures: every number and every picture comes from traces or measurements that were
+written down, so a report can be made again years later. The same traces give the same page to the last byte, and a
+page asks the network for nothing.
 
-    traces -> groups (one per strategy, seeds together) -> results (means)  -> table.py      the terminal
-                                                        -> headline.py      \
-                                                        -> curves.py         \
-                                                        -> timeline.py        > page.py      report.html
-                                                        -> arrivals.py       /
-                                                        -> membership.py    /
+    traces -> results.py (groups, one per strategy; rows of means)
+                -> table.py                                      the terminal's table
+                -> sentences.py, curves.py, timeline.py,
+                   arrivals.py                  -> report.py     report.html
+    page.py and chart.py are the shell and the figures of every page, also those of codecs, pipelines and pruning.
 """
 
-from paceline.reports.page import report_html, write_report
+from paceline.reports.report import report_html, write_report
 from paceline.reports.table import results_table
 
 __all__ = ["report_html", "results_table", "write_report"]

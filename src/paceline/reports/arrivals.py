@@ -1,4 +1,4 @@
-"""How long gradients take to come in: a small histogram for every worker, slow ones to be seen at a glance.
+"""How long gradients take to arrive: a small histogram for every worker, so that slow ones stand out.
 
 The dashed lines are the mean length of a round under each strategy. What lies to the right of a strategy's
 line is what that strategy does not wait for.
@@ -12,11 +12,10 @@ from statistics import fmean
 import numpy as np
 import numpy.typing as npt
 
+from paceline.quantities import seconds_text
 from paceline.reports.chart import Chart, Json, axis, layout, plot_text
-from paceline.reports.groups import Group
-from paceline.reports.numbers import seconds_text
-from paceline.reports.results import baseline_name
-from paceline.reports.window import ASYNC
+from paceline.reports.results import TraceGroup, baseline_name
+from paceline.reports.timeline import ASYNC
 
 MOST_RIDGES = 16
 TENTHS = 10
@@ -28,13 +27,13 @@ DASH_PIXELS = 8
 Ridge = tuple[str, npt.NDArray[np.float64]]
 
 
-def arrivals_chart(groups: Sequence[Group]) -> Chart | None:
-    """Time from the opening of a round to the arrival, per worker; None where no arrival was recorded.
+def arrivals_chart(groups: Sequence[TraceGroup]) -> Chart | None:
+    """Return the time from the opening of a round to the arrival, per worker; None where no arrival was recorded.
 
     >>> from paceline.traces import Trace, Work
     >>> work = Work(worker=0, version=0, started_seconds=0.0, finished_seconds=1.0, arrived_seconds=1.0)
     >>> trace = Trace(strategy="full", seed=0, workers=1, recipe={}, rounds_done=1, seconds=1, works=(work,))
-    >>> arrivals_chart([Group(label="full", strategy="full", traces=(trace,))]).name
+    >>> arrivals_chart([TraceGroup(label="full", strategy="full", traces=(trace,))]).name
     'arrivals'
     """
     source = _source(groups)
@@ -68,14 +67,14 @@ def arrivals_chart(groups: Sequence[Group]) -> Chart | None:
     )
 
 
-def arrival_seconds(group: Group) -> dict[int, npt.NDArray[np.float64]]:
-    """For each worker, how long after the opening of the round its gradients arrived.
+def arrival_seconds(group: TraceGroup) -> dict[int, npt.NDArray[np.float64]]:
+    """Return for each worker how long after the opening of the round its gradients arrived.
 
     >>> from paceline.traces import Trace, Work
     >>> work = Work(worker=3, version=0, started_seconds=0.5, finished_seconds=1.0, arrived_seconds=1.25)
     >>> trace = Trace(strategy="full", seed=0, workers=4, recipe={}, rounds_done=1, seconds=1, works=(work,))
     >>> {worker: list(map(float, seconds)) for worker, seconds in
-    ...  arrival_seconds(Group(label="full", strategy="full", traces=(trace,))).items()}
+    ...  arrival_seconds(TraceGroup(label="full", strategy="full", traces=(trace,))).items()}
     {3: [0.75]}
     """
     gathered: dict[int, list[float]] = {}
@@ -89,8 +88,8 @@ def arrival_seconds(group: Group) -> dict[int, npt.NDArray[np.float64]]:
     return {worker: np.array(gathered[worker]) for worker in sorted(gathered)}
 
 
-def _source(groups: Sequence[Group]) -> Group | None:
-    """`full` if it is there: it waits for everybody, so nothing is cut short."""
+def _source(groups: Sequence[TraceGroup]) -> TraceGroup | None:
+    """Return the group that is shown: the baseline if it ran, which waits for everybody and so cuts nothing short."""
     able = [
         group
         for group in groups
@@ -153,7 +152,7 @@ def _median_mark(label: str, values: npt.NDArray[np.float64], floor: int) -> Jso
     }
 
 
-def _round_lines(groups: Sequence[Group], ridges: int) -> list[Json]:
+def _round_lines(groups: Sequence[TraceGroup], ridges: int) -> list[Json]:
     lines = []
     # Strategies with the same K have rounds of the same length: their dashes take turns, so both are seen.
     dash = f"{DASH_PIXELS}px,{DASH_PIXELS}px"
@@ -178,7 +177,7 @@ def _round_lines(groups: Sequence[Group], ridges: int) -> list[Json]:
     return lines
 
 
-def _caption(source: Group, *, aggregated: bool) -> str:
+def _caption(source: TraceGroup, *, aggregated: bool) -> str:
     who = "tenth of the workers, ordered by speed" if aggregated else "worker"
     return (
         f"One histogram for each {who}, as seen under {source.label}; dots are medians. Dashed lines are the "

@@ -1,4 +1,4 @@
-"""How training went: loss and accuracy against time and rounds, a strong mean line over faint single runs."""
+"""The curves of training: loss and accuracy against time and rounds, a strong mean line over faint single runs."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
-from paceline.reports.chart import Chart, Json, axis, layout, plot_text, thinned
-from paceline.reports.conditions import clock_words, target_losses
-from paceline.reports.groups import Group
-from paceline.reports.numbers import loss_text, percent_text, seconds_text
-from paceline.reports.palette import symbol
+from paceline.quantities import loss_text, percent_text, seconds_text
+from paceline.reports.chart import Chart, Json, axis, layout, log_ticks, plot_text, symbol, thinned
+from paceline.reports.results import TraceGroup
+from paceline.reports.sentences import clock_words, target_losses
 from paceline.traces import Evaluation, Trace
 
 # From this ratio on, a linear axis shows the end of training as a flat line.
 LOG_FROM_RATIO = 8.0
+# The values of a point that a chart can draw, with the digits that can be seen.
+DRAWN: dict[str, Callable[[Evaluation], float]] = {
+    "seconds": lambda point: round(point.seconds, 6),
+    "rounds": lambda point: point.round,
+    "loss": lambda point: float(f"{point.loss:.6g}"),
+    "accuracy": lambda point: round(point.accuracy, 5),
+}
 
 
-def curve_charts(groups: Sequence[Group]) -> list[Chart]:
-    """Loss against time, loss against rounds, test accuracy against time; none where nothing was evaluated.
+def curve_charts(groups: Sequence[TraceGroup]) -> list[Chart]:
+    """Return loss against time, loss against rounds, test accuracy against time; none where nothing was evaluated.
 
     >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=1.0,
     ...               evaluations=(Evaluation(round=5, seconds=1.0, loss=0.7, accuracy=0.9),))
-    >>> [chart.name for chart in curve_charts([Group(label="full", strategy="full", traces=(trace,))])]
+    >>> [chart.name for chart in curve_charts([TraceGroup(label="full", strategy="full", traces=(trace,))])]
     ['loss-time', 'loss-rounds', 'accuracy-time']
     """
     if not any(trace.evaluations for group in groups for trace in group.traces):
@@ -38,7 +44,7 @@ def curve_charts(groups: Sequence[Group]) -> list[Chart]:
             name="loss-time",
             title="Loss against time",
             caption="The line that falls first wins: it has learnt as much in less time." + _seeds_note(groups),
-            data=_lines(groups, _seconds, _loss),
+            data=_lines(groups, "seconds", "loss"),
             layout=layout(
                 height=380,
                 xaxis=seconds_axis,
@@ -52,7 +58,7 @@ def curve_charts(groups: Sequence[Group]) -> list[Chart]:
             name="loss-rounds",
             title="Loss against rounds",
             caption="The same loss, counted in steps instead of seconds: the price of leaving gradients out.",
-            data=_lines(groups, _round, _loss),
+            data=_lines(groups, "rounds", "loss"),
             layout=layout(height=320, xaxis=axis("rounds", rangemode="tozero"), yaxis=loss_axis, **target),
             legend="strategies",
         ),
@@ -60,7 +66,7 @@ def curve_charts(groups: Sequence[Group]) -> list[Chart]:
             name="accuracy-time",
             title="Test accuracy against time",
             caption="Higher and further left is better. This is data the model was not trained on.",
-            data=_lines(groups, _seconds, _accuracy),
+            data=_lines(groups, "seconds", "accuracy"),
             layout=layout(
                 height=320, xaxis=seconds_axis, yaxis=axis("test accuracy", tickformat=".0%", range=[0, 1.03])
             ),
@@ -70,7 +76,7 @@ def curve_charts(groups: Sequence[Group]) -> list[Chart]:
 
 
 def mean_evaluations(traces: Sequence[Trace]) -> list[Evaluation]:
-    """The mean run: at every round that all runs evaluated, the mean time, loss and accuracy.
+    """Return the mean run: at every round that all runs evaluated, the mean time, loss and accuracy.
 
     >>> def run(seconds, loss):
     ...     return Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=1.0,
@@ -95,33 +101,17 @@ def _finite(trace: Trace) -> list[Evaluation]:
     return [point for point in trace.evaluations if math.isfinite(point.loss) and math.isfinite(point.accuracy)]
 
 
-def _seconds(point: Evaluation) -> float:
-    return round(point.seconds, 6)
-
-
-def _round(point: Evaluation) -> float:
-    return point.round
-
-
-def _loss(point: Evaluation) -> float:
-    return float(f"{point.loss:.6g}")
-
-
-def _accuracy(point: Evaluation) -> float:
-    return round(point.accuracy, 5)
-
-
-def _lines(groups: Sequence[Group], x: Callable[[Evaluation], float], y: Callable[[Evaluation], float]) -> list[Json]:
+def _lines(groups: Sequence[TraceGroup], x: str, y: str) -> list[Json]:
     lines = []
     for index, group in enumerate(groups):
         if len(group.traces) > 1:
-            for trace in group.traces:
-                lines.append(_line(index, thinned(_finite(trace)), x, y, faint=True))
-        line = _line(index, thinned(mean_evaluations(group.traces)), x, y, faint=False)
+            lines += [_line(index, thinned(_finite(trace)), x, y, faint=True) for trace in group.traces]
+        points = thinned(mean_evaluations(group.traces))
+        line = _line(index, points, x, y, faint=False)
         line["hovertext"] = [
             f"<b>{plot_text(group.label)}</b>, round {point.round:,}<br>{seconds_text(point.seconds)} s"
             f"<br>loss {loss_text(point.loss)}<br>test accuracy {percent_text(point.accuracy, 1)}"
-            for point in thinned(mean_evaluations(group.traces))
+            for point in points
         ]
         lines.append(line)
     return lines
@@ -130,8 +120,8 @@ def _lines(groups: Sequence[Group], x: Callable[[Evaluation], float], y: Callabl
 def _line(
     index: int,
     points: list[Evaluation],
-    x: Callable[[Evaluation], float],
-    y: Callable[[Evaluation], float],
+    x: str,
+    y: str,
     *,
     faint: bool,
 ) -> Json:
@@ -139,8 +129,8 @@ def _line(
         "type": "scatter",
         "mode": "lines" if faint or len(points) > 60 else "lines+markers",
         "legendgroup": f"s{index}",
-        "x": [x(point) for point in points],
-        "y": [y(point) for point in points],
+        "x": [DRAWN[x](point) for point in points],
+        "y": [DRAWN[y](point) for point in points],
         "line": {"color": f"s{index}/0.28" if faint else f"s{index}", "width": 1 if faint else 2.4},
         "cliponaxis": True,
     }
@@ -150,8 +140,8 @@ def _line(
     return {**line, "marker": marker, "hovertemplate": "%{hovertext}<extra></extra>"}
 
 
-def _loss_range(groups: Sequence[Group]) -> dict[str, Any]:
-    """The axis that shows the runs that went well; one that diverged leaves through the top."""
+def _loss_range(groups: Sequence[TraceGroup]) -> dict[str, Any]:
+    """Return the axis that shows the runs that went well; one that diverged leaves it at the top."""
     traces = [trace for group in groups for trace in group.traces]
     sound = [trace for trace in traces if not trace.diverged] or traces
     losses = [point.loss for trace in sound for point in _finite(trace)]
@@ -162,21 +152,13 @@ def _loss_range(groups: Sequence[Group]) -> dict[str, Any]:
         return {
             "type": "log",
             "range": [math.log10(low) - 0.05, math.log10(high) + 0.05],
-            **_log_ticks(low, high),
+            **log_ticks(math.log10(low), math.log10(high), most_decades=4),
         }
     room = 0.05 * (high - low or abs(high) or 1.0)
     return {"range": [max(0.0, low - room) if low >= 0 else low - room, high + room]}
 
 
-def _log_ticks(low: float, high: float) -> dict[str, Any]:
-    """1, 2, 5, 10, 20, ...; over many decades only the powers of ten."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if len(decades) <= 4 else (1,)
-    values = [step * 10.0**decade for decade in decades for step in steps]
-    return {"tickvals": values, "ticktext": [f"{value:g}" for value in values]}
-
-
-def _target_line(groups: Sequence[Group], *, log: bool) -> dict[str, Any]:
+def _target_line(groups: Sequence[TraceGroup], *, log: bool) -> dict[str, Any]:
     targets = target_losses([trace for group in groups for trace in group.traces])
     targets = [target for target in targets if target > 0 or not log]
     return {
@@ -209,7 +191,7 @@ def _target_line(groups: Sequence[Group], *, log: bool) -> dict[str, Any]:
     }
 
 
-def _seeds_note(groups: Sequence[Group]) -> str:
+def _seeds_note(groups: Sequence[TraceGroup]) -> str:
     if all(len(group.traces) == 1 for group in groups):
         return ""
     return " Strong lines are means over seeds, faint ones the single runs."

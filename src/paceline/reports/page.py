@@ -1,91 +1,87 @@
-"""The report: one HTML file that holds everything it needs and asks the network for nothing.
+"""The shell of every HTML page: one file that holds everything it needs and asks the network for nothing.
 
-The page carries a content security policy that forbids every request, so that this is not a promise but a
-rule its reader's browser keeps.
+Each page is a template of assets/ filled with its texts, its charts and the one style sheet. The page carries a
+content security policy that forbids every request, so the reader's browser enforces that it makes none. Every text
+from outside goes through `escape` or `prose` on its way in.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
-from pathlib import Path
 from string import Template
 from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from paceline.files import write_file
-from paceline.reports.arrivals import arrivals_chart
-from paceline.reports.chart import Chart
-from paceline.reports.conditions import conditions, target_losses
-from paceline.reports.curves import curve_charts
-from paceline.reports.groups import Group, group_traces
-from paceline.reports.headline import beyond_the_headline, headline
-from paceline.reports.membership import came_and_went
-from paceline.reports.palette import palette
-from paceline.reports.results import results
-from paceline.reports.sections import chart_card, prose, recipes, table, tiles
-from paceline.reports.timeline import timeline_chart
-from paceline.traces import Trace
-
-TITLE = "paceline race"
-TITLE_OF_ONE = "paceline run on a real cluster"
+from paceline.reports.chart import PAGE_COLOURS, Chart, Scheme
 
 
-def write_report(traces: Sequence[Trace], path: str | Path, *, title: str = "") -> Path:
-    """Write the report and say where it is. A reader sees the old page or the new one, never half of one.
+def page_html(
+    template: str,
+    *,
+    title: str,
+    headline: str,
+    conditions: Iterable[str],
+    said: Iterable[str] = (),
+    figures: Sequence[Chart] = (),
+    colours: Mapping[Scheme, Mapping[str, str]] = PAGE_COLOURS,
+    **sections: str,
+) -> str:
+    """Return a page: a template of assets/ with everything that it holds.
 
-    Without a title it is called what it is: a race, or a run on a real cluster.
+    `title`, `headline`, `conditions` (short phrases) and `said` (sentences below the headline) are plain text.
+    `sections` are the template's other parts, as HTML. `figures` are the charts that the page's script draws.
 
-    >>> import tempfile
-    >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=1.0)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_report([trace], Path(folder) / "report.html").name
-    'report.html'
+    >>> page = page_html("codecs.html", title="A & B", headline="2 s", conditions=["1 seed"], chart="", tables="")
+    >>> "<title>A &amp; B</title>" in page, "<li>1 seed</li>" in page
+    (True, True)
     """
-    target = Path(path)
-    page = report_html(traces, title=title)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    return write_file(target, page)
-
-
-def report_html(traces: Sequence[Trace], *, title: str = "") -> str:
-    """The page as text; the same traces give the same text.
-
-    >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=1.0)
-    >>> "<h1>full finished 5 rounds in 1.00\u00a0s</h1>" in report_html([trace])
-    True
-    """
-    groups = group_traces(traces)
-    rows = results(groups)
-    charts = _charts(groups)
-    targets = target_losses(traces)
-    said = beyond_the_headline(rows, targets[0] if len(targets) == 1 else None)
-    colours = palette(groups)
-    title = title or (TITLE_OF_ONE if len(traces) == 1 and traces[0].clock == "real" else TITLE)
-    drawn = {"charts": {chart.name: {"data": chart.data, "layout": chart.layout} for chart in charts}}
-    page = Template(asset("page.html")).substitute(
+    drawn = {chart.name: {"data": chart.data, "layout": chart.layout} for chart in figures}
+    return Template(asset(template)).substitute(
+        sections,
         title=escape(title),
-        headline=prose(headline(rows)),
+        headline=prose(headline),
         said="".join(f"<p>{prose(sentence)}</p>" for sentence in said),
-        conditions="".join(f"<li>{escape(phrase)}</li>" for phrase in conditions(groups)),
-        tiles=tiles(rows),
-        table=table(rows, ", ".join(conditions(groups)) + "."),
-        charts="\n".join(chart_card(chart, groups) for chart in charts) or _no_charts(traces),
-        membership=came_and_went(groups),
-        recipes=recipes(groups),
+        conditions="".join(f"<li>{escape(phrase)}</li>" for phrase in conditions),
         style=colour_variables(colours) + asset("page.css"),
-        data=safe_json({**drawn, "colours": colours}),
-        plotly=get_plotlyjs() if charts else "",
+        data=safe_json({"charts": drawn, "colours": colours}),
+        plotly=get_plotlyjs() if figures else "",
         script=asset("page.js"),
     )
-    return page
+
+
+def chart_card(chart: Chart, keys: str = "") -> str:
+    """Return a chart's place on the page, into which the script draws; `keys` are the parts of its legend, as HTML.
+
+    >>> 'id="chart-loss"' in chart_card(Chart(name="loss", title="Loss", caption="", data=[], layout={}))
+    True
+    """
+    wide = " wide" if chart.wide else ""
+    legend = f'<div class="legend">{keys}</div>' if keys else ""
+    height = int(chart.layout.get("height", 320))
+    return (
+        f'<section class="card{wide}" aria-labelledby="title-{chart.name}">'
+        f'<h2 id="title-{chart.name}">{escape(chart.title)}</h2>'
+        f'<p class="caption">{escape(chart.caption)}</p>{legend}'
+        f'<div class="chart" id="chart-{chart.name}" style="height: {height}px"></div></section>'
+    )
+
+
+def prose(sentence: str) -> str:
+    """Return a sentence, escaped, in which no line ends between a number and its unit.
+
+    >>> prose("<lgc>: 33 % in 2 s").replace("\u00a0", "_")
+    '&lt;lgc&gt;: 33_% in 2_s'
+    """
+    return escape(re.sub(r"(\d) (%|s\b)", "\\1\u00a0\\2", sentence))
 
 
 def safe_json(value: Any) -> str:
-    """JSON that may stand inside a script element: no text in it can end the element.
+    """Return JSON that may stand inside a script element: no text in it can end the element.
 
     >>> safe_json({"name": "</script>"})
     '{"name":"\\\\u003c/script\\\\u003e"}'
@@ -94,37 +90,65 @@ def safe_json(value: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _charts(groups: Sequence[Group]) -> list[Chart]:
-    charts: list[Chart | None] = [*curve_charts(groups), timeline_chart(groups), arrivals_chart(groups)]
-    return [chart for chart in charts if chart is not None]
-
-
-def colour_variables(colours: Any) -> str:
-    """The colours of both schemes as variables of a style sheet.
+def colour_variables(colours: Mapping[Scheme, Mapping[str, str]]) -> str:
+    """Return the colours of both schemes as variables of a style sheet.
 
     >>> print(colour_variables({"light": {"ink": "#000"}, "dark": {"ink": "#fff"}}), end="")
     :root{color-scheme:light dark;--ink:#000;}
     @media (prefers-color-scheme: dark){:root{--ink:#fff;}}
     """
-
-    def block(scheme: str) -> str:
-        return "".join(f"--{token}:{colour};" for token, colour in colours[scheme].items())
-
-    dark = f"@media (prefers-color-scheme: dark){{:root{{{block('dark')}}}}}"
-    return f":root{{color-scheme:light dark;{block('light')}}}\n{dark}\n"
-
-
-def _no_charts(traces: Sequence[Trace]) -> str:
-    said = "Timing only: nothing was trained, so there is no loss to draw."
-    if any(trace.clock == "real" for trace in traces):
-        said = "The run ended before there was anything to draw."
-    return f'<section class="card wide"><p class="caption">{said}</p></section>'
+    light, dark = (
+        "".join(f"--{token}:{colour};" for token, colour in colours[scheme].items()) for scheme in PAGE_COLOURS
+    )
+    return f":root{{color-scheme:light dark;{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
 
 
 def asset(name: str) -> str:
-    """A file that pages are made of.
+    """Return a file that pages are made of.
 
     >>> "$headline" in asset("page.html")
     True
     """
     return (files("paceline.reports") / "assets" / name).read_text(encoding="utf-8")
+
+
+def recipe_text(recipe: Mapping[str, Any], prefix: str = "") -> str:
+    """Return a recipe as TOML, as far as its values allow: plain keys first, then one section per nested part.
+
+    >>> print(recipe_text({"seed": 1, "strategy": {"name": "lgc", "k": 7}, "target_loss": None}))
+    seed = 1
+    # target_loss is not set
+    <BLANKLINE>
+    [strategy]
+    name = "lgc"
+    k = 7
+    """
+    plain = {key: value for key, value in recipe.items() if not isinstance(value, Mapping)}
+    nested = {key: value for key, value in recipe.items() if isinstance(value, Mapping)}
+    parts = ["\n".join(_toml_line(key, value) for key, value in plain.items())] if plain else []
+    for key, value in nested.items():
+        name = f"{prefix}{_toml_key(key)}"
+        body = recipe_text(value, f"{name}.")
+        only_sections = bool(value) and all(isinstance(inner, Mapping) for inner in value.values())
+        parts.append(body if only_sections else f"[{name}]\n{body}".rstrip("\n"))
+    return "\n\n".join(parts)
+
+
+def _toml_line(key: str, value: Any) -> str:
+    # TOML has no null: a comment stands for a setting that is not set.
+    return f"# {_toml_key(key)} is not set" if value is None else f"{_toml_key(key)} = {_toml_value(value)}"
+
+
+def _toml_key(key: str) -> str:
+    text = str(key)
+    return text if text and all(c.isascii() and (c.isalnum() or c in "-_") for c in text) else json.dumps(text)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    return json.dumps(str(value), ensure_ascii=False)

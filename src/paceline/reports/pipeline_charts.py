@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.quantities import percent_text
 from paceline.reports.chart import Chart, Json, axis, layout, plot_text
-from paceline.reports.numbers import percent_text
 from paceline.reports.pipeline_numbers import duration, shortened, size, size_unit, time_unit
 from paceline.traces.pipeline_record import LayerRecord, PieceRecord, PipelineRecord
 

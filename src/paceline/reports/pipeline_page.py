@@ -20,22 +20,19 @@ from string import Template
 
 from plotly.offline import get_plotlyjs
 
-from paceline.reports.chart import Chart
-from paceline.reports.numbers import percent_text
-from paceline.reports.page import asset, colour_variables, safe_json
-from paceline.reports.palette import PAGE, Scheme
+from paceline.quantities import percent_text
+from paceline.reports.chart import PAGE_COLOURS, Chart, Scheme
+from paceline.reports.page import asset, chart_card, colour_variables, prose, recipe_text, safe_json
 from paceline.reports.pipeline_charts import balance_chart, choice_chart, layer_chart, memory_chart
 from paceline.reports.pipeline_numbers import duration, size
 from paceline.reports.pipeline_tables import schedule_table, stage_table
 from paceline.reports.pipeline_timeline import step_chart
-from paceline.reports.plain_table import PlainTable
-from paceline.reports.recipe_text import recipe_text
-from paceline.reports.sections import chart_card, prose
+from paceline.reports.table import PlainTable
 from paceline.traces.pipeline_record import PipelineRecord
 
 COLOURS: dict[Scheme, dict[str, str]] = {
-    "light": {**PAGE["light"], "forward": "#0072b2", "backward": "#00886a", "weights": "#d98e00"},
-    "dark": {**PAGE["dark"], "forward": "#56a9e4", "backward": "#2cc79b", "weights": "#f0b23e"},
+    "light": {**PAGE_COLOURS["light"], "forward": "#0072b2", "backward": "#00886a", "weights": "#d98e00"},
+    "dark": {**PAGE_COLOURS["dark"], "forward": "#56a9e4", "backward": "#2cc79b", "weights": "#f0b23e"},
 }
 KEYS: dict[str, tuple[tuple[str, str], ...]] = {
     "steps": (
@@ -153,8 +150,7 @@ def _card(chart: Chart, record: PipelineRecord) -> str:
         f"{escape(word)}</span>"
         for kind, word in _keys(chart, record)
     )
-    legend = f'<div class="legend">{keys}</div>' if keys else ""
-    return chart_card(chart, []).replace('<div class="chart"', f'{legend}<div class="chart"', 1)
+    return chart_card(chart, keys)
 
 
 def _keys(chart: Chart, record: PipelineRecord) -> tuple[tuple[str, str], ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.reports.numbers import percent_text
+from paceline.quantities import percent_text
 from paceline.reports.pipeline_numbers import duration, size
-from paceline.reports.plain_table import PlainTable
+from paceline.reports.table import PlainTable
 from paceline.traces.pipeline_record import PieceRecord, PipelineRecord, ScheduleRecord
 
 NOTHING = "-"

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.quantities import percent_text
 from paceline.reports.chart import Chart, Json, axis, layout, plot_text
-from paceline.reports.numbers import percent_text
 from paceline.reports.pipeline_charts import HATCH
 from paceline.reports.pipeline_numbers import duration, time_unit
 from paceline.traces.pipeline_record import (

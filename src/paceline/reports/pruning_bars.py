@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from paceline.reports.numbers import percent_text
+from paceline.quantities import percent_text
 from paceline.reports.pruning_facts import Bin, PruningFacts
 
 MOST_CLASSES = 100

@@ -19,15 +19,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.reports.numbers import percent_text
-from paceline.reports.page import asset, colour_variables
-from paceline.reports.palette import PAGE
+from paceline.quantities import percent_text
+from paceline.reports.chart import PAGE_COLOURS
+from paceline.reports.page import asset, colour_variables, prose
 from paceline.reports.pictures import data_uris
 from paceline.reports.pruning_bars import class_bars, time_bars
 from paceline.reports.pruning_facts import PruningFacts
 from paceline.reports.pruning_tables import suspect_table
 from paceline.reports.pruning_words import CAUTION, conditions, headline, sentences
-from paceline.reports.sections import prose
 from paceline.traces.pruning_record import PruningRecord
 
 MOST_IMAGES = 200
@@ -108,7 +107,7 @@ def pruning_page(
         classes=class_bars(facts),
         suspects=_suspects(facts, whom, tiles),
         rows=_rows(facts, whom, tiles),
-        style=colour_variables(PAGE) + asset("page.css"),
+        style=colour_variables(PAGE_COLOURS) + asset("page.css"),
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.reports.numbers import loss_text, percent_text
-from paceline.reports.plain_table import PlainTable
+from paceline.quantities import loss_text, percent_text
 from paceline.reports.pruning_facts import PruningFacts
+from paceline.reports.table import PlainTable
 
 
 def class_table(facts: PruningFacts, *, most: int) -> PlainTable:

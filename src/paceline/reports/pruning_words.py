@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.reports.numbers import loss_text, percent_text
+from paceline.quantities import loss_text, percent_text
 from paceline.reports.pruning_facts import ClassFacts, PruningFacts
 
 FEWEST_SAMPLES = 5  # of a smaller class nothing is said

@@ -1,30 +1,108 @@
-"""One row per strategy: means over seeds, and what was saved against the one that waits for everybody at every step.
+"""What the runs of each strategy came to: one row per strategy, with means over seeds.
 
-That is `full` where there is a server, and `ssgd` where workers average among themselves.
+Traces that differ in nothing but their seed form a group, and each group becomes a row. What a row saved is measured
+against the strategy that waits for everybody at every step: `full` where there is a server, and `ssgd` where workers
+average among themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
-from paceline.reports.groups import Group
-from paceline.traces import Summary, summarise
+from paceline.errors import PacelineError
+from paceline.quantities import count_text, loss_text, percent_text, seconds_text
+from paceline.traces import Trace, summarise
 
-BASELINES = ("full", "ssgd")  # the first of them that ran is what the others are held against
+BASELINES = ("full", "ssgd")  # the first of them that ran is what the others are compared with
 WITHOUT_A_SERVER = {"ssgd", "local-sgd", "bmuf", "diloco", "hpsgd", "psgd"}
 
 
+class ReportError(PacelineError, ValueError):
+    """A report that cannot be made from what was given."""
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What the runs of one strategy came to. Numbers are means over seeds; None is "cannot be said".
+class TraceGroup:
+    """The runs of one strategy on one clock, one per seed. The label tells groups of one strategy apart.
+
+    >>> TraceGroup(label="lgc", strategy="lgc", traces=()).label
+    'lgc'
+    """
+
+    label: str
+    strategy: str
+    traces: tuple[Trace, ...]
+
+
+def group_traces(traces: Sequence[Trace]) -> list[TraceGroup]:
+    """Return the traces in groups, in the order in which the strategies first come.
+
+    >>> def run(name, seed, k):
+    ...     return Trace(strategy=name, seed=seed, workers=4, rounds_done=1, seconds=1.0,
+    ...                  recipe={"seed": seed, "strategy": {"name": name, "k": k}})
+    >>> runs = [run("full", 0, 4), run("lgc", 0, 3), run("lgc", 1, 3), run("lgc", 0, 2)]
+    >>> [(group.label, len(group.traces)) for group in group_traces(runs)]
+    [('full', 1), ('lgc k=3', 2), ('lgc k=2', 1)]
+    >>> group_traces([])
+    Traceback (most recent call last):
+    paceline.reports.results.ReportError: a report needs at least one trace (traces=0)
+    """
+    if not traces:
+        raise ReportError("a report needs at least one trace (traces=0)")
+    together: dict[str, list[Trace]] = {}
+    for trace in traces:
+        settings = dict(_without_seeds(trace.recipe))
+        key = json.dumps([trace.strategy, trace.clock, sorted(settings.items())], default=str)
+        together.setdefault(key, []).append(trace)
+    groups = list(together.values())
+    return [
+        TraceGroup(label=_label(group[0], groups), strategy=group[0].strategy, traces=tuple(group)) for group in groups
+    ]
+
+
+def _label(trace: Trace, groups: list[list[Trace]]) -> str:
+    """Return the strategy's name and, where several groups have it, the settings in which they differ."""
+    alike = [group[0] for group in groups if group[0].strategy == trace.strategy]
+    name = trace.strategy
+    if len(alike) == 1:
+        return name
+    if len({other.clock for other in alike}) > 1:
+        name += " real" if trace.clock == "real" else " simulated"
+    same = [dict(_without_seeds(other.recipe)) for other in alike]
+    mine = dict(_without_seeds(trace.recipe))
+    differing = [key for key in mine if any(other.get(key) != mine[key] for other in same)]
+    return " ".join([name, *(f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in differing)])
+
+
+def _without_seeds(recipe: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in recipe.items():
+        if key == "seed":
+            continue
+        if isinstance(value, Mapping):
+            yield from _without_seeds(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultRow:
+    """The results of one group. Numbers are means over seeds; None stands for a number that is not known.
 
     `saved` is the share of the time of the baseline that was saved; it is None for the baseline itself, where there is
     none on the same clock, and where either diverged or was stopped: a run that broke off early saved nothing.
     `stopped` counts the runs that did fewer rounds than the `asked` ones without diverging.
 
-    >>> Result(label="lgc", strategy="lgc", seconds=6.5, saved=0.35).saved
+    >>> ResultRow(label="lgc", strategy="lgc", seconds=6.5, saved=0.35).saved
     0.35
     """
 
@@ -47,17 +125,17 @@ class Result:
     dropped: float = 0.0
 
 
-def results(groups: Sequence[Group]) -> list[Result]:
-    """The rows of the table, in the order of the groups.
+def results(groups: Sequence[TraceGroup]) -> list[ResultRow]:
+    """Return a row for each group, in order.
 
     >>> from paceline.traces import Trace
     >>> def run(name, seconds):
     ...     trace = Trace(strategy=name, seed=0, workers=2, recipe={}, rounds_done=5, seconds=seconds)
-    ...     return Group(label=name, strategy=name, traces=(trace,))
+    ...     return TraceGroup(label=name, strategy=name, traces=(trace,))
     >>> [row.saved for row in results([run("full", 4.0), run("lgc", 3.0)])]
     [None, 0.25]
     """
-    first: dict[str, Group] = {}
+    first: dict[str, TraceGroup] = {}
     against = baseline_name(group.strategy for group in groups)
     for group in groups:
         if group.strategy == against:
@@ -66,7 +144,7 @@ def results(groups: Sequence[Group]) -> list[Result]:
 
 
 def baseline_name(strategies: Iterable[str]) -> str:
-    """The strategy that the others are held against.
+    """Return the strategy with which the others are compared.
 
     >>> baseline_name(["hpsgd", "ssgd"]), baseline_name(["ssgd", "full"]), baseline_name([]), baseline_name(["hpsgd"])
     ('ssgd', 'full', 'full', 'ssgd')
@@ -77,8 +155,8 @@ def baseline_name(strategies: Iterable[str]) -> str:
     return next((name for name in BASELINES if name in ran), otherwise)
 
 
-def baseline(rows: Iterable[Result]) -> Result | None:
-    """The row of the baseline, if it is there.
+def baseline(rows: Iterable[ResultRow]) -> ResultRow | None:
+    """Return the row of the baseline, or None if it did not run.
 
     >>> baseline([]) is None
     True
@@ -88,20 +166,20 @@ def baseline(rows: Iterable[Result]) -> Result | None:
     return next((row for row in rows if row.strategy == against), None)
 
 
-def _seconds_of(full: Group | None, group: Group) -> float | None:
-    if full is None or full is group or any(trace.diverged or trace.stopped for trace in full.traces):
+def _seconds_of(baseline: TraceGroup | None, group: TraceGroup) -> float | None:
+    """Return the baseline's mean time, where `group` can be compared with it."""
+    if baseline is None or baseline is group or any(trace.diverged or trace.stopped for trace in baseline.traces):
         return None
-    return fmean(trace.seconds for trace in full.traces)
+    return fmean(trace.seconds for trace in baseline.traces)
 
 
-def _result(group: Group, full_seconds: float | None) -> Result:
+def _result(group: TraceGroup, baseline_seconds: float | None) -> ResultRow:
     rows = [summarise(trace) for trace in group.traces]
     diverged = sum(trace.diverged for trace in group.traces)
     stopped = sum(trace.stopped for trace in group.traces)
     seconds = fmean(row.seconds for row in rows)
     reached = [row.seconds_to_target for row in rows if row.seconds_to_target is not None]
-    comparable = full_seconds is not None and full_seconds > 0 and not diverged and not stopped
-    return Result(
+    return ResultRow(
         label=group.label,
         strategy=group.strategy,
         runs=len(rows),
@@ -112,19 +190,65 @@ def _result(group: Group, full_seconds: float | None) -> Result:
         asked=group.traces[0].rounds_asked,
         rounds=fmean(row.rounds for row in rows),
         seconds=seconds,
-        saved=1.0 - seconds / full_seconds if comparable and full_seconds else None,
+        saved=1.0 - seconds / baseline_seconds if baseline_seconds and not diverged and not stopped else None,
         # A mean over the lucky seeds only would flatter: all reach the target, or there is no mean.
         seconds_to_target=fmean(reached) if len(reached) == len(rows) else None,
         loss=_mean_or_none([row.loss for row in rows]),
         accuracy=_mean_or_none([row.accuracy for row in rows]),
-        **_gradients(rows),
+        used=fmean(row.used for row in rows),
+        late=fmean(row.late for row in rows),
+        dropped=fmean(row.dropped for row in rows),
     )
 
 
-def _gradients(rows: list[Summary]) -> dict[str, float]:
-    return {name: fmean(getattr(row, name) for row in rows) for name in ("used", "late", "dropped")}
-
-
-def _mean_or_none(values: list[float | None]) -> float | None:
+def _mean_or_none(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if len(known) == len(values) else None
+
+
+# -- cells -------------------------------------------------------------------------------------------------------------
+
+
+def cells(row: ResultRow) -> list[str]:
+    """Return a row's cells after its name, as the terminal and the page show them.
+
+    >>> row = ResultRow(label="lgc", strategy="lgc", rounds=10, seconds=6.5, saved=0.35, seconds_to_target=4.0,
+    ...                 loss=0.2, accuracy=0.9, used=70, late=30)
+    >>> cells(row)
+    ['10', '6.50', '35 %', '4.00', '0.2000', '90.0 %', '70', '30', '0']
+    """
+    return [
+        count_text(row.rounds),
+        seconds_text(row.seconds),
+        percent_text(row.saved),
+        target_text(row),
+        final_loss_text(row),
+        percent_text(row.accuracy, 1),
+        count_text(row.used),
+        count_text(row.late),
+        count_text(row.dropped),
+    ]
+
+
+def final_loss_text(row: ResultRow) -> str:
+    """Return the final loss, or how many runs diverged.
+
+    >>> from dataclasses import replace
+    >>> row = ResultRow(label="lgc", strategy="lgc", runs=3, loss=0.5)
+    >>> [final_loss_text(replace(row, diverged=runs)) for runs in (0, 1, 3)]
+    ['0.5000', '1/3 div.', 'diverged']
+    """
+    if not row.diverged:
+        return loss_text(row.loss)
+    return "diverged" if row.diverged == row.runs else f"{row.diverged}/{row.runs} div."
+
+
+def target_text(row: ResultRow) -> str:
+    """Return the seconds to the target loss, or how many runs reached it where not all did.
+
+    >>> target_text(ResultRow(label="lgc", strategy="lgc", runs=3, reached=2))
+    '2/3'
+    """
+    if row.seconds_to_target is None and row.reached:
+        return f"{row.reached}/{row.runs}"
+    return seconds_text(row.seconds_to_target)

@@ -1,29 +1,24 @@
-"""The table a race ends in: one line per strategy, in 80 columns."""
+"""Tables for the terminal: the results of a race in 80 columns, and tables of text that a page shows as well."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
-from paceline.reports.conditions import conditions
-from paceline.reports.groups import group_traces
-from paceline.reports.numbers import (
-    UNKNOWN,
-    count_text,
-    final_loss_text,
-    percent_text,
-    seconds_text,
-    target_text,
-)
-from paceline.reports.results import Result, baseline_name, results
+from paceline.reports.results import baseline_name, cells, group_traces, results
+from paceline.reports.sentences import conditions
+from paceline.terminal import rich_table
 from paceline.traces import Trace
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 # Two lines each, so that ten columns fit a terminal of 80.
 HEADINGS = (
+    "\nstrategy",
     "\nrounds",
     "time\n(s)",
     "saved\nvs {baseline}",
@@ -34,13 +29,11 @@ HEADINGS = (
     "\nlate",
     "\ndropped",
 )
-
-
 CAPTION_WIDTH = 64  # rich wraps at the width of the table
 
 
 def results_table(traces: Sequence[Trace]) -> Table:
-    """Time, loss, accuracy and the fate of the gradients, for each strategy; means where there are seeds.
+    """Return time, loss, accuracy and the fate of the gradients for each strategy, with means over seeds.
 
     >>> from rich.console import Console
     >>> full = Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=4.0, used=10)
@@ -58,33 +51,52 @@ def results_table(traces: Sequence[Trace]) -> Table:
     """
     groups = group_traces(traces)
     caption = "\n".join(textwrap.wrap(", ".join(conditions(groups)), CAPTION_WIDTH))
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0), pad_edge=False, caption=caption, caption_justify="left")
-    table.add_column("\nstrategy", overflow="fold", min_width=9, header_style="bold")
-    against = baseline_name(group.strategy for group in groups)
-    for heading in HEADINGS:
-        table.add_column(heading.format(baseline=against), justify="right", no_wrap=True)
-    for row in results(groups):
-        # Text, not str: a strategy's name is data, and must not be read as markup.
-        table.add_row(Text(row.label), *cells(row), style="red" if row.diverged else "")
-    return table
+    headings = [heading.format(baseline=baseline_name(group.strategy for group in groups)) for heading in HEADINGS]
+    rows = results(groups)
+    return rich_table(
+        headings,
+        [[row.label, *cells(row)] for row in rows],
+        caption=caption,
+        least_name=9,
+        warned=[index for index, row in enumerate(rows) if row.diverged],
+    )
 
 
-def cells(row: Result) -> list[str]:
-    """The cells after the name, in the order of the headings; the page shows the same.
+@dataclass(frozen=True, kw_only=True)
+class PlainTable:
+    """A table of text for the terminal and for a page.
 
-    >>> row = Result(label="lgc", strategy="lgc", rounds=10, seconds=6.5, saved=0.35, seconds_to_target=4.0,
-    ...              loss=0.2, accuracy=0.9, used=70, late=30)
-    >>> cells(row)
-    ['10', '6.50', '35 %', '4.00', '0.2000', '90.0 %', '70', '30', '0']
+    A newline in a heading breaks it in the terminal. `marked` are (row, column) of the cells to stress.
+
+    >>> plain = PlainTable(title="Sizes", headings=("codec", "bits per\\nelement"), rows=[("<half>", "16")], caption="")
+    >>> "<th scope=\\"row\\">&lt;half&gt;</th><td>16</td>" in plain.html()
+    True
     """
-    return [
-        count_text(row.rounds),
-        seconds_text(row.seconds),
-        UNKNOWN if row.saved is None else percent_text(row.saved),
-        target_text(row),
-        final_loss_text(row),
-        percent_text(row.accuracy, 1),
-        count_text(row.used),
-        count_text(row.late),
-        count_text(row.dropped),
-    ]
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str
+    marked: frozenset[tuple[int, int]] = field(default_factory=frozenset)
+
+    def rich(self) -> Table:
+        return rich_table(self.headings, self.rows, title=self.title, caption=self.caption, marked=self.marked)
+
+    def html(self) -> str:
+        """Return the table for a page, in a box that scrolls by itself on a narrow screen."""
+        head = "".join(f'<th scope="col">{escape(" ".join(heading.split()))}</th>' for heading in self.headings)
+        body = "\n".join(self._html_row(row, cells) for row, cells in enumerate(self.rows))
+        return (
+            f'<div class="scroller" tabindex="0" role="region" aria-label="{escape(self.title)}"><table>'
+            f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>\n"
+            f'<p class="note">{escape(self.caption)}</p>'
+        )
+
+    def card(self, kind: str = "") -> str:
+        """Return the table with its title as a section of a page; `kind` is a class for the page's style sheet."""
+        return f'<section class="card{kind and f" {kind}"}"><h2>{escape(self.title)}</h2>\n{self.html()}</section>'
+
+    def _html_row(self, row: int, cells: Sequence[str]) -> str:
+        texts = [escape(cell) for cell in cells]
+        first, *rest = (f"<b>{text}</b>" if (row, at) in self.marked else text for at, text in enumerate(texts))
+        return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{text}</td>" for text in rest)}</tr>'

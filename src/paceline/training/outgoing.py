@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from paceline.codecs import Codec
-from paceline.codecs.identity import Identity
+from paceline.codecs.floats import Identity
 from paceline.codecs.naming import inner_of
+from paceline.codecs.payload import NotFiniteError
 from paceline.codecs.qsgd import QSGD
-from paceline.codecs.vectors import NotFiniteError
 from paceline.randomness import torch_generator
 
 FINE = QSGD(levels=127)

@@ -1,4 +1,4 @@
-"""Every worker prunes its own shard, by its own losses; what all of them left out is added up here.
+"""The pruned batches of all workers: each prunes its own shard by its own losses, and the totals are kept here.
 
     worker 0   joins ── draws 0, 1, 2 ... ── is lost        joins: empty again, at a fresh pass ── draws 17, 18 ...
                             |
@@ -30,8 +30,8 @@ MOST_SKIPPED = 1_000_000  # draws between two that are asked for; a journal with
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PruningTotals:
-    """For every sample of the training data: how often it sat out, in how many whole passes over the shards that it is
-    in, and how hard it is for those who hold it now (only the order means anything).
+    """For every sample of the training data: how often it sat out, the whole passes over the shards that it is in, and
+    how hard it is for the workers that hold it now (only the order means anything).
 
     >>> PruningTotals(times_pruned=np.zeros(2, np.uint16), passes=np.full(2, 3, np.int32),
     ...               difficulty=np.zeros(2, np.float32)).passes
@@ -44,8 +44,8 @@ class PruningTotals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Life:
-    """What a worker did with a shard, from when it joined."""
+class _Membership:
+    """A worker's order over a shard, from when it joined until it is lost."""
 
     worker: int
     shard: int
@@ -53,42 +53,45 @@ class _Life:
 
 
 class PrunedOrders:
-    """The pruned orders of any number of workers; each goes forward only.
+    """The pruned orders of any number of workers; each only goes forward.
 
-    >>> from paceline.recipes import Recipe
-    >>> from paceline.recipes.assembly import load_data, make_training
-    >>> recipe = Recipe().with_settings(pruning={"name": "info-batch"})
-    >>> orders = PrunedOrders(make_training(recipe, load_data(recipe)))
-    >>> len(orders.next(worker=3, shard=3, draw=0).indices)
+    >>> from paceline.data import load_dataset
+    >>> from paceline.data.pruning import PruningSettings
+    >>> from paceline.optim import OptimizerSettings
+    >>> training = Training(
+    ...     module=torch.nn.Identity(), dataset=load_dataset("digits"), shards=torch.arange(1500).split(150),
+    ...     optimizer=OptimizerSettings(), total_steps=300, pruning=PruningSettings(name="info-batch"),
+    ... )
+    >>> len(PrunedOrders(training).next(worker=3, shard=3, draw=0).indices)
     32
     """
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._lives: dict[int, _Life] = {}
+        self._members: dict[int, _Membership] = {}
         self._first: dict[int, int] = {}
-        self._times_pruned = np.zeros(len(training.dataset.train), np.int64)  # in lives that have ended
+        self._times_pruned = np.zeros(len(training.dataset.train), np.int64)  # in memberships that have ended
         self._passes = np.zeros(len(training.dataset.train), np.int64)
         self._ended_sat_out = self._ended_met = 0
         self._ended_passes: dict[int, int] = {}
 
     def joined(self, worker: int, draw: int) -> None:
-        """A worker begins empty, with this draw."""
-        life = self._lives.pop(worker, None)
-        if life is not None:
-            self._end(life)
+        """Let a worker begin with this draw, knowing nothing of its samples."""
+        member = self._members.pop(worker, None)
+        if member is not None:
+            self._end(member)
         self._first[worker] = draw
 
-    def _end(self, life: _Life) -> None:
-        held, order = self._training.shards[life.shard].numpy(), life.order
+    def _end(self, member: _Membership) -> None:
+        held, order = self._training.shards[member.shard].numpy(), member.order
         self._times_pruned[held] += order.policy.times_pruned
         self._passes[held] += order.whole_passes
         self._ended_sat_out += order.sat_out
         self._ended_met += order.whole_passes * len(held)
-        self._ended_passes[life.worker] = self._ended_passes.get(life.worker, 0) + order.whole_passes
+        self._ended_passes[member.worker] = self._ended_passes.get(member.worker, 0) + order.whole_passes
 
     def next(self, *, worker: int, shard: int, draw: int) -> PrunedBatch:
-        """A worker's batch number `draw`; those in between were drawn, and nothing is known of their losses."""
+        """Return a worker's batch number `draw`; those skipped were drawn, and nothing is known of their losses."""
         order = self._order(worker, shard, draw)
         if not order.draw <= draw <= order.draw + MOST_SKIPPED:
             raise ValueError(
@@ -100,14 +103,16 @@ class PrunedOrders:
         return order.next()
 
     def _order(self, worker: int, shard: int, draw: int) -> PrunedOrder:
-        life = self._lives.get(worker)
-        if life is not None and life.shard != shard:
+        member = self._members.get(worker)
+        if member is not None and member.shard != shard:
             self.joined(worker, draw)
-            life = None
-        if life is None:
-            life = _Life(worker=worker, shard=shard, order=self._fresh(worker, shard, self._first.pop(worker, draw)))
-            self._lives[worker] = life
-        return life.order
+            member = None
+        if member is None:
+            member = _Membership(
+                worker=worker, shard=shard, order=self._fresh(worker, shard, self._first.pop(worker, draw))
+            )
+            self._members[worker] = member
+        return member.order
 
     def _fresh(self, worker: int, shard: int, draw: int) -> PrunedOrder:
         training = self._training
@@ -122,42 +127,44 @@ class PrunedOrders:
         )
 
     def judge(self, *, worker: int, draw: int, losses: torch.Tensor) -> None:
-        """The losses of a worker's batch, which was its last."""
-        life = self._lives.get(worker)
-        if life is None or life.order.draw != draw + 1:
-            last = "none" if life is None else life.order.draw - 1
+        """Learn from the losses of a worker's batch, which must be its last."""
+        member = self._members.get(worker)
+        if member is None or member.order.draw != draw + 1:
+            last = "none" if member is None else member.order.draw - 1
             raise ValueError(f"worker {worker}: draw {draw} cannot be judged, its last is {last}")
-        life.order.judge(losses.detach().cpu().float().numpy())
+        member.order.judge(losses.detach().cpu().float().numpy())
 
-    # -- what came of it ---------------------------------------------------------------------------------------
+    # -- totals ------------------------------------------------------------------------------------------------
 
     @property
     def sat_out(self) -> int:
-        """How many samples sat out, in all whole passes of all workers together."""
-        return self._ended_sat_out + sum(life.order.sat_out for life in self._lives.values())
+        """The number of samples that sat out, in all whole passes of all workers together."""
+        return self._ended_sat_out + sum(member.order.sat_out for member in self._members.values())
 
     @property
     def share_pruned(self) -> float:
         """The share of the samples that sat out, of those that whole passes would have met."""
         shards = self._training.shards
-        met = self._ended_met + sum(life.order.whole_passes * len(shards[life.shard]) for life in self._lives.values())
+        met = self._ended_met + sum(
+            member.order.whole_passes * len(shards[member.shard]) for member in self._members.values()
+        )
         return self.sat_out / met if met else 0.0
 
     @property
     def passes(self) -> tuple[int, ...]:
         """The whole passes of each worker that drew anything, by its number."""
-        workers = sorted({*self._lives, *self._ended_passes})
-        now = {worker: life.order.whole_passes for worker, life in self._lives.items()}
+        workers = sorted({*self._members, *self._ended_passes})
+        now = {worker: member.order.whole_passes for worker, member in self._members.items()}
         return tuple(self._ended_passes.get(worker, 0) + now.get(worker, 0) for worker in workers)
 
     def totals(self, shards: Sequence[torch.Tensor]) -> PruningTotals:
-        """What became of every sample of the training data, in all workers' hands together."""
+        """Return the totals of every sample of the training data, over all workers."""
         times, passes = self._times_pruned.copy(), self._passes.copy()
         difficulty = np.zeros(len(times), np.float32)
-        for life in self._lives.values():
-            held, policy = shards[life.shard].numpy(), life.order.policy
+        for member in self._members.values():
+            held, policy = shards[member.shard].numpy(), member.order.policy
             times[held] += policy.times_pruned
-            passes[held] += life.order.whole_passes
+            passes[held] += member.order.whole_passes
             difficulty[held] = np.maximum(difficulty[held], policy.difficulty())
         return PruningTotals(
             times_pruned=np.minimum(times, np.iinfo(np.uint16).max).astype(np.uint16),
@@ -168,34 +175,24 @@ class PrunedOrders:
     # -- going on later ----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The orders of the workers that are here now; lives that have ended are not part of it."""
+        """Return the orders of the workers that are here now; memberships that have ended are not part of it."""
         return {
-            str(worker): {"shard": life.shard, "order": life.order.state_dict()} for worker, life in self._lives.items()
+            str(worker): {"shard": member.shard, "order": member.order.state_dict()}
+            for worker, member in self._members.items()
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""
-        self._lives = {}
+        self._members = {}
         for name, kept in state.items():
             worker, shard = int(name), int(kept["shard"])
             order = self._fresh(worker, shard, 0)
             order.load_state_dict(kept["order"])
-            self._lives[worker] = _Life(worker=worker, shard=shard, order=order)
+            self._members[worker] = _Membership(worker=worker, shard=shard, order=order)
 
 
 def pruning_of(batches: Batches, training: Training) -> PruningTotals:
-    """What became of every sample of the training data in a run that pruned.
-
-    >>> from paceline.recipes import Recipe
-    >>> from paceline.recipes.assembly import load_data, make_simulation, make_training
-    >>> recipe = Recipe(rounds=30).with_settings(pruning={"name": "info-batch"}, worker={"batch_size": 64})
-    >>> dataset = load_data(recipe)
-    >>> run = make_simulation(recipe, dataset)
-    >>> for _ in run:
-    ...     pass
-    >>> int(pruning_of(run.batches, make_training(recipe, dataset)).times_pruned.max()) > 0
-    True
-    """
+    """Return the totals of every sample of the training data in a run that pruned."""
     if batches.pruned is None:
         raise ValueError("this run prunes nothing: its recipe has pruning.name = none")
     return batches.pruned.totals(training.shards)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paceline.codecs import Codec
-from paceline.codecs.identity import Identity
+from paceline.codecs.floats import Identity
 from paceline.data import Augmentation, Dataset, NoAugmentation
 from paceline.data.pruning import PruningSettings
 from paceline.optim import OptimizerSettings

@@ -1,7 +1,7 @@
 """All workers of an averaging run in one process: each its own model, optimiser, batches and codec memory.
 
     compute   the gradient of a worker's batch, and where changes are averaged its optimiser's step
-    leave     what it brings into an average, encoded as it would send it
+    enter     what it brings into an average, encoded as it would send it
     gathered  the sum of what all sent, in the order of the workers
     merge     a worker takes in the sum
     settle    all orders of this moment are carried out: the step that waited for mean gradients, the schedule
@@ -19,8 +19,8 @@ from collections.abc import Sequence
 import torch
 
 from paceline.codecs import Codec
-from paceline.codecs.identity import Identity
-from paceline.codecs.vectors import NotFiniteError
+from paceline.codecs.floats import Identity
+from paceline.codecs.payload import NotFiniteError
 from paceline.events import Begin, Merge, Window, moves
 from paceline.optim import make_optimizer
 from paceline.randomness import torch_generator
@@ -86,7 +86,7 @@ class Team:
     >>> from paceline.strategies.averaging import make_averaging
     >>> team = Team(make_training(Recipe(), load_data(Recipe())), make_averaging("local-sgd"), workers=2)
     >>> team.compute(0, draw=0)
-    >>> team.leave(0, Begin(number=0, window=Window(steps=1))) > 4 * team.parameters.numel()
+    >>> team.enter(0, Begin(number=0, window=Window(steps=1))) > 4 * team.parameters.numel()
     True
     """
 
@@ -137,7 +137,7 @@ class Team:
 
     # -- averages ----------------------------------------------------------------------------------------------
 
-    def leave(self, worker: int, begin: Begin) -> int:
+    def enter(self, worker: int, begin: Begin) -> int:
         """What a worker brings into an average, as the others get it; returns what it weighs."""
         player, brings = self.players[worker], begin.window.brought > 0
         message = torch.empty(player.replica.size, dtype=player.replica.dtype)

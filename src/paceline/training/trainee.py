@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from paceline.codecs import Codec
-from paceline.codecs.identity import Identity
+from paceline.codecs.floats import Identity
 from paceline.events import Share, Step
 from paceline.strategies.combine import Combiner
 from paceline.training.outgoing import Outgoing

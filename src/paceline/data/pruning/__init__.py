@@ -1,28 +1,49 @@
-"""Samples that teach nothing sit out: policies that decide who, and the batch sampler that carries it out.
+"""Pruning: samples that teach nothing sit epochs out. Policies decide which; samplers and orders carry it out.
 
     losses of the last epochs ──> policy ──> who takes part, and what each weighs ──> batches ──> losses ...
+
+    policy          the interface of a policy          sampler    FinePruning and InfoBatch, batch samplers for scripts
+    fine_pruning    data fine-pruning                  epoch      one epoch's order, batches, weights and losses
+    info_batch      InfoBatch                          passes     which batches were handed out and observed
+    plan            what a run will save               ranks      how ranks agree on all of it
+                                                       order      the batches of a worker of a recipe
 
 A policy is its file and one line in `PRUNINGS`. Importing this package loads neither torch nor a policy.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from paceline.lookup import unknown
+from paceline.settings import Checked, SettingError, setting
 
 if TYPE_CHECKING:
     from paceline.data.pruning.policy import Policy
 
 NONE = "none"
 
+# Fine-pruning's window and its first starting point have two defaults, because they count two different things.
+#
+#              window   starting point   counted in
+#   a script       60               30   epochs of the whole data set. The paper sets the window to a stage of the
+#                                        learning rate: 60 of its 200 epochs, and InfoBatch's scripts have 200 too.
+#   a recipe       20               10   passes of one worker over its own shard. A run's budget is rounds: the default
+#                                        recipe's 300 are 64 passes, and a window is a third of them, as in the paper.
+#                                        With 60 and 30 half of such a run would be over before anything is pruned.
+#
+# Journals, checkpoints and sampler states say the values that they were made with, so neither is guessed later.
+EPOCHS_WINDOW, EPOCHS_STARTING_POINT = 60, 30
+PASSES_WINDOW, PASSES_STARTING_POINT = 20, 10
+
 
 @dataclass(frozen=True, kw_only=True)
 class PruningEntry:
-    """One line of the table: what a policy does, where it is made from settings, and which settings it has.
+    """One line of the table: what a policy does, the function that makes it, and which settings it has.
 
     >>> PRUNINGS["info-batch"].settings
     ('ratio', 'delta')
@@ -37,12 +58,12 @@ PRUNINGS = MappingProxyType(
     {
         "fine-pruning": PruningEntry(
             description="those often above their batch's mean loss sit some epochs out",
-            location="paceline.data.pruning.fine_policy:make",
+            location="paceline.data.pruning.fine_pruning:make_fine_policy",
             settings=("window", "starting_point", "attenuation", "block", "count", "prune", "tolerance"),
         ),
         "info-batch": PruningEntry(
             description="some of those below the mean loss sit out, the others of them weigh more",
-            location="paceline.data.pruning.info_policy:make",
+            location="paceline.data.pruning.info_batch:InfoPolicy",
             settings=("ratio", "delta"),
         ),
     }
@@ -51,42 +72,63 @@ PRUNINGS = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PruningSettings:
-    """What a recipe says of pruning; a policy takes the settings that it has.
+class PruningSettings(Checked):
+    """Which samples sit passes out. A policy takes the settings it has; others are refused.
 
-    >>> PruningSettings().on, PruningSettings(name="info-batch").on
+    >>> PruningSettings().on, PruningSettings(name="fine-pruning", prune=0.2).on
     (False, True)
+    >>> PruningSettings(name="info-batch", prune=0.2)
+    Traceback (most recent call last):
+    paceline.settings.SettingError: prune is a setting of fine-pruning, and the pruning is info-batch
+    >>> PruningSettings(name="fine-pruning", prune=1.0)
+    Traceback (most recent call last):
+    paceline.settings.SettingError: prune, as a share, must be at least 0 and below 1 (prune=1.0); ...
     """
 
-    name: str = NONE
-    window: int = 20
-    starting_point: int = 10
-    attenuation: float = 2.0
-    block: int = 4
-    count: int = 2
-    prune: float = 0.3
-    tolerance: float = 0.0
-    ratio: float = 0.5
-    delta: float = 0.875
+    name: str = setting(
+        NONE, "which samples of its shard a worker leaves out", choices=lambda: (NONE, *PRUNINGS), alias="pruning"
+    )
+    window: int = setting(PASSES_WINDOW, "fine-pruning: passes after which counts are cleared", least=1, most=65_535)
+    starting_point: int = setting(
+        PASSES_STARTING_POINT, "fine-pruning: first pass of the first window that may be pruned", least=0
+    )
+    attenuation: float = setting(2.0, "fine-pruning: starting_point is divided by it with every window", least=1)
+    block: int = setting(4, "fine-pruning: of each so many passes ...", least=1)
+    count: int = setting(2, "fine-pruning: ... so many are pruned", least=0)
+    prune: float = setting(0.3, "fine-pruning: share of the samples that sits a pruned pass out, below 1", least=0)
+    tolerance: float = setting(
+        0.0, "fine-pruning: counted is who is above (1 + tolerance) x the batch's mean loss", least=0
+    )
+    ratio: float = setting(0.5, "info-batch: share of the samples below the mean loss that sits out, below 1", least=0)
+    delta: float = setting(0.875, "info-batch: share of the run in which samples sit out", least=0, most=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        changed = [each.name for each in dataclasses.fields(self) if getattr(self, each.name) != each.default]
+        for setting_name in changed:
+            policies = [policy for policy, entry in PRUNINGS.items() if setting_name in entry.settings]
+            if policies and self.name not in policies:
+                owners = " and ".join(policies)
+                message = f"{setting_name} is a setting of {owners}, and the pruning is {self.name}"
+                raise SettingError((setting_name,), message)
+        if self.on:
+            try:  # the policy itself knows what its settings may be beside each other
+                make_policy(self, 1, seed=0)
+            except ValueError as error:
+                named = [setting_name for setting_name in changed if f"{setting_name}=" in str(error)]
+                raise SettingError((named[0] if named else "name",), str(error)) from None
 
     @property
     def on(self) -> bool:
-        """Whether anything is pruned.
-
-        >>> PruningSettings().on
-        False
-        """
+        """Whether anything is pruned."""
         return self.name != NONE
 
 
 def make_policy(settings: PruningSettings, samples: int, *, seed: int) -> Policy:
-    """The policy that the settings name, over so many samples.
+    """Return the policy that the settings name, over so many samples.
 
     >>> make_policy(PruningSettings(name="fine-pruning", prune=0.5), 10, seed=0).prune_num
     5
-    >>> make_policy(PruningSettings(name="coarse"), 10, seed=0)
-    Traceback (most recent call last):
-    ValueError: unknown pruning 'coarse'; choose from fine-pruning, info-batch
     """
     if settings.name not in PRUNINGS:
         raise unknown("pruning", settings.name, PRUNINGS)

@@ -4,13 +4,13 @@
     c a d b e           | e b a c d  ->  a c d                 | ...
     [c a d b][e a c d] ...                                          batches run across the ends of passes
 
-As `data/batches.py`, but for who sits out: every batch has exactly the size asked for, and a pass in which everybody
+It is `data/batches.py` but for who sits out: every batch has exactly the size asked for, and a pass in which everybody
 takes part is the very same permutation. The policy knows samples by their position in the shard. A pass is an epoch;
 who takes part in it is decided when its first sample is drawn, by the losses of all batches that were judged before. A
 batch that runs over the end of a pass is judged as one batch, of the epoch in which it began.
 
-What comes next depends on the draws and the losses of this worker alone. One that begins with a later draw (it takes
-over from another, and knows nothing of its samples) begins at a fresh pass, whose number follows from that draw.
+What comes next depends on the draws and the losses of this worker alone. A worker that begins with a later draw (it
+takes over from another, and knows nothing of its samples) begins at a fresh pass, whose number follows from that draw.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.data.pruning import PruningSettings, make_policy
-from paceline.data.pruning.policy import Decision, array_of
+from paceline.data.pruning.policy import Decision, saved_array
 from paceline.randomness import seed_for, torch_generator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrunedBatch:
-    """A batch: which samples of the data set, and what each weighs (None: all weigh 1).
+    """A batch: numbers of samples of the data set, and what each weighs (None: all weigh 1).
 
     >>> PrunedBatch(indices=torch.tensor([4, 7])).weights is None
     True
@@ -40,7 +40,7 @@ class PrunedBatch:
 
 
 class PrunedOrder:
-    """Endless batches of a shard for one worker, which is told the losses of each.
+    """Endless batches of a shard for one worker; `judge` takes the losses of each.
 
     `draws` is how many batches the worker is expected to draw in the whole run, for policies that ask how far it is.
 
@@ -87,23 +87,25 @@ class PrunedOrder:
         self._open_epoch = 0
 
     def next(self) -> PrunedBatch:
-        """The next batch, exactly `batch_size` samples."""
+        """Return the next batch, exactly `batch_size` samples."""
         positions: list[torch.Tensor] = []
-        weights: list[torch.Tensor | None] = []
+        weights: list[NDArray[np.float32] | None] = []
         missing, self._open_epoch = self._batch_size, self._number + 1
         while missing > 0:
-            taken = self._begun()[self._position : self._position + missing]
+            kept = self._begun_pass()
+            taken = kept[self._position : self._position + missing]
             positions.append(taken)
-            weights.append(self._weights(taken))
+            weights.append(self._decision.weights_of(taken.numpy()))
             missing -= len(taken)
             self._position += len(taken)
-            self._end_if_done()
+            if self._position == len(kept):
+                self._end_pass()
         self.draw += 1
         self._open = torch.cat(positions)
         return PrunedBatch(indices=self._shard[self._open], weights=_joined(positions, weights))
 
     def judge(self, losses: NDArray[np.float32]) -> None:
-        """The losses of the last batch, or of its first samples if no more were done; those not finite are left out."""
+        """Learn from the finite losses of the last batch, or of its first samples if no more were done."""
         if self._open is None or len(losses) > len(self._open):
             size = 0 if self._open is None else len(self._open)
             raise ValueError(f"there are {len(losses)} losses, and {size} samples that wait for theirs")
@@ -115,7 +117,7 @@ class PrunedOrder:
 
     # -- passes ------------------------------------------------------------------------------------------------
 
-    def _begun(self) -> torch.Tensor:
+    def _begun_pass(self) -> torch.Tensor:
         if self._pass is None:
             self._decision = self.policy.decide(self._number + 1, min(1.0, self.draw / self._draws))
             self._pass, self._position = self._kept(), 0
@@ -127,23 +129,17 @@ class PrunedOrder:
         keep = self._decision.keep
         return permuted if keep is None else permuted[torch.from_numpy(keep)[permuted]]
 
-    def _end_if_done(self) -> None:
-        if self._position < len(self._begun()):
-            return
-        self.policy.completed(self._decision.keep)
+    def _end_pass(self) -> None:
+        self.policy.end_epoch(self._decision.keep)
         self.whole_passes += 1
         self.sat_out += self._decision.pruned
         self._number += 1
         self._pass, self._position, self._decision = None, 0, Decision()
 
-    def _weights(self, positions: torch.Tensor) -> torch.Tensor | None:
-        weights = self._decision.weights_of(positions.numpy())
-        return None if weights is None else torch.from_numpy(weights)
-
     # -- going on later ----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the order stands, and all that its policy has learned, as plain values and tensors."""
+        """Return where the order stands and what its policy has learned, as plain values and tensors."""
         keep, heavier = self._decision.keep, self._decision.heavier
         return {
             "draw": self.draw,
@@ -165,7 +161,7 @@ class PrunedOrder:
         samples = len(self._shard)
         self.policy.load_state_dict({name: _as_array(value) for name, value in state["policy"].items()})
         keep, heavier = (
-            None if state[name] is None else array_of(_as_array(state[name]), np.bool_, samples, name)
+            None if state[name] is None else saved_array(_as_array(state[name]), np.bool_, samples, name)
             for name in ("keep", "heavier")
         )
         self._decision = Decision(keep=keep, heavier=heavier, weight=float(state["weight"]))
@@ -177,12 +173,15 @@ class PrunedOrder:
             raise ValueError(f"position must be within the pass: the state is damaged (position={self._position})")
 
 
-def _joined(positions: list[torch.Tensor], weights: list[torch.Tensor | None]) -> torch.Tensor | None:
-    """The weights of a batch: those of a pass without any are 1."""
+def _joined(positions: list[torch.Tensor], weights: list[NDArray[np.float32] | None]) -> torch.Tensor | None:
+    """Return the weights of a batch; those of a pass without weights are 1."""
     if all(part is None for part in weights):
         return None
     return torch.cat(
-        [torch.ones(len(at)) if part is None else part for at, part in zip(positions, weights, strict=True)]
+        [
+            torch.ones(len(taken)) if part is None else torch.from_numpy(part)
+            for taken, part in zip(positions, weights, strict=True)
+        ]
     )
 
 

@@ -2,7 +2,7 @@
 
 Fine-pruning is known exactly: the schedule says which epochs are pruned, and in each as many samples sit out. (Except
 that an epoch is not pruned if nobody has been counted in its window: no loss was above its batch's mean by the
-tolerance.) The paper's own formulas stand beside it; `formulas.py` says where they differ.
+tolerance.) The paper's own formulas stand beside it; `estimated_n_prune` says where they differ.
 
 InfoBatch is known as a limit: who sits out is drawn from those below the mean loss. All but one sample can be, so on
 average over the lots at most ratio * (samples - 1) sit out. Losses spread evenly around their mean make it half that.
@@ -10,29 +10,75 @@ average over the lots at most ratio * (samples - 1) sit out. Losses spread evenl
     epochs 1 ... 8              . . . # # . . #
     samples of each             9 9 9 6 6 9 9 6
     steps, batches of 4         3 3 3 2 2 3 3 2       saved: 9 of 72 samples, 3 of 24 steps
+
+A run is drawn as a row for every window, a cell for every epoch (the paper's figure 3, in plain text):
+
+    epochs  start  0         10
+      1-11      6   ░░░░░··██··              ░ whole, before the starting point of its window
+     12-23      3  ░░░·██··██··              · whole, after it        █ pruned
+
+Rows too long for a line go on in the next ones. Windows of more than four lines are scaled to one: a cell is then
+several epochs, and is drawn as pruned if one of them is. Of many windows the first ones and the last are drawn.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from paceline.data.pruning.dealing import Dealing
-from paceline.data.pruning.formulas import Times, n_prune, remarks
-from paceline.data.pruning.info_policy import InfoPolicy
-from paceline.data.pruning.picture import BEFORE, PRUNED, WHOLE, Row
-from paceline.data.pruning.plan_text import describe
+from paceline.data.pruning.fine_pruning import (
+    SECONDS,
+    FineSchedule,
+    PruningTimes,
+    estimate_remarks,
+    estimated_n_prune,
+)
+from paceline.data.pruning.info_batch import InfoPolicy
 from paceline.data.pruning.policy import MOST_SAMPLES
-from paceline.data.pruning.schedule import FineSchedule
+from paceline.quantities import calendar_text, exact_count_text
+from paceline.terminal import paragraphs, ruler, text_table
 
 MOST_EPOCHS = 1_000_000
+BEFORE, WHOLE, PRUNED = "-", ".", "#"  # as they are drawn where there is only ASCII
+IN_BLOCKS = str.maketrans({BEFORE: "░", WHOLE: "·", PRUNED: "█"})
+MOST_WRAPPED = 4
+MOST_LINES = 24
+LEAST_WIDTH = 40
+TICK = 10
+BEFORE_THE_START, NO_LOSS_YET = "before the starting point of its window", "before any loss is known"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRow:
+    """A window of the picture: a mark for every epoch from `first` on. `skipped` are the cells before its first epoch.
+
+    >>> row = WindowRow(first=1, cells="----##", start=5, skipped=1)
+    >>> row.last, row.epochs, WindowRow(first=3, cells=".").epochs
+    (6, '1-6', '3')
+    """
+
+    first: int
+    cells: str
+    start: int | None = None
+    skipped: int = 0
+
+    @property
+    def last(self) -> int:
+        """The last epoch of the row."""
+        return self.first + len(self.cells) - 1
+
+    @property
+    def epochs(self) -> str:
+        """The first and the last epoch as text."""
+        return f"{self.first}" if self.first == self.last else f"{self.first}-{self.last}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Which epochs of a run are pruned, and what that saves.
+class PruningPlan:
+    """The epochs of a run that are pruned, and what that saves.
 
     `times` are exact, or the most that can be saved if `exact` is false; `paper` are those of the paper's formulas (3)
     and (4), where there are any, and `remarks` say why they may differ. Samples of a last batch that is dropped count
@@ -54,14 +100,14 @@ class Plan:
     drop_last: bool
     prune_num: int
     pruned_epochs: tuple[int, ...]
-    rows: tuple[Row, ...]
-    times: Times
-    paper: Times | None = None
+    rows: tuple[WindowRow, ...]
+    times: PruningTimes
+    paper: PruningTimes | None = None
     remarks: tuple[str, ...] = ()
 
     @property
     def whole(self) -> tuple[int, int]:
-        """Samples and batches of an epoch that is not pruned.
+        """The samples and batches of an epoch that is not pruned.
 
         >>> plan_info(100, epochs=8, ratio=0.5, delta=0.5, batch_size=16).whole
         (100, 7)
@@ -70,7 +116,7 @@ class Plan:
 
     @property
     def pruned(self) -> tuple[int, int]:
-        """Samples and batches of a pruned epoch.
+        """The samples and batches of a pruned epoch.
 
         >>> plan_info(101, epochs=8, ratio=0.5, delta=0.5, batch_size=16).pruned
         (51, 4)
@@ -79,7 +125,7 @@ class Plan:
 
     @property
     def epoch_samples(self) -> list[int]:
-        """Samples of every epoch, the first epoch first.
+        """The samples of every epoch, the first epoch first.
 
         >>> plan_info(101, epochs=4, ratio=0.5, delta=0.75, batch_size=16).epoch_samples
         [101, 51, 51, 101]
@@ -88,7 +134,7 @@ class Plan:
 
     @property
     def epoch_batches(self) -> list[int]:
-        """Batches of every epoch, the first epoch first.
+        """The batches of every epoch, the first epoch first.
 
         >>> plan_info(101, epochs=4, ratio=0.5, delta=0.75, batch_size=16).epoch_batches
         [7, 4, 4, 7]
@@ -97,7 +143,7 @@ class Plan:
 
     @property
     def total_batches(self) -> int:
-        """Batches of all epochs: the steps that a scheduler of the learning rate is to be told.
+        """The batches of all epochs: the number of steps for a scheduler of the learning rate.
 
         >>> plan_info(101, epochs=4, ratio=0.5, delta=0.75, batch_size=16).total_batches
         22
@@ -106,7 +152,7 @@ class Plan:
 
     @property
     def samples_saved(self) -> int:
-        """How many fewer samples are trained on.
+        """The number of samples by which less is trained.
 
         >>> plan_info(101, epochs=4, ratio=0.5, delta=0.75, batch_size=16).samples_saved
         100
@@ -115,7 +161,7 @@ class Plan:
 
     @property
     def steps_saved(self) -> int:
-        """How many fewer steps there are.
+        """The number of steps that are saved.
 
         >>> plan_info(101, epochs=4, ratio=0.5, delta=0.75, batch_size=16).steps_saved
         6
@@ -132,20 +178,29 @@ class Plan:
         return self.samples_saved / (self.epochs * self.whole[0])
 
     def text(self, *, width: int = 80, ascii_only: bool = False) -> str:
-        """The picture, the totals and the formulas.
+        """Return the picture, the totals and the formulas as text for a terminal.
 
         >>> print(plan_info(101, epochs=4, ratio=0.5, delta=0.75, batch_size=16).text(ascii_only=True))
         info-batch prunes 2 of 4 epochs (2 to 3): on average at most 24.8% of the
         samples are saved.
         ...
         """
-        return describe(self, width=width, ascii_only=ascii_only)
+        before = NO_LOSS_YET if self.rows[0].start is None else BEFORE_THE_START
+        return paragraphs(
+            [
+                textwrap.wrap(_headline(self), width),
+                draw_windows(self.rows, width=width, ascii_only=ascii_only, before=before),
+                textwrap.wrap(_epochs(self), width),
+                _table(self),
+                [line for remark in self.remarks for line in textwrap.wrap(remark, width)],
+            ]
+        )
 
     def __str__(self) -> str:
         return self.text()
 
     def document(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON.
+        """Return everything as plain values, for JSON.
 
         >>> plan_info(101, epochs=4, ratio=0.5, delta=0.75, batch_size=16).document()["pruned_epochs"]
         [2, 3]
@@ -164,15 +219,15 @@ class Plan:
             "pruned_epoch": dict(zip(named, self.pruned, strict=True)),
             "saved": {"samples": self.samples_saved, "steps": self.steps_saved, "share": self.share_saved},
             "windows": [{"first": row.first, "last": row.last, "starting_point": row.start} for row in self.rows],
-            "times": _times(self.times),
-            "paper": None if self.paper is None else _times(self.paper) | {"remarks": list(self.remarks)},
+            "times": asdict(self.times),
+            "paper": None if self.paper is None else asdict(self.paper) | {"remarks": list(self.remarks)},
         }
 
     def _of_every_epoch(self, whole: int, pruned: int) -> list[int]:
-        found = [whole] * self.epochs
+        values = [whole] * self.epochs
         for epoch in self.pruned_epochs:
-            found[epoch - 1] = pruned
-        return found
+            values[epoch - 1] = pruned
+        return values
 
 
 def plan_fine(
@@ -184,8 +239,8 @@ def plan_fine(
     drop_last: bool = False,
     overhead_seconds: float | None = None,
     batch_seconds: float | None = None,
-) -> Plan:
-    """The plan of fine-pruning. `overhead_seconds` is what pruning itself costs in a pruned epoch.
+) -> PruningPlan:
+    """Return the plan of fine-pruning. `overhead_seconds` is what pruning itself costs in a pruned epoch.
 
     >>> plan = plan_fine(FineSchedule(prune=0.3), 50_000, epochs=200, batch_size=128)
     >>> len(plan.pruned_epochs), plan.paper.n_prune, plan.whole, plan.pruned
@@ -195,10 +250,9 @@ def plan_fine(
     _check_times(overhead_seconds, batch_seconds)
     prune_num = schedule.prune_num(samples)
     rows = tuple(_windows(schedule if prune_num else replace(schedule, count=0), epochs))
-    pruned = _pruned_in(rows)
 
-    def times(n_prune: int) -> Times:
-        return Times.of(
+    def times(n_prune: int) -> PruningTimes:
+        return PruningTimes.of(
             n=epochs,
             n_prune=n_prune,
             b=_trained(samples, batch_size, drop_last=drop_last)[1],
@@ -207,7 +261,7 @@ def plan_fine(
             t_0=overhead_seconds or 0.0,
         )
 
-    return Plan(
+    return PruningPlan(
         policy="fine-pruning",
         exact=True,
         samples=samples,
@@ -215,19 +269,19 @@ def plan_fine(
         batch_size=batch_size,
         drop_last=drop_last,
         prune_num=prune_num,
-        pruned_epochs=pruned,
+        pruned_epochs=_pruned_in(rows),
         rows=rows,
-        times=times(len(pruned)),
-        paper=times(n_prune(schedule, epochs)),
-        remarks=remarks(schedule, epochs),
+        times=times(len(_pruned_in(rows))),
+        paper=times(estimated_n_prune(schedule, epochs)),
+        remarks=estimate_remarks(schedule, epochs),
     )
 
 
 def plan_info(
     samples: int, *, epochs: int, ratio: float, delta: float, batch_size: int, drop_last: bool = False,
     batch_seconds: float | None = None,
-) -> Plan:  # fmt: skip
-    """The most that InfoBatch saves, on average over its lots.
+) -> PruningPlan:  # fmt: skip
+    """Return the plan of InfoBatch: the most that it saves, on average over its lots.
 
     >>> plan = plan_info(50_000, epochs=200, ratio=0.5, delta=0.875, batch_size=128)
     >>> plan.pruned_epochs[0], plan.pruned_epochs[-1], plan.prune_num, plan.exact
@@ -235,15 +289,15 @@ def plan_info(
     """
     _check(samples, epochs=epochs, batch_size=batch_size, drop_last=drop_last)
     _check_times(None, batch_seconds)
-    InfoPolicy(1, ratio=ratio, delta=delta)  # refuses bad values in its own words
+    InfoPolicy(1, ratio=ratio, delta=delta)  # refuses bad values
     prune_num = math.floor(ratio * (samples - 1))
     cells = [
         BEFORE if epoch == 1 else PRUNED if prune_num and (epoch - 1) / epochs < delta else WHOLE
         for epoch in range(1, epochs + 1)
     ]
-    rows = (Row(first=1, cells="".join(cells), skipped=1),)
+    rows = (WindowRow(first=1, cells="".join(cells), skipped=1),)
     pruned = _pruned_in(rows)
-    return Plan(
+    return PruningPlan(
         policy="info-batch",
         exact=False,
         samples=samples,
@@ -253,7 +307,7 @@ def plan_info(
         prune_num=prune_num,
         pruned_epochs=pruned,
         rows=rows,
-        times=Times.of(
+        times=PruningTimes.of(
             n=epochs,
             n_prune=len(pruned),
             b=_trained(samples, batch_size, drop_last=drop_last)[1],
@@ -263,8 +317,8 @@ def plan_info(
     )
 
 
-def _windows(schedule: FineSchedule, epochs: int) -> list[Row]:
-    """The rows of the picture. A window has one starting point, which need not be found again for each epoch."""
+def _windows(schedule: FineSchedule, epochs: int) -> list[WindowRow]:
+    """Return the rows of the picture. A window has one starting point, found once and not for each epoch."""
     rows = []
     for number in range(schedule.window_of(epochs) + 1):
         first, last = max(1, number * schedule.window), min(epochs, (number + 1) * schedule.window - 1)
@@ -276,22 +330,18 @@ def _windows(schedule: FineSchedule, epochs: int) -> list[Row]:
             PRUNED if here.is_pruned(epoch) else BEFORE if epoch % schedule.window < start else WHOLE
             for epoch in range(first, last + 1)
         ]
-        rows.append(Row(first=first, cells="".join(cells), start=start, skipped=first % schedule.window))
+        rows.append(WindowRow(first=first, cells="".join(cells), start=start, skipped=first % schedule.window))
     return rows
 
 
-def _pruned_in(rows: Sequence[Row]) -> tuple[int, ...]:
+def _pruned_in(rows: Sequence[WindowRow]) -> tuple[int, ...]:
     return tuple(row.first + place for row in rows for place, mark in enumerate(row.cells) if mark == PRUNED)
 
 
 def _trained(samples: int, batch_size: int, *, drop_last: bool) -> tuple[int, int]:
-    """Samples that are trained on, and in how many batches."""
-    steps = Dealing(batch_size=batch_size, drop_last=drop_last).steps(samples)
+    """Return how many samples are trained on, and in how many batches."""
+    steps = samples // batch_size if drop_last else -(-samples // batch_size)
     return min(samples, steps * batch_size), steps
-
-
-def _times(times: Times) -> dict[str, Any]:
-    return {name: getattr(times, name) for name in ("n_prune", "b_prune", "t_regular", "t_prune", "t_save", "unit")}
 
 
 def _check(samples: int, *, epochs: int, batch_size: int, drop_last: bool) -> None:
@@ -317,3 +367,125 @@ def _check_times(overhead_seconds: float | None, batch_seconds: float | None) ->
         raise ValueError(f"overhead_seconds must be at least 0 and finite (overhead_seconds={overhead_seconds})")
     if batch_seconds is None:
         raise ValueError(f"overhead_seconds needs batch_seconds beside it (overhead_seconds={overhead_seconds})")
+
+
+# -- the picture -------------------------------------------------------------------------------------------------------
+
+
+def draw_windows(
+    rows: Sequence[WindowRow], *, width: int = 80, ascii_only: bool = False, before: str = BEFORE_THE_START
+) -> list[str]:
+    """Return the lines of the picture: a ruler, the rows and a legend, in which `before` describes the first mark.
+
+    >>> rows = [WindowRow(first=1, cells="-----..##..", start=6, skipped=1)]
+    >>> rows.append(WindowRow(first=12, cells="---.##..##..", start=3))
+    >>> print("\\n".join(draw_windows(rows, ascii_only=True)))
+      epochs  start  0         10
+        1-11      6   -----..##..
+       12-23      3  ---.##..##..
+    <BLANKLINE>
+      # pruned   . whole   - whole, before the starting point of its window
+    """
+    if width < LEAST_WIDTH:
+        raise ValueError(f"width must be at least {LEAST_WIDTH} columns (width={width})")
+    label = max(len("epochs"), *(len(row.epochs) for row in rows))
+    starts = any(row.start is not None for row in rows)
+    prefix = 2 + label + (7 if starts else 0) + 2
+    longest, room = max(row.skipped + len(row.cells) for row in rows), width - prefix
+    per_line = longest if longest <= room else room // TICK * TICK
+    lines_of_a_row = math.ceil(longest / per_line)
+    scale = 1 if lines_of_a_row <= MOST_WRAPPED else math.ceil(longest / per_line)
+    numbers = ruler(min(longest, per_line), step=TICK, scale=scale)
+    lines = [f"  {'epochs':>{label}}{'  start' if starts else ''}  {numbers}".rstrip()]
+    shown = _shown(rows, 1 if scale > 1 else lines_of_a_row)
+    for row in shown:
+        lines += _lines(row, label, starts=starts, per_line=per_line, scale=scale)
+    if len(shown) < len(rows):
+        lines.insert(-1, f"  {'...':>{label}}".ljust(prefix) + f"{len(rows) - len(shown):,} more windows")
+    if not ascii_only:
+        lines = [line[:prefix] + line[prefix:].translate(IN_BLOCKS) for line in lines]  # not the - of "12-23"
+    return [*lines, "", *_legend(scale, before, ascii_only=ascii_only)]
+
+
+def _shown(rows: Sequence[WindowRow], lines_of_a_row: int) -> Sequence[WindowRow]:
+    """Return all rows, or the first ones and the last."""
+    most = max(3, MOST_LINES // lines_of_a_row)
+    return rows if len(rows) <= most else [*rows[: most - 1], rows[-1]]
+
+
+def _lines(row: WindowRow, label: int, *, starts: bool, per_line: int, scale: int) -> list[str]:
+    cells = " " * row.skipped + row.cells
+    if scale > 1:
+        cells = "".join(_common_mark(cells[place : place + scale]) for place in range(0, len(cells), scale))
+    lines = []
+    for place in range(0, len(cells), per_line):
+        name = f"+{place}" if place else row.epochs
+        start = f"  {'' if place or row.start is None else row.start:>5}" if starts else ""
+        lines.append(f"  {name:>{label}}{start}  {cells[place : place + per_line]}")
+    return lines
+
+
+def _common_mark(cells: str) -> str:
+    """Return the mark for several epochs.
+
+    >>> _common_mark(" -.."), _common_mark("-.#.")
+    ('.', '#')
+    """
+    return next(mark for mark in (PRUNED, WHOLE, BEFORE, " ") if mark in cells)
+
+
+def _legend(scale: int, before: str, *, ascii_only: bool) -> list[str]:
+    pruned, whole, early = (mark if ascii_only else mark.translate(IN_BLOCKS) for mark in (PRUNED, WHOLE, BEFORE))
+    if scale == 1:
+        return [f"  {pruned} pruned   {whole} whole   {early} whole, {before}"]
+    cell = f"  A cell is {scale:,} epochs: "
+    return [f"{cell}{pruned} some pruned   {whole} whole   {early} whole,", f"{'':{len(cell)}}{before}"]
+
+
+# -- the words ---------------------------------------------------------------------------------------------------------
+
+
+def _headline(plan: PruningPlan) -> str:
+    pruned = len(plan.pruned_epochs)
+    which = f"{pruned:,} of {plan.epochs:,} epochs"
+    if pruned and pruned == plan.pruned_epochs[-1] - plan.pruned_epochs[0] + 1:
+        which += f" ({plan.pruned_epochs[0]:,} to {plan.pruned_epochs[-1]:,})"
+    most = "" if plan.exact else "on average at most "
+    saved = f"{most}{plan.share_saved:.1%} of the samples are saved" if pruned else "nothing is saved"
+    return f"{plan.policy} prunes {which}: {saved}."
+
+
+def _epochs(plan: PruningPlan) -> str:
+    samples, batches = plan.whole
+    whole = f"A whole epoch has {samples:,} samples in {batches:,} {'batch' if batches == 1 else 'batches'}"
+    if not plan.pruned_epochs:
+        return f"{whole}."
+    fewer, in_batches = plan.pruned
+    if plan.exact:
+        return f"{whole}, a pruned one {fewer:,} in {in_batches:,}."
+    return (
+        f"{whole}, a pruned one on average at least {fewer:,} in {in_batches:,}. How many it really has depends on the "
+        "losses: the fewer of them are below their mean, the more."
+    )
+
+
+def _table(plan: PruningPlan) -> list[str]:
+    """Return the figures with the paper's symbols; those of the formulas in a second column, where there are any."""
+    columns = [plan.times] if plan.paper is None else [plan.times, plan.paper]
+    heads = ["exact" if plan.exact else "at best", "formulas"][: len(columns)]
+    total, saved = plan.epochs * plan.whole[0], plan.whole[0] - plan.pruned[0]
+    unit, time = ("time", calendar_text) if plan.times.unit == SECONDS else ("batches", exact_count_text)
+    figures: list[tuple[str, str, Callable[[PruningTimes], str]]] = [
+        ("pruned epochs", "n_prune", lambda times: exact_count_text(times.n_prune)),
+        ("samples in all", "", lambda times: exact_count_text(total - times.n_prune * saved)),
+        ("  share saved", "", lambda times: f"{times.n_prune * saved / total:.2%}"),
+        ("batches per epoch", "b_prune", lambda times: f"{times.b_prune:,.1f}"),
+        (f"{unit} without pruning", "t_regular", lambda times: time(times.t_regular)),
+        (f"{unit} with pruning", "t_prune", lambda times: time(times.t_prune)),
+        (f"{unit} saved", "t_save", lambda times: time(times.t_save)),
+        ("  share saved", "", lambda times: f"{times.t_save / times.t_regular:.2%}"),
+    ]
+    rows = [(name, symbol if plan.paper else "", *map(text, columns)) for name, symbol, text in figures]
+    wide = max(12, *(len(cell) for row in rows for cell in row[2:]))
+    least = (23, 9, *[wide] * len(columns))
+    return text_table([("", "", *heads), *rows], align="<<" + ">" * len(columns), least=least, indent=2)

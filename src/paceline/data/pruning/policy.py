@@ -1,4 +1,4 @@
-"""What every pruning policy answers: who sits this epoch out, how much do the others weigh, what do their losses teach.
+"""The interface of a pruning policy: which samples sit an epoch out, and what the others' losses teach.
 
     decide(epoch, progress)  ->  Decision       nothing is changed by asking; the same question has the same answer
          |
@@ -6,13 +6,15 @@
          v
     judge(epoch, samples, losses, ends)         their losses, once: all of an epoch together or batch by batch
          |
-    completed(keep)                             the epoch is over: who sat out is counted
+    end_epoch(keep)                             the epoch is over: who sat out is counted
 
 A policy knows samples by their number and nothing of batches, loaders or ranks. Epochs count from 1, as in the paper.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,17 +23,26 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.pruning.numbers import whole
+from paceline.errors import PacelineError
 from paceline.randomness import seed_for
 
 MOST_SAMPLES = 2**31 - 1
-AT_ONCE = 1 << 20
+CHUNK = 1 << 20
 Indices = NDArray[np.integer[Any]]
+
+
+class PruningError(PacelineError, RuntimeError):
+    """Batches were not observed one by one; what was observed in this epoch is forgotten, nothing is counted wrongly.
+
+    >>> raise PruningError("no batch is waiting to be observed")
+    Traceback (most recent call last):
+    paceline.data.pruning.policy.PruningError: no batch is waiting to be observed
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decision:
-    """Who takes part in an epoch (None: everybody), and who of them weighs `weight` (None: nobody) instead of 1.
+    """Which samples take part in an epoch (None: all), and which of them weigh `weight` (None: none) instead of 1.
 
     >>> decision = Decision(keep=np.array([True, False, True]))
     >>> decision.pruned, Decision().pruned
@@ -44,77 +55,75 @@ class Decision:
 
     @property
     def weights(self) -> NDArray[np.float32] | None:
-        """What each sample weighs; None: all weigh 1.
+        """The weight of every sample; None if all weigh 1.
 
         >>> Decision(heavier=np.array([True, False]), weight=2.0).weights
         array([2., 1.], dtype=float32)
         """
-        return None if self.heavier is None else self._weighed(self.heavier)
+        return None if self.heavier is None else self.weights_of(np.arange(len(self.heavier)))
 
     def weights_of(self, samples: Indices) -> NDArray[np.float32] | None:
-        """What these samples weigh; None: all weigh 1.
+        """Return the weights of these samples, or None if all weigh 1.
 
         >>> Decision(heavier=np.array([True, False]), weight=2.0).weights_of(np.array([1, 0, 0]))
         array([1., 2., 2.], dtype=float32)
         """
-        return None if self.heavier is None else self._weighed(picked(self.heavier, samples))
-
-    def _weighed(self, heavier: NDArray[np.bool_]) -> NDArray[np.float32]:
-        return np.where(heavier, np.float32(self.weight), np.float32(1))
+        if self.heavier is None:
+            return None
+        return np.where(take(self.heavier, samples), np.float32(self.weight), np.float32(1))
 
     @property
     def pruned(self) -> int:
-        """How many samples sit out.
-
-        >>> Decision().pruned
-        0
-        """
+        """The number of samples that sit out."""
         return 0 if self.keep is None else int(self.keep.size - np.count_nonzero(self.keep))
 
 
 class Policy(ABC):
     """The common part of all policies: how often each sample has sat out.
 
-    `PrunedBatches` (`sampler.py`) hands out batches as a policy decides; `training/pruned.py` does so for recipes.
+    `PrunedBatches` (`sampler.py`) hands out batches as a policy decides; `PrunedOrder` (`order.py`) does so for
+    recipes.
     """
 
     name: ClassVar[str]
+    settings: dict[str, float]
+    """The settings that it was made with, to be saved beside what it learns."""
 
     def __init__(self, samples: int, *, seed: int = 0) -> None:
-        self.samples, self.seed = whole("samples", samples, least=1, most=MOST_SAMPLES), seed
+        self.samples, self.seed = whole_number("samples", samples, least=1, most=MOST_SAMPLES), seed
         self.population = self.samples
-        """The samples that there really are to draw from: fewer, where a base draws from a part of the data set."""
+        """The samples that are really drawn from: fewer, where a base draws from a part of the data set."""
         self.times_pruned = np.zeros(self.samples, np.uint16)
 
     @abstractmethod
     def decide(self, epoch: int, progress: float = 0.0) -> Decision:
-        """Who takes part in this epoch; `progress` is the share of the run that is done before it."""
+        """Return who takes part in this epoch; `progress` is the share of the run that is done before it."""
 
     @abstractmethod
     def judge(self, epoch: int, samples: Indices, losses: NDArray[np.float32], ends: Indices) -> None:
         """Learn from the losses of batches: batch i is `samples[ends[i - 1]:ends[i]]`."""
 
-    def completed(self, keep: NDArray[np.bool_] | None) -> None:
-        """An epoch is over in which these took part (None: everybody)."""
+    def end_epoch(self, keep: NDArray[np.bool_] | None) -> None:
+        """Count who sat out of an epoch that is over, in which `keep` took part (None: all)."""
         if keep is not None:
             most = np.iinfo(self.times_pruned.dtype).max
             self.times_pruned += ~keep & (self.times_pruned < most)
 
     def difficulty(self) -> NDArray[np.float32]:
-        """How hard each sample is, as far as the policy can tell; only the order means anything."""
+        """Return how hard each sample is, as far as the policy can tell; only the order means anything."""
         return self.times_pruned.astype(np.float32)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was learned so far, as plain values and arrays."""
+        """Return what was learned so far, as plain values and arrays."""
         return {"samples": self.samples, "times_pruned": self.times_pruned.copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict` of a policy over as many samples; one that is refused changes nothing."""
-        self.check_data(state)
-        self.times_pruned = array_of(state["times_pruned"], np.uint16, self.samples, "times_pruned")
+        self.check_samples(state)
+        self.times_pruned = saved_array(state["times_pruned"], np.uint16, self.samples, "times_pruned")
 
-    def check_data(self, state: dict[str, Any]) -> None:
-        """Refuse a state of another data set, before anything of it is looked at or taken."""
+    def check_samples(self, state: dict[str, Any]) -> None:
+        """Refuse a state of another data set, before anything else of the state is read."""
         if state["samples"] != self.samples:
             raise ValueError(
                 f"this state is of {state['samples']:,} samples, and there are {self.samples:,}: "
@@ -122,36 +131,39 @@ class Policy(ABC):
             )
 
     def generator(self, purpose: str, epoch: int) -> np.random.Generator:
-        """Random numbers for one purpose in one epoch: asked again, the same again."""
+        """Return random numbers for one purpose in one epoch: asked again, the same again."""
         return np.random.Generator(np.random.PCG64(seed_for(self.seed, "pruning", purpose, epoch)))
 
 
-def parts_of(size: int) -> Iterator[slice]:
-    """About a million at a time: numpy widens indices to 64 bits, and what it makes on the way stays small.
+# -- arrays of millions of samples -------------------------------------------------------------------------------------
 
-    >>> list(parts_of(3))
+
+def chunks(size: int) -> Iterator[slice]:
+    """Yield slices of about a million: numpy widens indices to 64 bits, and what it makes on the way stays small.
+
+    >>> list(chunks(3))
     [slice(0, 3, None)]
     """
-    for start in range(0, size, AT_ONCE):
-        yield slice(start, min(start + AT_ONCE, size))
+    for start in range(0, size, CHUNK):
+        yield slice(start, min(start + CHUNK, size))
 
 
-def picked(values: NDArray[Any], indices: Indices) -> NDArray[Any]:
-    """`values[indices]`, part by part.
+def take(values: NDArray[Any], indices: Indices) -> NDArray[Any]:
+    """Return `values[indices]`, computed chunk by chunk.
 
-    >>> picked(np.array([5, 6]), np.array([1, 1, 0]))
+    >>> take(np.array([5, 6]), np.array([1, 1, 0]))
     array([6, 6, 5])
     """
     found = np.empty(len(indices), values.dtype)
-    for part in parts_of(len(indices)):
+    for part in chunks(len(indices)):
         found[part] = values[indices[part]]
     return found
 
 
-def array_of(value: Any, kind: type[np.generic], size: int, name: str) -> NDArray[Any]:
-    """A copy of an array (or tensor) out of a state, if it is of this kind and size.
+def saved_array(value: Any, kind: type[np.generic], size: int, name: str) -> NDArray[Any]:
+    """Return a copy of an array (or tensor) out of a state, if it is of this kind and size.
 
-    >>> array_of([1.0], np.float32, 1, "scores")
+    >>> saved_array([1.0], np.float32, 1, "scores")
     Traceback (most recent call last):
     ValueError: scores must be 1 values of type float32 (found shape (1,), type float64); the state is damaged
     """
@@ -162,3 +174,39 @@ def array_of(value: Any, kind: type[np.generic], size: int, name: str) -> NDArra
             f"(found shape {found.shape}, type {found.dtype.name}); the state is damaged"
         )
     return found
+
+
+# -- numbers as users give them ----------------------------------------------------------------------------------------
+
+
+def whole_number(name: str, value: Any, *, least: int, most: int | None = None) -> int:
+    """Return the value as an int, if it is a whole number in its range (of any type that is one, numpy's too).
+
+    >>> whole_number("batch_size", 2.5, least=1)
+    Traceback (most recent call last):
+    ValueError: batch_size must be a whole number of at least 1 (batch_size=2.5)
+    """
+    limits = f"of at least {least:,}" if most is None else f"between {least:,} and {most:,}"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least or (most is not None and number > most):
+        raise ValueError(f"{name} must be a whole number {limits} ({name}={value!r})")
+    return number
+
+
+def finite_number(name: str, value: Any) -> float:
+    """Return the value as a float, if it is a number and finite.
+
+    >>> finite_number("tolerance", "much")
+    Traceback (most recent call last):
+    ValueError: tolerance must be a finite number (tolerance='much')
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool | str) or not math.isfinite(number):
+        raise ValueError(f"{name} must be a finite number ({name}={value!r})")
+    return number

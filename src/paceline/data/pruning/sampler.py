@@ -1,4 +1,13 @@
-"""The batch sampler that lets samples sit out, and the one call that tells it how they did.
+"""Batch samplers that let samples sit epochs out, for one process or for the ranks of torch.distributed.
+
+    pruning = paceline.FinePruning(len(dataset), batch_size=128)
+    loader = DataLoader(dataset, batch_sampler=pruning, num_workers=4, persistent_workers=True)
+    for epoch in range(200):
+        for inputs, targets in loader:
+            losses = loss_function(model(inputs), targets)      # reduction="none"
+            pruning.observe(losses).backward()
+
+What happens in an epoch:
 
     epoch e      decide ──> order of those who take part ──> batches ──> loader, which fetches ahead
                                                                             │
@@ -7,6 +16,9 @@
 An epoch counts once its last batch is observed: then all its losses are judged together, by the same code and in the
 same order on every rank (ranks add up what each has seen). Until then nothing is learned from it. So an epoch that is
 broken off is simply begun again, and what resumes in the middle of one needs its losses so far and nothing else.
+
+With ranks, each takes its part of every step: `batch_size` is that of one rank, as for DDP. All take the same number of
+steps, and who sits out is what one process with `batch_size * world_size` would have decided.
 """
 
 from __future__ import annotations
@@ -15,36 +27,42 @@ import dataclasses
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from paceline.data.pruning import saved
-from paceline.data.pruning.base import Base
-from paceline.data.pruning.checks import check_losses, check_samples, refuse_not_finite
-from paceline.data.pruning.dealing import Dealing
-from paceline.data.pruning.ledger import Ledger, PruningError
-from paceline.data.pruning.left import LeftPasses
-from paceline.data.pruning.losses import Losses, seen_by_any, seen_only
-from paceline.data.pruning.numbers import whole
-from paceline.data.pruning.peers import Alone, Peers
-from paceline.data.pruning.plan import Plan
-from paceline.data.pruning.policy import Policy
-from paceline.data.pruning.prepared import PreparedEpoch, prepare
+from paceline.data.pruning import EPOCHS_STARTING_POINT, EPOCHS_WINDOW
+from paceline.data.pruning.epoch import (
+    DAMAGED,
+    BaseSampler,
+    BatchLayout,
+    EpochLosses,
+    PreparedEpoch,
+    prepare,
+    restored_epoch,
+    seen_only,
+)
+from paceline.data.pruning.fine_pruning import FinePolicy, FineSchedule
+from paceline.data.pruning.info_batch import InfoPolicy
+from paceline.data.pruning.passes import AbandonedPasses, OutstandingBatches
+from paceline.data.pruning.plan import PruningPlan, plan_fine, plan_info
+from paceline.data.pruning.policy import Policy, PruningError, saved_array, whole_number
+from paceline.data.pruning.ranks import TIMEOUT_SECONDS, FindRanks, GroupFinder, agree, seen_by_any, single_process
+
+if TYPE_CHECKING:
+    from paceline.distributed.meetings import ProcessGroup
+
+PER_CENT = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedSample:
-    """A sample, how often it has sat out, and how hard it is (only the order of difficulties means anything).
-
-    >>> PrunedSample(index=3, times_pruned=2, difficulty=2.5).index
-    3
-    """
+    """A sample, how often it has sat out, and how hard it is (only the order of difficulties means anything)."""
 
     index: int
     times_pruned: int
@@ -52,9 +70,11 @@ class PrunedSample:
 
 
 class PrunedBatches(Sampler[list[int]]):
-    """Batches of those who take part; `observe` each. The public samplers are this with a policy.
+    """A batch sampler over the samples that a policy keeps. The public samplers are this with a policy.
 
-    >>> from paceline.data.pruning.info_policy import InfoPolicy
+    Call `observe` with the losses of every batch.
+
+    >>> from paceline.data.pruning.info_batch import InfoPolicy
     >>> pruning = PrunedBatches(InfoPolicy(10, seed=0), batch_size=4, epochs=8)
     >>> for epoch in range(3):
     ...     for batch in pruning:
@@ -71,19 +91,20 @@ class PrunedBatches(Sampler[list[int]]):
         epochs: int | None = None,
         base: Iterable[int] | None = None,
         drop_last: bool = False,
-        peers: Callable[[], Peers] = Alone,
+        find_ranks: FindRanks = single_process,
     ) -> None:
-        self.batch_size, self.drop_last = whole("batch_size", batch_size, least=1), bool(drop_last)
-        self.epochs = None if epochs is None else whole("epochs", epochs, least=1)
+        self.batch_size, self.drop_last = whole_number("batch_size", batch_size, least=1), bool(drop_last)
+        self.epochs = None if epochs is None else whole_number("epochs", epochs, least=1)
         self._policy = policy
-        self._base, self._find_peers = None if base is None else Base(base, samples=policy.samples), peers
+        self._base = None if base is None else BaseSampler(base, samples=policy.samples)
+        self._find_ranks = find_ranks
         self._epoch, self._attempt, self._resume_at = 1, 0, 0
-        self._left = LeftPasses()
-        self._ready: PreparedEpoch | None = None
-        self._losses: Losses | None = None
-        self._pass: Ledger | None = None
-        self._finished: Ledger | None = None
-        self._verdict: tuple[PreparedEpoch, NDArray[np.float32]] | None = None
+        self._abandoned = AbandonedPasses()
+        self._prepared: PreparedEpoch | None = None
+        self._losses: EpochLosses | None = None
+        self._pass: OutstandingBatches | None = None
+        self._finished: OutstandingBatches | None = None
+        self._to_judge: tuple[PreparedEpoch, NDArray[np.float32]] | None = None
         self._last_losses: weakref.ref[torch.Tensor] | None = None
 
     @property
@@ -94,7 +115,7 @@ class PrunedBatches(Sampler[list[int]]):
 
     @property
     def policy(self) -> Policy:
-        """What decides who sits out, with all that it has learned."""
+        """The policy that decides who sits out, with all that it has learned."""
         self._judge()
         return self._policy
 
@@ -104,7 +125,7 @@ class PrunedBatches(Sampler[list[int]]):
         return self._finished is not None
 
     def set_epoch(self, epoch: int) -> None:
-        """Does nothing, for loops with the habit of saying it: epochs are counted by what was observed."""
+        """Do nothing: epochs are counted by what was observed. Loops call this out of habit."""
 
     def __repr__(self) -> str:
         return (
@@ -115,123 +136,121 @@ class PrunedBatches(Sampler[list[int]]):
     # -- batches ---------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """How many batches the pass under way has, up to its end; else the next one."""
-        if (of := self._pass or self._finished) is not None:
-            return of.size
-        return self._prepared().steps - self._resume_at
+        """Return how many batches the pass under way has, up to its end; else the next one."""
+        if (current := self._pass or self._finished) is not None:
+            return current.size
+        return self._prepare().steps - self._resume_at
 
     def __iter__(self) -> Iterator[list[int]]:
-        ready, ledger = self._begin()
-        while not ledger.exhausted:
-            ledger.trains |= torch.is_grad_enabled()
-            yield ready.batch(ledger.hand_out()).tolist()
-            if ledger.ended:
+        prepared, batches = self._begin()
+        while not batches.exhausted:
+            batches.trains |= torch.is_grad_enabled()
+            yield prepared.batch(batches.hand_out()).tolist()
+            if batches.ended:
                 break
-            if self._pass is not ledger and not ledger.complete:
+            if self._pass is not batches and not batches.complete:
                 raise PruningError("another pass over the loader has begun: this one cannot be gone on with")
-        if self._finished is ledger:  # it was not fetched ahead: the loop is over
+        if self._finished is batches:  # it was not fetched ahead: the loop is over
             self._finished = None
 
-    def _begin(self) -> tuple[PreparedEpoch, Ledger]:
+    def _begin(self) -> tuple[PreparedEpoch, OutstandingBatches]:
         """Begin a pass: a new epoch, the one that was broken off, or the rest of the one that a state was saved in."""
         if self._pass is not None:
-            left, self._pass = self._pass, None
-            self._left_before(left)
+            abandoned, self._pass = self._pass, None
+            if abandoned.begun:  # the epoch begins again, without what was observed in it
+                self._attempt += 1
+                self._resume_at, self._prepared, self._losses = 0, None, None
+            self._abandoned.add(abandoned, epoch=self._epoch)
         self._finished = None
-        ready = self._prepared()
+        prepared = self._prepare()
         if self.epochs is not None and self._epoch == self.epochs + 1 and not self._attempt:
             warnings.warn(f"the {self.epochs} epochs are over: from now on nobody sits out", stacklevel=4)
-        if (peers := self._peers).ranks > 1:
-            peers.agree(
+        if (ranks := self._find_ranks()) is not None:
+            agree(
+                ranks,
                 "begin an epoch",
-                (self._epoch, self._attempt, self._resume_at, len(ready.order), ready.steps, ready.fingerprint),
-                ("epoch", "attempt", "batches observed", "samples", "steps", "fingerprint of the order"),
+                epoch=self._epoch,
+                attempt=self._attempt,
+                batches_observed=self._resume_at,
+                samples=len(prepared.order),
+                steps=prepared.steps,
+                fingerprint_of_the_order=prepared.fingerprint,
             )
         if self._losses is None:
-            self._losses = Losses(ready.order)
-        self._pass = Ledger(batches=ready.steps, first=self._resume_at)
-        return ready, self._pass
+            self._losses = EpochLosses(prepared.order)
+        self._pass = OutstandingBatches(batches=prepared.steps, first=self._resume_at)
+        return prepared, self._pass
 
-    def _left_before(self, left: Ledger) -> None:
-        """The pass before was left before its end: begin the epoch again, without what was observed in it."""
-        if left.begun:
-            self._attempt += 1
-            self._resume_at, self._ready, self._losses = 0, None, None
-        self._left.told(left, epoch=self._epoch)
-
-    def _prepared(self) -> PreparedEpoch:
+    def _prepare(self) -> PreparedEpoch:
         self._judge()
-        dealing = self._dealing
-        if self._ready is None or (not self._resume_at and self._ready.dealing != dealing):
-            self._ready = prepare(
+        layout = self._layout
+        if self._prepared is None or (not self._resume_at and self._prepared.layout != layout):
+            self._prepared = prepare(
                 self._policy,
-                dealing,
+                layout,
                 epoch=self._epoch,
                 attempt=self._attempt,
                 progress=0.0 if self.epochs is None else min(1.0, (self._epoch - 1) / self.epochs),
                 base=self._base,
             )
-        return self._ready
+        return self._prepared
 
     @property
-    def _peers(self) -> Peers:
-        return self._find_peers()
-
-    @property
-    def _dealing(self) -> Dealing:
-        peers = self._peers
-        return Dealing(batch_size=self.batch_size, rank=peers.rank, ranks=peers.ranks, drop_last=self.drop_last)
+    def _layout(self) -> BatchLayout:
+        ranks = self._find_ranks()
+        rank, number = (0, 1) if ranks is None else (ranks.rank, ranks.ranks)
+        return BatchLayout(batch_size=self.batch_size, rank=rank, ranks=number, drop_last=self.drop_last)
 
     # -- losses ----------------------------------------------------------------------------------------------------
 
     def observe(self, losses: torch.Tensor, indices: Any = None) -> torch.Tensor:
-        """Take the losses of a batch's samples, one each; returns their mean, weighted where the policy weighs.
+        """Take the losses of a batch's samples, one each; return their mean, weighted where the policy weighs.
 
-        What it returns is what is to be trained on: call `backward()` on it, not on a mean of your own. Who has the
-        numbers of the samples can give them as `indices`, to have it checked that it is this batch.
+        Call `backward()` on the mean that it returns, not on one of your own. If the numbers of the samples are given
+        as `indices`, it is checked that they are those of this batch.
         """
-        ready, ledger, kept = self._under_way()
-        step = ledger.expect()
-        start, stop = ready.places(step)
+        prepared, batches, kept = self._under_way()
+        step = batches.expect()
+        start, stop = prepared.places(step)
         if type(losses) is not torch.Tensor or losses.shape != (stop - start,) or losses.dtype is not torch.float32:
             check_losses(losses, stop - start, step)  # nearly always there is nothing to ask
-        if ledger.same_batch_again:
-            self._refuse_again(losses, ledger)
+        if batches.same_batch_again:
+            self._refuse_again(losses, batches)
         if indices is not None:
-            check_samples(indices, ready.batch(step), step)
-        mean = ready.mean(losses, start, stop)
+            check_indices(indices, prepared.batch(step), step)
+        mean = prepared.mean(losses, start, stop)
         if losses.is_cpu and not math.isfinite(mean.item()):  # one look at the mean is a look at all of them
-            refuse_not_finite(losses.detach(), ready.batch(step), f"batch {step + 1} of epoch {self._epoch}")
+            refuse_not_finite(losses.detach(), prepared.batch(step), f"batch {step + 1} of epoch {self._epoch}")
         kept.put(start, losses.detach())
         self._last_losses = weakref.ref(losses)
-        ledger.done()
-        if ledger.complete:
+        batches.mark_observed()
+        if batches.complete:
             self._complete()
         return mean
 
     def skip(self) -> None:
         """Leave out the batch that would be observed next: nothing is learned from it."""
-        _, ledger, _ = self._under_way()
-        ledger.expect()
-        ledger.done()
-        if ledger.complete:
+        _, batches, _ = self._under_way()
+        batches.expect()
+        batches.mark_observed()
+        if batches.complete:
             self._complete()
 
     def end_epoch(self) -> None:
         """End the epoch here: what was observed counts. Leave the loop over the loader right after it.
 
-        Does nothing where the epoch has just come to its end by itself.
+        This does nothing where the epoch has just come to its end by itself.
         """
         if self._finished is None:
-            _, ledger, _ = self._under_way()
-            ledger.ended = True
+            _, batches, _ = self._under_way()
+            batches.ended = True
             self._complete()
 
-    def _under_way(self) -> tuple[PreparedEpoch, Ledger, Losses]:
-        if self._pass is not None and self._ready is not None and self._losses is not None:
-            return self._ready, self._pass, self._losses
-        if self._verdict is not None:  # one more than there are batches: some of these losses are another batch's
-            self._verdict = None
+    def _under_way(self) -> tuple[PreparedEpoch, OutstandingBatches, EpochLosses]:
+        if self._pass is not None and self._prepared is not None and self._losses is not None:
+            return self._prepared, self._pass, self._losses
+        if self._to_judge is not None:  # one more than there are batches: some of these losses are another batch's
+            self._to_judge = None
             self._attempt += 1
             raise PruningError(
                 f"all batches of epoch {self._epoch} had been observed: observe() was called twice for one of them "
@@ -239,41 +258,45 @@ class PrunedBatches(Sampler[list[int]]):
             )
         raise PruningError("no batch is waiting: no new pass over the loader has begun")
 
-    def _refuse_again(self, losses: torch.Tensor, ledger: Ledger) -> None:
-        """Losses may come in one buffer from a captured graph; on the CPU, or while the loader fetches, they do not."""
+    def _refuse_again(self, losses: torch.Tensor, batches: OutstandingBatches) -> None:
+        """Refuse the tensor that was observed last, unless it may be the buffer of a captured graph, used again."""
         last = None if self._last_losses is None else self._last_losses()
-        if losses is last and (losses.is_cpu or not ledger.exhausted):
+        if losses is last and (losses.is_cpu or not batches.exhausted):
             raise PruningError(
-                f"these losses were observed before, as batch {ledger.observed}: call observe() once for every batch"
+                f"these losses were observed before, as batch {batches.observed}: call observe() once for every batch"
             )
 
     def _complete(self) -> None:
-        """All ranks put together what they have seen."""
-        ready, ledger, kept = self._under_way()
-        if (peers := self._peers).ranks > 1:
-            peers.agree(
-                "end an epoch",
-                (self._epoch, self._attempt, ledger.observed, len(ready.order), ready.steps, 0),
-                ("epoch", "attempt", "batches observed", "samples", "steps", ""),
-            )
-        self._verdict = ready, seen_by_any(kept.values, peers)
-        self._finished, self._pass, self._ready, self._losses = ledger, None, None, None
+        """End the epoch: all ranks put together the losses that they have seen."""
+        prepared, batches, kept = self._under_way()
+        ranks = self._find_ranks()
+        agree(
+            ranks,
+            "end an epoch",
+            epoch=self._epoch,
+            attempt=self._attempt,
+            batches_observed=batches.observed,
+            samples=len(prepared.order),
+            steps=prepared.steps,
+        )
+        self._to_judge = prepared, seen_by_any(kept.values, ranks)
+        self._finished, self._pass, self._prepared, self._losses = batches, None, None, None
         self._resume_at = 0
-        self._left.none()
+        self._abandoned.clear()
 
     def _judge(self) -> None:
-        """Learn from the epoch that is over; not before anybody asks, for one `observe` too many takes it back."""
-        if self._verdict is None:
+        """Learn from the epoch that is over, as late as possible: one `observe` too many takes the epoch back."""
+        if self._to_judge is None:
             return
-        (ready, values), self._verdict = self._verdict, None
-        samples, losses, ends = seen_only(ready.order, values, ready.dealing.ends(len(ready.order)))
+        (prepared, values), self._to_judge = self._to_judge, None
+        samples, losses, ends = seen_only(prepared.order, values, prepared.layout.ends(len(prepared.order)))
         if len(samples):
             self._policy.judge(self._epoch, samples, losses, ends)
-        keep = ready.keep
+        keep = prepared.keep
         if self._base is not None:
             self._policy.population = self._base.population
-            keep = None if keep is None else keep | ~self._base.given  # who is never drawn does not sit out either
-        self._policy.completed(keep)
+            keep = None if keep is None else keep | ~self._base.drawn  # who is never drawn does not sit out either
+        self._policy.end_epoch(keep)
         self._epoch, self._attempt = self._epoch + 1, 0
 
     # -- what is known of the samples ------------------------------------------------------------------------------
@@ -291,55 +314,297 @@ class PrunedBatches(Sampler[list[int]]):
         return float(self.times_pruned.sum(dtype=np.int64)) / met if met else 0.0
 
     def difficulty(self) -> NDArray[np.float32]:
-        """How hard each sample is; only the order means anything."""
+        """Return how hard each sample is; only the order means anything."""
         self._judge()
         return self._policy.difficulty()
 
     def hardest(self, n: int) -> list[PrunedSample]:
-        """The n hardest samples, the hardest first."""
+        """Return the n hardest samples, the hardest first."""
         difficulty, times = self.difficulty(), self.times_pruned
-        chosen = np.argsort(-difficulty, kind="stable")[: whole("n", n, least=0)]
+        chosen = np.argsort(-difficulty, kind="stable")[: whole_number("n", n, least=0)]
         return [PrunedSample(index=int(i), times_pruned=int(times[i]), difficulty=float(difficulty[i])) for i in chosen]
 
-    def _of_a_base(self, plan: Plan) -> Plan:
-        """A plan counts every sample once; what a base draws is not known before it draws."""
+    def _with_base_remark(self, plan: PruningPlan) -> PruningPlan:
+        """Add to a plan, which counts every sample once, that it is not known what a base will draw."""
         if self._base is None:
             return plan
-        told = "With a base of your own the epochs are these, and the samples are those that it draws."
-        return dataclasses.replace(plan, remarks=(*plan.remarks, told))
+        remark = "With a base of your own the epochs are these, and the samples are those that it draws."
+        return dataclasses.replace(plan, remarks=(*plan.remarks, remark))
 
     # -- going on later --------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What it takes to go on in the same order, also from the middle of an epoch.
+        """Return what it takes to go on in the same order, also from the middle of an epoch.
 
         Between epochs the state is the same on all ranks. In the middle of one every rank has its own: save all.
         """
         self._judge()
         observed, attempt = self._resume_at, self._attempt
         if self._pass is not None:
-            observed, attempt = (0, attempt + 1) if self._pass.spoilt else (self._pass.observed, attempt)
+            observed, attempt = (0, attempt + 1) if self._pass.failed else (self._pass.observed, attempt)
         state: dict[str, Any] = {
-            "policy": saved.with_tensors(self._policy.state_dict() | {"name": self._policy.name}),
+            "policy": _with_tensors(self._policy.state_dict() | {"name": self._policy.name}),
+            "settings": dict(self._policy.settings),
             "epoch": self._epoch,
             "attempt": attempt,
             "observed": observed,
         }
         if self._base is not None:
-            state["base"] = self._base.state(to_draw_again=self._ready is not None and not observed)
-        if observed and self._ready is not None and self._losses is not None:
-            state |= saved.middle(self._ready, self._losses.values)
+            state["base"] = self._base.state(to_draw_again=self._prepared is not None and not observed)
+        if observed and self._prepared is not None and self._losses is not None:
+            state |= self._prepared.state(self._losses.values)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another sampler with the same settings stood; a state that does not fit changes nothing."""
         self._judge()
-        found = saved.checked(state, self._policy, self._dealing)
-        self._ready = self._losses = self._pass = self._finished = None
-        if found.ready is not None:
-            self._ready, self._losses = found.ready, Losses(found.ready.order)
-            self._losses.put(0, torch.from_numpy(found.losses))
-        if self._base is not None and found.given is not None:
-            self._base.restore(found.given, found.sampler)
-            self._policy.population = self._base.population or self._policy.samples
-        self._epoch, self._attempt, self._resume_at = found.epoch, found.attempt, found.observed
+        try:
+            self._load(state)
+        except KeyError as missing:
+            raise ValueError(f"{missing} is missing: {DAMAGED}") from None
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        """Read the whole state before anything is changed; the policy's part is the last that can be refused."""
+        policy, learned, base = self._policy, state["policy"], state.get("base")
+        if not isinstance(learned, Mapping):
+            raise ValueError(f"policy must be what a policy has learned (it is a {type(learned).__name__}): {DAMAGED}")
+        if learned["name"] != policy.name:
+            raise ValueError(f"this state is of {learned['name']}, and the sampler prunes by {policy.name}")
+        policy.check_samples(dict(learned))
+        observed = whole_number("observed", state["observed"], least=0)
+        middle = restored_epoch(state, policy.samples, self._layout, observed) if observed else None
+        epoch = whole_number("epoch", state["epoch"], least=1)
+        attempt = whole_number("attempt", state["attempt"], least=0)
+        drawn = None if base is None else saved_array(base["given"], np.bool_, policy.samples, "given")
+        sampler_state = None if base is None else base["sampler"]
+        policy.load_state_dict(dict(learned))
+        self._warn_of_other_settings(state.get("settings", {}))  # states of version 0.1 say none
+        self._prepared = self._losses = self._pass = self._finished = None
+        if middle is not None:
+            self._prepared, self._losses = middle[0], EpochLosses(middle[0].order)
+            self._losses.put(0, torch.from_numpy(middle[1]))
+        if self._base is not None and drawn is not None:
+            self._base.restore(drawn, sampler_state)
+            policy.population = self._base.population or policy.samples
+        self._epoch, self._attempt, self._resume_at = epoch, attempt, observed
+
+    def _warn_of_other_settings(self, saved: Mapping[str, float]) -> None:
+        ours = self._policy.settings
+        changed = [
+            f"{name}={saved[name]}, here {ours[name]}" for name in ours if saved.get(name, ours[name]) != ours[name]
+        ]
+        if changed:
+            warnings.warn(
+                f"this state was saved by a sampler with other settings ({'; '.join(changed)}): from now on samples "
+                "sit out by those given here",
+                stacklevel=4,
+            )
+
+
+def _with_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with tensors for arrays: `torch.load(weights_only=True)` reads what `torch.save` wrote of it."""
+    return {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in state.items()}
+
+
+def check_losses(losses: torch.Tensor, size: int, step: int) -> None:
+    """Refuse what is not one loss for each of `size` samples.
+
+    >>> check_losses(torch.tensor(0.3), 4, 0)
+    Traceback (most recent call last):
+    ValueError: losses must be one for each sample, and this is a single number: give the loss ... reduction='none'
+    """
+    if not isinstance(losses, torch.Tensor):
+        raise TypeError(f"losses must be a tensor (it is a {type(losses).__name__})")
+    if losses.shape != (size,):
+        if losses.ndim == 0:
+            raise ValueError(
+                "losses must be one for each sample, and this is a single number: "
+                "give the loss function reduction='none'"
+            )
+        raise ValueError(
+            f"batch {step + 1} has {size} samples, and losses has the shape {tuple(losses.shape)}: give one loss for "
+            "each sample"
+        )
+    if not losses.is_floating_point():
+        raise ValueError(f"losses must be floating-point numbers (they are {losses.dtype})")
+
+
+def check_indices(given: Any, batch: NDArray[np.int32], step: int) -> None:
+    """Refuse losses of other samples than those of the batch.
+
+    >>> check_indices([1, 2], np.array([2, 1], np.int32), 0)
+    Traceback (most recent call last):
+    paceline.data.pruning.policy.PruningError: these losses are not those of batch 1, which has the samples 2, 1: ...
+    """
+    if np.array_equal(np.asarray(given), batch):
+        return
+    few = ", ".join(map(str, batch[:4].tolist()))
+    raise PruningError(
+        f"these losses are not those of batch {step + 1}, which has the samples {few}{', ...' * (len(batch) > 4)}: "
+        "observe batches in the order in which the loader gives them, and let it keep to its order (in_order=True)"
+    )
+
+
+def refuse_not_finite(losses: torch.Tensor, batch: NDArray[np.int32], where: str) -> None:
+    """Raise an error that names the first sample whose loss is not finite.
+
+    >>> refuse_not_finite(torch.tensor([1.0, torch.nan]), np.array([7, 9], np.int32), "batch 1 of epoch 2")
+    Traceback (most recent call last):
+    ValueError: the loss of sample 9 in batch 1 of epoch 2 is nan: nothing was learned from the batch; ...
+    """
+    bad = int(torch.isfinite(losses).logical_not().to(torch.uint8).argmax())  # the first, if only the sum overflows
+    raise ValueError(
+        f"the loss of sample {batch[bad]} in {where} is {float(losses[bad])}: nothing was learned from the batch; "
+        "lower the learning rate, or leave the batch out with skip()"
+    )
+
+
+# -- the public samplers ----------------------------------------------------------------------------------------------
+
+
+class FinePruning(PrunedBatches):
+    """A batch sampler for data fine-pruning: samples often above their batch's mean loss sit some epochs out.
+
+        loader = DataLoader(dataset, batch_sampler=FinePruning(dataset, batch_size=128), num_workers=4)
+
+    Of every `window` epochs those from `starting_point` on may be pruned (the starting point is divided by
+    `attenuation` from window to window), `count` of every `block`; then the `prune` samples (a share below 1, or a
+    whole number of samples) that were most often above `(1 + tolerance)` times the mean sit out. `plan(epochs)` says
+    which epochs that are; with the defaults the first is the 32nd.
+
+    `samples` is their number, or the data set. `batch_size` is that of one rank. `base` is a sampler of your own that
+    draws for all ranks; the default is a new order for every epoch.
+
+    >>> import torch
+    >>> pruning = FinePruning(8, batch_size=4, window=6, starting_point=2, block=2, count=2, prune=0.25)
+    >>> for epoch in range(2):
+    ...     for batch in pruning:
+    ...         mean = pruning.observe(torch.tensor(batch).float())
+    >>> [sample.times_pruned for sample in pruning.hardest(3)]
+    [1, 1, 0]
+    >>> pruning.plan(12).pruned_epochs
+    (2, 3, 4, 5, 7, 8, 9, 10, 11)
+    """
+
+    def __init__(
+        self,
+        samples: int | Sized,
+        *,
+        batch_size: int,
+        window: int = EPOCHS_WINDOW,
+        starting_point: int = EPOCHS_STARTING_POINT,
+        attenuation: float = 2,
+        block: int = 4,
+        count: int = 2,
+        prune: float | int = 0.3,
+        tolerance: float = 0.0,
+        seed: int = 0,
+        base: Iterable[int] | None = None,
+        drop_last: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        group: ProcessGroup | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> None:
+        self.schedule = FineSchedule(
+            window=window,
+            starting_point=starting_point,
+            attenuation=attenuation,
+            block=block,
+            count=count,
+            prune=prune,
+        )
+        policy = FinePolicy(_sample_count(samples), self.schedule, tolerance=tolerance, seed=seed)
+        finder = GroupFinder(rank, world_size, group, timeout_seconds)
+        super().__init__(policy, batch_size=batch_size, base=base, drop_last=drop_last, find_ranks=finder)
+        kept = policy.samples - policy.prune_num
+        if drop_last and base is None and kept < self.batch_size:
+            raise ValueError(
+                f"{kept} samples take part in a pruned epoch, and with drop_last a batch takes {batch_size}: give a "
+                "smaller batch_size, prune less, or leave drop_last out"
+            )
+        if isinstance(prune, int) and 0 < prune <= PER_CENT and prune * PER_CENT < policy.samples:
+            warnings.warn(
+                f"prune={prune} is a number of samples, of {policy.samples:,}: write {prune / PER_CENT} for a share of "
+                f"{prune} %",
+                stacklevel=2,
+            )
+
+    def plan(self, epochs: int) -> PruningPlan:
+        """Return which of so many epochs are pruned, what that saves, and what the paper's formulas say of it.
+
+        >>> FinePruning(1000, batch_size=100).plan(200).share_saved
+        0.1065
+        """
+        plan = plan_fine(
+            self.schedule,
+            self.policy.samples,
+            epochs=epochs,
+            batch_size=self._layout.step_size,
+            drop_last=self.drop_last,
+        )
+        return self._with_base_remark(plan)
+
+
+class InfoBatch(PrunedBatches):
+    """A batch sampler for InfoBatch: of those below the mean loss, `ratio` sit out, the others of them weigh more.
+
+    Who sits out is drawn anew each epoch.
+
+    From the share `delta` of the `epochs` on everybody takes part. Train on what `observe` returns: it is weighted.
+    `samples` is their number, or the data set. `batch_size` is that of one rank. `base` is a sampler of your own that
+    draws for all ranks.
+
+    >>> import torch
+    >>> pruning = InfoBatch(8, batch_size=4, epochs=8)
+    >>> for epoch in range(2):
+    ...     for batch in pruning:
+    ...         mean = pruning.observe(torch.tensor(batch).float())
+    >>> bool((pruning.times_pruned[4:] == 0).all())
+    True
+    """
+
+    def __init__(
+        self,
+        samples: int | Sized,
+        *,
+        batch_size: int,
+        epochs: int,
+        ratio: float = 0.5,
+        delta: float = 0.875,
+        seed: int = 0,
+        base: Iterable[int] | None = None,
+        drop_last: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        group: ProcessGroup | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> None:
+        policy = InfoPolicy(_sample_count(samples), ratio=ratio, delta=delta, seed=seed)
+        self.ratio, self.delta = policy.ratio, policy.delta
+        finder = GroupFinder(rank, world_size, group, timeout_seconds)
+        super().__init__(
+            policy, batch_size=batch_size, epochs=epochs, base=base, drop_last=drop_last, find_ranks=finder
+        )
+
+    def plan(self, epochs: int | None = None) -> PruningPlan:
+        """Return which epochs may be pruned, and at most how much that saves: how much depends on the losses.
+
+        The default is the sampler's own number of epochs.
+
+        >>> InfoBatch(1000, batch_size=100, epochs=8).plan().pruned_epochs
+        (2, 3, 4, 5, 6, 7)
+        """
+        plan = plan_info(
+            self.policy.samples,
+            epochs=epochs if epochs is not None else self.epochs or 1,
+            ratio=self.ratio,
+            delta=self.delta,
+            batch_size=self._layout.step_size,
+            drop_last=self.drop_last,
+        )
+        return self._with_base_remark(plan)
+
+
+def _sample_count(samples: int | Sized) -> int:
+    return len(samples) if isinstance(samples, Sized) else samples

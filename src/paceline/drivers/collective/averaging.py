@@ -25,9 +25,10 @@ import torch
 import torch.distributed as dist
 
 from paceline.codecs import Codec
-from paceline.drivers.collective.beats import Beats, beats_store
-from paceline.drivers.collective.common import first_line
-from paceline.drivers.collective.flights import Pending
+from paceline.distributed import first_line
+from paceline.distributed.collectives import PendingCollective
+from paceline.distributed.stores import private_store
+from paceline.drivers.collective.beats import Beats
 from paceline.drivers.collective.history import Average
 from paceline.drivers.collective.meeting import Meeting
 from paceline.drivers.collective.preparing import Prepared, check_limits, prepare
@@ -87,7 +88,7 @@ class Averager:
             raise
         self._course, self._replica = Course(self.member, len(ranks)), made.replica(len(ranks), self._step_along)
         self._carrier = made.carrier(self._replica, self._meeting.group, seed)
-        self._beats = Beats(beats_store(name), ranks, rank, silence_seconds=silence_seconds)
+        self._beats = Beats(private_store(name), ranks, rank, silence_seconds=silence_seconds)
         self._traffic = Traffic(
             self._course,
             self._replica,
@@ -158,7 +159,7 @@ class Averager:
             return [list(numbers) for _ in range(world)]
         try:
             gathered, work = self._meeting.start_numbers(numbers, self._tracked.device)
-            self._traffic.together(Pending(work, self._tracked.device), "what the ranks tell each other")
+            self._traffic.together(PendingCollective(work, self._tracked.device), "what the ranks tell each other")
         except BaseException as error:
             self._fail(error)
             raise

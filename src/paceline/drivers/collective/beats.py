@@ -17,34 +17,16 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import torch.distributed as dist
-
-from paceline.drivers.collective.common import first_line
+from paceline.distributed import first_line
 
 INTERVAL_SECONDS = 1.0
 LOOKED_AT_ONCE = 64  # ranks; of more, each is looked at less often, so that the store has no more to do
 FEWEST_LOOKS = 4  # in which a rank must be silent to be gone
 FAREWELL_SECONDS = 2.0  # the longest that a farewell holds up a rank that leaves
 MOST_REASON = 400
-
-
-_CONNECTIONS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of a default group, for its life
-
-
-def beats_store(meeting: str) -> Any:
-    """The default store, by a connection of its own, under keys that no other meeting has: its name is drawn.
-
-    The connection is one for all averagings of a default group, for now and then a new one takes seconds; it goes with
-    the group, so that nothing holds on to the store when the script is done with it.
-    """
-    world, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
-    if world not in _CONNECTIONS:
-        _CONNECTIONS[world] = store.clone() if hasattr(store, "clone") else store
-    return dist.PrefixStore(f"paceline/{meeting}", _CONNECTIONS[world])  # type: ignore[attr-defined]
 
 
 class Beats:

@@ -23,9 +23,10 @@ import torch
 import torch.distributed as dist
 
 from paceline.codecs import Codec, NotFiniteError
-from paceline.codecs.vectors import refuse_not_finite
-from paceline.drivers.collective.exchange import ALIGNED_BYTES, Trouble, start_gather
-from paceline.drivers.collective.flights import Flight, MessageError, Pending
+from paceline.codecs.payload import refuse_not_finite
+from paceline.distributed.collectives import ALIGNED_BYTES, PendingCollective, start_gather
+from paceline.distributed.payloads import Trouble
+from paceline.drivers.collective.flights import Flight, MessageError
 from paceline.drivers.collective.headers import NUMBERS, Said
 from paceline.events import Window
 from paceline.randomness import torch_generator
@@ -103,7 +104,7 @@ class Summed:
         self._words[self._place] = torch.tensor(said.numbers(), dtype=self._vector.dtype)
         self.sent_bytes += self._vector.numel() * self._vector.element_size()
         work = dist.all_reduce(self._vector, group=self._group, async_op=True)
-        return _SumFlight(Pending(work, self._vector.device), self.room, self._words)
+        return _SumFlight(PendingCollective(work, self._vector.device), self.room, self._words)
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: sums have no memory."""
@@ -118,7 +119,7 @@ class Summed:
 
 
 class _SumFlight(Flight):
-    def __init__(self, pending: Pending, room: torch.Tensor, words: torch.Tensor) -> None:
+    def __init__(self, pending: PendingCollective, room: torch.Tensor, words: torch.Tensor) -> None:
         super().__init__(pending)
         self._room, self._words = room, words
 
@@ -179,12 +180,12 @@ class Gathered:
             return none
         return payload
 
-    def _send(self, ours: torch.Tensor, slot: int | None = None) -> tuple[torch.Tensor, Pending]:
+    def _send(self, ours: torch.Tensor, slot: int | None = None) -> tuple[torch.Tensor, PendingCollective]:
         self.sent_bytes += ours.numel() * ours.element_size()
         if self._group is None:
             raise RuntimeError("averaging has ended: nothing is sent any more")
         gathered, work = start_gather(ours, slot or ours.numel(), self._group)
-        return gathered.view(len(self._ranks), -1), Pending(work, self._device)
+        return gathered.view(len(self._ranks), -1), PendingCollective(work, self._device)
 
     def check_sizes(self, sizes: Sequence[int]) -> None:
         """Refuse sizes that no payload has, before there is room made for them."""
@@ -230,7 +231,7 @@ def _padded(raw: torch.Tensor) -> torch.Tensor:
 class _GatherFlight(Flight):
     """[ words | buffers | payload ] of every rank."""
 
-    def __init__(self, carrier: Gathered, sent: tuple[torch.Tensor, Pending]) -> None:
+    def __init__(self, carrier: Gathered, sent: tuple[torch.Tensor, PendingCollective]) -> None:
         self._carrier, (self._rows, pending) = carrier, sent
         super().__init__(pending)
 
@@ -248,7 +249,7 @@ class _GatherFlight(Flight):
 class _SizesFlight(Flight):
     """[ words, size ] of every rank, and when they are known [ buffers | payload ]."""
 
-    def __init__(self, carrier: Gathered, sent: tuple[torch.Tensor, Pending], body: torch.Tensor) -> None:
+    def __init__(self, carrier: Gathered, sent: tuple[torch.Tensor, PendingCollective], body: torch.Tensor) -> None:
         self._carrier, (self._words, pending), self._body = carrier, sent, body
         super().__init__(pending)
         self._rows: torch.Tensor | None = None

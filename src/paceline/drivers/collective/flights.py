@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
 
+from paceline.distributed.collectives import PendingCollective
 from paceline.drivers.collective.headers import Said
-
-POLL_SECONDS = 0.0005  # where nobody calls back
 
 
 class MessageError(RuntimeError):
@@ -23,49 +19,10 @@ class MessageError(RuntimeError):
     """
 
 
-class Pending:
-    """A collective under way."""
-
-    def __init__(self, work: Any, device: torch.device) -> None:
-        self._work, self._calls_back = work, device.type == "cpu"
-        self.done_at: float | None = None
-        self._done = threading.Event()
-        if self._calls_back:  # on gloo is_completed() turns true a little later; NCCL calls back when it has begun
-            work.get_future().add_done_callback(self._on_done)
-
-    def _on_done(self, _: Any) -> None:
-        self.done_at = time.perf_counter()
-        self._done.set()
-
-    def done(self) -> bool:
-        """Whether it is over, well or not; costs next to nothing."""
-        if not self._calls_back and not self._done.is_set() and self._work.is_completed():
-            self._on_done(None)
-        return self._done.is_set()
-
-    @property
-    def under_way(self) -> bool:
-        """Whether it is not over."""
-        return not self.done()
-
-    def wait(self, seconds: float) -> None:
-        """Until it is over, or so many seconds. Never `work.wait(timeout)`: that closes gloo's connections for good."""
-        if self._calls_back:
-            self._done.wait(seconds)
-            return
-        deadline = time.monotonic() + seconds
-        while not self.done() and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-
-    def check(self) -> None:
-        """Raise what went wrong; on a GPU, let what comes next in the stream come after it."""
-        self._work.wait()
-
-
 class Flight(ABC):
     """One average under way."""
 
-    def __init__(self, pending: Pending) -> None:
+    def __init__(self, pending: PendingCollective) -> None:
         self._pending = pending
 
     @property
@@ -76,7 +33,7 @@ class Flight(ABC):
     @property
     def under_way(self) -> bool:
         """Whether a collective is under way."""
-        return self._pending.under_way
+        return not self._pending.done()
 
     def poll(self) -> bool:
         """Whether it can land; may start what is next to be done. RuntimeError where a connection is lost."""

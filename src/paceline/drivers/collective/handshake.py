@@ -23,11 +23,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.drivers.collective.common import RankGoneError
+from paceline.distributed import RankGoneError, name_ranks
 
 POLL_SECONDS = 0.02
 LAUNCH, CALL, GO = "launch", "call", "go"
@@ -66,7 +65,7 @@ def meet(store: Any, rank: int, world: int, *, timeout_seconds: float) -> Call:
     1
     >>> meet(dist.HashStore(), 0, 3, timeout_seconds=0.1)
     Traceback (most recent call last):
-    paceline.drivers.collective.common.RankGoneError: rank 0 waited 0.1 s for rank 1 and rank 2 to come
+    paceline.distributed.RankGoneError: rank 0 waited 0.1 s for rank 1 and rank 2 to come
     """
     handshake = _Handshake(store=store, rank=rank, world=world)
     handshake.come()
@@ -77,18 +76,13 @@ def meet(store: Any, rank: int, world: int, *, timeout_seconds: float) -> Call:
             return call
         if time.monotonic() > deadline:
             missing = handshake.missing()
-            who = f"{named(missing)} to come" if missing else "all ranks to answer one call: they have only just come"
+            who = (
+                f"{name_ranks(missing)} to come"
+                if missing
+                else "all ranks to answer one call: they have only just come"
+            )
             raise RankGoneError(f"rank {rank} waited {timeout_seconds:g} s for {who}")
         time.sleep(POLL_SECONDS)
-
-
-def named(ranks: Sequence[int]) -> str:
-    """Ranks in words.
-
-    >>> named([1, 3])
-    'rank 1 and rank 3'
-    """
-    return " and ".join(f"rank {rank}" for rank in ranks)
 
 
 @dataclass(kw_only=True)

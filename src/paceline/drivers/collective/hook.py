@@ -25,8 +25,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.codecs import Codec, ErrorFeedback, NotFiniteError
-from paceline.drivers.collective.common import codec_of, described, first_line, own_group
-from paceline.drivers.collective.exchange import Delivery, Exchange, OfAnySize, OfOneSize, Trouble, gathered_bytes
+from paceline.codecs.naming import resolve_codec
+from paceline.distributed import first_line
+from paceline.distributed.agreement import describe
+from paceline.distributed.collectives import gather_bytes
+from paceline.distributed.groups import make_group
+from paceline.distributed.payloads import AnySizeExchange, Delivery, FixedSizeExchange, PayloadExchange, Trouble
 from paceline.drivers.collective.memories import Memories
 from paceline.randomness import torch_generator
 
@@ -62,7 +66,7 @@ def compress(
         raise ValueError(f"compress wants a DistributedDataParallel model (this is a {type(model).__name__})")
     if not 0 < timeout_seconds < float("inf"):
         raise ValueError(f"timeout_seconds must be above 0 and finite (timeout_seconds={timeout_seconds})")
-    codec = codec_of(codec)
+    codec = resolve_codec(codec)
     if getattr(model, "_comm_hooks", None):
         raise ValueError("this model has a communication hook already; a DistributedDataParallel model takes one")
     compression = Compression(model, codec, seed, _Groups(model, codec, process_group, timeout_seconds))
@@ -112,7 +116,7 @@ class Compression:
     def state_dict(self) -> dict[str, Any]:
         """What this rank's codecs remember, and where its random numbers stand: every rank has its own to save."""
         return {
-            "codec": described(self.codec),
+            "codec": describe(self.codec),
             "rank": self._groups.rank,
             "steps": self.steps,
             "payload_bytes": self.payload_bytes,
@@ -123,8 +127,8 @@ class Compression:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from this rank's `state_dict`."""
-        if state["codec"] != described(self.codec):
-            raise ValueError(f"this state is of {state['codec']} (this codec is {described(self.codec)})")
+        if state["codec"] != describe(self.codec):
+            raise ValueError(f"this state is of {state['codec']} (this codec is {describe(self.codec)})")
         if state["rank"] != self._groups.rank:
             raise ValueError(f"this state is of rank {state['rank']} (this is rank {self._groups.rank})")
         self._memories.load_state_dict(state, self._shapes)
@@ -249,12 +253,12 @@ class _Groups:
         _agree(codec, self.ranks, group, device)
         shapes = [parameter.shape for parameter in model.parameters()]
         self.of_one_size: bool = getattr(codec.fresh(shapes), "fixed_size", False)  # else it may be of any
-        self.exchange: Exchange = OfOneSize(group, device)
+        self.exchange: PayloadExchange = FixedSizeExchange(group, device)
         if not self.of_one_size:
-            self.exchange = OfAnySize(group, self._group("gloo"), device)
+            self.exchange = AnySizeExchange(group, self._group("gloo"), device)
 
     def _group(self, backend: str) -> dist.ProcessGroup:
-        return own_group(self.ranks, backend, self.timeout_seconds)
+        return make_group(self.ranks, backend, self.timeout_seconds)
 
     def error(self, troubles: dict[int, Trouble], what: str) -> Exception:
         """The error that all ranks raise."""
@@ -270,8 +274,8 @@ class _Groups:
 
 def _agree(codec: Codec, ranks: list[int], group: dist.ProcessGroup, device: torch.device) -> None:
     """Refuse ranks that encode differently: their payloads would not fit in each other's places."""
-    ours = described(codec).encode()[:DESCRIPTION_BYTES].ljust(DESCRIPTION_BYTES)
-    for rank, theirs in zip(ranks, gathered_bytes(ours, group, device), strict=True):
+    ours = describe(codec).encode()[:DESCRIPTION_BYTES].ljust(DESCRIPTION_BYTES)
+    for rank, theirs in zip(ranks, gather_bytes(ours, group, device), strict=True):
         if theirs != ours:
             said = theirs.decode(errors="replace").strip()
             raise ValueError(f"all ranks must compress alike: rank {rank} with {said}, this one with {codec!r}")

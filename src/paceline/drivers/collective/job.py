@@ -24,9 +24,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline.distributed.stores import StoreGather
 from paceline.drivers.collective.averaging import Averager
 from paceline.drivers.collective.keeping import Keeper
-from paceline.drivers.collective.roll import Roll
 from paceline.drivers.collective.story import Story
 from paceline.optim import make_optimizer
 from paceline.strategies.averaging import Averaging
@@ -66,7 +66,7 @@ class DivergedError(ValueError):
 class RankRun:
     """One rank's side of a run; needs an initialised process group, and the roll of its ranks."""
 
-    def __init__(self, job: Job, roll: Roll, *, on_progress: OnEvaluation = lambda evaluation: None) -> None:
+    def __init__(self, job: Job, roll: StoreGather, *, on_progress: OnEvaluation = lambda evaluation: None) -> None:
         self._job, self._roll, self._on_progress = job, roll, on_progress
         self.rank, self._world = dist.get_rank(), dist.get_world_size()
         self._module = job.training.module

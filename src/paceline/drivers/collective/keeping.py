@@ -17,14 +17,15 @@ from what this very launch has kept; what another launch has kept it leaves alon
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from paceline.drivers.collective.roll import Roll
-from paceline.files import discard, write_file
+from paceline.distributed.stores import StoreGather
+from paceline.files import discard
 from paceline.traces.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from paceline.training.plain import with_tensors, without_tensors
 
@@ -99,11 +100,18 @@ class Keeper:
     def begin(self, launch: str) -> None:
         """From now on what is kept here is of this launch."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_file(self.folder / LAUNCH, f"{launch}\n")
+        beside = self.folder / f".{LAUNCH}"
+        beside.write_text(f"{launch}\n", encoding="utf-8")
+        os.replace(beside, self.folder / LAUNCH)
 
 
 def agreed_start(
-    keeper: Keeper, roll: Roll, *, resume: bool, recipe: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+    keeper: Keeper,
+    roll: StoreGather,
+    *,
+    resume: bool,
+    recipe: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """The state from which this rank goes on, where all ranks go on from the same round; None if they begin.
 
@@ -116,7 +124,7 @@ def agreed_start(
     if not refused and not held and not keeper.empty:
         refused = f"no checkpoint in {keeper.folder} can be read"  # nor may it be taken for one that has none
     offer = {"held": held, "refused": refused, "ours": ours}
-    offers = roll.call("say which checkpoints it has", offer)
+    offers = roll.gather("say which checkpoints it has", offer)
     _hear_refusals(offer["refused"] for offer in offers)
     # Where some have none, but have been in this launch: it died while they wrote their first.
     in_first = not resume and all(offer["ours"] for offer in offers)
@@ -124,7 +132,7 @@ def agreed_start(
     state = None
     if rounds is not None:
         state, refused = _read(keeper, rounds, recipe, defaults or {})
-        _hear_refusals(roll.call("read its checkpoint", refused))
+        _hear_refusals(roll.gather("read its checkpoint", refused))
     keeper.forget_after(-1 if rounds is None else rounds)
     if not ours:
         keeper.begin(roll.launch)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.drivers.collective.common import RankGoneError, first_line, own_group
-from paceline.drivers.collective.exchange import gathered_bytes, start_gather
-from paceline.drivers.collective.flights import Pending
+from paceline.distributed import RankGoneError, first_line
+from paceline.distributed.collectives import PendingCollective, gather_bytes, start_gather
+from paceline.distributed.groups import make_group
 
 DESCRIPTION_BYTES = 4096
 REFUSAL_BYTES = 512
@@ -48,7 +48,7 @@ class Meeting:
         self._group: dist.ProcessGroup | None = None
         with self._beginning():
             config = dist.get_backend_config(theirs)
-            self._group = own_group(self.ranks, config, timeout_seconds + GRACE_SECONDS)
+            self._group = make_group(self.ranks, config, timeout_seconds + GRACE_SECONDS)
             self._backend = dist.get_backend(self._group)
         self._hear_refusals(refusal)
 
@@ -76,7 +76,7 @@ class Meeting:
         ours = "" if refusal is None else str(refusal).strip() or type(refusal).__name__
         with self._beginning():
             told = ours.encode()[:REFUSAL_BYTES].ljust(REFUSAL_BYTES)
-            said = gathered_bytes(told, self.group, _device_of(self._backend))
+            said = gather_bytes(told, self.group, _device_of(self._backend))
         refused = {rank: text.decode(errors="replace").strip() for rank, text in zip(self.ranks, said, strict=True)}
         if not any(refused.values()):
             return
@@ -91,7 +91,7 @@ class Meeting:
         told = {key: _short(text) for key, text in description.items()}
         ours = json.dumps({**told, "meeting": os.urandom(8).hex()}).encode()
         with self._beginning():
-            said = gathered_bytes(ours.ljust(DESCRIPTION_BYTES), self.group, device)
+            said = gather_bytes(ours.ljust(DESCRIPTION_BYTES), self.group, device)
         every = [json.loads(each) for each in said]
         for rank, theirs in zip(self.ranks, every, strict=True):
             for key, text in told.items():
@@ -115,10 +115,10 @@ class Meeting:
 
     # -- between averages ------------------------------------------------------------------------------------------
 
-    def start_broadcast(self, vector: torch.Tensor, place: int) -> Pending:
+    def start_broadcast(self, vector: torch.Tensor, place: int) -> PendingCollective:
         """Start to give everybody what the rank at this place has in `vector`."""
         work = dist.broadcast(vector, self.ranks[place], group=self.group, async_op=True)
-        return Pending(work, vector.device)
+        return PendingCollective(work, vector.device)
 
     def start_numbers(self, numbers: Sequence[int], device: torch.device) -> tuple[torch.Tensor, Any]:
         """Start to gather every rank's numbers."""

@@ -25,11 +25,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from paceline.distributed.stores import StoreGather
 from paceline.drivers.collective.job import Delay, DivergedError, OnEvaluation
 from paceline.drivers.collective.keeping import Keeper
 from paceline.drivers.collective.pipeline_story import PipelineStory
 from paceline.drivers.collective.pipelining.pipeline import Pipeline
-from paceline.drivers.collective.roll import Roll
 from paceline.optim import make_optimizer
 from paceline.pipeline.plan import Plan
 from paceline.randomness import seed_for
@@ -56,7 +56,9 @@ class PipelineJob:
 class StageRun:
     """One rank's side of a run; needs an initialised process group, and the roll of its ranks."""
 
-    def __init__(self, job: PipelineJob, roll: Roll, *, on_progress: OnEvaluation = lambda evaluation: None) -> None:
+    def __init__(
+        self, job: PipelineJob, roll: StoreGather, *, on_progress: OnEvaluation = lambda evaluation: None
+    ) -> None:
         self._job, self._roll, self._on_progress = job, roll, on_progress
         training = job.training
         self._names = [name for name, _ in training.module.named_parameters()]
@@ -89,7 +91,7 @@ class StageRun:
                 self._go_on(state)
             if not self._story.evaluations:
                 self._evaluate(at_seconds=0.0)
-            self._roll.call("begin", self._done)  # clocks start together
+            self._roll.gather("begin", self._done)  # clocks start together
             self._story.began(time.perf_counter())
             finished = self._over
             while not self._over:
@@ -156,7 +158,7 @@ class StageRun:
         else:
             loss, accuracy = self._measured_whole(self._pipe.full_state_dict())
         if not self._one_replica or not self._job.plan.evaluates:
-            loss, accuracy = self._roll.call("measure the model", [loss, accuracy])[0]
+            loss, accuracy = self._roll.gather("measure the model", [loss, accuracy])[0]
         _check(loss, self._done)
         evaluation = Evaluation(round=self._done, seconds=seconds, loss=loss, accuracy=accuracy)
         self._story.evaluations.append(evaluation)

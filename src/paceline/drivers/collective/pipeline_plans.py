@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.distributed.stores import StoreGather
 from paceline.drivers.collective.planning import plan_pipeline
-from paceline.drivers.collective.roll import Roll
 from paceline.pipeline.devices import Link
 from paceline.pipeline.errors import PipelineError
 from paceline.pipeline.plan import Plan
@@ -49,7 +49,9 @@ class Wanted:
         return self.chunks or find(self.schedule).chunks
 
 
-def plan_of_run(wanted: Wanted, model: nn.Module, inputs: torch.Tensor, roll: Roll, *, kept: Path | None) -> Plan:
+def plan_of_run(
+    wanted: Wanted, model: nn.Module, inputs: torch.Tensor, roll: StoreGather, *, kept: Path | None
+) -> Plan:
     """The plan that all ranks use: the one that was `kept`, the wanted file's, or one that rank 0 measures now.
 
     All ranks must come here.
@@ -70,7 +72,7 @@ def plan_of_run(wanted: Wanted, model: nn.Module, inputs: torch.Tensor, roll: Ro
     )
 
 
-def _read(path: Path, wanted: Wanted, roll: Roll) -> Plan:
+def _read(path: Path, wanted: Wanted, roll: StoreGather) -> Plan:
     """A plan from a file; where one rank has none, or another one, all refuse."""
     plan, refused = None, ""
     try:
@@ -78,7 +80,7 @@ def _read(path: Path, wanted: Wanted, roll: Roll) -> Plan:
         refused = difference(plan, wanted, str(path))
     except (ValueError, OSError) as error:
         refused = str(error)
-    for rank, said in enumerate(roll.call("read its plan", refused)):
+    for rank, said in enumerate(roll.gather("read its plan", refused)):
         if said:
             raise PipelineError(f"rank {rank}: {said}" if roll.world > 1 and not refused else said)
     if plan is None:

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from paceline.drivers.collective.roll import Roll
-from paceline.drivers.collective.story import gathered, rounds_and_works
+from paceline.distributed.collectives import gather_vector
+from paceline.distributed.stores import StoreGather
+from paceline.drivers.collective.story import rounds_and_works
 from paceline.events import Window
 from paceline.traces import Evaluation, Trace
 
@@ -75,13 +76,13 @@ class PipelineStory:
             for number, seconds, loss, accuracy in state["evaluations"]
         ]
 
-    def gather(self, roll: Roll) -> None:
+    def gather(self, roll: StoreGather) -> None:
         """Bring all ranks' times together; all ranks must come here."""
         ours = self._times()
-        steps = dict(enumerate(roll.call("tell its times", len(ours))))
+        steps = dict(enumerate(roll.gather("tell its times", len(ours))))
         if set(steps.values()) != {len(ours)}:
             raise RuntimeError(f"the ranks have taken different numbers of steps: {steps}")
-        every = gathered(ours.reshape(-1), roll).reshape(-1, len(ours), 2)
+        every = gather_vector(ours.reshape(-1), roll).reshape(-1, len(ours), 2)
         first_stages = every[:: self._stages].transpose(0, 1)  # steps x replicas x (began, ended)
         self._every_time = torch.cat([first_stages, first_stages[:, :, 1:]], dim=2)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-STORE = "PACELINE_STORE"  # a file in which the ranks of one machine meet; set by `Ranks`, never by users
+STORE = "PACELINE_STORE"  # a file in which the ranks of one machine meet; set by `LocalRanks`, never by users
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.drivers.collective.common import RankGoneError, first_line
+from paceline.distributed import RankGoneError, first_line
 from paceline.drivers.collective.launch import joined
 from paceline.drivers.collective.place import place_in
 from paceline.pipeline.devices import Device, Link

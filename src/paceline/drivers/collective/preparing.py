@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 
 from paceline.codecs import Codec
-from paceline.codecs.identity import Identity
+from paceline.codecs.floats import Identity
+from paceline.codecs.naming import resolve_codec
+from paceline.distributed.agreement import describe
 from paceline.drivers.collective.carriers import Carrier, Gathered, Summed, warm_up
-from paceline.drivers.collective.common import codec_of, described
 from paceline.drivers.collective.states import member_description
 from paceline.drivers.collective.tracked import AVERAGED, Tracked
 from paceline.strategies.averaging import Averaging
@@ -44,7 +45,7 @@ class Prepared:
 
     def description(self) -> dict[str, str]:
         """What must be equal on all ranks, and in a checkpoint."""
-        return {"model": self.tracked.description(), "codec": described(self.codec)} | member_description(self.member)
+        return {"model": self.tracked.description(), "codec": describe(self.codec)} | member_description(self.member)
 
     def replica(self, workers: int, step: Callable[[], None]) -> Replica | GradientReplica:
         """What is moved, from the values that the model has now."""
@@ -77,7 +78,7 @@ def prepare(
     ValueError: codecs carry float32, and this model has float64 parameters (codec=ErrorFeedback(OneBit()))
     """
     made = member if isinstance(member, Averaging) else member()
-    found, tracked = codec_of(codec), Tracked(model, optimizer)
+    found, tracked = resolve_codec(codec), Tracked(model, optimizer)
     if message_dtype(tracked.parameters) is torch.float64 and not isinstance(found, Identity):
         raise ValueError(f"codecs carry float32, and this model has float64 parameters (codec={found!r})")
     check_codec(made, found)

@@ -11,13 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from paceline.drivers.collective.common import RankGoneError, first_line
-from paceline.drivers.collective.exchange import start_gather
-from paceline.drivers.collective.flights import Pending
+from paceline.distributed.collectives import gather_vector
+from paceline.distributed.stores import StoreGather
 from paceline.drivers.collective.history import Average
-from paceline.drivers.collective.roll import Roll
 from paceline.events import Standing, Window
 from paceline.traces import Evaluation, Round, Trace, Work
 
@@ -79,14 +76,14 @@ class Story:
             for number, seconds, loss, accuracy in state["evaluations"]
         ]
 
-    def gather(self, history: Sequence[Average], roll: Roll, *, sent_bytes: int) -> None:
+    def gather(self, history: Sequence[Average], roll: StoreGather, *, sent_bytes: int) -> None:
         """Bring all ranks' times and bytes together; all ranks must come here."""
         ours = self._own_times(history)
-        said = roll.call("tell its times", {"averages": len(ours), "sent_bytes": sent_bytes})
+        said = roll.gather("tell its times", {"averages": len(ours), "sent_bytes": sent_bytes})
         averages = {rank: each["averages"] for rank, each in enumerate(said)}
         if set(averages.values()) != {len(ours)}:
             raise RuntimeError(f"the ranks have been in different numbers of averages: {averages}")
-        every = gathered(ours.reshape(-1), roll).reshape(self._workers, -1, 3)
+        every = gather_vector(ours.reshape(-1), roll).reshape(self._workers, -1, 3)
         self._every_time, self._sent_bytes = every.transpose(0, 1), sum(each["sent_bytes"] for each in said)
 
     def trace(self, history: Sequence[Average], *, about: Mapping[str, Any]) -> Trace:
@@ -103,24 +100,6 @@ class Story:
             evaluations=tuple(self.evaluations),
             **about,
         )
-
-
-def gathered(ours: torch.Tensor, roll: Roll) -> torch.Tensor:
-    """One vector of every rank, all of which have come; RankGoneError if they do not stay."""
-    group = dist.group.WORLD
-    if not ours.numel() or group is None:
-        return ours
-    gathered, work = start_gather(ours, ours.numel(), group)
-    pending = Pending(work, ours.device)
-    pending.wait(roll.timeout_seconds)
-    waited = f"rank {roll.rank} waited for all ranks' times"
-    if not pending.done():
-        raise RankGoneError(f"{waited}, and they have not come in {roll.timeout_seconds:g} s")
-    try:
-        pending.check()
-    except RuntimeError as error:
-        raise RankGoneError(f"{waited}, and a connection is lost: {first_line(error)}") from error
-    return gathered
 
 
 def windows_from(rows: torch.Tensor) -> list[tuple[Window, ...]]:

@@ -20,9 +20,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from paceline.distributed.collectives import PendingCollective
 from paceline.drivers.collective.beats import Beats
 from paceline.drivers.collective.carriers import Carrier
-from paceline.drivers.collective.flights import Flight, MessageError, Pending
+from paceline.drivers.collective.flights import Flight, MessageError
 from paceline.drivers.collective.history import Average
 from paceline.drivers.collective.meeting import Meeting
 from paceline.drivers.collective.watch import Watch
@@ -55,7 +56,7 @@ class Traffic:
         self._parameters, self._on_average = list(parameters), on_average
         self._what = "gradient" if course.member.averages == "gradients" else "change"
         self.flight: Flight | None = None
-        self._other: Pending | None = None  # a collective that is no average
+        self._other: PendingCollective | None = None  # a collective that is no average
         self.stepped = False  # since everybody was last at the same place
         self.ahead = NOBODY  # the place of a rank whose parameters all are to take in the next flush
         self._open_since = time.perf_counter()  # the open window
@@ -64,7 +65,9 @@ class Traffic:
     @property
     def under_way(self) -> bool:
         """Whether a collective is."""
-        return any(each is not None and each.under_way for each in (self.flight, self._other))
+        return (self.flight is not None and self.flight.under_way) or (
+            self._other is not None and not self._other.done()
+        )
 
     @torch.no_grad()
     def moment(self, event: Happening) -> None:
@@ -76,7 +79,7 @@ class Traffic:
             self._carry_out(self._land(before))
         self._replica.catch_up()
 
-    def together(self, pending: Pending, what: str) -> None:
+    def together(self, pending: PendingCollective, what: str) -> None:
         """Wait for a collective that all ranks come to, and that is no average."""
         self._other, begun, number = pending, time.perf_counter(), self._course.averages - 1
         while not pending.done():

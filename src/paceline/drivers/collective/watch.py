@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from paceline.codecs import NotFiniteError
+from paceline.distributed import RankGoneError, first_line
+from paceline.distributed.payloads import Trouble
 from paceline.drivers.collective.beats import Beats
-from paceline.drivers.collective.common import RankGoneError, first_line
-from paceline.drivers.collective.exchange import Trouble
 from paceline.drivers.collective.headers import DIGIT, Said
 
 LOOK_SECONDS = 0.25  # at most so often: a step boundary is no place to linger

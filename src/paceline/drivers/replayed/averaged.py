@@ -151,6 +151,6 @@ class _Player:
             match order:
                 case Begin():
                     self._begun = order
-                    self._team.leave(self._worker, order)
+                    self._team.enter(self._worker, order)
                 case Merge():
                     self._team.merge(self._worker, order)

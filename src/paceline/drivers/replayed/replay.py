@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from paceline.codecs.vectors import NotFiniteError
+from paceline.codecs.payload import NotFiniteError
 from paceline.events import Drop, Event, Joined, Left, Share, Step
 from paceline.optim import make_optimizer
 from paceline.strategies import Strategy

@@ -22,7 +22,7 @@ from torch import nn
 
 from paceline.codecs import Codec
 from paceline.codecs.naming import parse_codec
-from paceline.codecs.vectors import NotFiniteError
+from paceline.codecs.payload import NotFiniteError
 from paceline.drivers.served.connection import (
     ConnectionLost,
     IncomingModel,

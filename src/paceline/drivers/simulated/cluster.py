@@ -1,66 +1,152 @@
-"""N workers and a server on a virtual clock: who computes when, and which steps come of it.
+"""A cluster with a server, on a virtual clock: N simulated workers drive one strategy.
 
-The cluster deals in *tasks* (who, which version, how many blocks). Whoever trains is its `Cargo`: it takes the steps,
-and says what messages weigh, for some codecs give payloads whose size depends on what is in them.
+The clock is a queue of (time, what happens then). Every entry that is taken out moves the time on and puts in others:
 
-What becomes of a worker that is still computing when it hears that its round has closed:
+    Send     the server sends a worker the model                              _send, _deliver
+    ~~~>     the model arrives, after the network's time                      _delivered
+    ####     the worker begins a task: its next batch, at this version        _begin
+             the delay model's seconds later the task is finished             _finished
+    ~~~>     the gradient arrives: GradientArrived goes to the strategy       _arrived
+    Step     the strategy closes the round; the trainer moves the model       _step
+    Send     and the workers get the new model: the next round
 
-    late_work="partial"    it stops at the next block boundary, sends what it has, begins the next round
+No gradient is computed here. The cluster deals in *tasks* (which worker, which version, how many blocks), and a
+`Trainer` turns the tasks of a step into gradients. It also says how large messages are: with some codecs a payload's
+size depends on the numbers in it.
+
+Late workers: those still computing when the next model arrives, because the round closed without them.
+
+    late_work="partial"    it stops at the next block boundary, sends what it has, and begins the next round
         round closed ------->|
         ####|####|####|####|##|#> sends 5 of 8 blocks, joins the next round late
 
-    late_work="complete"   the paper's simplification: its whole gradient is there at once, for nothing
+    late_work="complete"   the paper's simplification: its whole gradient arrives at that moment, at no cost
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from paceline.drivers.simulated.ledger import Ledger
-from paceline.drivers.simulated.network import Direction
-from paceline.drivers.simulated.setup import Setup
-from paceline.drivers.simulated.task import Task, blocks_by
-from paceline.events import Drop, GradientArrived, Joined, LossSeen, Send, Step
-from paceline.strategies import Running
+from paceline.drivers.simulated.delays import Delays, check_columns
+from paceline.drivers.simulated.network import Direction, Network
+from paceline.events import Action, Drop, GradientArrived, Joined, LossSeen, Send, Step
+from paceline.strategies import Running, Strategy
+from paceline.traces import Outcome, Round, Work
 
+LateWork: TypeAlias = Literal["partial", "complete"]
+
+KEPT_WORKS = 100_000  # tasks that a trace holds in full; later ones are only counted
 _DRAWS_AT_ONCE = 256
 
 
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """All that decides the times of a simulated run, not what it trains; `recipe` goes into the trace.
+
+    >>> from paceline.drivers.simulated.delays import ShiftedExponential
+    >>> from paceline.strategies import Full
+    >>> Setup(name="full", strategy=Full(), workers=3, rounds=10, delays=ShiftedExponential()).late_work
+    'partial'
+    """
+
+    name: str
+    strategy: Strategy
+    workers: int
+    rounds: int
+    delays: Delays
+    network: Network = field(default_factory=Network)
+    late_work: LateWork = "partial"
+    blocks: int = 1
+    seed: int = 0
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_positive(self, "workers", "rounds", "blocks")
+        check_columns(self.delays, self.workers)
+
+
+def check_positive(setup: object, *names: str) -> None:
+    """Raise unless each of these whole numbers of a setup is 1 or more."""
+    for name in names:
+        if getattr(setup, name) < 1:
+            raise ValueError(f"{name} must be 1 or more ({name}={getattr(setup, name)})")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Task:
+    """One worker's work on one batch, its number `draw`, at one version of the model; and how far the worker gets.
+
+    >>> Task(worker=0, version=0, draw=0, started_seconds=0.0, seconds=2.0, blocks=4,
+    ...      finished_seconds=2.0, blocks_done=4).arrived_seconds is None
+    True
+    """
+
+    worker: int
+    version: int
+    draw: int
+    started_seconds: float
+    seconds: float  # for the whole batch
+    blocks: int
+    finished_seconds: float  # moves forward when the worker is stopped at a block boundary
+    blocks_done: int
+    delivery_seconds: float = 0.0  # how long the model took to the worker
+    arrived_seconds: float | None = None
+
+
+def blocks_by(
+    elapsed_seconds: float | NDArray[np.float64], block_seconds: float | NDArray[np.float64], blocks: int
+) -> NDArray[np.float64]:
+    """Return the blocks that a worker has done when it stops at the next boundary: at least one, at most all.
+
+    >>> float(blocks_by(0.3, 0.25, 4)), float(blocks_by(0.0, 0.25, 4)), float(blocks_by(9.9, 0.25, 4))
+    (2.0, 1.0, 4.0)
+    """
+    return np.asarray(np.clip(np.ceil(elapsed_seconds / block_seconds), 1, blocks))
+
+
+def worker_delays(delays: Delays, worker: int) -> Iterator[float]:
+    """Yield the seconds of a worker's batches in order; many are drawn at once, which is quicker."""
+    for first in itertools.count(0, _DRAWS_AT_ONCE):
+        draws = np.arange(first, first + _DRAWS_AT_ONCE, dtype=np.int64)
+        yield from delays.seconds(np.asarray(worker, dtype=np.int64), draws).tolist()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
-    """A step the strategy asked for, and the tasks behind its shares, in the same order."""
+class TakenStep:
+    """A step that the strategy asked for, and the tasks behind its shares, in the same order."""
 
     step: Step
-    k: int
     opened_seconds: float
     fresh: tuple[Task, ...]
     late: tuple[Task, ...]
 
 
-class Cargo(Protocol):
-    """What the messages carry."""
+class Trainer(Protocol):
+    """Takes the cluster's steps, and knows the size of its messages."""
 
     def up_bytes(self, task: Task) -> int:
-        """What the gradient of a task weighs, which is being sent now."""
+        """Return the size of the gradient of a task, which is being sent now."""
 
     def down_bytes(self, version: int, held_version: int) -> int:
-        """What the model weighs for a worker that holds an earlier version (-1: none)."""
+        """Return the size of the model for a worker that holds an earlier version (-1: none)."""
 
-    def closed(self, closed: Closed, oldest_version: int) -> None:
-        """A step is to be taken, now; of versions before the oldest no gradient will be asked for any more."""
+    def take(self, taken: TakenStep, oldest_version: int) -> None:
+        """Take a step. No gradient of a version before the oldest will be asked for any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ballast:
-    """Messages of a fixed weight, with nothing in them.
+class NoTraining:
+    """Messages of a fixed size, and steps that change nothing.
 
-    >>> Ballast(up=10).down_bytes(version=3, held_version=2)
+    >>> NoTraining(up=10).down_bytes(version=3, held_version=2)
     0
     """
 
@@ -68,15 +154,89 @@ class Ballast:
     down: int = 0
 
     def up_bytes(self, task: Task) -> int:
-        """The same for every task."""
         return self.up
 
     def down_bytes(self, version: int, held_version: int) -> int:
-        """The same for every version."""
         return self.down
 
-    def closed(self, closed: Closed, oldest_version: int) -> None:
-        """Nothing is trained."""
+    def take(self, taken: TakenStep, oldest_version: int) -> None:
+        """Change nothing."""
+
+
+class ClusterRecord:
+    """The counts of a simulated run, its rounds, and its first tasks in full.
+
+    >>> ClusterRecord().used
+    0
+    """
+
+    def __init__(self) -> None:
+        self.used = self.late = 0
+        self.dropped_reasons: Counter[str] = Counter()
+        self.sent_bytes = self.received_bytes = 0  # by the server
+        self.rounds: list[Round] = []
+        self.works: list[Work] = []
+
+    def add_step(self, taken: TakenStep) -> None:
+        """Note that a round closed with these tasks in its update."""
+        step, fresh, late = taken.step, len(taken.fresh), len(taken.late)
+        self.used += fresh
+        self.late += late
+        self.rounds.append(
+            Round(
+                version=step.version,
+                opened_seconds=taken.opened_seconds,
+                closed_seconds=step.at_seconds,
+                k=fresh,
+                used=fresh,
+                late=late,
+            )
+        )
+        for task in taken.fresh:
+            self._keep(task, "used")
+        for task in taken.late:
+            self._keep(task, "late")
+
+    def add_drop(self, task: Task, reason: str, now_seconds: float) -> None:
+        """Note that a task's gradient is in no update."""
+        self.dropped_reasons[reason] += 1
+        self._keep(task, "dropped", reason, min(task.finished_seconds, now_seconds))
+
+    def _keep(self, task: Task, outcome: Outcome, reason: str = "", finished_seconds: float | None = None) -> None:
+        if len(self.works) < KEPT_WORKS:
+            self.works.append(
+                Work(
+                    worker=task.worker,
+                    version=task.version,
+                    started_seconds=task.started_seconds,
+                    finished_seconds=task.finished_seconds if finished_seconds is None else finished_seconds,
+                    arrived_seconds=task.arrived_seconds,
+                    blocks_done=task.blocks_done,
+                    blocks=task.blocks,
+                    outcome=outcome,
+                    reason=reason,
+                )
+            )
+
+
+@dataclass(slots=True)
+class _Worker:
+    """What the cluster knows of one worker."""
+
+    delays: Iterator[float]
+    task: Task | None = None  # that it computes now
+    draws: int = 0  # batches begun
+    held_version: int = -1  # newest model that has arrived
+    sent_version: int = -1  # newest model that it is to get
+    version_on_the_wire: int | None = None  # one model at a time is on its way; then the newest follows
+    delivery_seconds: float = 0.0
+
+    @property
+    def versions_to_begin(self) -> list[int]:
+        """The versions that it may begin on next: the one it holds and has not begun, and the one on its way."""
+        has_begun = self.task is not None and self.task.version == self.held_version
+        versions = [-1 if has_begun else self.held_version, self.version_on_the_wire]
+        return [version for version in versions if version is not None and version >= 0]
 
 
 class Cluster:
@@ -86,83 +246,82 @@ class Cluster:
     >>> from paceline.strategies import Full
     >>> delays = Recorded(rows=((1.0, 2.0),))
     >>> cluster = Cluster(Setup(name="full", strategy=Full(), workers=2, rounds=3, delays=delays))
-    >>> [closed.step.at_seconds for closed in cluster.run(3)]
+    >>> [taken.step.at_seconds for taken in cluster.run(3)]
     [2.0, 4.0, 6.0]
     """
 
-    def __init__(self, setup: Setup, *, cargo: Cargo | None = None, ledger: Ledger | None = None) -> None:
-        workers = setup.workers
-        self.ledger = ledger if ledger is not None else Ledger()
+    def __init__(self, setup: Setup, *, trainer: Trainer | None = None) -> None:
+        self.record = ClusterRecord()
         self.now_seconds = 0.0
         self._setup = setup
         self._strategy: Running = setup.strategy.start()
-        self._cargo: Cargo = cargo if cargo is not None else Ballast()
-        self._up, self._down = Direction(setup.network, workers), Direction(setup.network, workers)
-        self._workers = [_Worker() for _ in range(workers)]
-        self._delay_chunks: list[tuple[int, list[float]]] = [(-1, [])] * workers
-        self._tasks: dict[tuple[int, int], Task] = {}
+        self._trainer: Trainer = trainer if trainer is not None else NoTraining()
+        self._up, self._down = (Direction(setup.network, setup.workers) for _ in range(2))
+        self._workers = [_Worker(worker_delays(setup.delays, worker)) for worker in range(setup.workers)]
+        self._tasks: dict[tuple[int, int], Task] = {}  # by worker and version: begun, and neither used nor dropped yet
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
-        self._closed: list[Closed] = []
+        self._order = itertools.count()  # what was scheduled first happens first, at the same time
+        self._taken: list[TakenStep] = []
         self._opened_seconds = 0.0
 
     @property
     def oldest_version(self) -> int:
         """The oldest version whose gradients may still be asked for: worked on, about to be, or on its way."""
-        worked_on = {version for _, version in self._tasks}
-        coming = {version for state in self._workers for version in state.versions_coming}
-        return min(worked_on | coming, default=self._strategy.version)
+        versions = {version for _, version in self._tasks}
+        versions.update(version for state in self._workers for version in state.versions_to_begin)
+        return min(versions, default=self._strategy.version)
 
-    def run(self, steps: int) -> Iterator[Closed]:
+    def run(self, steps: int) -> Iterator[TakenStep]:
         """Go on until so many steps were taken, and yield each."""
         if steps < 1:
             raise ValueError(f"steps must be 1 or more (steps={steps})")
         for worker in range(len(self._workers)):
-            self._act(self._strategy.handle(Joined(worker=worker)))
+            self._carry_out(self._strategy.handle(Joined(worker=worker)))
         taken = 0
         try:
             while taken < steps:
                 self.now_seconds, _, happen = heapq.heappop(self._queue)
                 happen()
-                while self._closed and taken < steps:
+                while self._taken and taken < steps:
                     taken += 1
-                    yield self._closed.pop(0)
+                    yield self._taken.pop(0)
         finally:  # also when nobody wants the steps that are left: training diverged
             for task in self._tasks.values():
-                self.ledger.dropped(task, "the run ended", self.now_seconds)
+                self.record.add_drop(task, "the run ended", self.now_seconds)
 
-    def tell(self, losses: Iterable[LossSeen]) -> None:
-        """Pass on what gradients were the gradients of."""
+    def pass_on(self, losses: Iterable[LossSeen]) -> None:
+        """Pass the losses of a step's gradients on to the strategy."""
         for loss in losses:
             self._strategy.handle(loss)
 
     # -- what happens ------------------------------------------------------------------------------------------
 
-    def _at(self, seconds: float, happen: Callable[[], None]) -> None:
+    def _schedule(self, seconds: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (seconds, next(self._order), happen))
 
     def _delivered(self, worker: int, version: int) -> None:
+        """A model has arrived: the worker begins on it, or, if it is late, comes to an end with the one before."""
         state = self._workers[worker]
-        state.newest_version, state.version_on_the_wire = version, None
-        if state.newest_sent > version:
+        state.held_version, state.version_on_the_wire = version, None
+        if state.sent_version > version:
             self._deliver(worker)  # while this one was on the wire the model moved on
         task = state.task
         if task is None:
             self._begin(worker)
         elif self._setup.late_work == "complete":
             task.finished_seconds = self.now_seconds
-            self.ledger.received(self._cargo.up_bytes(task))
-            self._at(self.now_seconds, lambda: self._arrived(task))
+            self.record.received_bytes += self._trainer.up_bytes(task)
+            self._schedule(self.now_seconds, lambda: self._arrived(task))
             self._begin(worker)
         else:
             self._stop_at_block_boundary(task)
 
     def _begin(self, worker: int) -> None:
         state = self._workers[worker]
-        seconds = self._delay(worker, state.draws)
+        seconds = next(state.delays)
         task = Task(
             worker=worker,
-            version=state.newest_version,
+            version=state.held_version,
             draw=state.draws,
             started_seconds=self.now_seconds,
             seconds=seconds,
@@ -177,7 +336,7 @@ class Cluster:
 
     def _schedule_finish(self, task: Task) -> None:
         finish = task.finished_seconds
-        self._at(finish, lambda: self._finished(task, finish))
+        self._schedule(finish, lambda: self._finished(task, finish))
 
     def _stop_at_block_boundary(self, task: Task) -> None:
         done = blocks_by(self.now_seconds - task.started_seconds, task.seconds / task.blocks, task.blocks)
@@ -188,15 +347,16 @@ class Cluster:
             self._schedule_finish(task)
 
     def _finished(self, task: Task, scheduled_seconds: float) -> None:
+        """A task has come to its end: its gradient is sent, and the next task begins if a newer model is there."""
         state = self._workers[task.worker]
         if state.task is not task or task.finished_seconds != scheduled_seconds:
             return  # it was stopped earlier than this
         state.task = None
-        weight = self._cargo.up_bytes(task)
-        arrival = self._up.arrival(worker=task.worker, at_seconds=self.now_seconds, message_bytes=weight)
-        self.ledger.received(weight)
-        self._at(arrival, lambda: self._arrived(task))
-        if state.newest_version > task.version:
+        size = self._trainer.up_bytes(task)
+        arrival = self._up.arrival(worker=task.worker, at_seconds=self.now_seconds, message_bytes=size)
+        self.record.received_bytes += size
+        self._schedule(arrival, lambda: self._arrived(task))
+        if state.held_version > task.version:
             self._begin(task.worker)
 
     def _arrived(self, task: Task) -> None:
@@ -210,11 +370,11 @@ class Cluster:
             work_seconds=task.seconds * task.blocks_done / task.blocks,
             transfer_seconds=task.delivery_seconds + (self.now_seconds - task.finished_seconds),
         )
-        self._act(self._strategy.handle(event))
+        self._carry_out(self._strategy.handle(event))
 
-    # -- what is asked -----------------------------------------------------------------------------------------
+    # -- what the strategy asks for ----------------------------------------------------------------------------
 
-    def _act(self, actions: list[Step | Send | Drop]) -> None:
+    def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Step():
@@ -224,56 +384,30 @@ class Cluster:
                         self._send(worker)
                 case Drop():
                     task = self._tasks.pop((action.worker, action.version))
-                    self.ledger.dropped(task, action.reason, self.now_seconds)
+                    self.record.add_drop(task, action.reason, self.now_seconds)
 
     def _step(self, step: Step) -> None:
-        fresh = tuple(self._tasks.pop((share.worker, share.version)) for share in step.fresh)
-        late = tuple(self._tasks.pop((share.worker, share.version)) for share in step.late)
-        closed = Closed(step=step, k=len(fresh), opened_seconds=self._opened_seconds, fresh=fresh, late=late)
-        self.ledger.closed(closed.step, closed.opened_seconds, fresh, late)
-        self._cargo.closed(closed, self.oldest_version)
-        self._closed.append(closed)
+        fresh, late = (
+            tuple(self._tasks.pop((share.worker, share.version)) for share in shares)
+            for shares in (step.fresh, step.late)
+        )
+        taken = TakenStep(step=step, opened_seconds=self._opened_seconds, fresh=fresh, late=late)
+        self.record.add_step(taken)
+        self._trainer.take(taken, self.oldest_version)
+        self._taken.append(taken)
         self._opened_seconds = self.now_seconds
 
     def _send(self, worker: int) -> None:
         state = self._workers[worker]
-        state.newest_sent = self._strategy.version
+        state.sent_version = self._strategy.version
         if state.version_on_the_wire is None:
             self._deliver(worker)
 
     def _deliver(self, worker: int) -> None:
         state = self._workers[worker]
-        version = state.version_on_the_wire = state.newest_sent
-        weight = self._cargo.down_bytes(version, state.newest_version)
-        arrival = self._down.arrival(worker=worker, at_seconds=self.now_seconds, message_bytes=weight)
+        version = state.version_on_the_wire = state.sent_version
+        size = self._trainer.down_bytes(version, state.held_version)
+        arrival = self._down.arrival(worker=worker, at_seconds=self.now_seconds, message_bytes=size)
         state.delivery_seconds = arrival - self.now_seconds
-        self.ledger.sent(weight)
-        self._at(arrival, lambda: self._delivered(worker, version))
-
-    def _delay(self, worker: int, draw: int) -> float:
-        chunk, times = self._delay_chunks[worker]
-        if draw // _DRAWS_AT_ONCE != chunk:
-            chunk = draw // _DRAWS_AT_ONCE
-            draws = np.arange(chunk * _DRAWS_AT_ONCE, (chunk + 1) * _DRAWS_AT_ONCE, dtype=np.int64)
-            times = self._setup.delays.seconds(np.asarray(worker, dtype=np.int64), draws).tolist()
-            self._delay_chunks[worker] = chunk, times
-        return times[draw % _DRAWS_AT_ONCE]
-
-
-@dataclass(slots=True)
-class _Worker:
-    """What the cluster knows of one worker."""
-
-    task: Task | None = None
-    draws: int = 0
-    newest_version: int = -1
-    newest_sent: int = -1
-    version_on_the_wire: int | None = None
-    delivery_seconds: float = 0.0
-
-    @property
-    def versions_coming(self) -> list[int]:
-        """The versions it may begin on next: the one it has and has not begun, and the one on its way."""
-        has = [] if self.task is not None and self.task.version == self.newest_version else [self.newest_version]
-        coming = [] if self.version_on_the_wire is None else [self.version_on_the_wire]
-        return [version for version in has + coming if version >= 0]
+        self.record.sent_bytes += size
+        self._schedule(arrival, lambda: self._delivered(worker, version))

@@ -1,8 +1,9 @@
-"""The training inside a simulation: the tasks of a step -> gradients -> update -> a better model.
+"""The training inside a simulation: it turns the tasks of a step into gradients, and the gradients into a better model.
 
-Gradients are computed when a step asks for them, at the version they were begun at: those of one version in one
-pass, those that nobody asks for never. Where a codec remembers, a payload's size depends on what is in it, or samples
-are pruned (what a worker draws next depends on the losses of what it sent), each is computed as it is sent.
+Gradients are computed when a step asks for them, at the version at which they were begun: those of one version in one
+pass, those that no step asks for never. In three cases each is computed as it is sent: where the codec has a memory,
+where a payload's size depends on the numbers in it, and where samples are pruned (then a worker's next batch depends on
+the losses of what it sent).
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.codecs.vectors import NotFiniteError
-from paceline.drivers.simulated.cluster import Closed
-from paceline.drivers.simulated.task import Task
+from paceline.codecs.payload import NotFiniteError
+from paceline.drivers.simulated.cluster import TakenStep, Task
 from paceline.events import LossSeen
 from paceline.optim import make_optimizer
 from paceline.training import Batches, Senders, Trainee, Training, measure
@@ -25,10 +25,10 @@ from paceline.workers.threads import threads_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Row:
-    """What one task comes to."""
+class _SentGradient:
+    """The gradient of one task as the server gets it."""
 
-    gradient: torch.Tensor | None  # None: it is not finite, and cannot be sent
+    gradient: torch.Tensor | None  # None: not finite, which cannot be sent
     payload_bytes: int
     buffers: torch.Tensor
     loss: LossSeen
@@ -46,12 +46,12 @@ class Learner:
         self._senders = Senders(training.codec, self._model.shapes, seed=training.seed)
         self.batches = Batches(training)
         prunes = self.batches.pruned is not None
-        self._at_once = self._senders.remember or not training.codec.fixed_size or prunes
-        self._sent: dict[tuple[int, int], _Row] = {}
+        self._computes_when_sent = self._senders.remember or not training.codec.fixed_size or prunes
+        self._sent: dict[tuple[int, int], _SentGradient] = {}
         self._engine = make_engine(training.module)
         self._snapshots = {0: self._snapshot()}
         self._update_bytes: dict[int, int] = {}
-        self.taken: deque[list[LossSeen] | None] = deque()
+        self.losses_of_steps: deque[list[LossSeen] | None] = deque()  # None: the run has diverged
 
     @property
     def parameters(self) -> torch.Tensor:
@@ -63,19 +63,18 @@ class Learner:
         """The model as it is now."""
         return self._model.module
 
-    # -- what messages weigh -----------------------------------------------------------------------------------
+    # -- the size of messages ----------------------------------------------------------------------------------
 
     def up_bytes(self, task: Task) -> int:
-        """What the gradient of a task weighs, which is being sent now."""
-        if not self._at_once:
+        if not self._computes_when_sent:
             return self._codec_bytes + self._buffer_bytes
         with threads_for(self._model.parameters.numel()):
-            (row,) = self._rows([task])
+            (row,) = self._gradients([task])
         self._sent[task.worker, task.draw] = row
         return row.payload_bytes + self._buffer_bytes
 
     def down_bytes(self, version: int, held_version: int) -> int:
-        """What the model weighs: changes since the version a worker holds, or the whole if that is less."""
+        """Return the size of the changes since the version a worker holds, or of the whole model if that is less."""
         whole = self._trainee.outgoing.whole_bytes
         changes = [self._update_bytes.get(each, whole) for each in range(held_version + 1, version + 1)]
         if held_version < 0 or not changes or sum(changes) >= whole:
@@ -93,23 +92,23 @@ class Learner:
 
     # -- steps -------------------------------------------------------------------------------------------------
 
-    def closed(self, closed: Closed, oldest_version: int) -> None:
-        """Take the step; its losses join `taken`: None if the update is not finite, and the model stays as it was."""
+    def take(self, taken: TakenStep, oldest_version: int) -> None:
+        """Take the step, and append its losses to `losses_of_steps`: None if the update is not finite."""
         with threads_for(self._model.parameters.numel()):
-            self.taken.append(self._take(closed, oldest_version))
+            self.losses_of_steps.append(self._take(taken, oldest_version))
 
-    def _take(self, closed: Closed, oldest_version: int) -> list[LossSeen] | None:
-        rows = self._rows((*closed.late, *closed.fresh))
-        shares = (*closed.step.late, *closed.step.fresh)
+    def _take(self, taken: TakenStep, oldest_version: int) -> list[LossSeen] | None:
+        rows = self._gradients((*taken.late, *taken.fresh))
+        shares = (*taken.step.late, *taken.step.fresh)
         found = {
             (share.worker, share.version): row.gradient
             for share, row in zip(shares, rows, strict=True)
             if row.gradient is not None
         }
-        changes = [row.buffers - self._snapshots[row.loss.version][1] for row in rows]
         if len(found) < len(rows):
             return None
-        if not self._trainee.take(closed.step, lambda share: found[share.worker, share.version], changes):
+        changes = [row.buffers - self._snapshots[row.loss.version][1] for row in rows]
+        if not self._trainee.take(taken.step, lambda share: found[share.worker, share.version], changes):
             return None
         version = self._trainee.version
         if update := self._trainee.outgoing.chain(version - 1):
@@ -123,26 +122,26 @@ class Learner:
         self._sent = {place: row for place, row in self._sent.items() if row.loss.version >= oldest_version}
 
     def evaluate(self) -> tuple[float, float]:
-        """Mean loss on the training data (at most `evaluation_samples` of it), accuracy on the test data."""
+        """Return the loss on the training data (`evaluation_samples` at most), and the accuracy on the test data."""
         with threads_for(self._model.parameters.numel()):
             return measure(self._model.module, self._training.dataset, self._training.evaluation_samples)
 
     def _snapshot(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The model as workers get it."""
+        """Return copies of the parameters and buffers, as workers get them."""
         return self._trainee.outgoing.held.clone(), self._model.buffers
 
     # -- gradients ---------------------------------------------------------------------------------------------
 
-    def _rows(self, tasks: Sequence[Task]) -> list[_Row]:
-        """What each task comes to; the tasks of one version are computed together."""
+    def _gradients(self, tasks: Sequence[Task]) -> list[_SentGradient]:
+        """Return the gradient of each task; those of one version are computed together."""
         rows = {index: self._sent.pop((task.worker, task.draw), None) for index, task in enumerate(tasks)}
         left = [index for index, row in rows.items() if row is None]
         for version in sorted({tasks[index].version for index in left}):
             chosen = [index for index in left if tasks[index].version == version]
-            rows.update(zip(chosen, self._computed(version, [tasks[index] for index in chosen]), strict=True))
+            rows.update(zip(chosen, self._compute(version, [tasks[index] for index in chosen]), strict=True))
         return [row for index in range(len(tasks)) if (row := rows[index]) is not None]
 
-    def _computed(self, version: int, tasks: Sequence[Task]) -> list[_Row]:
+    def _compute(self, version: int, tasks: Sequence[Task]) -> list[_SentGradient]:
         assignments = [
             self.batches.assignment(
                 worker=task.worker, draw=task.draw, blocks=task.blocks, blocks_done=task.blocks_done
@@ -160,14 +159,16 @@ class Learner:
                 variance=variances[index],
                 samples=assignments[index].samples_done,
             )
-            gradient, payload_bytes = self._travelled(result.gradients[index], task)
+            gradient, payload_bytes = self._send(result.gradients[index], task)
             if gradient is not None:
                 self.batches.judge(worker=task.worker, draw=task.draw, losses=result.sample_losses[index])
-            rows.append(_Row(gradient=gradient, payload_bytes=payload_bytes, buffers=result.buffers[index], loss=loss))
+            rows.append(
+                _SentGradient(gradient=gradient, payload_bytes=payload_bytes, buffers=result.buffers[index], loss=loss)
+            )
         return rows
 
-    def _travelled(self, gradient: torch.Tensor, task: Task) -> tuple[torch.Tensor | None, int]:
-        """A gradient as the server gets it, and what it weighed on its way."""
+    def _send(self, gradient: torch.Tensor, task: Task) -> tuple[torch.Tensor | None, int]:
+        """Return a gradient as the server decodes it (None: it is not finite), and the bytes of its payload."""
         try:
             payload = self._senders.encode(gradient, worker=task.worker, draw=task.draw)
         except NotFiniteError:

@@ -1,10 +1,21 @@
-"""What a message costs on its way: latency, a worker's own link, and the server's link that all share.
+"""How long messages take.
 
-A message flows through both links at once; each link carries one message at a time, in order:
+With a server: latency, the worker's own link, and the server's link that all share. A message flows through both links
+at once; each link carries one message at a time, in order:
 
     server link   |==w0==|==w1==|==w2==|            bytes / server bandwidth each
     w2's link                   |========|          bytes / worker bandwidth
     arrives                              |~~>|      the later of the two ends, plus the latency
+
+Without a server: a ring, in which every worker sends to the next and receives from the one before. Vectors that can be
+added up are cut into N parts, which go round once to be added and once more to be distributed. Payloads of a codec
+cannot be added up: they all go round whole, and every worker adds for itself:
+
+    all-reduce   2 (N - 1) rounds of 1/N of a message     2 (N - 1) * (latency + bytes / N / bandwidth)
+    all-gather     (N - 1) rounds of a whole message        (N - 1) * (latency + bytes / bandwidth)
+
+All-reduce costs nearly the same for any N; all-gather grows with N, so a codec must save more than half of N before it
+pays. The ring goes at the pace of its largest message.
 """
 
 from __future__ import annotations
@@ -43,7 +54,7 @@ class Network:
 
 
 class Direction:
-    """All messages of one direction, up or down.
+    """The links in one direction, up or down, and until when each is busy.
 
     >>> up = Direction(Network(worker_bits_per_second=8.0), workers=2)
     >>> up.arrival(worker=0, at_seconds=0.0, message_bytes=3)
@@ -56,7 +67,7 @@ class Direction:
         self._server_free = 0.0
 
     def arrival(self, *, worker: int, at_seconds: float, message_bytes: int) -> float:
-        """When a message that is ready at `at_seconds` has arrived; books both links."""
+        """Return when a message that is ready at `at_seconds` has arrived; both links are busy until it has passed."""
         if self._network.free:
             return at_seconds + self._network.latency_seconds
         bits = message_bytes * BITS_PER_BYTE
@@ -68,3 +79,20 @@ class Direction:
         server_end = max(start + server_seconds, self._server_free)
         self._worker_free[worker] = max(worker_end, server_end)
         return max(worker_end, server_end) + self._network.latency_seconds
+
+
+def ring_seconds(network: Network, *, workers: int, message_bytes: int, gathers: bool = False) -> float:
+    """Return the seconds from when the last worker has entered the ring until all have the sum.
+
+    >>> network = Network(latency_seconds=0.5, worker_bits_per_second=8.0)
+    >>> [ring_seconds(network, workers=4, message_bytes=8, gathers=gathers) for gathers in (False, True)]
+    [15.0, 25.5]
+    >>> ring_seconds(network, workers=1, message_bytes=8)
+    0.0
+    """
+    if workers < 1 or message_bytes < 0:
+        raise ValueError(
+            f"workers must be 1 or more, and message_bytes 0 or more (workers={workers}, message_bytes={message_bytes})"
+        )
+    hops, part_bytes = (workers - 1, message_bytes) if gathers else (2 * (workers - 1), message_bytes / workers)
+    return hops * (network.latency_seconds + part_bytes * BITS_PER_BYTE / network.worker_bits_per_second)

@@ -1,13 +1,16 @@
-"""Where a run stands."""
+"""How far a run has come: round, time, and the loss and accuracy last measured."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+from paceline.traces import Evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where a run stands after a round; `loss` and `accuracy` are those last measured.
+    """The state of a run after a round; `loss` and `accuracy` are those last measured.
 
     >>> Progress(round=3, seconds=0.4).loss is None
     True
@@ -17,3 +20,30 @@ class Progress:
     seconds: float
     loss: float | None = None
     accuracy: float | None = None
+
+
+class Evaluations:
+    """The measurements of a run's model, in order.
+
+    >>> evaluations = Evaluations()
+    >>> _ = evaluations.add(round=0, seconds=0.0, measured=(2.3, 0.1))
+    >>> evaluations.progress(round=1, seconds=0.5)
+    Progress(round=1, seconds=0.5, loss=2.3, accuracy=0.1)
+    """
+
+    def __init__(self) -> None:
+        self.diverged = False  # a loss that is not finite was measured, or a step said so
+        self.all: list[Evaluation] = []
+
+    def add(self, *, round: int, seconds: float, measured: tuple[float, float]) -> Progress:
+        """Keep a loss and an accuracy that were measured after a round."""
+        loss, accuracy = measured
+        self.diverged = self.diverged or not math.isfinite(loss)
+        self.all.append(Evaluation(round=round, seconds=seconds, loss=loss, accuracy=accuracy))
+        return self.progress(round=round, seconds=seconds)
+
+    def progress(self, *, round: int, seconds: float) -> Progress:
+        """Return the progress after a round, with what was last measured."""
+        if not self.all:
+            return Progress(round=round, seconds=seconds)
+        return Progress(round=round, seconds=seconds, loss=self.all[-1].loss, accuracy=self.all[-1].accuracy)

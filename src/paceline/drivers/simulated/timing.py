@@ -4,12 +4,16 @@ A round of all workers is a few array operations; the result is what `cluster` w
 compare. Messages cost their latency and nothing else here: a limited bandwidth makes workers wait for each other, and
 needs the event queue.
 
-One round of `late_work="partial"`, for all workers at once:
+One synchronous round with `late_work="partial"`, for all workers at once (`RoundTimes`):
 
     start      when the worker gets the model, or is done with its last block of the round before
     finish     start + its delay
     closed     the K-th smallest finish + latency
     stop       finish, or the first block boundary after it hears of `closed`; the next start
+
+Under `async` no worker waits for another, so its times are one running sum (`AsyncTimes`). A round is as many gradients
+as there are workers. Its end is found window by window: all arrivals up to a horizon are counted, and only those of the
+window in which the round ends are sorted.
 """
 
 from __future__ import annotations
@@ -20,9 +24,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.drivers.simulated.cluster import Setup, blocks_by
 from paceline.drivers.simulated.progress import Progress
-from paceline.drivers.simulated.setup import Setup
-from paceline.drivers.simulated.task import blocks_by
 from paceline.strategies import LGC
 from paceline.strategies.auto_k import AutoK
 from paceline.strategies.rounds import Rounds
@@ -32,7 +35,7 @@ Times = NDArray[np.float64]
 
 
 class RoundTimes:
-    """The rounds of a synchronous strategy, without training; iterate over it, then ask for its `trace`.
+    """The times of a synchronous run, without training; iterate over it, then read its `trace`.
 
     >>> from paceline.drivers.simulated.delays import Recorded
     >>> rows = ((1.0, 1.2, 2.0), (1.1, 1.5, 2.0), (1.0, 1.3, 2.5))
@@ -52,10 +55,10 @@ class RoundTimes:
         workers = setup.workers
         self._chooser, self._warmup_rounds = state.chooser, state.warmup_rounds
         self._workers = np.arange(workers, dtype=np.int64)
-        self._draws = np.zeros(workers, dtype=np.int64)
+        self._draws = np.zeros_like(self._workers)
         self._start = np.full(workers, self._latency)
         self._late_arrival = np.full(workers, np.inf)
-        self._known = np.full(workers, np.nan)
+        self._known = np.full(workers, np.nan)  # seconds of a whole batch, as the server knows them
         self._late_known = np.zeros(workers)
         self._missed_arrival = np.full(workers, np.inf)
         self._missed_known = np.zeros(workers)
@@ -72,6 +75,7 @@ class RoundTimes:
         self._note_drop("the run ended", int(np.isfinite(self._late_arrival).sum()))
 
     def _round(self, version: int) -> None:
+        """Play one round: who closes it when, what becomes of late work, and when each worker begins the next."""
         last = version == self._setup.rounds - 1
         delay = self._setup.delays.seconds(self._workers, self._draws)
         finish = self._start + delay
@@ -80,9 +84,13 @@ class RoundTimes:
         closed = float(np.partition(arrival, k - 1)[k - 1])
         fresh = self._first(arrival, k, closed)
         late = self._settle_late(closed, last=last)
-        self._record(version, closed, k, late)
+        self._used += k
+        self._late += late
+        self._records.append(
+            Round(version=version, opened_seconds=self._closed_seconds, closed_seconds=closed, k=k, used=k, late=late)
+        )
         self._learn(fresh, delay, k)
-        hears = closed if last else closed + self._latency  # nobody is told of the last one
+        hears = closed if last else closed + self._latency  # after the last round no model is sent
         if self._setup.late_work == "complete":
             self._begin_together(hears, arrival, finish, delay, fresh)
         else:
@@ -90,7 +98,7 @@ class RoundTimes:
         self._closed_seconds = closed
 
     def _first(self, arrival: Times, k: int, closed: float) -> NDArray[np.bool_]:
-        """The K that close the round; of those that arrive in the same moment, who began first, as in `cluster`."""
+        """Return which K close the round; of those that arrive at the same moment, who began first, as in `cluster`."""
         fresh = arrival < closed
         tied = np.flatnonzero(arrival == closed)
         if len(tied) > 1:
@@ -103,13 +111,12 @@ class RoundTimes:
         return workers if version < self._warmup_rounds else min(self._chooser.k(workers), workers)
 
     def _settle_late(self, closed: float, *, last: bool) -> int:
-        """What became of the late work of the round before."""
+        """Count the late work of the round before as used or dropped; return how many are in this round's update."""
         waiting = np.isfinite(self._late_arrival)
         in_time = waiting & (self._late_arrival <= closed)
         self._known[in_time] = self._late_known[in_time]
         self._hear_of_missed(waiting & ~in_time, closed)
         late = int(in_time.sum()) if self._uses_late else 0
-        self._late += late
         if not self._uses_late:
             self._note_drop("its round had closed", int(in_time.sum()))
         missed = "the run ended" if last else "it missed the round after its own too"
@@ -117,7 +124,7 @@ class RoundTimes:
         return late
 
     def _hear_of_missed(self, missed: NDArray[np.bool_], closed: float) -> None:
-        """Work that misses its last chance is no use to the model, but its time is known once it arrives."""
+        """Learn the times of work that came too late for the model: they are known once it arrives."""
         heard = self._missed_arrival <= closed
         self._known[heard] = self._missed_known[heard]
         self._missed_arrival[heard] = np.inf
@@ -127,12 +134,6 @@ class RoundTimes:
     def _note_drop(self, reason: str, count: int) -> None:
         if count:
             self._dropped[reason] += count
-
-    def _record(self, version: int, closed: float, k: int, late: int) -> None:
-        self._used += k
-        self._records.append(
-            Round(version=version, opened_seconds=self._closed_seconds, closed_seconds=closed, k=k, used=k, late=late)
-        )
 
     def _learn(self, fresh: NDArray[np.bool_], delay: Times, k: int) -> None:
         if not isinstance(self._chooser, AutoK):
@@ -170,7 +171,7 @@ class RoundTimes:
 
     @property
     def trace(self) -> Trace:
-        """What happened so far."""
+        """What has happened so far."""
         return Trace(
             strategy=self._setup.name,
             seed=self._setup.seed,
@@ -183,4 +184,78 @@ class RoundTimes:
             late=self._late,
             dropped=dict(self._dropped),
             rounds=tuple(self._records),
+        )
+
+
+class AsyncTimes:
+    """The times of an asynchronous run, without training; iterate over it, then read its `trace`.
+
+    >>> from paceline.drivers.simulated.delays import Recorded
+    >>> from paceline.strategies import Async
+    >>> delays = Recorded(rows=((1.0, 2.5),))
+    >>> run = AsyncTimes(Setup(name="async", strategy=Async(), workers=2, rounds=2, delays=delays))
+    >>> [progress.seconds for progress in run]
+    [2.0, 3.0]
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup, self._latency = setup, setup.network.latency_seconds
+        self._workers = np.arange(setup.workers, dtype=np.int64)
+        self._draws = np.zeros_like(self._workers)
+        self._last_arrival = np.zeros(setup.workers)
+        self._rounds_done = 0
+        self._seconds = 0.0
+
+    def __iter__(self) -> Iterator[Progress]:
+        self._last_turnaround = self._turnaround(self._draws)
+        arrival = self._last_turnaround.copy()
+        horizon, counted = 0.0, 0
+        while self._rounds_done < self._setup.rounds:
+            # Half a round at the present pace: a worker far faster than the others must not fill a window alone.
+            half_a_round = self._setup.workers / 2 / float((1 / self._last_turnaround).sum())
+            horizon = max(horizon, float(arrival.min())) + half_a_round
+            owners, window = self._advance(arrival, horizon)
+            while self._rounds_done < self._setup.rounds:
+                rank = (self._rounds_done + 1) * self._setup.workers - counted - 1
+                if rank >= len(window):
+                    break
+                self._seconds = float(np.partition(window, rank)[rank])
+                self._rounds_done += 1
+                yield Progress(round=self._rounds_done, seconds=self._seconds)
+            counted += len(window)
+            ended = self._rounds_done == self._setup.rounds
+            taken = window <= (self._seconds if ended else np.inf)
+            np.maximum.at(self._last_arrival, owners[taken], window[taken])
+
+    def _advance(self, arrival: Times, horizon: float) -> tuple[NDArray[np.int64], Times]:
+        """Return who delivered when, up to the horizon and not before; move each worker's next arrival beyond it."""
+        owners, times = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
+        while len(due := np.flatnonzero(arrival <= horizon)):
+            owners.append(due)
+            times.append(arrival[due])
+            self._draws[due] += 1
+            self._last_turnaround[due] = self._turnaround(self._draws[due], due)
+            arrival[due] += self._last_turnaround[due]
+        return np.concatenate(owners), np.concatenate(times)
+
+    def _turnaround(self, draws: NDArray[np.int64], workers: NDArray[np.int64] | None = None) -> Times:
+        """Return the seconds from when the model is sent until the gradient is in."""
+        delays = self._setup.delays.seconds(self._workers if workers is None else workers, draws)
+        return delays + 2 * self._latency
+
+    @property
+    def trace(self) -> Trace:
+        """What has happened so far."""
+        # Whoever had the model again before the end was at work on a gradient that nobody took.
+        at_work = int((self._last_arrival + self._latency < self._seconds).sum())
+        return Trace(
+            strategy=self._setup.name,
+            seed=self._setup.seed,
+            workers=self._setup.workers,
+            recipe=self._setup.recipe,
+            rounds_done=self._rounds_done,
+            seconds=self._seconds,
+            late_work=self._setup.late_work,
+            used=self._rounds_done * self._setup.workers,
+            dropped={"the run ended": at_work} if self._rounds_done == self._setup.rounds and at_work else {},
         )

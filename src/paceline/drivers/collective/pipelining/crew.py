@@ -27,15 +27,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.drivers.collective.beats import beats_store
-from paceline.drivers.collective.common import RankGoneError, first_line
-from paceline.drivers.collective.exchange import start_gather
+from paceline.distributed import RankGoneError, first_line
+from paceline.distributed.collectives import start_gather
+from paceline.distributed.stores import StoreGather, private_store
 from paceline.drivers.collective.launch import joined
 from paceline.drivers.collective.pipelining.farewell import LOOK_SECONDS, Farewell
 from paceline.drivers.collective.pipelining.messages import WORDS_BYTES, Message, plain, read, written
 from paceline.drivers.collective.pipelining.rooms import room
 from paceline.drivers.collective.place import place_in
-from paceline.drivers.collective.roll import Roll
 from paceline.pipeline.errors import PipelineError
 
 GRACE_SECONDS = 30.0
@@ -87,13 +86,13 @@ class Crew:
         numbers = _NUMBERS.setdefault(dist.group.WORLD, Counter())
         numbers[tuple(self.ranks)] += 1
         name = "-".join(map(str, [*self.ranks, numbers[tuple(self.ranks)]]))
-        store = beats_store(f"pipeline/{name}")
-        said = Roll(
+        store = private_store(f"pipeline/{name}")
+        said = StoreGather(
             dist.PrefixStore("roll", store),  # type: ignore[attr-defined]
             self.place,
             self.world,
             timeout_seconds=self.timeout_seconds,
-        ).call("make a pipeline", self.stages)
+        ).gather("make a pipeline", self.stages)
         for rank, stages in zip(self.ranks, said, strict=True):
             if stages != said[0]:
                 raise PipelineError(

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from paceline.drivers.collective.common import RankGoneError, first_line
+from paceline.distributed import RankGoneError, first_line
 from paceline.drivers.collective.pipelining.messages import Message
 from paceline.drivers.collective.pipelining.rooms import forget
 from paceline.pipeline.errors import PipelineError

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.drivers.collective.common import first_line
+from paceline.distributed import first_line
 from paceline.pipeline.errors import PipelineError
 
 WORDS_BYTES = 1024

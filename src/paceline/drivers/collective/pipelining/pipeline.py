@@ -25,7 +25,8 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.codecs import Codec
-from paceline.drivers.collective.common import codec_of, described
+from paceline.codecs.naming import resolve_codec
+from paceline.distributed.agreement import describe
 from paceline.drivers.collective.pipelining.batches import Loss, Tensors
 from paceline.drivers.collective.pipelining.crew import Crew
 from paceline.drivers.collective.pipelining.holdings import Holdings
@@ -203,6 +204,6 @@ def _description(codec: Codec | str, workshop: Workshop) -> dict[str, str]:
         f"shapes={[list(shape) for shape in plan.shapes]}",
         "cuts": hashlib.sha256(str(tuple(plan.cuts)).encode()).hexdigest()[:16],
         "model": str(plan.fingerprint)[:16],
-        "codec": described(codec_of(codec)),
+        "codec": describe(resolve_codec(codec)),
     }
     return {name: plain(text, 200) for name, text in said.items()} | workshop.sizes_of([workshop.planned])

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.codecs import Codec, ErrorFeedback, Identity, NotFiniteError
-from paceline.drivers.collective.common import codec_of
-from paceline.drivers.collective.exchange import Exchange, OfAnySize, OfOneSize, Trouble
+from paceline.codecs.naming import resolve_codec
+from paceline.distributed.payloads import AnySizeExchange, FixedSizeExchange, PayloadExchange, Trouble
 from paceline.drivers.collective.pipelining.crew import Crew
 from paceline.drivers.collective.pipelining.holdings import (
     Holdings,
@@ -36,7 +36,7 @@ class Replicas:
 
     def __init__(self, codec: Codec | str, holdings: Holdings, crew: Crew, *, seed: int) -> None:
         self._holdings, self._crew = holdings, crew
-        found = codec_of(codec)
+        found = resolve_codec(codec)
         weights = list(holdings.alone().values())
         self.codec: Codec | None = None
         self.sent_bytes = 0
@@ -45,9 +45,9 @@ class Replicas:
             return
         self.codec = found.fresh([weight.shape for weight in weights])
         self._generator = torch_generator(seed, "pipeline", crew.rank)
-        self._exchange: Exchange = OfOneSize(crew.column, crew.device)
+        self._exchange: PayloadExchange = FixedSizeExchange(crew.column, crew.device)
         if not getattr(self.codec, "fixed_size", False):
-            self._exchange = OfAnySize(crew.column, crew.column_words, crew.device)
+            self._exchange = AnySizeExchange(crew.column, crew.column_words, crew.device)
 
     def average(self, share: float) -> Exception | None:
         """`share` is this replica's part of the sum that is wanted: n_r / n, or 1 where losses are sums.

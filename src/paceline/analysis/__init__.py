@@ -1,0 +1,1 @@
+"""What commands compute beyond a run: ratios of layers, plans of pipelines, who is pruned."""

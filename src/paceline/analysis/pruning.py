@@ -1,0 +1,257 @@
+"""From a run that pruned to a record of it: what became of each sample, and what the trained model says of its label.
+
+    simulated run   ── at its end ─────────────────> record ──> pruning.safetensors in the run's folder
+    real run        ── replayed from its journal ──> record ──> kept in the folder, so that it is replayed once
+
+The model looks at every training sample once, in eval mode and without augmentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.data.pruning import PRUNINGS, PruningSettings, make_policy
+from paceline.recipes.recipe import Recipe
+from paceline.traces.pruning_record import PRUNING, PruningRecord, read_pruning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+    from numpy.typing import NDArray
+    from torch import nn
+
+    from paceline.data import Dataset
+    from paceline.data.pruning.policy import Policy
+    from paceline.runs.cluster import WorkerOptions
+    from paceline.runs.simulation import Run
+    from paceline.training import Batches, PruningTotals, Training
+
+BATCH = 512
+CLASSES = {
+    "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    "fashion-mnist": ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"),
+}
+"""What the numbers of classes mean, where numbers say nothing."""
+
+
+def predictions(module: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, Any]:
+    """What a model says of labelled samples: its guess, how probable that and the label are, and the loss.
+
+    >>> import torch
+    >>> found = predictions(torch.nn.Flatten(), [(torch.tensor([[0.0, 2.0]]), torch.tensor([0]))])
+    >>> found["guess"], found["label_probability"].round(2)
+    (array([1]), array([0.12], dtype=float32))
+    """
+    import torch
+
+    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    parts: dict[str, list[torch.Tensor]] = {}
+    with torch.no_grad(), _eval_mode(module):
+        for inputs, labels in batches:
+            logs = _log_probabilities(module(inputs.to(device)), labels)
+            of_label = logs.gather(1, labels.long().reshape(-1, 1)).squeeze(1)
+            of_guess, guess = logs.max(dim=1)
+            for name, values in (
+                ("label", labels),
+                ("guess", guess),
+                ("label_probability", of_label.exp().clamp(max=1.0)),
+                ("guess_probability", of_guess.exp().clamp(max=1.0)),
+                ("loss", (-of_label).clamp(max=torch.finfo(torch.float32).max)),
+            ):
+                parts.setdefault(name, []).append(values)
+    return {name: torch.cat(values).numpy() for name, values in parts.items()}
+
+
+def _log_probabilities(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    if scores.ndim != 2 or labels.ndim != 1 or len(scores) != len(labels):
+        raise ValueError(
+            "the model must give a score for each class, and the data a number of a class for each sample "
+            f"(scores {tuple(scores.shape)}, labels {tuple(labels.shape)})"
+        )
+    if int(labels.min()) < 0 or int(labels.max()) >= scores.shape[1]:
+        raise ValueError(
+            f"labels must be between 0 and {scores.shape[1] - 1}, as many classes as the model gives scores for "
+            f"(found {int(labels.min())} to {int(labels.max())})"
+        )
+    logs = scores.float().log_softmax(dim=1).cpu()
+    if logs.isnan().any():
+        raise ValueError("the model's outputs are not finite: training diverged, and there is nothing to tell")
+    return logs
+
+
+@contextmanager
+def _eval_mode(module: nn.Module) -> Iterator[None]:
+    """All parts in eval mode, and afterwards each in the mode that it was in."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def settings_of(policy: Policy) -> dict[str, Any]:
+    """The settings of a policy, by their names in a recipe; none of a policy that is no recipe's.
+
+    >>> from paceline.data.pruning.info_batch import InfoPolicy
+    >>> settings_of(InfoPolicy(10, ratio=0.25))
+    {'ratio': 0.25, 'delta': 0.875}
+    """
+    names = PRUNINGS[policy.name].settings if policy.name in PRUNINGS else ()
+    holders = (policy, getattr(policy, "schedule", None))
+    return {name: getattr(holder, name) for name in names for holder in holders if hasattr(holder, name)}
+
+
+def make_record(
+    dataset: Dataset,
+    module: nn.Module,
+    totals: PruningTotals,
+    pruning: PruningSettings,
+    *,
+    source: Mapping[str, Any] | None = None,
+) -> PruningRecord:
+    """The record of a run: what was pruned (`totals`), by which settings, and what the trained module says.
+
+    >>> import torch
+    >>> from paceline.recipes.assembly import load_data, make_model
+    >>> from paceline.training import PruningTotals
+    >>> data = load_data(Recipe())
+    >>> totals = PruningTotals(
+    ...     times_pruned=np.full(1500, 2, np.uint16), passes=np.full(1500, 9), difficulty=np.zeros(1500, np.float32))
+    >>> record = make_record(data, make_model(Recipe(), data), totals, PruningSettings(name="info-batch"))
+    >>> record.samples, record.prunings, record.epochs, record.settings
+    (1500, 3000, 9, {'ratio': 0.5, 'delta': 0.875})
+    """
+    import torch
+
+    train = dataset.train
+    batches = zip(torch.split(train.inputs, BATCH), torch.split(train.targets, BATCH), strict=True)
+    names = CLASSES.get(dataset.name, ())
+    return PruningRecord(
+        policy=pruning.name,
+        settings=settings_of(make_policy(pruning, 1, seed=0)),
+        epochs=int(totals.passes.max()),
+        classes=names if len(names) == dataset.classes else tuple(map(str, range(dataset.classes))),
+        times_pruned=totals.times_pruned,
+        difficulty=totals.difficulty,
+        source=source or {},
+        **predictions(module, batches),
+    )
+
+
+def record_of_run(recipe: Recipe, run: Run) -> PruningRecord:
+    """The record of a simulated run that has ended.
+
+    >>> from paceline.runs.simulation import make_run
+    >>> recipe = Recipe(rounds=10).with_settings(pruning={"name": "info-batch"}, cluster={"workers": 8})
+    >>> run = make_run(recipe)
+    >>> for _ in run:
+    ...     pass
+    >>> record_of_run(recipe, run).policy
+    'info-batch'
+    """
+    learner = getattr(run, "learner", None)
+    if learner is None:
+        raise ValueError("a run without training prunes nothing")
+    batches: Batches = learner.batches
+    return _recorded(batches, batches.training, learner.module, recipe.to_document())
+
+
+def _recorded(batches: Batches, training: Training, module: nn.Module, source: Mapping[str, Any]) -> PruningRecord:
+    from paceline.training import pruning_of
+
+    totals = pruning_of(batches, training)
+    return make_record(training.dataset, module, totals, training.pruning, source=source)
+
+
+def record_of_folder(
+    folder: Path,
+    own: WorkerOptions | None = None,
+    *,
+    on_step: Callable[[int, int], None] = lambda step, steps: None,
+    keep: bool = True,
+) -> PruningRecord:
+    """The record of the run in a folder: read if it is there, else made by replaying the run, and kept.
+
+    >>> record_of_folder(Path("/nowhere"))
+    Traceback (most recent call last):
+    ValueError: there is no folder /nowhere
+    """
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
+    if (folder / PRUNING).exists():
+        return read_pruning(folder)
+    record = _replayed(folder, own, on_step)
+    if keep:
+        record.write(folder)
+    return record
+
+
+def _replayed(folder: Path, own: WorkerOptions | None, on_step: Callable[[int, int], None]) -> PruningRecord:
+    from paceline.runs.replaying import replay
+
+    document = _recipe_of(folder)
+    if not document:
+        raise ValueError(f"the run in {folder} was made by a script: paceline.pruning_page makes the page there")
+    if not Recipe.from_document(document).pruning.on:
+        raise ValueError(f"the run in {folder} pruned nothing: its recipe has no pruning.name")
+    made = list[PruningRecord]()
+
+    def ended(batches: Batches, training: Training, module: nn.Module) -> None:
+        made.append(_recorded(batches, training, module, document))
+
+    verdict = replay(folder, own, on_step=on_step, on_end=ended)
+    if not verdict.identical and not verdict.nearly:
+        raise ValueError(f"the replay of {folder} is not the run: {verdict.difference}; so it tells nothing of it")
+    return made[0]
+
+
+def _recipe_of(folder: Path) -> dict[str, Any]:
+    """The recipe's document of a real run."""
+    from paceline.runs.ranks import RECIPE, read_recipe_of
+    from paceline.traces.journal import TRACE
+    from paceline.traces.journal_files import read_journal
+
+    if (folder / RECIPE).is_file():
+        return read_recipe_of(folder).to_document()
+    if not (folder / TRACE).is_file():
+        raise ValueError(
+            f"{folder} has no {PRUNING}, and no {TRACE} to make it from: it is not a run that pruned "
+            "(`paceline simulate` writes one with --pruning.name, `paceline train` leaves a trace)"
+        )
+    return dict(read_journal(folder / TRACE).began.recipe)
+
+
+def images_of(
+    record: PruningRecord, numbers: Sequence[int], *, data_directory: str = ""
+) -> tuple[dict[int, NDArray[Any]], str]:
+    """The training images of a record's data set with these numbers, and a note on why there are none.
+
+    Nothing is downloaded, and no code is run that a record names.
+
+    >>> from paceline.traces.pruning_record import empty_record
+    >>> images_of(empty_record(), [0])
+    ({}, '')
+    """
+    from paceline.recipes.assembly import load_data
+
+    if not record.source:
+        return {}, ""
+    try:
+        recipe = Recipe.from_document({name: record.source[name] for name in ("seed", "data") if name in record.source})
+        if recipe.data.name == "synthetic" and recipe.data.samples != record.samples:
+            raise ValueError(f"the record has {record.samples:,} samples, and its recipe {recipe.data.samples:,}")
+        settings = {"download": False} | ({"directory": data_directory} if data_directory else {})
+        train = load_data(recipe.with_settings(data=settings)).train
+    except (ValueError, OSError, MemoryError) as error:
+        return {}, f"Without images: {' '.join(str(error).split())}"
+    if not np.array_equal(train.targets.numpy(), record.label):
+        return {}, f"Without images: {recipe.data.name} as it is found here has other labels than the run had."
+    return {number: train.inputs[number].numpy() for number in numbers}, ""

@@ -1,0 +1,377 @@
+"""`paceline inspect`: which layer limits a recipe's learning rate.
+
+What was found is shown as a table and sentences in the terminal, as a page and as one JSON document; only what was
+computed is stated.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from paceline.cli.options import UsageError
+from paceline.files import write_file
+from paceline.quantities import number_text
+from paceline.recipes import Recipe, read_recipe
+from paceline.terminal import WIDTH, printable
+
+if TYPE_CHECKING:
+    from paceline.analysis.layer_ratios import Inspection
+    from paceline.optim.ratios import LayerRatio, LayerRatios
+    from paceline.reports.ratio_page import RatioBar
+    from paceline.reports.table import PlainTable
+
+BAR_AFTER_SECONDS = 2.0
+STEPS_BY_THE_GRADIENT = ("sgd",)
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """Show which layer limits the learning rate: weights beside gradients, layer by layer."""
+
+    recipe_file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(name="recipe", metavar="[RECIPE]")] = ""
+    """A recipe (TOML); without one, the default."""
+    steps: int = 0
+    """Train so many steps, and show the ratios after them as well."""
+    batch: int = 0
+    """Samples of a gradient [the recipe's worker.batch_size]."""
+    out: str = "runs/inspect"
+    """Folder for inspect.html and results.json."""
+    json: bool = False
+    """Print one JSON document to stdout, and nothing else there."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+def inspect(options: InspectOptions, overrides: dict[str, str]) -> None:
+    """`paceline inspect`."""
+    from paceline.analysis.layer_ratios import check, inspect_recipe
+
+    recipe = read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
+    check(recipe, steps=options.steps, batch=options.batch)
+    notes, out = Console(stderr=True), Path(options.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)  # better refused now than after the run
+    except OSError as error:
+        raise UsageError(f"cannot write results to {out}: {error.strerror or error}; give another --out") from None
+    with notes.status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
+        import paceline.optim.ratios
+        import paceline.training  # noqa: F401 - it takes seconds, and somebody is watching
+    with _bar(notes, total=options.steps + 1) as on_step:
+        inspection = inspect_recipe(recipe, steps=options.steps, batch=options.batch, on_step=on_step)
+    _show(recipe, inspection, out, notes, as_json=options.json)
+
+
+@contextmanager
+def _bar(notes: Console, *, total: int) -> Iterator[Callable[[int], None]]:
+    """Yield a callback that moves a progress bar, which is shown once the work has taken two seconds."""
+    columns = (TextColumn("steps"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn())
+    progress, begin = Progress(*columns, console=notes, expand=True, transient=True), time.monotonic()
+    task = progress.add_task("steps", total=total)
+
+    def update(done: int) -> None:
+        progress.update(task, completed=done)
+        if not progress.live.is_started and time.monotonic() - begin > BAR_AFTER_SECONDS:
+            progress.start()
+
+    try:
+        yield update
+    finally:
+        progress.stop()
+
+
+def _show(recipe: Recipe, inspection: Inspection, out: Path, notes: Console, *, as_json: bool) -> None:
+    from paceline.reports.ratio_page import ratio_page
+
+    found = json.dumps(document(recipe, inspection), indent=2, allow_nan=False)
+    if as_json:
+        print(found)
+    else:
+        _print(recipe, inspection)
+    try:
+        write_file(out / "results.json", found + "\n")
+        page = ratio_page(
+            bars(inspection),
+            table(inspection),
+            title=f"paceline inspect: {recipe.data.name}, {recipe.model.name}",
+            headline=headline(inspection),
+            sentences=sentences(recipe, inspection),
+            conditions=conditions(recipe, inspection),
+            rate=comparable_rate(recipe, inspection),
+        )
+        message = f"report: {write_file(out / 'inspect.html', page)}"
+    except OSError as error:  # the results are shown; that they cannot be kept does not undo them
+        message = f"cannot write the report to {out}: {error.strerror or error}"
+    notes.print(message, soft_wrap=True, highlight=False, markup=False)
+
+
+def _print(recipe: Recipe, inspection: Inspection) -> None:
+    console = Console(highlight=False, markup=False)
+    for line in lines(inspection):
+        style = "bold red" if line.startswith(">") else ""
+        console.print(printable(line, console.encoding), style=style, soft_wrap=True)
+    console.print()
+    width = min(console.width, WIDTH)
+    console.print(f"{headline(inspection)}.", style="bold", width=width)
+    for sentence in sentences(recipe, inspection):
+        console.print(sentence, width=width)
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+def lines(inspection: Inspection) -> list[str]:
+    """Return the table of the terminal, the limiting layer marked with a `>`."""
+    from paceline.optim.ratios import ratio_lines
+
+    first, last = inspection.first, inspection.last
+    if last is first:
+        heading = first.ratios.rate_heading
+        return ratio_lines(first.ratios.rows, limiting=inspection.limiting(), rate_heading=heading)
+    heading = f"step {last.step}"
+    return ratio_lines(
+        first.ratios.rows,
+        limiting=inspection.limiting(),
+        later={row.name: row.ratio for row in last.ratios},
+        later_heading=heading if len(heading) <= 9 else "at last",
+    )
+
+
+def headline(inspection: Inspection) -> str:
+    """Name the layer that limits the rate."""
+    limiting = inspection.limiting()
+    if limiting is None:
+        return "No layer limits the learning rate: no ratio is positive and finite"
+    return f"{limiting.name} limits the learning rate: |w| / |gradient| is {number_text(limiting.ratio)}"
+
+
+def sentences(recipe: Recipe, inspection: Inspection) -> list[str]:
+    """Return what follows for the rate, a sentence for each point."""
+    found, limiting = list[str](), inspection.limiting()
+    if limiting is not None and limiting.ratio is not None:
+        found.append(_largest_rates(inspection, limiting, limiting.ratio))
+        found.append(_first_step(recipe, inspection, limiting, limiting.ratio))
+    at_zero = sum(row.ratio == 0 for row in inspection.first.ratios)
+    if at_zero:
+        found.append(
+            f"{at_zero} of {len(inspection.first.ratios)} parameters start at 0. They have no size that a step could "
+            "exceed, and are not counted."
+        )
+    if inspection.last is not inspection.first and limiting is not None:
+        found.append(_after_training(inspection, limiting))
+    if inspection.diverged:
+        found.append(f"Training diverged: after {inspection.last.step:,} steps the loss is no longer finite.")
+    return [sentence for sentence in found if sentence]
+
+
+def _largest_rates(inspection: Inspection, limiting: LayerRatio, ratio: float) -> str:
+    words = f"A plain gradient step at a rate above {number_text(ratio)} moves it by more than its own length."
+    # A bias before a normalisation has a gradient of rounding errors alone: only weights are worth comparing with.
+    weights = inspection.first.ratios.only("weight")
+    low, high = weights.limiting, max((row.ratio or 0.0 for row in weights if row.counts), default=0.0)
+    if low is None or low.ratio is None:
+        return words
+    if limiting.kind != "weight":
+        words += f" Among the weights {low.name} has the smallest ratio, {number_text(low.ratio)}."
+    if high == low.ratio:
+        return words
+    largest = next(row for row in weights if row.ratio == high)
+    return f"{words} {largest.name} bears {number_text(high)}, {number_text(high / low.ratio)} times as much."
+
+
+def _first_step(recipe: Recipe, inspection: Inspection, limiting: LayerRatio, ratio: float) -> str:
+    rate, name = inspection.first.rate, recipe.optimizer.name
+    if name in STEPS_BY_THE_GRADIENT:
+        moved = rate / ratio
+        share = f"{100 * moved:.2g} %" if moved < 1 else f"{number_text(moved)} times"
+        return (
+            f"The recipe's rate at the first step, {rate:g}, moves {limiting.name} by {share} of its length "
+            "(momentum and weight decay not counted)."
+        )
+    if name == "lars":
+        return f"{_lars_rates(inspection, limiting)}{_lars_step_length(recipe, inspection)}"
+    return f"The recipe's optimiser, {name}, does not step by the gradient itself: its rate is no rate to compare."
+
+
+def _lars_rates(inspection: Inspection, limiting: LayerRatio) -> str:
+    ratios, local = inspection.first.ratios, number_text(limiting.local_rate)
+    if not limiting.scaled:
+        words = f"leaves {limiting.name} out: it takes the rate as it is, {inspection.first.rate:g} at the first step"
+    elif ratios.clip:
+        words = f"holds the rate of {limiting.name} to at most {local}"
+    else:
+        words = f"multiplies the rate of {limiting.name} by {local}"
+    others = [row for row in ratios if row.name != limiting.name and row.local_rate is not None]
+    own = sum(row.scaled for row in others)
+    return (
+        f"The recipe's LARS {words}. Other parameters: {own} with a {'limit' if ratios.clip else 'factor'} of their "
+        f"own, {len(others) - own} that take the rate as it is."
+    )
+
+
+def _lars_step_length(recipe: Recipe, inspection: Inspection) -> str:
+    """Say how far a layer moves: LARS with a rate of SGD's kind hardly moves, and looks as if it did not learn."""
+    if recipe.optimizer.clip:
+        return ""
+    share = 100 * recipe.optimizer.lr * inspection.first.ratios.trust
+    return (
+        f" A layer that is scaled moves by about lr x trust = {share:.2g} % of its length per step "
+        f"at the rate {recipe.optimizer.lr:g} (momentum not counted)."
+    )
+
+
+def _after_training(inspection: Inspection, limiting: LayerRatio) -> str:
+    last = inspection.last
+    then, now = limiting.ratio, last.ratios[limiting.name].ratio
+    smallest = inspection.limiting(last)
+    if now is None or then is None or smallest is None or not 0 < now < math.inf:
+        return ""
+    change = (
+        f"{number_text(now / then)} times what it was" if now >= then else f"1/{number_text(then / now)} of what it was"
+    )
+    after = f"After {last.step:,} step{'s' if last.step > 1 else ''}"
+    words = f"{after} the ratio of {limiting.name} is {number_text(now)}, {change}"
+    if smallest.name == limiting.name:
+        return f"{words}, and still the smallest."
+    return f"{words}; the smallest is then that of {smallest.name}, {number_text(smallest.ratio)}."
+
+
+def conditions(recipe: Recipe, inspection: Inspection) -> list[str]:
+    """Return what was computed: model, data, batch, settings."""
+    ratios = inspection.first.ratios
+    words = [
+        f"{recipe.model.name} on {recipe.data.name}",
+        f"batch of {inspection.batch:,} from all training data",
+        f"{len(ratios)} parameters, {sum(row.count for row in ratios):,} numbers",
+        f"LARS: trust {ratios.trust:g}, weight decay {ratios.weight_decay:g}{', clip' if ratios.clip else ''}",
+        f"seed {recipe.seed}",
+    ]
+    if inspection.last is not inspection.first:
+        words.insert(2, f"{inspection.last.step:,} steps of {recipe.optimizer.name}, rate {inspection.first.rate:g}")
+    return words
+
+
+def comparable_rate(recipe: Recipe, inspection: Inspection) -> float | None:
+    """Return the learning rate, where it is one that a ratio can be compared with."""
+    rate = inspection.first.rate
+    return rate if recipe.optimizer.name in STEPS_BY_THE_GRADIENT and rate > 0 else None
+
+
+def bars(inspection: Inspection) -> list[RatioBar]:
+    """Return the layers as the page draws them."""
+    from paceline.reports.ratio_page import RatioBar
+
+    limiting = inspection.limiting()
+    courses: dict[str, list[tuple[int, float | None]]] = {row.name: [] for row in inspection.first.ratios}
+    for moment in inspection.moments if len(inspection.moments) > 1 else ():
+        for row in moment.ratios:
+            courses[row.name].append((moment.step, row.ratio))
+    return [
+        RatioBar(
+            name=row.name,
+            kind=row.kind,
+            ratio=row.ratio,
+            remark=row.remark,
+            limiting=limiting is not None and row.name == limiting.name,
+            course=tuple(courses[row.name]),
+            facts=f"{shape(row.shape)}, |w| {number_text(row.weight_norm)}, "
+            f"|gradient| {number_text(row.gradient_norm)}",
+        )
+        for row in inspection.first.ratios
+    ]
+
+
+def table(inspection: Inspection) -> PlainTable:
+    """Return all rows as the table of the page."""
+    from paceline.reports.table import PlainTable
+
+    first, last = inspection.first, inspection.last
+    headings = ["layer", "kind", "shape", "|w|", "|gradient|", "|w| / |gradient|", first.ratios.rate_heading]
+    later = {} if last is first else {row.name: row for row in last.ratios}
+    if later:
+        headings.append(f"ratio after {last.step:,} steps")
+    limiting = inspection.limiting()
+    at = next((index for index, row in enumerate(first.ratios) if limiting and row.name == limiting.name), -1)
+    rows = [
+        [row.name, row.kind, shape(row.shape), *map(number_text, (row.weight_norm, row.gradient_norm, row.ratio)),
+         row.local_rate_text, *([number_text(later[row.name].ratio)] if later else []),
+         "limits the rate" if index == at else row.remark]
+        for index, row in enumerate(first.ratios)
+    ]  # fmt: skip
+    return PlainTable(
+        title="Layers before the first step",
+        headings=[*headings, ""],
+        rows=rows,
+        caption=f"|...|: Euclidean length. {_rates_explained(first.ratios)} Bold: the layer that limits the rate.",
+        marked=frozenset((at, column) for column in (5, len(headings))),
+    )
+
+
+def _rates_explained(ratios: LayerRatios) -> str:
+    from paceline.optim.ratios import AS_IT_IS
+
+    what = "the most that LARS lets a layer's rate be" if ratios.clip else "what LARS multiplies the learning rate by"
+    left_out = "biases, normalisation and " if ratios.exclude_bias_and_norm else ""
+    return (
+        f"{ratios.rate_heading}: {what}, trust |w| / (|gradient| + weight decay |w|), with trust {ratios.trust:g} and "
+        f"weight decay {ratios.weight_decay:g}; {AS_IT_IS}: {left_out}what has a length of 0 take the rate so."
+    )
+
+
+def shape(sizes: Sequence[int]) -> str:
+    """Return a shape in short.
+
+    >>> shape((64, 3, 3, 3)), shape(())
+    ('64x3x3x3', '1')
+    """
+    return "x".join(map(str, sizes)) or "1"
+
+
+def document(recipe: Recipe, inspection: Inspection) -> dict[str, Any]:
+    """Return all numbers as one JSON document; what is not finite is null."""
+    limiting = inspection.limiting()
+    return {
+        "recipe": recipe.to_document(),
+        "batch": inspection.batch,
+        "diverged": inspection.diverged,
+        "limiting": limiting and limiting.name,
+        "spread": inspection.first.ratios.spread,
+        "layers": [_layer(row) for row in inspection.first.ratios],
+        "moments": [
+            {
+                "step": moment.step,
+                "rate": moment.rate,
+                "loss": _finite(moment.loss),
+                "ratios": {row.name: _finite(row.ratio) for row in moment.ratios},
+            }
+            for moment in inspection.moments
+        ],
+    }
+
+
+def _layer(row: LayerRatio) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "kind": row.kind,
+        "shape": list(row.shape),
+        "weight_norm": _finite(row.weight_norm),
+        "gradient_norm": _finite(row.gradient_norm),
+        "ratio": _finite(row.ratio),
+        "local_rate": _finite(row.local_rate),
+        "scaled": row.scaled,
+        "remark": row.remark,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,101 @@
+"""identity and bfloat16: every element as a float, of four bytes or of two.
+
+    identity    the vector as it is
+    bfloat16    the upper half of each float32: eight bits of precision at half the bytes. A finite number above about
+                3.39e38 would round to infinity; it becomes the largest bfloat16 instead.
+
+Where we differ: bfloat16 rounds to the nearest, ties to even; cutting the lower half off, as in the lecture, would make
+every number smaller in magnitude, and the error twice as large.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from paceline.codecs.payload import (
+    HEADER_BYTES,
+    Header,
+    StatelessCodec,
+    check_bytes,
+    flat_vector,
+    open_payload,
+    output_vector,
+    refuse_not_finite,
+)
+
+_LARGEST = torch.finfo(torch.bfloat16).max
+
+
+class _Floats(StatelessCodec):
+    """Every element as a float of one type."""
+
+    __slots__ = ()
+
+    NUMBER: ClassVar[int]
+    DTYPE: ClassVar[torch.dtype]
+    suits_parameters: ClassVar[bool] = True
+    fixed_size: ClassVar[bool] = True
+
+    def _rounded(self, vector: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a payload of the vector, and the floats in it."""
+        header = Header(codec=self.NUMBER, elements=vector.numel())
+        payload = header.payload(self.DTYPE.itemsize * vector.numel(), vector.device)
+        return payload, payload[HEADER_BYTES:].view(self.DTYPE).copy_(vector)
+
+    def decode(
+        self, payload: torch.Tensor, *, expected_length: int | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the floats: in `out` if that is given; else float32 shares the payload's memory."""
+        header, body = open_payload(payload, self.NUMBER, expected_length, out)
+        check_bytes(body, self.DTYPE.itemsize * header.elements)
+        vector = body.view(self.DTYPE)
+        if out is None and self.DTYPE is torch.float32:
+            return vector
+        return output_vector(header.elements, out, body.device).copy_(vector)
+
+    def most_bytes(self, elements: int) -> int:
+        return HEADER_BYTES + self.DTYPE.itemsize * elements
+
+
+@dataclass(frozen=True, slots=True)
+class Identity(_Floats):
+    """The null codec.
+
+    >>> vector = torch.tensor([1.0, -2.0])
+    >>> Identity().decode(Identity().encode(vector))
+    tensor([ 1., -2.])
+    """
+
+    NUMBER: ClassVar[int] = 1
+    DTYPE: ClassVar[torch.dtype] = torch.float32
+
+    def encode(self, gradient: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        """Return the vector's bytes."""
+        vector = flat_vector(gradient)
+        refuse_not_finite(vector)
+        return self._rounded(vector)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class BFloat16(_Floats):
+    """Two bytes an element.
+
+    >>> vector = torch.tensor([1.0, 0.1])
+    >>> BFloat16().decode(BFloat16().encode(vector))
+    tensor([1.0000, 0.1001])
+    """
+
+    NUMBER: ClassVar[int] = 2
+    DTYPE: ClassVar[torch.dtype] = torch.bfloat16
+
+    def encode(self, gradient: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        """Return the rounded vector as bytes."""
+        vector = flat_vector(gradient)
+        payload, rounded = self._rounded(vector)
+        if not bool(torch.isfinite(rounded.sum(dtype=torch.float32))):  # rare, and quicker to rule out than isinf()
+            refuse_not_finite(vector)
+            rounded.clamp_(-_LARGEST, _LARGEST)
+        return payload

@@ -1,0 +1,115 @@
+"""Kernels in machine code: numba compiles them, and they run in as many threads as torch uses.
+
+The first call in a process loads a kernel (a moment) or compiles it (seconds, once a machine; it is kept on disk).
+Compiling is logged: nobody should wonder why the first step is slow. A kernel releases Python's lock. Its result does
+not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+
+log = logging.getLogger("paceline.codecs")
+
+ANNOUNCED_AFTER_SECONDS = 0.5
+LEAST_ELEMENTS = 65_536  # a thread is not worth waking for less
+# After an operation torch's own threads spin for some milliseconds, in case there is more to do, and ours get half a
+# core. Whoever gets on takes more parts: with one part each all would wait for the slowest.
+PARTS_EACH = 8
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_announced = threading.Event()
+
+
+def kernel(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a function of arrays and numbers. Division by zero gives inf, as it does in numpy.
+
+    >>> @kernel
+    ... def double(number):
+    ...     return 2 * number
+    >>> double(21)
+    42
+    """
+    import numba  # not for everybody who imports a codec
+
+    try:
+        compiled = numba.njit(function, nogil=True, error_model="numpy", cache=True)
+    except RuntimeError:  # nowhere to keep it: what is typed in, a file system that is read only
+        compiled = numba.njit(function, nogil=True, error_model="numpy")
+    return cast(Callable[P, R], compiled)
+
+
+def call(compiled: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a kernel, and log it if this call must compile the kernel first.
+
+    >>> call(kernel(lambda number: number + 1), 1)
+    2
+    """
+    if getattr(compiled, "signatures", True):
+        return compiled(*arguments)
+    timer = threading.Timer(ANNOUNCED_AFTER_SECONDS, _announce, [compiled])
+    timer.daemon = True
+    timer.start()
+    try:
+        return compiled(*arguments)
+    finally:
+        timer.cancel()
+
+
+def _announce(compiled: Any) -> None:
+    compiles = compiled.stats.cache_misses and not compiled.signatures  # else it loads, or runs
+    if compiles and not _announced.is_set():
+        _announced.set()
+        log.warning("paceline compiles its codecs for this machine: some seconds, once")
+
+
+def in_threads(
+    compiled: Callable[..., Any], units: int, unit_elements: int, *arguments: Any, most: int | None = None
+) -> list[Any]:
+    """Call kernel(first, last, *arguments) for parts that make up units 0 .. `units`; return what each call returned.
+
+    >>> in_threads(lambda first, last: last - first, 10, 512)
+    [10]
+    """
+    threads = most or torch.get_num_threads()
+    parts = min(PARTS_EACH * threads if threads > 1 else 1, max(1, units * unit_elements // LEAST_ELEMENTS))
+    edges = [units * part // parts for part in range(parts + 1)]
+    left = deque(enumerate(itertools.pairwise(edges)))
+    found: list[Any] = [None] * parts
+
+    def work() -> None:
+        while left:
+            try:
+                number, part = left.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            found[number] = call(compiled, *part, *arguments)
+
+    helpers = [_pool(threads).submit(work) for _ in range(min(threads, parts) - 1)]
+    try:
+        work()  # this thread works too
+    finally:
+        for helper in helpers:
+            if not helper.cancel():  # else it never got a turn, and there is nothing left for it
+                helper.result()
+    return found
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, threads - 1), thread_name_prefix="paceline-codec")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork: a child makes its own

@@ -1,0 +1,389 @@
+"""One epoch of a pruning sampler: who takes part in which order, the batches of each rank, weights and losses.
+
+    order      a b c d e f g | h i j k l m n | o p q         3 ranks, batches of 2: 6 samples are a step
+               0 0 1 1 2 2     0 0 1 1 2 2     0 0 1 1 2 2
+    last step  17 - 12 = 5 samples: two for each rank, and the sixth is the epoch's first sample once more
+
+A step is a batch of a single process that has all the samples of all ranks, so what is learned from a step's mean loss
+is what that process would learn. What is met a second time to make the last step even is trained on, and not judged.
+
+On the CPU a loss is looked at as it comes. On an accelerator that would wait for the device in every step, so copies of
+the losses stay there and are fetched together, some dozens of batches late. If one is then found not to be finite there
+is a warning, and it is not judged: its step has been taken long ago.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.data.pruning.policy import Decision, Policy, chunks, saved_array, whole_number
+from paceline.randomness import torch_generator
+
+FETCHED_TOGETHER = 64
+SAME_ORDER = 1  # retries in the same order; later ones are shuffled anew, so that other samples are met too
+DAMAGED = "the state is damaged, or not one of a pruning sampler"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLayout:
+    """How an order of samples is cut into batches of `batch_size` for one of `ranks` ranks.
+
+    >>> layout = BatchLayout(batch_size=2, rank=2, ranks=3)
+    >>> layout.steps(17), layout.places(2, 17)
+    (3, (16, 18))
+    """
+
+    batch_size: int
+    rank: int = 0
+    ranks: int = 1
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        whole_number("batch_size", self.batch_size, least=1)
+        if not 0 <= self.rank < self.ranks:
+            raise ValueError(f"rank must be between 0 and world_size - 1 (rank={self.rank}, world_size={self.ranks})")
+
+    @property
+    def step_size(self) -> int:
+        """The samples of all ranks in one step."""
+        return self.batch_size * self.ranks
+
+    def steps(self, samples: int) -> int:
+        """Return how many steps so many samples take.
+
+        >>> BatchLayout(batch_size=4).steps(9), BatchLayout(batch_size=4, drop_last=True).steps(9)
+        (3, 2)
+        """
+        return samples // self.step_size if self.drop_last else -(-samples // self.step_size)
+
+    def places(self, step: int, samples: int) -> tuple[int, int]:
+        """Return where this rank's batch begins and ends; places from `samples` on are the first ones again.
+
+        >>> BatchLayout(batch_size=4).places(2, 9)
+        (8, 9)
+        """
+        start, size = step * self.step_size, self.batch_size
+        if start + self.step_size > samples:
+            size = -(-(samples - start) // self.ranks)
+        return start + self.rank * size, start + (self.rank + 1) * size
+
+    def ends(self, samples: int) -> NDArray[np.int64]:
+        """Return where each step ends in the order.
+
+        >>> BatchLayout(batch_size=4).ends(9)
+        array([4, 8, 9])
+        """
+        return np.minimum(np.arange(1, self.steps(samples) + 1) * self.step_size, samples)
+
+
+class BaseSampler:
+    """A user's sampler, from whose draws pruned samples are taken away.
+
+    To draw after a resumption what it would have drawn without one, it needs a `generator` of torch (as torch's own
+    samplers have if they are given one), a `state_dict`, or a `set_epoch`.
+
+    >>> base = BaseSampler([3, 1, 3], samples=5)
+    >>> base.draw(epoch=1), base.population
+    (array([3, 1, 3], dtype=int32), 2)
+    """
+
+    def __init__(self, sampler: Iterable[int], *, samples: int) -> None:
+        if isinstance(sampler, Iterator):
+            raise TypeError(
+                f"base must be a sampler that can be iterated over in every epoch (it is a {type(sampler).__name__}, "
+                "which is used up after one)"
+            )
+        if hasattr(sampler, "num_replicas"):
+            raise TypeError(
+                f"base must draw for all ranks (it is a {type(sampler).__name__}, which draws for one of several): the "
+                "pruning sampler deals what a base draws to the ranks itself"
+            )
+        self._sampler, self._samples = sampler, samples
+        self.drawn = np.zeros(samples, np.bool_)
+        """Which samples it has drawn at least once."""
+        self._state_before: Any = None
+
+    @property
+    def population(self) -> int:
+        """The number of different samples that it has drawn so far."""
+        return int(np.count_nonzero(self.drawn))
+
+    def draw(self, epoch: int) -> NDArray[np.int32]:
+        """Return the samples that it gives in an epoch."""
+        self._state_before = self._state()
+        set_epoch = getattr(self._sampler, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch - 1)
+        try:
+            order = np.fromiter((operator.index(index) for index in self._sampler), np.int64)
+        except TypeError as error:
+            raise TypeError(f"base must give numbers of samples, one by one, as samplers do: {error}") from error
+        wrong = order[(order < 0) | (order >= self._samples)]
+        if len(wrong):
+            raise ValueError(
+                f"the base sampler gave index {wrong[0]}, and there are {self._samples} samples: "
+                "give the number of samples of the data set it draws from"
+            )
+        if not len(order):
+            raise ValueError("the base sampler gave no index at all")
+        self.drawn[order] = True
+        return order.astype(np.int32)
+
+    def state(self, *, to_draw_again: bool) -> dict[str, Any]:
+        """Return what it takes to draw what it will draw next; or, once more, what it drew last."""
+        sampler = self._state_before if to_draw_again else self._state()
+        return {"given": torch.from_numpy(self.drawn.copy()), "sampler": sampler}
+
+    def restore(self, drawn: NDArray[np.bool_], sampler: Any) -> None:
+        """Go on from a `state`."""
+        self.drawn = drawn
+        if sampler is None:
+            return
+        if hasattr(self._sampler, "load_state_dict"):
+            self._sampler.load_state_dict(sampler)
+        elif isinstance(generator := getattr(self._sampler, "generator", None), torch.Generator):
+            generator.set_state(sampler)
+
+    def _state(self) -> Any:
+        if hasattr(self._sampler, "state_dict"):
+            return self._sampler.state_dict()
+        generator = getattr(self._sampler, "generator", None)
+        return generator.get_state() if isinstance(generator, torch.Generator) else None
+
+
+# -- the order of an epoch ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PreparedEpoch:
+    """The samples that take part in an epoch, in their order, and what each weighs (None: all weigh 1).
+
+    `shares` are the weights divided by the size of a whole batch: their product with its losses is their mean.
+    """
+
+    order: NDArray[np.int32]
+    shares: torch.Tensor | None
+    keep: NDArray[np.bool_] | None
+    layout: BatchLayout
+    _whole_steps: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_whole_steps", len(self.order) // self.layout.step_size)
+
+    @property
+    def steps(self) -> int:
+        """The number of batches that every rank gets."""
+        return self.layout.steps(len(self.order))
+
+    def places(self, step: int) -> tuple[int, int]:
+        """Return where this rank's batch begins and ends in the order."""
+        layout = self.layout
+        if step < self._whole_steps:  # nearly always: this is asked for every batch
+            start = (step * layout.ranks + layout.rank) * layout.batch_size
+            return start, start + layout.batch_size
+        return layout.places(step, len(self.order))
+
+    def batch(self, step: int) -> NDArray[np.int32]:
+        """Return the samples of this rank's batch."""
+        start, stop = self.places(step)
+        if stop <= len(self.order):
+            return self.order[start:stop]
+        return self.order[np.arange(start, stop) % len(self.order)]
+
+    def mean(self, losses: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        """Return the weighted mean of the losses of a batch at these places."""
+        if self.shares is None:
+            return losses.mean()
+        if stop <= len(self.order):
+            shares = self.shares[start:stop]
+        else:
+            shares = self.shares[torch.arange(start, stop) % len(self.order)]
+        whole = self.layout.batch_size
+        if losses.is_cpu and losses.dtype is torch.float32 and stop - start == whole:
+            return torch.dot(losses, shares)  # one kernel; the other way it is three
+        return (losses * (shares * whole).to(losses)).mean()
+
+    @property
+    def fingerprint(self) -> int:
+        """A number that differs where the order does."""
+        return zlib.crc32(self.order.tobytes())
+
+    def state(self, losses: NDArray[np.float32]) -> dict[str, Any]:
+        """Return what is saved of an epoch in its middle, beside the losses so far."""
+        return {
+            **_layout_state(self.layout),
+            "order": torch.from_numpy(self.order.copy()),
+            "keep": None if self.keep is None else torch.from_numpy(self.keep.copy()),
+            "shares": None if self.shares is None else self.shares.clone(),
+            "losses": torch.from_numpy(losses.copy()),
+        }
+
+
+def prepare(
+    policy: Policy,
+    layout: BatchLayout,
+    *,
+    epoch: int,
+    attempt: int,
+    progress: float,
+    base: BaseSampler | None = None,
+) -> PreparedEpoch:
+    """Let the policy decide, and put those who take part in order: a new one for each epoch, or the base's.
+
+    >>> from paceline.data.pruning.info_batch import InfoPolicy
+    >>> prepared = prepare(InfoPolicy(5), BatchLayout(batch_size=2), epoch=1, attempt=0, progress=0.0)
+    >>> sorted(prepared.order.tolist()), prepared.steps
+    ([0, 1, 2, 3, 4], 3)
+    """
+    decision = policy.decide(epoch, progress)
+    if base is None:
+        seed = (policy.seed, "pruning", "order", epoch, max(0, attempt - SAME_ORDER))
+        return with_order(decision, layout, _shuffled(policy.samples, decision.keep, torch_generator(*seed)))
+    order = base.draw(epoch)
+    return with_order(decision, layout, order if decision.keep is None else order[decision.keep[order]])
+
+
+def with_order(decision: Decision, layout: BatchLayout, order: NDArray[np.int32]) -> PreparedEpoch:
+    """Return an epoch in a given order; refused if there is not one step in it.
+
+    >>> with_order(Decision(), BatchLayout(batch_size=4, drop_last=True), np.arange(3, dtype=np.int32))
+    Traceback (most recent call last):
+    ValueError: 3 samples take part in this epoch, and with drop_last one step takes 4: give a smaller batch_size, ...
+    """
+    weights = decision.weights_of(order)
+    shares = None if weights is None else torch.from_numpy(weights).div_(layout.batch_size)
+    prepared = PreparedEpoch(order=order, shares=shares, keep=decision.keep, layout=layout)
+    if not prepared.steps:
+        raise ValueError(
+            f"{len(order)} samples take part in this epoch, and with drop_last one step takes {layout.step_size}: "
+            "give a smaller batch_size, prune less, or leave drop_last out"
+            if len(order)
+            else "no sample takes part in this epoch: all that the base sampler gave sit out; prune less"
+        )
+    return prepared
+
+
+def _shuffled(samples: int, keep: NDArray[np.bool_] | None, generator: torch.Generator) -> NDArray[np.int32]:
+    number = samples if keep is None else int(np.count_nonzero(keep))
+    order: NDArray[np.int32] = torch.randperm(number, generator=generator, dtype=torch.int32).numpy()
+    if keep is not None:
+        kept, filled = np.empty(number, np.int32), 0
+        for part in chunks(samples):
+            found = np.flatnonzero(keep[part]) + part.start
+            kept[filled : filled + len(found)] = found
+            filled += len(found)
+        for part in chunks(number):
+            order[part] = kept[order[part]]
+    return order
+
+
+def restored_epoch(
+    state: Mapping[str, Any], samples: int, layout: BatchLayout, observed: int
+) -> tuple[PreparedEpoch, NDArray[np.float32]]:
+    """Return an epoch from its middle and its losses so far, or refuse a state of another rank or batch size."""
+    for name, value in _layout_state(layout).items():
+        if state[name] != value:
+            raise ValueError(
+                f"this state is from the middle of an epoch, with {name}={state[name]}, and here it is {value}: "
+                "give every rank its own state, or save between epochs, where one state is for all"
+            )
+    size = len(state["order"]) if isinstance(state["order"], torch.Tensor) else 0
+    order = saved_array(state["order"], np.int32, size, "order")
+    losses = saved_array(state["losses"], np.float32, size, "losses")
+    keep = None if state["keep"] is None else saved_array(state["keep"], np.bool_, samples, "keep")
+    shares = None if state["shares"] is None else saved_array(state["shares"], np.float32, size, "shares")
+    if not size or order.min() < 0 or order.max() >= samples or (keep is not None and not keep[order].all()):
+        raise ValueError(f"order must hold numbers of samples that take part, below {samples:,}: {DAMAGED}")
+    if np.isinf(losses).any() or (shares is not None and not (np.isfinite(shares) & (shares > 0)).all()):
+        raise ValueError(f"losses and shares must be finite: {DAMAGED}")
+    tensor = None if shares is None else torch.from_numpy(shares)
+    prepared = PreparedEpoch(order=order, shares=tensor, keep=keep, layout=layout)
+    if observed >= prepared.steps:
+        raise ValueError(f"observed must be below the {prepared.steps} batches of its epoch ({observed=}): {DAMAGED}")
+    return prepared, losses
+
+
+def _layout_state(layout: BatchLayout) -> dict[str, Any]:
+    return {
+        "rank": layout.rank,
+        "world_size": layout.ranks,
+        "batch_size": layout.batch_size,
+        "drop_last": layout.drop_last,
+    }
+
+
+# -- the losses of an epoch --------------------------------------------------------------------------------------------
+
+
+class EpochLosses:
+    """The losses of an order of samples; one that has not come is NaN.
+
+    >>> losses = EpochLosses(np.array([7, 8, 9], np.int32))
+    >>> losses.put(1, torch.tensor([0.5, 0.25]))
+    >>> losses.values
+    array([ nan, 0.5 , 0.25], dtype=float32)
+    """
+
+    def __init__(self, order: NDArray[np.int32]) -> None:
+        self._order = order
+        self._values = np.full(len(order), np.nan, np.float32)
+        self._on_device: list[tuple[int, torch.Tensor]] = []
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """All losses so far, fetched from the device where they are."""
+        self._fetch()
+        return self._values
+
+    def put(self, start: int, losses: torch.Tensor) -> None:
+        """Keep the losses of the places from `start` on; what is beyond the last place is not kept."""
+        if losses.is_cpu:
+            self._store(start, losses)
+            return
+        self._on_device.append((start, losses.to(torch.float32, copy=True)))  # the tensor may be a buffer used again
+        if len(self._on_device) >= FETCHED_TOGETHER:
+            self._fetch()
+
+    def _fetch(self) -> None:
+        if not self._on_device:
+            return
+        pending, self._on_device = self._on_device, []
+        together = torch.cat([losses for _, losses in pending]).cpu()
+        for (start, _), fetched in zip(pending, torch.split(together, [len(each[1]) for each in pending]), strict=True):
+            finite = torch.isfinite(fetched)
+            self._store(start, torch.where(finite, fetched, torch.nan))
+            if not finite.all():
+                bad = int((~finite).to(torch.uint8).argmax())
+                sample = self._order[(start + bad) % len(self._order)]
+                warnings.warn(f"the loss of sample {sample} was {float(fetched[bad])}: it is not judged", stacklevel=2)
+
+    def _store(self, start: int, losses: torch.Tensor) -> None:
+        values = (losses if losses.dtype is torch.float32 else losses.float()).numpy()
+        if start + len(values) > len(self._values):
+            values = values[: max(len(self._values) - start, 0)]
+        self._values[start : start + len(values)] = values
+
+
+def seen_only(
+    order: NDArray[np.int32], values: NDArray[np.float32], ends: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int64]]:
+    """Return the samples whose losses came, those losses, and where their batches end among them.
+
+    >>> seen_only(np.arange(4, dtype=np.int32), np.array([1, np.nan, 2, 3], np.float32), np.array([2, 4]))
+    (array([0, 2, 3], dtype=int32), array([1., 2., 3.], dtype=float32), array([1, 3]))
+    """
+    order, values = order[: ends[-1]], values[: ends[-1]]
+    unseen = np.isnan(values)
+    if unseen.any():
+        sizes = np.diff(np.concatenate(([0], np.cumsum(~unseen)[ends - 1])))
+        ends, order, values = np.cumsum(sizes[sizes > 0]), order[~unseen], values[~unseen]
+    return order, values, ends

@@ -1,0 +1,388 @@
+"""Data fine-pruning (Li, He, Ren and Mao 2018): who is often above its batch's mean loss sits some epochs out.
+
+    every epoch      loss >= (mean loss of the batch) * (1 + tolerance)   ->   dropping count + 1
+    window begins    all counts are cleared
+    pruned epoch     the samples with the highest counts sit out; ties are drawn, never broken by index
+
+Epochs are pruned late in each window, some of each block; from window to window the pruning starts earlier:
+
+    window 12, starting point 6, attenuation 2, block 4, count 2          # pruned   . whole
+
+    epoch   1          12          24          36
+            |          |           |           |
+            .......##......##..##...#..##..##...#..##..##...
+            from the 6th  the 3rd     the 1st     the 0th epoch of the window on
+
+An epoch e is pruned when e mod window >= the starting point of its window and e mod block < count. The starting point
+is divided by the attenuation, and truncated, once per window. (The paper's listing, read to the letter, divides it in
+every epoch, and reaches 0 within a few; its text says that it is done from window to window.) An epoch that begins with
+every count at zero is never pruned.
+
+Counts are kept for one window; `judge` clears them at the first losses of another, so asking `decide` changes nothing.
+To choose, samples are counted by their count: that says where the cut is, and lots are drawn only for those at the cut.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data.pruning import EPOCHS_STARTING_POINT, EPOCHS_WINDOW
+from paceline.data.pruning.policy import (
+    CHUNK,
+    Decision,
+    Indices,
+    Policy,
+    chunks,
+    finite_number,
+    saved_array,
+    whole_number,
+)
+
+LONGEST_WINDOW = 65_535  # counts are 16 bits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FineSchedule:
+    """The settings that say which epochs are pruned, and how many samples then sit out.
+
+    `prune` is a share of the samples (a float below 1) or a number of samples (an int).
+
+    >>> schedule = FineSchedule(window=12, starting_point=6, attenuation=2, block=4, count=2, prune=0.3)
+    >>> [epoch for epoch in range(1, 25) if schedule.is_pruned(epoch)]
+    [8, 9, 16, 17, 20, 21]
+    >>> schedule.prune_num(1000)
+    300
+    """
+
+    window: int = EPOCHS_WINDOW
+    starting_point: int = EPOCHS_STARTING_POINT
+    attenuation: float = 2
+    block: int = 4
+    count: int = 2
+    prune: float | int = 0.3
+
+    def __post_init__(self) -> None:
+        whole_number("window", self.window, least=1, most=LONGEST_WINDOW)
+        whole_number("block", self.block, least=1)
+        whole_number("starting_point", self.starting_point, least=0)
+        whole_number("count", self.count, least=0)
+        if self.starting_point > self.window:
+            raise ValueError(
+                f"starting_point must be between 0 and window "
+                f"(starting_point={self.starting_point}, window={self.window})"
+            )
+        if finite_number("attenuation", self.attenuation) < 1:
+            raise ValueError(f"attenuation must be at least 1 (attenuation={self.attenuation})")
+        if self.count > self.block:
+            raise ValueError(f"count must be between 0 and block (count={self.count}, block={self.block})")
+        if finite_number("prune", self.prune) < 0:
+            raise ValueError(f"prune must be at least 0 (prune={self.prune})")
+        if not self._prunes_a_number and self.prune >= 1:
+            raise ValueError(
+                f"prune, as a share, must be at least 0 and below 1 (prune={self.prune}); an int is a number of samples"
+            )
+
+    @property
+    def _prunes_a_number(self) -> bool:
+        """Whether `prune` is a number of samples, and not a share of them."""
+        return isinstance(self.prune, numbers.Integral)
+
+    def window_of(self, epoch: int) -> int:
+        """Return the number of the window that an epoch is in.
+
+        >>> FineSchedule(window=60).window_of(60)
+        1
+        """
+        return epoch // self.window
+
+    def starts_at(self, epoch: int) -> int:
+        """Return the starting point of the window that an epoch is in.
+
+        >>> [FineSchedule(window=60, starting_point=30).starts_at(epoch) for epoch in (59, 60, 120, 180)]
+        [30, 15, 7, 3]
+        """
+        start = self.starting_point
+        for _ in range(self.window_of(epoch)):
+            if start == 0 or self.attenuation == 1:
+                break
+            start = int(start / self.attenuation)
+        return start
+
+    def is_pruned(self, epoch: int) -> bool:
+        """Tell whether samples sit this epoch out, if any have been counted since its window began.
+
+        In the first epoch of a window none have.
+
+        >>> FineSchedule(window=4, starting_point=0, block=1, count=1).is_pruned(4)
+        False
+        """
+        if epoch == 1 or epoch % self.window == 0:
+            return False
+        return epoch % self.window >= self.starts_at(epoch) and epoch % self.block < self.count
+
+    def prune_num(self, samples: int) -> int:
+        """Return how many samples sit out in a pruned epoch.
+
+        >>> FineSchedule(prune=10).prune_num(10)
+        Traceback (most recent call last):
+        ValueError: prune must leave at least one sample (prune=10, samples=10); give 9 or fewer, or a share below 1
+        """
+        share = Fraction(repr(float(self.prune)))  # as it was written: 0.29 of 100 is 29, not 28.999
+        number = int(self.prune) if self._prunes_a_number else math.floor(share * samples)
+        if number >= samples:
+            raise ValueError(
+                f"prune must leave at least one sample (prune={self.prune}, samples={samples}); "
+                f"give {samples - 1} or fewer, or a share below 1"
+            )
+        return number
+
+
+class FinePolicy(Policy):
+    """Fine-pruning of `samples` samples.
+
+    >>> schedule = FineSchedule(window=8, starting_point=2, block=2, count=2, prune=0.5)
+    >>> policy = FinePolicy(4, schedule, seed=0)
+    >>> policy.judge(1, np.arange(4), np.array([1, 9, 1, 9], np.float32), np.array([4]))
+    >>> policy.decide(2).keep
+    array([ True, False,  True, False])
+    """
+
+    name: ClassVar[str] = "fine-pruning"
+
+    def __init__(self, samples: int, schedule: FineSchedule, *, tolerance: float = 0.0, seed: int = 0) -> None:
+        super().__init__(samples, seed=seed)
+        if finite_number("tolerance", tolerance) < 0:
+            raise ValueError(f"tolerance must be at least 0 (tolerance={tolerance})")
+        self.schedule, self.tolerance = schedule, float(tolerance)
+        schedule.prune_num(samples)  # refuses to leave no sample
+        self.counts = np.zeros(samples, np.uint16)
+        self.settings = {name: np.asarray(value).item() for name, value in asdict(schedule).items()}
+        self.settings["tolerance"] = self.tolerance
+        self._counts_of = 0  # the window that the counts are of
+
+    @property
+    def prune_num(self) -> int:
+        """The number of samples that sit out in a pruned epoch."""
+        return self.schedule.prune_num(self.population)
+
+    def decide(self, epoch: int, progress: float = 0.0) -> Decision:
+        """Let the samples with the highest counts sit out, if this is a pruned epoch and anything has been counted."""
+        stale = self.schedule.window_of(epoch) != self._counts_of
+        if stale or not self.prune_num or not self.schedule.is_pruned(epoch) or not self.counts.any():
+            return Decision()
+        return Decision(keep=self._keep(epoch))
+
+    def _keep(self, epoch: int) -> NDArray[np.bool_]:
+        holders = np.zeros(int(self.counts.max()) + 1, np.int64)
+        for part in chunks(self.samples):
+            holders += np.bincount(self.counts[part], minlength=len(holders))
+        at_least = np.cumsum(holders[::-1])[::-1]  # how many samples have this count or more
+        cut = int(np.flatnonzero(at_least >= self.prune_num)[-1])
+        keep = self.counts < cut
+        surplus = int(at_least[cut]) - self.prune_num  # of those at the cut, so many may stay
+        if surplus:
+            tied = self.counts == cut
+            keep[tied] = lowest(self.tie_lots(epoch, int(holders[cut])), surplus)
+        return keep
+
+    def tie_lots(self, epoch: int, tied: int) -> NDArray[np.uint32]:
+        """Draw a lot for each of the tied, by rising number of the sample; the lowest lots stay."""
+        return self.generator("ties", epoch).integers(1 << 32, size=tied, dtype=np.uint32)
+
+    def judge(self, epoch: int, samples: Indices, losses: NDArray[np.float32], ends: Indices) -> None:
+        """Count samples that are above their batch's mean; a sample that comes twice counts once."""
+        if self.schedule.window_of(epoch) != self._counts_of:
+            self.counts[:] = 0
+            self._counts_of = self.schedule.window_of(epoch)
+        hard = np.zeros(self.samples, np.bool_)
+        for part, batches in _batch_chunks(np.asarray(ends)):
+            hard[samples[part][above_batch_mean(losses[part], batches, self.tolerance)]] = True
+        self.counts += hard
+
+    def difficulty(self) -> NDArray[np.float32]:
+        """Return how often each sample sat out, plus a fraction that orders equals by their count now."""
+        return np.asarray(self.times_pruned + self.counts / float(1 << 16), dtype=np.float32)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts and their window, beside what every policy saves."""
+        return super().state_dict() | {"counts": self.counts.copy(), "counts_of": self._counts_of}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`; one that is refused changes nothing."""
+        self.check_samples(state)
+        counts = saved_array(state["counts"], np.uint16, self.samples, "counts")
+        counts_of = whole_number("counts_of", state["counts_of"], least=0)
+        super().load_state_dict(state)
+        self.counts, self._counts_of = counts, counts_of
+
+
+def lowest(lots: NDArray[np.uint32], number: int) -> NDArray[np.bool_]:
+    """Mark the `number` lowest lots; among equal lots at the limit the first.
+
+    >>> lowest(np.array([7, 2, 7, 1], np.uint32), 3)
+    array([ True,  True, False,  True])
+    """
+    limit = np.partition(lots, number - 1)[number - 1]
+    chosen: NDArray[np.bool_] = lots < limit
+    chosen[np.flatnonzero(lots == limit)[: number - np.count_nonzero(chosen)]] = True
+    return chosen
+
+
+def above_batch_mean(losses: NDArray[np.float32], ends: Indices, tolerance: float) -> NDArray[np.bool_]:
+    """Mark the losses that are at least (1 + tolerance) times the mean of their batch.
+
+    >>> above_batch_mean(np.array([1, 3, 5, 5], np.float32), np.array([2, 4]), 0.0)
+    array([False,  True,  True,  True])
+    """
+    starts = np.concatenate(([0], ends[:-1]))
+    sizes = np.asarray(ends) - starts
+    limits = np.add.reduceat(losses, starts, dtype=np.float64) / sizes * (1 + tolerance)
+    return np.asarray(losses >= np.repeat(limits, sizes))
+
+
+def _batch_chunks(ends: Indices) -> list[tuple[slice, Indices]]:
+    """Return slices of whole batches, about a million samples each: what is computed on the way stays small."""
+    parts, start, first = [], 0, 0
+    while first < len(ends):
+        last = max(first + 1, int(np.searchsorted(ends, start + CHUNK, side="right")))
+        stop = int(ends[last - 1])
+        parts.append((slice(start, stop), ends[first:last] - start))
+        start, first = stop, last
+    return parts
+
+
+def make_fine_policy(samples: int, *, tolerance: float, seed: int, **schedule: Any) -> FinePolicy:
+    """Return a policy from plain settings: those of the schedule, and the tolerance.
+
+    >>> make_fine_policy(10, tolerance=0.0, seed=0, prune=0.2).prune_num
+    2
+    """
+    return FinePolicy(samples, FineSchedule(**schedule), tolerance=tolerance, seed=seed)
+
+
+# -- the paper's formulas ----------------------------------------------------------------------------------------------
+
+BATCHES, SECONDS = "batches", "seconds"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruningTimes:
+    """The paper's formulas (2), (5), (6) and (7): what `n_prune` pruned epochs save, in `unit` (batches if T is 1).
+
+        n epochs    b batches of a whole epoch    T time of a batch    t_0 what pruning itself costs in a pruned epoch
+
+        (2)  t_regular = n * T * b
+        (5)  b_prune   = (n_prune * batches of a pruned epoch + (n - n_prune) * b) / n
+        (6)  t_prune   = n * T * b_prune + n_prune * t_0
+        (7)  t_save    = t_regular - t_prune
+
+    They are exact if n_prune is. (5) is printed as the mean of T over n_prune epochs and over the others: T, whatever
+    is pruned. It is introduced as the mean number of batches of an epoch, and that is what stands above.
+
+    >>> times = PruningTimes.of(n=10, n_prune=5, b=8, b_of_pruned=6)
+    >>> times.b_prune, times.t_regular, times.t_prune, times.t_save
+    (7.0, 80.0, 70.0, 10.0)
+    """
+
+    n_prune: int
+    b_prune: float
+    t_regular: float
+    t_prune: float
+    t_save: float
+    unit: str = BATCHES
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        n: int,
+        n_prune: int,
+        b: int,
+        b_of_pruned: int,
+        T: float | None = None,  # noqa: N803
+        t_0: float = 0.0,
+    ) -> PruningTimes:
+        """Compute the times for this n_prune; without T the unit is batches.
+
+        >>> PruningTimes.of(n=10, n_prune=5, b=8, b_of_pruned=6, T=0.5, t_0=0.2).t_save
+        4.0
+        """
+        unit, per_batch = (BATCHES, 1.0) if T is None else (SECONDS, T)
+        batches = n_prune * b_of_pruned + (n - n_prune) * b
+        return cls(
+            n_prune=n_prune,
+            b_prune=batches / n,
+            t_regular=n * per_batch * b,
+            t_prune=per_batch * batches + n_prune * t_0,
+            t_save=per_batch * (n * b - batches) - n_prune * t_0,
+            unit=unit,
+        )
+
+
+def estimated_n_prune(schedule: FineSchedule, n: int) -> int:
+    """Estimate by the paper's formula (3) or (4) how many of n epochs are pruned.
+
+        w window    a starting point    r block    c count
+
+        (3)  n_prune = (floor((w - a) / r) * c + (w - a) mod r) * floor(n / w)            where w divides n
+        (4)  n_prune = the same + floor((n mod w - a) / r) * c + (n mod w - a) mod r      otherwise
+
+    Where the print cannot be meant, or is not what the paper's own listings do:
+
+      - r is introduced as "the number of iterations using the pruned data". The formulas only fit the listing where it
+        is the block, of which c epochs are pruned.
+      - They take all the (w - a) mod r epochs after a window's last whole block as pruned. At most c of them are.
+      - They know no attenuation: to them every window starts at a. From the second window on there is more to prune.
+      - They count the first epoch of a window if a is 0, and epoch 1 if a is 1. These are never pruned: nothing has
+        been counted.
+      - (4) sees a negative number of epochs where the run ends before the starting point of its last window
+        (n mod w < a). Nothing is pruned there, so that part is taken as 0.
+      - (4) sees n mod w - a epochs in the last window. From the a-th to the (n mod w)-th, both included, there is one
+        more.
+
+    So with attenuation 1 the exact number is at most (3), and at most (4) + 1; it is (3) where r divides w - a and a is
+    at least 2. With a higher attenuation it may be above or below.
+
+    >>> estimated_n_prune(FineSchedule(window=12, starting_point=6, block=4, count=2), 36)  # (1 * 2 + 2) * 3
+    12
+    >>> estimated_n_prune(FineSchedule(window=12, starting_point=6, block=4, count=2), 46)  # 12 + 1 * 2 + 0
+    14
+    """
+    w, a, r, c = schedule.window, schedule.starting_point, schedule.block, schedule.count
+    per_window = (w - a) // r * c + (w - a) % r
+    in_the_last = max(0, n % w - a)
+    return per_window * (n // w) + in_the_last // r * c + in_the_last % r
+
+
+def estimate_remarks(schedule: FineSchedule, n: int) -> tuple[str, ...]:
+    """Return why (3) or (4) need not be the exact number for this schedule.
+
+    >>> estimate_remarks(FineSchedule(window=12, starting_point=4, attenuation=1, block=4, count=2), 36)
+    ()
+    >>> for remark in estimate_remarks(FineSchedule(window=12, starting_point=6, attenuation=2, block=4, count=2), 28):
+    ...     print(remark)
+    The formulas know no attenuation: to them every window starts at 6.
+    (3) and (4) take all 2 epochs after a window's last whole block as pruned.
+    (4) sees -2 epochs in the last window, which ends before epoch 6: taken as 0.
+    """
+    w, a, r = schedule.window, schedule.starting_point, schedule.block
+    remarks, rest, last = list[str](), (w - a) % r, n % w
+    if schedule.starts_at(n) != a:
+        remarks.append(f"The formulas know no attenuation: to them every window starts at {a}.")
+    if rest and n >= w:
+        epochs = "the epoch" if rest == 1 else f"all {rest} epochs"
+        remarks.append(f"(3) and (4) take {epochs} after a window's last whole block as pruned.")
+    if a <= 1:
+        remarks.append(f"(3) and (4) count the first epoch of {'the run' if a else 'a window'}, which is never pruned.")
+    if 0 < last < a:
+        remarks.append(f"(4) sees {last - a} epochs in the last window, which ends before epoch {a}: taken as 0.")
+    elif last and a:
+        remarks.append(f"(4) sees {last - a} epochs from {a} to {last} of the last window; there is one more.")
+    return tuple(remarks)

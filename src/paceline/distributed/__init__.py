@@ -1,0 +1,43 @@
+"""What everything on torch.distributed shares, whatever the ranks do together.
+
+    groups        the one place that makes process groups, each with a timeout
+    collectives   gathers that are started now and waited for later
+    payloads      every rank's encoded gradient to every rank, bucket by bucket
+    stores        a few words of every rank to every rank, through the launch's store
+    agreement     all ranks agree, or all ranks raise
+
+Errors here name a rank: a collective of the backend that waits for a dead rank does not say for whom it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from paceline.errors import PacelineError
+
+
+class RankGoneError(PacelineError, ConnectionError, RuntimeError):
+    """A rank that the others need is gone, has left, or does not come.
+
+    >>> raise RankGoneError("rank 2 is gone: not heard of for 15 s")
+    Traceback (most recent call last):
+    paceline.distributed.RankGoneError: rank 2 is gone: not heard of for 15 s
+    """
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Return some ranks as words for an error.
+
+    >>> name_ranks([1, 3])
+    'rank 1 and rank 3'
+    """
+    return " and ".join(f"rank {rank}" for rank in ranks)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its type if it has no text.
+
+    >>> first_line(ValueError("no such rank\\nand a trace back"))
+    'no such rank'
+    """
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,170 @@
+"""All ranks agree, or all ranks raise.
+
+A rank that raised alone would leave the others waiting for it. So before ranks do something together, each tells the
+others what it is about to do, and why it cannot if it cannot:
+
+    gather   every rank's words, by whatever way the ranks have: a group (`gather_rows`), the store (`StoreGather`)
+    check    `raise_refusals`: a rank refuses, so all raise;  `raise_difference`: two ranks differ, so all raise
+
+All ranks read the same words, so they come to the same answer without asking again.
+
+In a group words travel as rows of one length, so that nobody has to ask how long they are:
+
+    row of rank r    {"doing": "take a step", "inputs": 12, "refusal": ""}  and spaces up to ROW_BYTES
+
+Text from outside (an error's message, a class's name) is made plain first: printable ASCII that JSON writes as it is,
+so that its length is known before it is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.distributed.collectives import gather_bytes
+
+ROW_BYTES = 1024
+MOST_CHARACTERS = 600  # of a refusal
+SHORT_CHARACTERS = 160  # of one value of a description; a row has fewer than ten, and JSON may double them
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+# -- what ranks compare ------------------------------------------------------------------------------------------------
+
+
+def raise_refusals(
+    refusals: Sequence[str],
+    *,
+    ours: Exception | None = None,
+    names: Sequence[str] = (),
+    sentence: str = "{who}: {refusal}",
+    error: type[Exception] = ValueError,
+) -> None:
+    """Raise on every rank if one of them refuses; "" is no refusal.
+
+    A rank that refuses raises its own error (`ours`), the others an `error` that names the first who refused. `names`
+    are the ranks in words, if they have others than "rank 0", "rank 1".
+
+    >>> raise_refusals(["", "no such layer"])
+    Traceback (most recent call last):
+    ValueError: rank 1: no such layer
+    """
+    if ours is not None:
+        raise ours
+    for place, refusal in enumerate(refusals):
+        if refusal:
+            raise error(sentence.format(who=_name(place, names), refusal=refusal))
+
+
+def raise_difference(
+    descriptions: Sequence[Mapping[str, Any]],
+    sentence: str = "all ranks must have the same {key}: {who} has {theirs}, and {other} has {ours}",
+    *,
+    names: Sequence[str] = (),
+    reference: int | None = None,
+    error: type[Exception] = ValueError,
+) -> None:
+    """Raise on every rank if two ranks describe something differently.
+
+    With `reference` every rank is compared with the one at that place, and must describe the same things; without, a
+    value is compared with that of the first rank that describes it, and not every rank must.
+
+    >>> raise_difference([{"codec": "qsgd"}, {"codec": "one-bit"}])
+    Traceback (most recent call last):
+    ValueError: all ranks must have the same codec: rank 1 has one-bit, and rank 0 has qsgd
+    """
+    first: dict[str, int] = {}
+    for place, theirs in enumerate(descriptions):
+        for key in theirs if reference is None else {**theirs, **descriptions[reference]}:
+            other = first.setdefault(key, place) if reference is None else reference
+            if theirs.get(key) != descriptions[other].get(key):
+                raise error(
+                    sentence.format(
+                        key=key,
+                        who=_name(place, names),
+                        theirs=theirs.get(key),
+                        other=_name(other, names),
+                        ours=descriptions[other].get(key),
+                    )
+                )
+
+
+def _name(place: int, names: Sequence[str]) -> str:
+    return names[place] if names else f"rank {place}"
+
+
+# -- how words travel in a group ---------------------------------------------------------------------------------------
+
+
+def gather_rows(
+    words: Mapping[str, Any], group: dist.ProcessGroup, device: torch.device, row_bytes: int = ROW_BYTES
+) -> list[dict[str, Any]]:
+    """Return every rank's words, in the order of the group. All ranks of the group must call it."""
+    ours = encode_row(words, row_bytes).numpy().tobytes()
+    return [json.loads(row) for row in gather_bytes(ours, group, device)]
+
+
+def encode_row(words: Mapping[str, Any], row_bytes: int = ROW_BYTES) -> torch.Tensor:
+    """Return words as a row of bytes.
+
+    >>> decode_row(encode_row({"doing": "take a step"}))
+    {'doing': 'take a step'}
+    """
+    text = json.dumps(words).encode()
+    if len(text) > row_bytes:
+        raise ValueError(f"words must have at most {row_bytes} bytes ({len(text)})")
+    return torch.frombuffer(bytearray(text.ljust(row_bytes)), dtype=torch.uint8)
+
+
+def decode_row(row: torch.Tensor) -> dict[str, Any]:
+    """Return the words of a row.
+
+    >>> decode_row(torch.tensor(list(b'{"inputs": 3}  '), dtype=torch.uint8))
+    {'inputs': 3}
+    """
+    words: dict[str, Any] = json.loads(bytes(row.tolist()))
+    return words
+
+
+# -- texts of known length ---------------------------------------------------------------------------------------------
+
+
+def plain_text(text: str, most: int = MOST_CHARACTERS) -> str:
+    """Return a text cut to `most` characters, each of which is one byte in JSON.
+
+    >>> plain_text("\\x1b[31mno\\x1b[0m   such \\"layer\\"\\0", 12)
+    "no such 'lay"
+    """
+    words = " ".join(_COLOURS.sub("", text).split()).replace("\\", "/").replace('"', "'")
+    return "".join(each if each.isascii() else "?" for each in words if each.isprintable())[:most]
+
+
+def refusal_text(error: BaseException | str) -> str:
+    """Return an error as plain text for the other ranks.
+
+    >>> refusal_text(ValueError("no such layer"))
+    'no such layer'
+    """
+    return plain_text(error if isinstance(error, str) else str(error).strip() or type(error).__name__)
+
+
+def short_text(text: str) -> str:
+    """Return a text in ASCII, of which no more than SHORT_CHARACTERS are kept: a digest stands for the rest."""
+    plain = text.encode("ascii", "backslashreplace").decode()
+    if len(plain) <= SHORT_CHARACTERS:
+        return plain
+    return f"{plain[: SHORT_CHARACTERS - 20]}... {hashlib.sha256(text.encode(errors='replace')).hexdigest()[:12]}"
+
+
+def describe(thing: object) -> str:
+    """Return an object's repr without its address, which differs from rank to rank and says nothing.
+
+    >>> describe(object())
+    '<object object>'
+    """
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(thing))

@@ -1,0 +1,87 @@
+"""Collectives that are started now and waited for later."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.distributed import RankGoneError, first_line
+from paceline.distributed.stores import StoreGather
+
+ALIGNED_BYTES = 16  # where a payload begins, so that its words can be read in place
+POLL_SECONDS = 0.0005  # where the backend does not call back
+
+
+def start_gather(ours: torch.Tensor, size: int, group: dist.ProcessGroup) -> tuple[torch.Tensor, Any]:
+    """Start to gather one tensor of every rank, in slots of at least `size` elements; return the slots and the work."""
+    slot = -(-size // ALIGNED_BYTES) * ALIGNED_BYTES if ours.dtype is torch.uint8 else size
+    if ours.numel() != slot:
+        ours = torch.cat([ours, ours.new_zeros(slot - ours.numel())])
+    gathered = ours.new_empty(slot * group.size())
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
+    return gathered, gather(gathered, ours, group=group, async_op=True)
+
+
+def gather_bytes(ours: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
+    """Return a few bytes of every rank, of the same number on all of them."""
+    tensor = torch.tensor(list(ours), dtype=torch.uint8, device=device)
+    gathered, work = start_gather(tensor, tensor.numel(), group)
+    work.wait()
+    rows = gathered.view(group.size(), -1)[:, : tensor.numel()]
+    return [bytes(row) for row in rows.tolist()]
+
+
+def gather_vector(ours: torch.Tensor, store: StoreGather) -> torch.Tensor:
+    """Return one vector of every rank, all of which have come here; RankGoneError if they do not stay."""
+    group = dist.group.WORLD
+    if not ours.numel() or group is None:
+        return ours
+    gathered, work = start_gather(ours, ours.numel(), group)
+    pending = PendingCollective(work, ours.device)
+    pending.wait(store.timeout_seconds)
+    waited = f"rank {store.rank} waited for all ranks' times"
+    if not pending.done():
+        raise RankGoneError(f"{waited}, and they have not come in {store.timeout_seconds:g} s")
+    try:
+        pending.check()
+    except RuntimeError as error:
+        raise RankGoneError(f"{waited}, and a connection is lost: {first_line(error)}") from error
+    return gathered
+
+
+class PendingCollective:
+    """A collective under way; `done_at` is when it was over, by time.perf_counter(), None if it is not."""
+
+    def __init__(self, work: Any, device: torch.device) -> None:
+        self._work, self._calls_back = work, device.type == "cpu"
+        self.done_at: float | None = None
+        self._done = threading.Event()
+        if self._calls_back:  # on gloo is_completed() turns true a little later; NCCL calls back when it has begun
+            work.get_future().add_done_callback(self._on_done)
+
+    def _on_done(self, _: Any) -> None:
+        self.done_at = time.perf_counter()
+        self._done.set()
+
+    def done(self) -> bool:
+        """Whether it is over, well or not; costs next to nothing."""
+        if not self._calls_back and not self._done.is_set() and self._work.is_completed():
+            self._on_done(None)
+        return self._done.is_set()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it is over, at most so long. Never `work.wait(timeout)`: it closes gloo's connections for good."""
+        if self._calls_back:
+            self._done.wait(seconds)
+            return
+        deadline = time.monotonic() + seconds
+        while not self.done() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
+    def check(self) -> None:
+        """Raise what went wrong; on a GPU, let what comes next in the stream come after the collective."""
+        self._work.wait()

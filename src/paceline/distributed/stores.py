@@ -1,0 +1,93 @@
+"""The store of a launch: a connection of one's own to it, and a few words of every rank to every rank through it.
+
+A collective of the backend would bring words too, but one that waits for a dead rank does not say for whom. Here every
+rank writes its words under a key of its own, so that it is known whose are missing; and a rank that ends with an error
+posts why, so that nobody waits for it. It is for before and after training; within, where ranks hear each other's
+heartbeats, numbers are gathered by `Averager.gather_numbers`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import weakref
+from typing import Any
+
+import torch.distributed as dist
+
+from paceline.distributed import RankGoneError, first_line, name_ranks
+
+POLL_SECONDS = (0.005, 0.1)  # at first, and at most
+FAILED = "left"
+_CONNECTIONS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of a default group, for its life
+
+
+def private_store(name: str) -> Any:
+    """Return the default store by a connection of our own, under keys that begin with `name`.
+
+    There is one connection for all who ask, for now and then a new one takes seconds; it goes with the default group,
+    so that nothing holds on to the store when the script is done with it.
+    """
+    world, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
+    if world not in _CONNECTIONS:
+        _CONNECTIONS[world] = store.clone() if hasattr(store, "clone") else store
+    return dist.PrefixStore(f"paceline/{name}", _CONNECTIONS[world])  # type: ignore[attr-defined]
+
+
+class StoreGather:
+    """Gathers words of all ranks through a store; every rank makes the same calls in the same order.
+
+    `launch` names the launch: the same through all restarts of its processes, and no other launch has it.
+
+    >>> StoreGather(dist.HashStore(), 0, 1, timeout_seconds=1.0).gather("say what it has", [50, 40])
+    [[50, 40]]
+    >>> StoreGather(dist.HashStore(), 1, 2, timeout_seconds=0.1).gather("say what it has", [])
+    Traceback (most recent call last):
+    paceline.distributed.RankGoneError: rank 1 waited 0.1 s for rank 0 to say what it has
+    """
+
+    def __init__(self, store: Any, rank: int, world: int, *, timeout_seconds: float, launch: str = "") -> None:
+        self.rank, self.world, self.launch = rank, world, launch
+        self._store, self.timeout_seconds = store, timeout_seconds
+        self._gathers = 0
+
+    def gather(self, doing: str, words: Any) -> list[Any]:
+        """Return every rank's words, of plain values; `doing` says in errors what a rank was to do."""
+        keys = [f"{self._gathers}/{rank}" for rank in range(self.world)]
+        self._gathers += 1
+        try:
+            self._store.set(keys[self.rank], json.dumps(words))
+            self._wait_for(keys, doing)
+            return [json.loads(self._store.get(key)) for key in keys]
+        except RankGoneError:
+            raise
+        except RuntimeError as error:
+            lost = f"rank {self.rank} waited for all ranks to {doing}, and the store is lost"
+            raise RankGoneError(f"{lost}: {first_line(error)}") from error
+
+    def _wait_for(self, keys: list[str], doing: str) -> None:
+        deadline = time.monotonic() + self.timeout_seconds
+        poll_seconds = POLL_SECONDS[0]
+        while not self._store.check(keys):
+            missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+            failed = self._posted_failure(missing)
+            if failed:
+                raise RankGoneError(f"{failed} (it was to {doing})")
+            if missing and time.monotonic() > deadline:
+                waited = f"rank {self.rank} waited {self.timeout_seconds:g} s"
+                raise RankGoneError(f"{waited} for {name_ranks(missing)} to {doing}")
+            time.sleep(poll_seconds)
+            poll_seconds = min(2 * poll_seconds, POLL_SECONDS[1])
+
+    def post_failure(self, reason: str) -> None:
+        """Say why this rank ends before its time, to whoever waits for it now or later."""
+        self._store.set(f"{FAILED}/{self.rank}", reason)
+        self._store.add(FAILED, 1)
+
+    def _posted_failure(self, missing: list[int]) -> str:
+        if not self._store.add(FAILED, 0):  # one question, however many ranks
+            return ""
+        for rank in missing:
+            if self._store.check([f"{FAILED}/{rank}"]):
+                return f"rank {rank} has left: {self._store.get(f'{FAILED}/{rank}').decode()}"
+        return ""

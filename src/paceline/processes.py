@@ -1,0 +1,141 @@
+"""The one supervisor of processes that are forked on this machine: ranks, workers.
+
+    parent ── imports torch once, then forks ──┬── child 0
+                                               └── child 1 ...
+
+Importing torch takes a second or two of processor time, and forking takes milliseconds. A child runs one function and
+exits with what it returns: whatever comes, it never goes on as if it were the parent. Children end with the thread that
+forked them, however that ends.
+
+Forking beside other threads is not safe: a child has only the thread that forked, and a lock that another one held
+stays locked in it for ever (Python 3.12 and later warn of it). So fork before threads exist: load torch, but compute
+nothing and connect to nothing. Importing torch, numpy and scipy is no harm: their BLAS starts a pool of threads when it
+is loaded, and ends it by itself at every fork (pthread_atfork), so that the process is down to one thread, and Python
+has nothing to warn of. The pool of OpenMP, which the first large product starts, does not: whoever has computed forks
+with threads, and its children must not compute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+POLL_SECONDS = 0.05
+END_SECONDS = 3.0
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+_PR_SET_PDEATHSIG = 1
+
+
+class Processes:
+    """Children of this process, numbered in the order in which they are forked.
+
+    `codes` has the exit code of each, negative for a signal, and None while it runs. As a context manager it ends, when
+    it is left, those that have not ended.
+
+    >>> with Processes() as children:
+    ...     children.fork(lambda: 3)
+    ...     children.wait()
+    [3]
+    """
+
+    def __init__(self) -> None:
+        self.pids: list[int] = []
+        self.codes: list[int | None] = []
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def fork(self, run: Callable[[], int], *, log: Path | None = None) -> None:
+        """Fork a child that runs a function and exits with what it returns.
+
+        With `log` all that it writes goes to that file, and it has nothing to read.
+        """
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        # A signal must not strike where the child is not yet itself, or where it is not yet in `pids`.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        try:
+            pid = os.fork()
+            if not pid:
+                _run_child(run, parent, before, log)
+            self.pids.append(pid)
+            self.codes.append(None)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def running(self) -> list[int]:
+        """Return the numbers of the children that have not ended."""
+        for number, pid in enumerate(self.pids):
+            if self.codes[number] is None:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    self.codes[number] = os.waitstatus_to_exitcode(status)
+        return [number for number, code in enumerate(self.codes) if code is None]
+
+    def wait(self, seconds: float = float("inf"), *, until_failure: bool = False) -> list[int | None]:
+        """Wait until all have ended, but no longer than so many seconds, or than until one fails; return `codes`."""
+        deadline = time.monotonic() + seconds
+        while self.running() and not (until_failure and any(self.codes)) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return self.codes
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to all that have not ended."""
+        for child in self.running():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pids[child], number)
+
+    def end(self) -> None:
+        """End those that have not ended: by SIGTERM, and if that is not heard, by SIGKILL."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            self.send_signal(number)
+            self.wait(END_SECONDS)
+
+
+def _run_child(run: Callable[[], int], parent: int, signals: set[Any], log: Path | None) -> NoReturn:
+    code = 1
+    try:
+        end_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:  # it was gone before that was asked for
+            os._exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+        if log is not None:
+            _write_to(log)
+        code = run()
+    except BaseException:
+        with contextlib.suppress(Exception):
+            traceback.print_exc()
+    finally:
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):  # a broken pipe, or closed already: there is nobody to tell
+                    stream.flush()
+        finally:
+            os._exit(code)
+
+
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Ask the kernel to send this process a signal when the thread that forked it is gone (Linux; else do nothing)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def _write_to(path: Path) -> None:
+    """Let all that this process writes go to a file, and let it read nothing."""
+    with path.open("wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)

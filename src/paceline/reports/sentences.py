@@ -1,0 +1,304 @@
+"""The sentences of a report: what was gained and what it cost, and under which conditions the numbers hold.
+
+Every sentence is computed from the results. Without their conditions no two results can be compared, so the table and
+the page both list them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from paceline.quantities import count_text, loss_text, percent_text, seconds_text
+from paceline.reports.results import ResultRow, TraceGroup, baseline
+from paceline.traces import Trace
+
+NEARLY = 0.05  # a loss that exceeds the baseline's by no more than this share counts as kept
+MOST_STOPPED = 4
+
+# -- what was gained, and what it cost ---------------------------------------------------------------------------------
+
+
+def headline(rows: Sequence[ResultRow]) -> str:
+    """Return the sentence on top of a report: what was gained, and what it cost.
+
+    >>> def row(name, saved, loss):
+    ...     return ResultRow(label=name, strategy=name, seconds=6.5, saved=saved, loss=loss)
+    >>> headline([row("full", None, 0.2), row("lgc", 0.33, 0.202), row("fastest-k", 0.34, 0.3)])
+    'lgc finished 33 % sooner than full, with a loss 1 % higher'
+    """
+    against = baseline(rows)
+    best = best_row(rows)
+    if against is not None and best is not None:
+        return comparison(best, against)
+    first = min(rows, key=lambda row: (row.diverged, row.stopped, row.seconds))
+    if first.diverged:
+        who = first.label if len(rows) == 1 else f"All {len(rows)} strategies"
+        return f"{who} diverged: try a smaller learning rate"
+    loss = "" if first.loss is None else f", with a loss of {loss_text(first.loss)}"
+    if first.stopped:
+        return f"{_stopped(first)}, {seconds_text(first.seconds)} s after its start{loss}"
+    rivals = sum(not row.diverged and not row.stopped and row.clock == first.clock for row in rows) > 1
+    rounds = f"{count_text(first.rounds)} round" + ("" if first.rounds == 1 else "s")
+    return f"{first.label} finished {'first,' if rivals else rounds} in {seconds_text(first.seconds)} s{loss}"
+
+
+def best_row(rows: Sequence[ResultRow]) -> ResultRow | None:
+    """Return the row that the headline is about: the soonest of those that nearly keep the baseline's loss.
+
+    Soonest at the target, where there is one and it was reached; where all have a higher loss, the one with the least.
+
+    >>> best_row([]) is None
+    True
+    """
+    against = baseline(rows)
+    rivals = [row for row in rows if row.saved is not None and against is not None and row.clock == against.clock]
+    trained = [row for row in rivals if row.loss is not None]
+    if against is None or against.loss is None or not trained:
+        return min(rivals, key=lambda row: row.seconds, default=None)
+    limit = against.loss * (1.0 + NEARLY)
+    good = [row for row in trained if row.loss is not None and row.loss <= limit]
+    if not good:
+        return min(trained, key=lambda row: row.loss or 0.0)
+    there = [row for row in good if row.seconds_to_target is not None]
+    return min(there or good, key=lambda row: row.seconds_to_target or row.seconds)
+
+
+def comparison(row: ResultRow, against: ResultRow) -> str:
+    """Return how one strategy did compared with the baseline: time first, then loss.
+
+    >>> row = ResultRow(label="lgc", strategy="lgc", diverged=1)
+    >>> comparison(row, row)
+    'lgc diverged'
+    """
+    if row.diverged:
+        return f"{row.label} diverged" + ("" if row.diverged == row.runs else f" in {row.diverged} of {row.runs} runs")
+    if row.stopped:
+        return _stopped(row)
+    if row.saved is None or row.clock != against.clock:
+        return f"{row.label} finished in {seconds_text(row.seconds)} s"
+    said = f"{row.label} {_time_phrase(row.saved, against.label)}{_loss_phrase(row.loss, against.loss)}"
+    if round(row.rounds) == round(against.rounds):
+        return said
+    return f"{said} ({count_text(row.rounds)} rounds against {count_text(against.rounds)})"
+
+
+def further_sentences(rows: Sequence[ResultRow], target_loss: float | None) -> list[str]:
+    """Return the sentences after the headline: on the target loss, and on the other strategies.
+
+    >>> further_sentences([], None)
+    []
+    """
+    against, best = baseline(rows), best_row(rows)
+    sentences = []
+    if best is not None and against is not None and target_loss is not None:
+        sentences += _target_sentence(best, against, target_loss)
+    others = [row for row in rows if row is not best and row is not against]
+    if against is not None and others and not all(row.diverged for row in rows):
+        sentences.append("; ".join(comparison(row, against) for row in others) + ".")
+    return sentences
+
+
+def _stopped(row: ResultRow) -> str:
+    if row.runs > 1:
+        return f"{row.label} was stopped early in {row.stopped} of {row.runs} runs"
+    return f"{row.label} stopped after {count_text(row.rounds)} of {count_text(row.asked or 0)} rounds"
+
+
+def _target_sentence(best: ResultRow, against: ResultRow, target_loss: float) -> list[str]:
+    if best.seconds_to_target is None:
+        return []
+    start = f"{best.label} reached the target loss of {target_loss:g} in {seconds_text(best.seconds_to_target)} s"
+    if against.seconds_to_target is None:
+        return [f"{start}; {against.label} did not reach it."]
+    saved = 1.0 - best.seconds_to_target / against.seconds_to_target if against.seconds_to_target else 0.0
+    return [f"{start}, {against.label} in {seconds_text(against.seconds_to_target)} s: {_sooner(saved)}."]
+
+
+def _sooner(saved: float) -> str:
+    if abs(saved) < 0.005:
+        return "no difference"
+    return f"{percent_text(abs(saved))} {'sooner' if saved > 0 else 'later'}"
+
+
+def _time_phrase(saved: float, full: str) -> str:
+    if abs(saved) < 0.005:
+        return f"took as long as {full}"
+    return f"finished {_sooner(saved)} than {full}"
+
+
+def _loss_phrase(loss: float | None, full_loss: float | None) -> str:
+    if loss is None or full_loss is None or full_loss <= 0:
+        return ""
+    ratio = loss / full_loss
+    if abs(ratio - 1.0) < 0.005:
+        return ", with the same loss"
+    if ratio >= 2.0:
+        return f", with {ratio:.1f} times its loss"
+    return f", with a loss {percent_text(abs(ratio - 1.0))} {'higher' if ratio > 1 else 'lower'}"
+
+
+# -- under which conditions --------------------------------------------------------------------------------------------
+
+
+def conditions(groups: Sequence[TraceGroup]) -> list[str]:
+    """Return cluster, clock, target, setting and seeds as short phrases; a real run has none of the simulated ones.
+
+    >>> asked = {"target_loss": 0.5, "delay": {"name": "pareto", "inject": False}}
+    >>> trace = Trace(strategy="full", seed=0, workers=2, recipe=asked, rounds_done=5, seconds=1.0)
+    >>> conditions([TraceGroup(label="full", strategy="full", traces=(trace,))])
+    ['2 workers', 'virtual seconds', 'late work partial', 'timing only, nothing was trained', 'pareto delays', '1 seed']
+    >>> from dataclasses import replace
+    >>> conditions([TraceGroup(label="full", strategy="full", traces=(replace(trace, clock="real"),))])
+    ['real cluster, 2 workers', 'wall-clock seconds since the first round began', 'no evaluation recorded', '1 seed']
+    """
+    traces = [trace for group in groups for trace in group.traces]
+    simulated = [trace for trace in traces if trace.clock == "virtual"]
+    real = [trace for trace in traces if trace.clock == "real"]
+    phrases = [_cluster(simulated, real), clock_words(traces, began=" since the first round began")]
+    served = [trace for trace in simulated if not trace.averaged]
+    if served:
+        phrases.append(f"late work {_joined(sorted({trace.late_work for trace in served}))}")
+    targets = target_losses(traces)
+    evaluated = any(trace.evaluations for trace in traces)
+    if evaluated:
+        phrases += [f"target loss {_joined(f'{target:g}' for target in targets)}"] if targets else []
+    else:
+        # A real run trains, also one that ended before its first evaluation.
+        phrases.append("no evaluation recorded" if real else "timing only, nothing was trained")
+    phrases += _setting(traces[0].recipe, trained=evaluated or bool(real), served=not all(t.averaged for t in traces))
+    phrases += _pipelines(real)
+    phrases += _simulated_delays(simulated) + _injected_delays(real) + _codecs(traces) + _prunings(traces)
+    phrases += _stopped_runs(groups)
+    phrases.append(_seeds(groups))
+    return phrases
+
+
+def clock_words(traces: Sequence[Trace], *, began: str = "") -> str:
+    """Return the name of the clock that times are read from; `began` is added to that of real runs.
+
+    >>> clock_words([Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=1.0, clock="real")])
+    'wall-clock seconds'
+    """
+    words = {"virtual": "virtual seconds", "real": f"wall-clock seconds{began}"}
+    return _joined(words[clock] for clock in sorted({trace.clock for trace in traces}, reverse=True))
+
+
+def _cluster(simulated: Sequence[Trace], real: Sequence[Trace]) -> str:
+    said = [f"real cluster, {_workers(real)}"] if real else []
+    said += [f"simulated cluster, {_workers(simulated)}" if real else _workers(simulated)] if simulated else []
+    return _joined(said)
+
+
+def _workers(traces: Sequence[Trace]) -> str:
+    counts = sorted({trace.workers for trace in traces})
+    return f"{_joined(f'{count:,}' for count in counts)} worker{'' if counts == [1] else 's'}"
+
+
+def _setting(recipe: Mapping[str, Any], *, trained: bool, served: bool) -> list[str]:
+    """Return data, network and K, as far as the recipe has them."""
+    data = _section(recipe, "data")
+    dealt = {
+        "non-iid": f"non-IID({data.get('classes_per_worker')})",
+        "dirichlet": f"Dirichlet({data.get('alpha')})",
+    }.get(str(data.get("split")), data.get("split"))
+    network, k = _section(recipe, "model").get("name"), _section(recipe, "strategy").get("k")
+    words = [data.get("name"), dealt, network] if trained else []
+    return [str(word) for word in [*words, served and k and f"K={k}"] if word]
+
+
+def _simulated_delays(traces: Sequence[Trace]) -> list[str]:
+    delay = _section(traces[0].recipe, "delay") if traces else {}
+    words = [f"{delay['name']} delays"] if delay.get("name") else []
+    return words + _persistence(delay)
+
+
+def _injected_delays(traces: Sequence[Trace]) -> list[str]:
+    """Return by which delay models real workers were slowed down on purpose."""
+    delays = [_section(trace.recipe, "delay") for trace in traces]
+    injected = [delay for delay in delays if delay.get("inject") is True]
+    if not injected:
+        return []
+    kinds = dict.fromkeys(", ".join([str(delay.get("name")), *_persistence(delay)]) for delay in injected)
+    rest = "" if len(injected) == len(delays) else " (not in all runs)"
+    return [f"injected delays: {_joined(kinds)}{rest}"]
+
+
+def _persistence(delay: Mapping[str, Any]) -> list[str]:
+    known = delay.get("persistence") and delay.get("name") != "recorded"
+    return [f"persistence {delay['persistence']}"] if known else []
+
+
+def _pipelines(traces: Sequence[Trace]) -> list[str]:
+    """Return the stages, schedule and micro-batches of the real runs whose model was cut."""
+    sections = [_section(trace.recipe, "pipeline") for trace in traces]
+    cut = [section for section in sections if isinstance(section.get("stages"), int) and section["stages"] > 1]
+    kinds = dict.fromkeys(
+        f"{each['stages']} stages, {each.get('schedule')}, {each.get('microbatches')} micro-batches" for each in cut
+    )
+    return [f"pipeline: {_joined(kinds)}{'' if len(cut) == len(sections) else ' (not in all runs)'}"] if cut else []
+
+
+def _stopped_runs(groups: Sequence[TraceGroup]) -> list[str]:
+    short = [
+        f"{group.label} ({trace.rounds_done:,} of {trace.rounds_asked:,} rounds)"
+        for group in groups
+        for trace in group.traces
+        if trace.stopped
+    ]
+    shown = short[:MOST_STOPPED] + ([f"{len(short) - MOST_STOPPED} more"] if len(short) > MOST_STOPPED else [])
+    return [f"stopped early: {_joined(shown)}"] if short else []
+
+
+def _codecs(traces: Sequence[Trace]) -> list[str]:
+    names = {str(_section(trace.recipe, "codec").get("name", "identity")) for trace in traces}
+    if not names - {"identity"}:
+        return []
+    down = fmean(trace.sent_bytes for trace in traces) / 1e6
+    up = fmean(trace.received_bytes for trace in traces) / 1e6
+    moved = f" ({down:,.1f} MB to workers, {up:,.1f} MB back)" if down or up else ""
+    if all(trace.averaged for trace in traces):
+        moved = f" ({down:,.1f} MB sent)" if down else ""
+    return [f"codec {_joined(sorted(names))}{moved}"]
+
+
+def _prunings(traces: Sequence[Trace]) -> list[str]:
+    """Return the pruning policies, and the share of samples left out where every run that prunes knows it."""
+    pruning = [trace for trace in traces if _section(trace.recipe, "pruning").get("name", "none") != "none"]
+    if not pruning or not any(trace.evaluations for trace in traces):
+        return []
+    names = _joined(sorted({str(_section(trace.recipe, "pruning")["name"]) for trace in pruning}))
+    shares = [trace.pruned.share_pruned for trace in pruning if trace.pruned is not None]
+    known = f", {100 * fmean(shares):.0f} % of the samples sat out" if len(shares) == len(pruning) else ""
+    return [f"pruning: {names}{known}"]
+
+
+def _section(recipe: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a section of a recipe; a run of a script has none, and a journal can hold anything there."""
+    section = recipe.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def target_losses(traces: Sequence[Trace]) -> list[float]:
+    """Return the target losses of the recipes: none, one, or (in a mixed report) several.
+
+    >>> asked = {"target_loss": 0.5}
+    >>> trace = Trace(strategy="full", seed=0, workers=2, recipe=asked, rounds_done=5, seconds=1.0)
+    >>> target_losses([trace, trace])
+    [0.5]
+    """
+    named = {trace.recipe.get("target_loss") for trace in traces}
+    return sorted(float(target) for target in named if isinstance(target, int | float))
+
+
+def _seeds(groups: Sequence[TraceGroup]) -> str:
+    runs = [len(group.traces) for group in groups]
+    if set(runs) == {1}:
+        return "1 seed"
+    again = any(len({trace.seed for trace in group.traces}) < len(group.traces) for group in groups)
+    return f"{_joined(str(count) for count in sorted(set(runs)))} {'runs' if again else 'seeds'}, means"
+
+
+def _joined(names: Iterable[str]) -> str:
+    return " and ".join(names)

@@ -1,0 +1,335 @@
+"""A recipe carried out on real workers: the server's side, a worker's side, and both on one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.recipes.assembly import codec_text_of, load_data, make_delays, make_strategy, make_training
+from paceline.recipes.pipeline_section import refuse_pipeline
+from paceline.recipes.recipe import Recipe
+from paceline.runs.simulation import Result
+from paceline.traces import summarise
+
+if TYPE_CHECKING:
+    from paceline.data import Dataset
+    from paceline.drivers.served.job import Delay
+    from paceline.drivers.served.run import RunOutcome, RunStatus
+    from paceline.drivers.served.settings import ServerSettings
+
+OnStanding = Callable[["RunStatus"], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerEndpoint:
+    """Where a server listens, and who may come in; refused if it is open to strangers.
+
+    >>> ServerEndpoint(listen="127.0.0.1:0").tls is None
+    True
+    >>> ServerEndpoint(listen="0.0.0.0:29400")
+    Traceback (most recent call last):
+    ValueError: ...
+    """
+
+    listen: str = "127.0.0.1:29400"
+    tls: str | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        from paceline.drivers.served.security import check_exposed
+
+        host, _ = self.address
+        check_exposed(host, tls=self.tls, insecure=self.insecure)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        from paceline.drivers.served.security import parse_address
+
+        return parse_address(self.listen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A served run that is over: how it ended, and its result if it got anywhere."""
+
+    outcome: RunOutcome
+    result: Result
+    folder: Path
+
+
+def make_served(recipe: Recipe, folder: Path, dataset: Dataset | None = None) -> ServerSettings:
+    """The server's side of a recipe."""
+    refuse_pipeline(recipe.pipeline, "a pipeline has no server")
+    from paceline.drivers.served.run import measure_with
+    from paceline.drivers.served.settings import Limits, ServerSettings
+    from paceline.optim import make_optimizer
+    from paceline.training import measure
+
+    training = make_training(recipe, load_data(recipe) if dataset is None else dataset)
+    module = training.module
+    optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
+    return ServerSettings(
+        module=module,
+        optimizer=optimizer,
+        schedule=schedule,
+        strategy=make_strategy(recipe),
+        rounds=recipe.rounds,
+        workers=recipe.cluster.workers,
+        folder=folder,
+        codec=codec_text_of(recipe),
+        blocks=recipe.worker.blocks,
+        seed=recipe.seed,
+        most_workers=recipe.server.most_workers,
+        limits=Limits(
+            silence_seconds=recipe.server.silence_seconds,
+            stall_seconds=recipe.server.stall_seconds,
+            gather_seconds=recipe.server.gather_seconds,
+        ),
+        measure=measure_with(module, lambda model: measure(model, training.dataset, training.evaluation_samples)),
+        evaluate_every=recipe.evaluate_every,
+        checkpoint_every=recipe.server.checkpoint_every,
+        recipe=recipe.to_document(),
+    )
+
+
+def serve_recipe(
+    recipe: Recipe,
+    endpoint: ServerEndpoint,
+    folder: Path,
+    *,
+    resume: bool = False,
+    on_open: Callable[[str], None] = lambda address: None,
+    on_standing: OnStanding = lambda standing: None,
+    reason_to_stop: Callable[[RunStatus], str | None] = lambda standing: None,
+) -> Trained:
+    """Serve a recipe until all rounds are done, or somebody stops it."""
+    from paceline.drivers.served.run import open_run
+    from paceline.drivers.served.security import join_address, server_credentials
+    from paceline.traces.history import trace_of
+    from paceline.traces.journal import TRACE
+    from paceline.traces.journal_files import read_journal
+    from paceline.workers.threads import threads_for
+
+    credentials = server_credentials(endpoint.tls) if endpoint.tls else None
+    host, port = endpoint.address
+    served = make_served(recipe, folder)
+    size = sum(parameter.numel() for parameter in served.module.parameters())
+
+    async def run() -> tuple[RunOutcome, Any]:
+        opened = open_run(served, resume=resume)
+        outcome = await opened.serve(
+            join_address(host, port),
+            credentials,
+            on_open=lambda port: on_open(join_address(host, port)),
+            on_standing=on_standing,
+            reason_to_stop=reason_to_stop,
+        )
+        return outcome, opened.coordinator.trainee.model.parameters
+
+    with threads_for(size):
+        outcome, parameters = asyncio.run(run())
+    trace = trace_of(read_journal(folder / TRACE))
+    result = Result(summary=summarise(trace), trace=trace, parameters=parameters)
+    return Trained(outcome=outcome, result=result, folder=folder)
+
+
+# -- a worker's side -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """What a worker brings itself, because no message may name it: code, paths, and how patient it is.
+
+    >>> WorkerOptions(model="my_models:net").patience_seconds
+    60.0
+    """
+
+    tls: str | None = None
+    model: str = ""
+    data_directory: str = ""
+    delay_file: str = ""
+    wish: int | None = None
+    patience_seconds: float = 60.0
+    threads: int = 0
+
+
+def work_for(
+    address: str, options: WorkerOptions, *, on_welcome: Callable[[int, Recipe], None] = lambda worker, recipe: None
+) -> None:
+    """Work for a server that serves a recipe, until training is over."""
+    import torch
+
+    from paceline.drivers.served.job import work
+    from paceline.drivers.served.worker import Worker
+
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    worker = Worker(address, None, tls=options.tls, patience_seconds=options.patience_seconds, wish=options.wish)
+    with worker:
+        if not worker.training_may_begin:
+            return
+        recipe = trusted_recipe(worker.welcome.recipe, options)
+        refuse_pipeline(recipe.pipeline, "a pipeline has no server")
+        training = make_training(recipe, load_data(recipe))
+        on_welcome(worker.number, recipe)
+        worker.hold(training.module)
+        worker.ready()
+        work(worker, training.module, training, delay_of(recipe))
+
+
+def trusted_recipe(document: Mapping[str, Any], options: WorkerOptions) -> Recipe:
+    """The server's recipe with nothing in it that would import code or read a path of the server's choosing.
+
+    >>> trusted_recipe(Recipe().with_settings(data={"directory": "/etc"}).to_document(), WorkerOptions()).data.directory
+    ''
+    >>> trusted_recipe(Recipe().with_settings(model={"name": "evil:net"}).to_document(), WorkerOptions())
+    Traceback (most recent call last):
+    ValueError: the server trains 'evil:net', which is code and not a network by name; if you have it and trust it, ...
+    """
+    if not document:
+        raise ValueError("the server was started by a script and has no recipe; use paceline.Worker in a script too")
+    recipe = Recipe.from_document(document)
+    named = recipe.model.name
+    if ":" in named and not options.model:
+        raise ValueError(
+            f"the server trains {named!r}, which is code and not a network by name; if you have it and trust it, "
+            f"give --model {named}"
+        )
+    if options.model and ":" not in named and options.model != named:
+        raise ValueError(f"the server trains {named}, and you gave --model {options.model}: leave it out")
+    recipe = recipe.with_settings(data={"directory": options.data_directory})
+    if options.model:
+        recipe = recipe.with_settings(
+            model={"name": options.model, "norm": recipe.model.norm if options.model == named else ""}
+        )
+    if recipe.delay.name == "recorded":
+        if recipe.delay.inject and not options.delay_file:
+            raise ValueError("the server injects recorded delays; give the file with them as --delay-file")
+        recipe = recipe.with_settings(delay={"file": options.delay_file or "not read"})
+    return recipe
+
+
+def delay_of(recipe: Recipe) -> Delay:
+    """How much a worker is slowed down."""
+    from paceline.drivers.served.job import no_delay
+
+    if not recipe.delay.inject:
+        return no_delay
+    delays = make_delays(recipe)
+
+    def delay_seconds(worker: int, draw: int) -> float:
+        column = worker % recipe.cluster.workers  # a worker beyond the shards is as slow as one of them
+        return float(delays.seconds(np.asarray(column, dtype=np.int64), np.asarray(draw, dtype=np.int64)))
+
+    return delay_seconds
+
+
+# -- both on one machine -------------------------------------------------------------------------------------------
+
+
+def train(
+    recipe: Recipe,
+    *,
+    folder: str | Path = "runs/train",
+    resume: bool = False,
+    listen: str = "127.0.0.1:0",
+    on_open: Callable[[str], None] = lambda address: None,
+    on_standing: OnStanding = lambda standing: None,
+) -> Trained:
+    """Carry out a recipe with a server and workers on this machine."""
+    refuse_pipeline(recipe.pipeline, "a pipeline has no server")
+    endpoint = ServerEndpoint(listen=listen, insecure=True)
+    check_loopback(endpoint)
+    pack = start_pack(recipe, range(recipe.cluster.workers))  # it loads torch while the server makes ready
+
+    def opened(address: str) -> None:
+        send_pack(pack, address)
+        on_open(address)
+
+    finished = False
+    try:
+        trained = serve_recipe(
+            recipe,
+            endpoint,
+            Path(folder),
+            resume=resume,
+            on_open=opened,
+            on_standing=on_standing,
+            reason_to_stop=lambda standing: _all_gone(pack, standing),
+        )
+        finished = trained.outcome.finished
+        return trained
+    finally:
+        end_process(pack, by_itself=finished)
+
+
+def check_loopback(endpoint: ServerEndpoint) -> None:
+    """Refuse a server for other machines.
+
+    >>> check_loopback(ServerEndpoint(listen="0.0.0.0:0", insecure=True))
+    Traceback (most recent call last):
+    ValueError: train is for this machine alone (listen=0.0.0.0:0); `paceline serve` is for others
+    """
+    from paceline.drivers.served.security import is_loopback
+
+    if not is_loopback(endpoint.address[0]):
+        raise ValueError(f"train is for this machine alone (listen={endpoint.listen}); `paceline serve` is for others")
+
+
+def _all_gone(pack: subprocess.Popen[bytes], standing: RunStatus) -> str | None:
+    if pack.poll() is not None and not any(worker.alive for worker in standing.workers):
+        return "all workers of this machine have ended"
+    return None
+
+
+def start_pack(recipe: Recipe, numbers: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start workers on this machine; they wait to be told where the server is."""
+    arguments = [sys.executable, "-m", "paceline.runs.local_workers", "--numbers", ",".join(map(str, numbers))]
+    options = {"data_directory": recipe.data.directory, "delay_file": recipe.delay.file}
+    if ":" in recipe.model.name:
+        options["model"] = recipe.model.name
+    for name, value in options.items():
+        if value:
+            arguments += [f"--{name.replace('_', '-')}", str(value)]
+    # In a session of its own: a Ctrl-C in the terminal is for the server, which then says what happens to its workers.
+    return subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True)
+
+
+def send_pack(pack: subprocess.Popen[bytes], address: str) -> None:
+    """Tell workers where the server is."""
+    if pack.stdin is not None:
+        with suppress(BrokenPipeError):
+            pack.stdin.write(f"{address}\n".encode())
+            pack.stdin.close()
+
+
+def end_process(process: subprocess.Popen[bytes], *, by_itself: bool, seconds: float = 5.0) -> None:
+    """Let a process end by itself if it will, then ask it to, then end it."""
+    if process.stdin is not None:
+        process.stdin.close()
+    for ask in (None if by_itself else process.terminate, process.terminate, process.kill):
+        if ask is not None:
+            ask()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+            return
+
+
+def worker_options(arguments: Mapping[str, Any]) -> WorkerOptions:
+    """`WorkerOptions` from parsed arguments; what it does not know is left out.
+
+    >>> worker_options({"model": "my:net", "numbers": "1,2"}).model
+    'my:net'
+    """
+    known = {field.name for field in dataclasses.fields(WorkerOptions)}
+    return WorkerOptions(**{name: value for name, value in arguments.items() if name in known and value is not None})

@@ -1,0 +1,44 @@
+"""`python -m paceline.runs.local_workers --numbers 0,1,2`: workers of one machine, forked from one process.
+
+The address of the server comes as a line on standard input: torch is loaded while the server makes ready.
+
+Not for people: `paceline train` starts it, and `paceline work` is the same for one worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from dataclasses import replace
+
+from paceline.drivers.served.pack import run_pack
+from paceline.runs.cluster import work_for, worker_options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Start the workers and wait for them; returns the exit code."""
+    import sklearn.datasets  # noqa: F401 - slow to import: once for all, before the fork
+    import torch
+
+    import paceline.drivers.served.job
+    import paceline.training  # noqa: F401
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--numbers", required=True)
+    for name in ("--model", "--data-directory", "--delay-file"):
+        parser.add_argument(name)
+    given = parser.parse_args(arguments)
+    logging.getLogger("paceline.served").setLevel(logging.ERROR)  # the server is in the same terminal, and tells it
+    options = replace(worker_options(vars(given)), threads=1)
+    torch.set_num_threads(1)
+    address = sys.stdin.readline().strip()
+    if not address:
+        return 0  # whoever started us has gone
+    numbers = [int(number) for number in given.numbers.split(",")]
+    failed = run_pack(numbers, lambda number: work_for(address, replace(options, wish=number)))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

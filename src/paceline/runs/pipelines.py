@@ -1,0 +1,190 @@
+"""A recipe carried out by pipelines: what it must be, and one rank's side of it.
+
+rank = replica * stages + stage. A replica is a worker of the recipe, with its shard and its batches; so with one
+replica a run comes to the losses of one process, up to rounding.
+
+folder/recipe.json    what runs here, as for any other ranks
+folder/plan.json      where the model is cut
+folder/rank-0/        a rank's checkpoints: of its own layers
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.drivers.collective.place import STORE
+from paceline.recipes.assembly import load_data, make_training
+from paceline.recipes.planning import link_of, optimizer_states
+from paceline.recipes.recipe import Recipe
+from paceline.recipes.sections import ClusterSection
+from paceline.runs.cluster import delay_of
+from paceline.runs.ranks import MEET_SECONDS, write_recipe
+from paceline.runs.simulation import Result
+from paceline.settings import SettingError
+from paceline.traces import summarise
+
+if TYPE_CHECKING:
+    from paceline.distributed.stores import StoreGather
+    from paceline.drivers.collective.pipeline_plans import Wanted
+    from paceline.drivers.collective.place import Place
+    from paceline.pipeline.plan import Plan
+    from paceline.traces import Evaluation
+    from paceline.training import Training
+
+
+def check_pipelined(recipe: Recipe) -> None:
+    """Refuse what a recipe with a pipeline cannot have beside it, and say what to write instead.
+
+    >>> check_pipelined(Recipe().with_settings(pipeline={"stages": 2}))
+    Traceback (most recent call last):
+    paceline.settings.SettingError: a pipeline takes a step with all gradients of ... (strategy=lgc); ...
+    """
+    workers, replicas = recipe.cluster.workers, recipe.pipeline.replicas
+    if recipe.strategy.name != "full":
+        raise SettingError(
+            ("strategy", "name"),
+            f"a pipeline takes a step with all gradients of a round, which is strategy full "
+            f'(strategy={recipe.strategy.name}); add --strategy full, or name = "full" below [strategy]',
+        )
+    if workers not in (ClusterSection().workers, replicas):
+        raise SettingError(
+            ("cluster", "workers"),
+            f"the workers of a pipeline are its replicas (workers={workers}, replicas={replicas}); leave workers out, "
+            f"or give replicas = {workers} below [pipeline]",
+        )
+    if recipe.pruning.on:
+        raise SettingError(
+            ("pruning", "name"),
+            f"pruning asks for the loss of each sample, and a pipeline tells only their mean "
+            f"(pruning={recipe.pruning.name}); leave [pruning] out, or stages",
+        )
+
+
+def for_ranks(recipe: Recipe, ranks: int | None = None) -> Recipe:
+    """The same run with a worker for each replica. A launch of so many `ranks` says how many replicas there are, where
+    the recipe does not.
+
+    >>> recipe = Recipe().with_strategy("full").with_settings(pipeline={"stages": 2})
+    >>> for_ranks(recipe).cluster.workers, for_ranks(recipe, 6).pipeline.replicas
+    (1, 3)
+    >>> for_ranks(recipe, 3)
+    Traceback (most recent call last):
+    ValueError: a pipeline of 2 stages needs 2 ranks, or a multiple of it (ranks=3)
+    """
+    stages, replicas = recipe.pipeline.stages, recipe.pipeline.replicas
+    ranks = recipe.pipeline.ranks if ranks is None else ranks
+    check_pipelined(recipe)
+    if ranks % stages:
+        raise ValueError(f"a pipeline of {stages} stages needs {stages} ranks, or a multiple of it (ranks={ranks})")
+    if replicas not in (1, ranks // stages):
+        raise ValueError(
+            f"{replicas} replicas of {stages} stages need {replicas * stages} ranks (ranks={ranks}); start so many, or "
+            f"give replicas = {ranks // stages}"
+        )
+    replicas = ranks // stages
+    # However samples are dealt, one worker gets all of them; and it could not hold only some of the classes.
+    data = {"split": "iid"} if replicas == 1 else {}
+    return recipe.with_settings(pipeline={"replicas": replicas}, cluster={"workers": replicas}, data=data)
+
+
+def wanted_plan(recipe: Recipe) -> Wanted:
+    """What the plan must be for.
+
+    >>> wanted_plan(Recipe().with_settings(pipeline={"stages": 2, "schedule": "interleaved"})).pieces
+    2
+    """
+    from paceline.drivers.collective.pipeline_plans import Wanted
+
+    section = recipe.pipeline
+    return Wanted(
+        stages=section.stages,
+        microbatches=section.microbatches,
+        batch_size=recipe.worker.batch_size,
+        schedule=section.schedule,
+        chunks=section.chunks,
+        memory_bytes=section.memory_bytes,
+        links=link_of(section),
+        states=optimizer_states(recipe),
+        file=section.plan,
+    )
+
+
+# -- one rank's side ---------------------------------------------------------------------------------------------------
+
+
+def train_stage(
+    recipe: Recipe,
+    place: Place,
+    *,
+    folder: Path,
+    resume: bool,
+    on_plan: Callable[[Plan], None] = lambda plan: None,
+    on_progress: Callable[[Evaluation], None] = lambda evaluation: None,
+) -> Result | None:
+    """Be one rank of a recipe's pipelines; rank 0 returns what they came to.
+
+    Told to resume, it goes on from the checkpoints in the folder; else only from those of this very launch.
+    """
+    from paceline.drivers.collective.keeping import Keeper, agreed_start
+    from paceline.drivers.collective.launch import joined
+    from paceline.drivers.collective.pipeline_job import PipelineJob, StageRun
+    from paceline.workers.threads import threads_for
+
+    recipe = for_ranks(recipe, place.world)
+    training = make_training(recipe, load_data(recipe))
+    size = sum(parameter.numel() for parameter in training.module.parameters())
+    document, defaults = recipe.to_document(), Recipe().to_document()
+    stall_seconds = recipe.server.stall_seconds
+    with joined(place, timeout_seconds=max(MEET_SECONDS, stall_seconds)) as roll, _fair_share(place), threads_for(size):
+        state = agreed_start(Keeper(folder, place.rank), roll, resume=resume, recipe=document, defaults=defaults)
+        if state is None and not resume:
+            write_recipe(recipe, folder)
+        plan = _plan(recipe, training, roll, folder, goes_on=state is not None)
+        on_plan(plan)
+        job = PipelineJob(
+            training=training,
+            plan=plan,
+            rounds=recipe.rounds,
+            folder=folder,
+            strategy=recipe.strategy.name,
+            evaluate_every=recipe.evaluate_every,
+            checkpoint_every=recipe.server.checkpoint_every,
+            timeout_seconds=stall_seconds,
+            delay_seconds=delay_of(recipe),
+            recipe=document,
+        )
+        run = StageRun(job, roll, on_progress=on_progress)
+        trace = run.run(state)
+    return None if trace is None else Result(summary=summarise(trace), trace=trace, parameters=run.parameters)
+
+
+def _plan(recipe: Recipe, training: Training, roll: StoreGather, folder: Path, *, goes_on: bool) -> Plan:
+    from paceline.drivers.collective.pipeline_plans import PLAN, keep_plan, plan_of_run
+    from paceline.training import Batches
+
+    inputs = Batches(training).assignment(worker=0, draw=0, blocks=1).inputs
+    plan = plan_of_run(wanted_plan(recipe), training.module, inputs, roll, kept=folder / PLAN if goes_on else None)
+    if goes_on:
+        return plan
+    if not recipe.pipeline.plan:
+        plan = dataclasses.replace(plan, model=recipe.model.name)
+    keep_plan(plan, folder)
+    return plan
+
+
+@contextmanager
+def _fair_share(place: Place) -> Iterator[None]:
+    """Ranks that were started on this machine share its cores; whoever launches others says how many each has."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, before // place.world) if STORE in os.environ else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,93 @@
+"""The same recipe under several strategies, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from paceline.drivers.simulated.progress import Progress
+from paceline.lookup import unknown
+from paceline.recipes.assembly import load_data
+from paceline.recipes.recipe import Recipe
+from paceline.runs.simulation import Result, Run, make_run, result_of
+from paceline.strategies import STRATEGIES
+from paceline.strategies.averaging import AVERAGING
+
+MOST_SEEDS = 100
+
+
+class Race:
+    """The same run under several strategies and seeds, side by side.
+
+    Whoever is behind on the cluster's clock goes next, so what one sees while it runs is the race as the cluster
+    would have run it.
+
+    >>> race = Race(Recipe(rounds=5), strategies=["full", "lgc"])
+    >>> for lane, progress in race:
+    ...     pass
+    >>> [result.strategy for result in race.results]
+    ['full', 'lgc']
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        strategies: Sequence[str] = tuple(STRATEGIES),
+        seeds: int = 1,
+        timing_only: bool = False,
+    ) -> None:
+        strategies = [strategies] if isinstance(strategies, str) else strategies
+        check_strategies(strategies)
+        if not 1 <= seeds <= MOST_SEEDS:
+            raise ValueError(f"seeds must be between 1 and {MOST_SEEDS} (seeds={seeds})")
+        entries = [(name, recipe.seed + extra) for name in strategies for extra in range(seeds)]
+        self.recipes = [recipe.with_strategy(name).with_seed(seed) for name, seed in entries]
+        dataset = None if timing_only or recipe.data.name == "synthetic" else load_data(recipe)
+        self.lanes = [f"{name} {seed}" if seeds > 1 else name for name, seed in entries]
+        self._runs = [make_run(each, timing_only=timing_only, dataset=dataset) for each in self.recipes]
+        self._results: list[Result | None] = [None] * len(self._runs)
+
+    def __iter__(self) -> Iterator[tuple[int, Progress]]:
+        under_way = {lane: iter(run) for lane, run in enumerate(self._runs)}
+        clocks = dict.fromkeys(under_way, 0.0)
+        while under_way:
+            lane = min(under_way, key=lambda index: (clocks[index], index))
+            progress = next(under_way[lane], None)
+            if progress is None:
+                del under_way[lane]
+                self._results[lane] = result_of(self._runs[lane])
+            else:
+                clocks[lane] = progress.seconds
+                yield lane, progress
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs themselves, one for each lane."""
+        return list(self._runs)
+
+    @property
+    def results(self) -> list[Result]:
+        """The results of the runs that have ended."""
+        return [result for result in self._results if result is not None]
+
+    @property
+    def results_so_far(self) -> list[Result]:
+        """What all runs have come to, also those that have not ended."""
+        return [result or result_of(run) for result, run in zip(self._results, self._runs, strict=True)]
+
+
+def check_strategies(names: Sequence[str]) -> None:
+    """Refuse unknown and repeated strategies.
+
+    >>> check_strategies(["full", "lgd"])
+    Traceback (most recent call last):
+    ValueError: unknown strategy 'lgd'; did you mean 'lgc'? choose from full, fastest-k, lgc, async, ssgd, ...
+    """
+    known = (*STRATEGIES, *AVERAGING)
+    if not names:
+        raise ValueError(f"no strategy given; choose from {', '.join(known)}")
+    for name in names:
+        if name not in known:
+            raise unknown("strategy", name, known)
+        if list(names).count(name) > 1:
+            raise ValueError(f"strategy {name!r} is given twice")

@@ -1,0 +1,100 @@
+"""A recipe carried out by ranks that average among themselves: one rank's side of it.
+
+folder/recipe.json    what runs here; whoever goes on with the run reads it
+folder/rank-0/        a rank's checkpoints; the last one is the end of the run
+
+Nothing is written before all ranks have agreed that they may: the folder may hold another run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.files import write_file
+from paceline.recipes.assembly import load_data, make_member, make_training
+from paceline.recipes.recipe import Recipe
+from paceline.runs.cluster import delay_of
+from paceline.runs.simulation import Result
+from paceline.traces import summarise
+
+if TYPE_CHECKING:
+    from paceline.drivers.collective.place import Place
+    from paceline.traces import Evaluation
+
+RECIPE = "recipe.json"
+MOST_RECIPE_BYTES = 1_000_000
+MEET_SECONDS = 120.0
+
+
+def train_rank(
+    recipe: Recipe,
+    place: Place,
+    *,
+    folder: Path,
+    resume: bool,
+    on_progress: Callable[[Evaluation], None] = lambda evaluation: None,
+) -> Result | None:
+    """Be one rank of a recipe's run; rank 0 returns what it came to.
+
+    Told to resume, it goes on from the checkpoints in the folder; else only from those of this very launch.
+    """
+    from paceline.drivers.collective.job import Job, RankRun
+    from paceline.drivers.collective.keeping import Keeper, agreed_start
+    from paceline.drivers.collective.launch import joined
+    from paceline.workers.threads import threads_for
+
+    training = make_training(recipe, load_data(recipe))
+    job = Job(
+        training=training,
+        member=make_member(recipe),
+        rounds=recipe.rounds,
+        folder=folder,
+        evaluate_every=recipe.evaluate_every,
+        checkpoint_every=recipe.server.checkpoint_every,
+        silence_seconds=recipe.server.silence_seconds,
+        timeout_seconds=recipe.server.stall_seconds,
+        delay_seconds=delay_of(recipe),
+        recipe=recipe.to_document(),
+    )
+    defaults = Recipe().to_document()  # for settings that did not exist yet when a run began
+    size = sum(parameter.numel() for parameter in training.module.parameters())
+    with joined(place, timeout_seconds=max(MEET_SECONDS, recipe.server.stall_seconds)) as roll, threads_for(size):
+        state = agreed_start(Keeper(folder, place.rank), roll, resume=resume, recipe=job.recipe, defaults=defaults)
+        if state is None and not resume:
+            write_recipe(recipe, folder)
+        run = RankRun(job, roll, on_progress=on_progress)
+        trace = run.run(state)
+        parameters = run.parameters
+    return None if trace is None else Result(summary=summarise(trace), trace=trace, parameters=parameters)
+
+
+def write_recipe(recipe: Recipe, folder: Path) -> None:
+    """Say what runs in a folder.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_recipe(Recipe(rounds=7), Path(folder))
+    ...     read_recipe_of(Path(folder)).rounds
+    7
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(folder / RECIPE, json.dumps(recipe.to_document(), indent=2) + "\n")
+
+
+def read_recipe_of(folder: Path) -> Recipe:
+    """What runs in a folder; ValueError if that cannot be read."""
+    path = folder / RECIPE
+    try:
+        if path.stat().st_size > MOST_RECIPE_BYTES:
+            raise ValueError(f"{path} is no recipe: it has more than {MOST_RECIPE_BYTES:,} bytes")
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no recipe: {error}") from error
+    if not isinstance(document, dict):
+        raise ValueError(f"{path} is no recipe: it is not an object")
+    return Recipe.from_document(document)

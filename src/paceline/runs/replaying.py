@@ -1,0 +1,106 @@
+"""A recorded run of a recipe, replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.recipes.assembly import load_data, make_member, make_strategy, make_training
+from paceline.recipes.recipe import Recipe
+from paceline.runs.cluster import WorkerOptions, trusted_recipe
+from paceline.runs.ranks import RECIPE
+
+if TYPE_CHECKING:
+    from paceline.drivers.replayed import Verdict
+    from paceline.training import Batches, Training
+
+OnEnd = Callable[["Batches", "Training", torch.nn.Module], None]
+NEARLY = 1e-4  # of the weights' length: training makes roundings grow, but not beyond this
+
+
+def replay(
+    folder: str | Path,
+    options: WorkerOptions | None = None,
+    *,
+    on_step: Callable[[int, int], None] = lambda step, steps: None,
+    on_end: OnEnd = lambda batches, training, module: None,
+) -> Verdict:
+    """Recompute a run from its trace, and say whether it came out the same to the last bit.
+
+    `options` brings what no file may name: a model that is code, and where the data lies if it has moved. `on_step` is
+    called with the steps, or averages, that are done and the number of all; `on_end` with the batches that the workers
+    drew from, and the model, as they are at the end.
+    """
+    if (Path(folder) / RECIPE).is_file():
+        return _replay_ranks(Path(folder), options if options is not None else WorkerOptions(), on_step, on_end)
+    from paceline.drivers.replayed import Replay, Verdict
+    from paceline.traces.checkpoints import read_newest
+    from paceline.traces.journal import TRACE, StepRecord
+    from paceline.traces.journal_files import read_journal
+
+    journal = read_journal(Path(folder) / TRACE)
+    recipe = _recipe(journal.began.recipe, options if options is not None else WorkerOptions())
+    training = make_training(recipe, load_data(recipe))
+    steps = sum(isinstance(record, StepRecord) for record in journal.records)
+    replayed = Replay(journal.records, training, make_strategy(recipe))
+    for taken in replayed:
+        on_step(taken, steps)
+    on_end(replayed.batches, training, replayed.trainee.model.module)
+    verdict = replayed.verdict
+    checkpoint, _ = read_newest(Path(folder))
+    if verdict.identical and checkpoint is not None and checkpoint.version == replayed.trainee.version:
+        for name, found in (
+            ("parameters", replayed.trainee.model.parameters),
+            ("buffers", replayed.trainee.model.buffers),
+        ):
+            if not torch.equal(checkpoint.tensors[name], found):
+                return Verdict(steps=verdict.steps, difference=f"the final {name} are not those of the checkpoint")
+    return verdict
+
+
+def _replay_ranks(
+    folder: Path, options: WorkerOptions, on_average: Callable[[int, int], None], on_end: OnEnd
+) -> Verdict:
+    """A run of ranks that averaged: their windows, played again in one process, up to the newest checkpoint."""
+    from paceline.drivers.collective.keeping import Keeper
+    from paceline.drivers.collective.story import windows_from
+    from paceline.drivers.replayed import Verdict
+    from paceline.drivers.replayed.averaged import replayed_team
+
+    keeper = Keeper(folder, rank=0)
+    held = keeper.held()
+    if not held:
+        raise ValueError(f"{folder} has no checkpoint of rank 0: there is nothing to hold a replay against")
+    state = keeper.read(held[0])
+    recipe = _recipe(state["recipe"], options)
+    if recipe.pipeline.on:
+        raise ValueError(
+            f"{folder} is a run of a pipeline; runs with a server and of ranks that average can be replayed"
+        )
+    training = make_training(recipe, load_data(recipe))
+    windows = windows_from(state["story"]["windows"])
+    team = replayed_team(windows, training, make_member(recipe), on_average=on_average)
+    on_end(team.batches, training, team.module)
+    found = team.parameters
+    expected = state["sync"]["replica"].get("shared")
+    if expected is None:  # ssgd: the parameters themselves are shared
+        trained = [name for name, parameter in training.module.named_parameters() if parameter.requires_grad]
+        expected = torch.cat([state["model"][name].reshape(-1) for name in trained])
+    steps = sum(window.brought for average in windows for window in average)
+    if torch.equal(found, expected):
+        return Verdict(steps=steps, difference=None)
+    apart = float(torch.linalg.vector_norm(found - expected) / torch.linalg.vector_norm(expected))
+    difference = f"the final weights differ by {apart:.1e} of their length"
+    in_any_order = recipe.cluster.workers <= 2 or recipe.codec.name != "identity"
+    return Verdict(steps=steps, difference=difference, nearly="" if in_any_order or apart > NEARLY else difference)
+
+
+def _recipe(document: object, options: WorkerOptions) -> Recipe:
+    if not isinstance(document, dict) or not document:
+        raise ValueError("this run was made by a script: only runs of recipes can be replayed")
+    directory = str(document.get("data", {}).get("directory", ""))
+    recipe = trusted_recipe({**document, "delay": {**document.get("delay", {}), "inject": False}}, options)
+    return recipe if options.data_directory else recipe.with_settings(data={"directory": directory})

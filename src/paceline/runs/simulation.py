@@ -1,0 +1,194 @@
+"""A recipe carried out under the simulator."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from paceline.drivers.simulated.progress import Progress
+from paceline.drivers.simulated.timing import AsyncTimes, RoundTimes
+from paceline.recipes.assembly import (
+    averages,
+    load_data,
+    make_averaged_simulation,
+    make_averaging_setup,
+    make_codec_of,
+    make_model,
+    make_setup,
+    make_simulation,
+)
+from paceline.recipes.pipeline_section import refuse_pipeline
+from paceline.recipes.recipe import Recipe
+from paceline.strategies import Async
+from paceline.traces import Summary, Trace, summarise
+
+if TYPE_CHECKING:
+    import torch
+
+    from paceline.data import Dataset
+    from paceline.workers.flat import FlatModel
+
+MOST_GRADIENTS_BY_EVENT = 5_000_000
+FROM_TRACE = ("late_work", "clock", "diverged", "sent_bytes", "received_bytes")
+
+
+class Run(Protocol):
+    """A run that is watched by iterating over it."""
+
+    def __iter__(self) -> Iterator[Progress]:
+        """Where it stands, round by round."""
+
+    @property
+    def trace(self) -> Trace:
+        """What happened so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a run came to, and all that happened in it.
+
+    >>> result = simulate(Recipe(rounds=5))
+    >>> result.rounds, result.loss == result.trace.evaluations[-1].loss
+    (5, True)
+    """
+
+    summary: Summary
+    trace: Trace
+    parameters: torch.Tensor | None = None
+
+    @property
+    def strategy(self) -> str:
+        """The strategy's name."""
+        return self.summary.strategy
+
+    @property
+    def rounds(self) -> int:
+        """Rounds run."""
+        return self.summary.rounds
+
+    @property
+    def seconds(self) -> float:
+        """The cluster's time."""
+        return self.summary.seconds
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss on the training data at the end; None if nothing was trained or training diverged."""
+        return self.summary.loss
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy on the test data at the end; None if nothing was trained or training diverged."""
+        return self.summary.accuracy
+
+    @property
+    def seconds_to_target(self) -> float | None:
+        """When the target loss was reached; None if it was not."""
+        return self.summary.seconds_to_target
+
+
+def simulate(
+    recipe: Recipe, *, timing_only: bool = False, on_progress: Callable[[Progress], None] | None = None
+) -> Result:
+    """Carry out a recipe on a simulated cluster. The same recipe gives the same result, bit for bit.
+
+    >>> simulate(Recipe(rounds=3), timing_only=True).loss is None
+    True
+    """
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"simulate takes a Recipe, not a {type(recipe).__name__}; Recipe.load reads one from a file")
+    run = make_run(recipe, timing_only=timing_only)
+    for progress in run:
+        if on_progress is not None:
+            on_progress(progress)
+    return result_of(run)
+
+
+def result_of(run: Run) -> Result:
+    """What a run that has been iterated over came to."""
+    trace = run.trace
+    learner = getattr(run, "learner", None)
+    parameters = learner.parameters.clone() if learner is not None else None
+    return Result(summary=summarise(trace), trace=trace, parameters=parameters)
+
+
+def make_run(recipe: Recipe, *, timing_only: bool = False, dataset: Dataset | None = None) -> Run:
+    """A run of a recipe that has not begun.
+
+    >>> [progress.round for progress in make_run(Recipe(rounds=2), timing_only=True)]
+    [1, 2]
+    """
+    refuse_pipeline(recipe.pipeline, "a pipeline is not simulated")
+    if timing_only:
+        return _make_averaged_timing(recipe) if averages(recipe) else _make_timing(recipe)
+    if averages(recipe):
+        return make_averaged_simulation(recipe, load_data(recipe) if dataset is None else dataset)
+    return make_simulation(recipe, load_data(recipe) if dataset is None else dataset)
+
+
+def _make_timing(recipe: Recipe) -> Run:
+    setup = make_setup(recipe)
+    if not setup.network.free:
+        return _make_timing_by_event(recipe)
+    return AsyncTimes(setup) if isinstance(setup.strategy, Async) else RoundTimes(setup)
+
+
+def _make_timing_by_event(recipe: Recipe) -> Run:
+    """With limited bandwidth workers wait for each other's messages, and only the event queue knows for how long."""
+    from paceline.drivers.simulated.simulation import Simulation
+    from paceline.training.outgoing import change_bytes
+    from paceline.workers.flat import FlatModel
+
+    gradients = recipe.cluster.workers * recipe.rounds
+    if gradients > MOST_GRADIENTS_BY_EVENT:
+        raise ValueError(
+            f"timing with limited bandwidth plays every gradient: workers x rounds must be at most "
+            f"{MOST_GRADIENTS_BY_EVENT:,} (it is {gradients:,}); lower one, or leave the bandwidth unlimited"
+        )
+    model = FlatModel(make_model(recipe, load_data(recipe)))
+    up, down = _payload_bytes(recipe, model), change_bytes(make_codec_of(recipe).fresh(model.shapes), model.shapes)
+    buffer_bytes = 4 * model.buffers.numel()
+    return Simulation(make_setup(recipe), up_bytes=up + buffer_bytes, down_bytes=down + buffer_bytes)
+
+
+def _make_averaged_timing(recipe: Recipe) -> Run:
+    from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
+
+    setup = make_averaging_setup(recipe)
+    if setup.network.free:
+        return AveragedSimulation(setup)
+    from paceline.workers.flat import FlatModel
+
+    model = FlatModel(make_model(recipe, load_data(recipe)))
+    message_bytes = _payload_bytes(recipe, model) + 4 * model.buffers.numel()
+    return AveragedSimulation(setup, message_bytes=message_bytes, gathers=recipe.codec.name != "identity")
+
+
+def _payload_bytes(recipe: Recipe, model: FlatModel) -> int:
+    """What a vector of the model's size weighs on its way, whatever is in it."""
+    codec = make_codec_of(recipe).fresh(model.shapes)
+    if not codec.fixed_size:
+        raise ValueError(
+            f"timing only cannot know the bytes of codec {recipe.codec.name!r}, which depend on the gradient; "
+            "run it with training, or choose a codec of fixed size (such as qsgd, packed)"
+        )
+    return codec.most_bytes(model.parameters.numel())
+
+
+def as_document(recipe: Recipe, results: Sequence[Result]) -> dict[str, object]:
+    """The machine-readable form of results; what cannot be written in JSON (infinite bandwidth) becomes null.
+
+    >>> sorted(as_document(Recipe(), []))
+    ['recipe', 'results']
+    """
+    return {
+        "recipe": recipe.to_document(),
+        "results": [
+            dataclasses.asdict(result.summary)
+            | {name: getattr(result.trace, name) for name in FROM_TRACE}
+            | ({"pruned": dataclasses.asdict(result.trace.pruned)} if result.trace.pruned else {})
+            for result in results
+        ],
+    }

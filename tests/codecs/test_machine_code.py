@@ -1,0 +1,89 @@
+"""Whoever waits for the compiler is told so, once; and kernels are as they must be."""
+
+import logging
+import math
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.codecs import kernels, machine_code
+
+DEADLINE_SECONDS = 30
+
+
+class Slow:
+    """A kernel that compiles until somebody is told, and has nothing to compile the second time."""
+
+    def __init__(self, told: threading.Event) -> None:
+        self.signatures: list[str] = []
+        self.stats = SimpleNamespace(cache_misses={"int64": 1})
+        self._told = told
+
+    def __call__(self, number: int) -> int:
+        assert self.signatures or self._told.wait(DEADLINE_SECONDS)
+        self.signatures.append("int64")
+        return number + 1
+
+
+def _check_that_no_timer_runs() -> None:
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join(DEADLINE_SECONDS)  # one that was cancelled goes at once
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def told(monkeypatch):
+    event = threading.Event()
+    monkeypatch.setattr(machine_code, "_announced", event)
+    monkeypatch.setattr(machine_code, "ANNOUNCED_AFTER_SECONDS", 0.001)
+    return event
+
+
+def test_compiling_is_told_once_in_a_process(told, caplog):
+    slow = Slow(told)
+    assert machine_code.call(slow, 1) == 2
+    assert machine_code.call(slow, 2) == 3
+    assert machine_code.call(Slow(told), 3) == 4
+    _check_that_no_timer_runs()  # the first may be in the middle of its sentence
+    records = [record for record in caplog.records if record.name == "paceline.codecs"]
+    assert [record.levelno for record in records] == [logging.WARNING]
+    assert "compiles its codecs for this machine" in records[0].message
+
+
+def test_what_is_quick_is_not_told_and_leaves_no_timer(told, monkeypatch, caplog):
+    monkeypatch.setattr(machine_code, "ANNOUNCED_AFTER_SECONDS", 10 * DEADLINE_SECONDS)
+    told.set()
+    assert machine_code.call(Slow(told), 1) == 2
+    _check_that_no_timer_runs()
+    assert not caplog.records
+
+
+def test_loading_what_was_compiled_before_is_not_told(told, caplog):
+    loading = Slow(told)
+    loading.stats.cache_misses.clear()
+    machine_code._announce(loading)
+    assert not caplog.records
+    assert not told.is_set()
+
+
+def test_what_a_kernel_raises_comes_through_and_leaves_no_timer(told):
+    def fails(number):
+        raise ZeroDivisionError
+
+    fails.signatures = []
+    with pytest.raises(ZeroDivisionError):
+        machine_code.call(fails, 1)
+    _check_that_no_timer_runs()
+
+
+def test_kernels_release_python_s_lock_divide_as_numpy_does_and_are_kept_on_disk():
+    @machine_code.kernel
+    def divided(left, right):
+        return left / right
+
+    assert divided(1.0, 0.0) == math.inf
+    for kernel in (kernels.qsgd_encode, kernels.qsgd_decode, kernels.one_bit_encode, kernels.one_bit_decode):
+        assert kernel.targetoptions["nogil"]
+        assert kernel.stats.cache_path
