@@ -128,7 +128,7 @@ def test_a_worker_whose_gradients_are_never_finite_is_dismissed_for_good(cluster
     with unharmed(cluster, says="worker 3 left: it sent 3 gradients in a row that are not finite"):
         working = Working(cluster.address, poison(value, at=range(100)))
         until(lambda: working.error, "the worker gives up", cluster=cluster)
-    assert working.error.startswith("ConnectionRefusedError: the server at")
+    assert working.error.startswith("WorkerRefused: the server at")
     assert "3 gradients in a row that are not finite" in working.error
     assert working.sends in (3, 4)  # the fourth had begun before it was told
     new = cluster.records[before:]
@@ -231,19 +231,19 @@ def test_whoever_takes_the_seat_of_one_that_lied_about_its_batches_goes_on_where
 def test_a_gradient_sent_twice_counts_once(cluster):
     def twice(worker):
         if worker.sends == 3:
-            send = worker.link.send
+            send = worker.connection.send
 
             def again(frames, sent):
                 frames = list(frames)
                 send(frames, lambda: None)
                 send(frames, sent)
 
-            worker.link.send = again
+            worker.connection.send = again
 
     with unharmed(cluster, refused="and has answered"):
         working = Working(cluster.address, twice)
         until(lambda: working.error, "it is refused", cluster=cluster)
-    assert "ConnectionRefusedError" in working.error
+    assert "WorkerRefused" in working.error
 
 
 def test_a_batch_of_the_past_is_refused(cluster):
@@ -311,7 +311,7 @@ SCRIPTS = {
     "a chunk that nothing began": (_join_and((Chunk(), b"x")), "a Chunk is out of place"),
     "a beat before hello": (lambda p: p.say(Beat(progress=0)), "a Beat is out of place"),
     "what only a server says": (_greet_and(Goodbye(what="over", reason="")), "a Goodbye is out of place"),
-    "a host of two lines": (lambda p: p.say(hello(host="a\nrefused nobody: x")), "host of a Hello is not what"),
+    "a host of two lines": (lambda p: p.say(hello(host="a\nrefused nobody: x")), "a Hello: host must be a line"),
     "nothing at all": (lambda p: p.say_bytes(b""), "a message has at least 5 bytes"),
     "a kind that is none": (lambda p: p.say_bytes(b"\xff" * 40), "no message has kind 255"),
     "a header of four gigabytes": (lambda p: p.say_bytes(b"\x01\xff\xff\xff\xff{}"), "more than there can be"),
