@@ -1,4 +1,4 @@
-"""A recorded run of a recipe, replayed."""
+"""A recorded run of a recipe, replayed and held against what was recorded."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def replay(
 def _replay_ranks(
     folder: Path, options: WorkerOptions, on_average: Callable[[int, int], None], on_end: OnEnd
 ) -> Verdict:
-    """A run of ranks that averaged: their windows, played again in one process, up to the newest checkpoint."""
+    """Replay a run of ranks that averaged: their windows, in one process, up to the newest checkpoint."""
     from paceline.drivers.averaging.job import windows_from
     from paceline.drivers.ranks.checkpoints import RankCheckpoints
     from paceline.drivers.replayed import Verdict
