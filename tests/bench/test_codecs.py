@@ -11,22 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.bench import tables
-from paceline.bench.bias import Bias, measure_bias
-from paceline.bench.codecs import Measured, measure, steps
-from paceline.bench.gradients import Gradient, real_gradient
-from paceline.bench.links import RATES, exchanges
-from paceline.bench.picture import picture
-from paceline.bench.variants import Variant, variants
+from paceline.bench.codecs import Bias, CodecMeasurement, CodecVariant, measure, measure_bias, steps, variants
+from paceline.bench.gradients import SampleGradient, real_gradient
+from paceline.bench.tables import RATES, exchanges
 from paceline.codecs import CODECS
 from paceline.reports.codec_page import ACROSS, CodecPoint, codec_chart
+from paceline.terminal import scatter
 
 
-def gradient_of(vector: torch.Tensor) -> Gradient:
-    return Gradient(vector=vector, shapes=(vector.shape,), words="made up")
+def gradient_of(vector: torch.Tensor) -> SampleGradient:
+    return SampleGradient(vector=vector, shapes=(vector.shape,), description="made up")
 
 
-def measured(label: str = "half", **changes: object) -> Measured:
-    half = Measured(
+def measured(label: str = "half", **changes: object) -> CodecMeasurement:
+    half = CodecMeasurement(
         label="half", name="half", elements=1_000_000, payload_bytes=2_000_000, encode_seconds=0.004,
         decode_seconds=0.006, copy_seconds=0.005, error=0.002, bias=Bias(seen=0.002),
     )  # fmt: skip
@@ -66,12 +64,12 @@ def test_noise_without_bias_is_not_called_a_bias() -> None:
 
 @pytest.mark.parametrize(("text", "biased"), [("qsgd", False), ("sparsifier", False), ("power-sgd", True)])
 def test_stochastic_codecs_of_the_table(text, biased) -> None:
-    bias = measure_bias(Variant(text), real_gradient(4000))
+    bias = measure_bias(CodecVariant(text), real_gradient(4000))
     assert (bias.seen is not None) == biased
 
 
 def test_a_codec_without_chance_is_left_to_its_error() -> None:
-    assert measure_bias(Variant("one-bit"), real_gradient(2000)) is None
+    assert measure_bias(CodecVariant("one-bit"), real_gradient(2000)) is None
 
 
 @given(st.floats(1e-9, 1e3))
@@ -91,7 +89,7 @@ def test_every_codec_of_the_table_is_measured_with_no_line_here() -> None:
 
 def test_what_is_measured() -> None:
     gradient, told = real_gradient(5000), []
-    chosen = [Variant(text) for text in ("identity", "bfloat16", "one-bit", "qsgd")]
+    chosen = [CodecVariant(text) for text in ("identity", "bfloat16", "one-bit", "qsgd")]
     exact, half, sign, grid = measure(gradient, gradient, chosen, repeats=2, on_step=told.append)
     assert len(told) == steps(chosen, 2)
     assert (exact.error, exact.bias.seen) == (0.0, 0.0)
@@ -105,7 +103,7 @@ def test_what_is_measured() -> None:
 
 def test_repeats_are_checked_before_the_first() -> None:
     with pytest.raises(ValueError, match=r"repeats must be between 1 and 1000 \(repeats=0\)"):
-        measure(real_gradient(10), real_gradient(10), [Variant("identity")], repeats=0)
+        measure(real_gradient(10), real_gradient(10), [CodecVariant("identity")], repeats=0)
 
 
 @pytest.mark.parametrize("elements", [1, 8192, 8193, 8320, 8321, 10_000, 26_122])
@@ -158,13 +156,15 @@ def test_there_is_one_shortest_for_each_rate_and_none_is_shorter(codecs) -> None
 # -- how it is shown ----------------------------------------------------------------------------------------------
 
 
-def test_a_picture_has_every_letter_even_of_equal_points() -> None:
-    drawn = "".join(picture([("A", 32, 0.0), ("B", 4, 0.5), ("C", 4, 0.5), ("D", 4.01, 0.5)]))
+def test_a_scatter_plot_has_every_letter_even_of_equal_points() -> None:
+    drawn = "".join(
+        scatter([("A", 32, 0.0), ("B", 4, 0.5), ("C", 4, 0.5), ("D", 4.01, 0.5)], x_name="bits", y_name="error")
+    )
     assert [drawn.count(letter) for letter in "ABCD"] == [1, 1, 1, 1]
 
 
-def test_a_picture_of_one_point_is_drawn() -> None:
-    assert any("|q" in line for line in picture([("q", 32, 0.0)]))
+def test_a_scatter_plot_of_one_point_is_drawn() -> None:
+    assert any("|q" in line for line in scatter([("q", 32, 0.0)], x_name="bits", y_name="error"))
 
 
 def test_labels_of_the_chart_do_not_lie_on_each_other() -> None:

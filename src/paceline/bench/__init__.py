@@ -1,10 +1,10 @@
-"""What this machine can do, measured: how fast codecs are here, and what they cost a gradient.
+"""Benchmarks that users run on their own machine: how fast codecs are there, and what they cost a gradient.
 
 Whatever is compared is measured in turns in one process, so that a busy machine slows all of it alike. Figures are
 measured or computed here; none is written down.
 
-    gradients.py -> codecs.py (with bias.py, variants.py) -> links.py -> tables.py, picture.py    the terminal
-                                                                      -> paceline.reports         report.html
+    gradients.py -> codecs.py -> tables.py                        the terminal
+                                 tables.py -> paceline.reports    report.html
 """
 
 from __future__ import annotations

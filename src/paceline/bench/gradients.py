@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from paceline.data import load_dataset
 from paceline.models import build_model
+from paceline.settings import SettingError
 
 STEPS_BEFORE = 3
 BATCH = 16
@@ -25,61 +26,56 @@ MOST_ELEMENTS = 2**30
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Gradient:
-    """A flat gradient, the shapes of the tensors in it, and what it is in words.
+class SampleGradient:
+    """A flat gradient, the shapes of the tensors in it, and a description.
 
-    >>> Gradient(vector=torch.ones(3), shapes=(torch.Size([3]),), words="ones").bytes
-    12
+    >>> SampleGradient(vector=torch.ones(3), shapes=(torch.Size([3]),), description="ones").shapes
+    (torch.Size([3]),)
     """
 
     vector: torch.Tensor
     shapes: tuple[torch.Size, ...]
-    words: str
-
-    @property
-    def bytes(self) -> int:
-        """Bytes as float32."""
-        return 4 * self.vector.numel()
+    description: str
 
 
-def real_gradient(elements: int) -> Gradient:
-    """A gradient of so many elements: that of a network, cut off, or repeated where it is too short.
+def real_gradient(elements: int) -> SampleGradient:
+    """Return a gradient of so many elements: that of a network, cut off, or repeated where it is too short.
 
     >>> gradient = real_gradient(10_000)
     >>> gradient.vector.numel(), gradient.shapes
     (10000, (torch.Size([128, 64]), torch.Size([128]), torch.Size([13, 128]), torch.Size([16])))
     >>> real_gradient(0)
     Traceback (most recent call last):
-    ValueError: size must be between 1 and 1,073,741,824 (size=0)
+    paceline.settings.SettingError: size must be between 1 and 1,073,741,824 (size=0)
     """
     check_size(elements)
-    name, tensors = _trained("mlp")
+    name, tensors = "mlp", _gradients_of("mlp")
     if sum(tensor.numel() for tensor in tensors) < elements:
-        name, tensors = _trained("resnet18")
+        name, tensors = "resnet18", _gradients_of("resnet18")
     whole = torch.cat([tensor.reshape(-1) for tensor in tensors])
     times = -(-elements // whole.numel())
     changed = f", {times} times over" if times > 1 else f", its first {elements:,}" if elements < whole.numel() else ""
-    return Gradient(
+    return SampleGradient(
         vector=whole.repeat(times)[:elements].clone(),
         shapes=_cut([tensor.shape for tensor in tensors] * times, elements),
-        words=f"gradient of {name} on digits ({SIDES[name]}x{SIDES[name]} pixels, batch {BATCH}) after {STEPS_BEFORE} "
-        f"steps{changed}",
+        description=f"gradient of {name} on digits ({SIDES[name]}x{SIDES[name]} pixels, batch {BATCH}) after "
+        f"{STEPS_BEFORE} steps{changed}",
     )
 
 
 def check_size(elements: int) -> None:
-    """Refuse a size that no gradient can have.
+    """Raise SettingError for a size that no gradient can have.
 
     >>> check_size(-1)
     Traceback (most recent call last):
-    ValueError: size must be between 1 and 1,073,741,824 (size=-1)
+    paceline.settings.SettingError: size must be between 1 and 1,073,741,824 (size=-1)
     """
     if not 1 <= elements <= MOST_ELEMENTS:
-        raise ValueError(f"size must be between 1 and {MOST_ELEMENTS:,} (size={elements:,})")
+        raise SettingError(("size",), f"size must be between 1 and {MOST_ELEMENTS:,} (size={elements:,})")
 
 
-def _trained(name: str) -> tuple[str, list[torch.Tensor]]:
-    """The gradients of a network's parameters in step number four."""
+def _gradients_of(name: str) -> list[torch.Tensor]:
+    """Return the gradients of a network's parameters in its fourth step."""
     data, side = load_dataset("digits").train, SIDES[name]
     model = build_model(name, input_shape=(1, side, side), classes=10, seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
@@ -90,11 +86,11 @@ def _trained(name: str) -> tuple[str, list[torch.Tensor]]:
         images = F.interpolate(data.inputs[batch], size=(side, side), mode="bilinear")
         model.zero_grad()
         torch.autograd.backward(F.cross_entropy(model(images), data.targets[batch]))
-    return name, [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
 def _cut(shapes: list[torch.Size], elements: int) -> tuple[torch.Size, ...]:
-    """Shapes that hold just so many elements. Of the last one whole rows stay a matrix; less than a row is flat."""
+    """Return the first shapes, up to so many elements. Of the last, whole rows stay a matrix; part of a row is flat."""
     kept: list[torch.Size] = []
     for shape in shapes:
         row = shape[1:].numel()

@@ -1,20 +1,33 @@
-"""What was measured, as tables of text, points of a chart, a sentence, and one JSON document."""
+"""What was measured of codecs, for people and for programs: tables, a chart's points, a headline and one JSON document.
+
+A codec is worth its time where it makes an exchange shorter:
+
+    no codec   |                       vector on the link                        |
+    a codec    | encode | payload on the link | decode |
+
+One payload, one link, one after the other: latency and overlap with computation are left out, as they depend on the
+cluster more than on the codec. A short exchange is not yet a short training: an error may cost steps. So two are
+marked: the shortest of all, and the shortest of those with an error below 1, which is the error of sending nothing.
+"""
 
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from paceline.bench.bias import SEEDS
-from paceline.bench.codecs import Measured
-from paceline.bench.gradients import Gradient
-from paceline.bench.links import NO_CODEC, RATES, Exchange, exchanges
+from paceline.bench.codecs import BIAS_SEEDS, CodecMeasurement
+from paceline.bench.gradients import SampleGradient
 from paceline.reports.codec_page import CodecPoint
 from paceline.reports.table import PlainTable
+from paceline.terminal import scatter
 
+RATES: Mapping[str, float] = {"100 Mbit/s": 1e8, "1 Gbit/s": 1e9, "10 Gbit/s": 1e10, "100 Gbit/s": 1e11}
+NO_CODEC = "no codec"
+ERROR_OF_NOTHING = 1.0
 HEADINGS = (
     "\ncodec",
     "bits per\nelement",
@@ -29,8 +42,63 @@ MOST_SPEED = 999.0  # GB/s; above it nothing was moved
 AT = "1 Gbit/s"  # the link of the headline
 
 
+# -- exchanges ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecExchange:
+    """The seconds of one codec's exchange at each rate, and at which rates it is the shortest.
+
+    >>> exchange = CodecExchange(label="half", error=0.0, seconds=(1.0,), shortest=(True,), shortest_sound=(True,))
+    >>> exchange.seconds
+    (1.0,)
+    """
+
+    label: str
+    error: float
+    seconds: tuple[float, ...]
+    shortest: tuple[bool, ...]
+    shortest_sound: tuple[bool, ...]
+
+
+def exchanges(
+    measured: Sequence[CodecMeasurement], rates: Sequence[float] = tuple(RATES.values())
+) -> list[CodecExchange]:
+    """Return the exchange without a codec, then one for each codec.
+
+    >>> from paceline.bench.codecs import Bias
+    >>> half = CodecMeasurement(label="half", name="half", elements=10**6, payload_bytes=2 * 10**6, encode_seconds=0.01,
+    ...                 decode_seconds=0.01, copy_seconds=0.001, error=0.002, bias=Bias())
+    >>> [(row.label, [round(seconds, 5) for seconds in row.seconds]) for row in exchanges([half], [1e8, 1e11])]
+    [('no codec', [0.32, 0.00032]), ('half', [0.18, 0.02016])]
+    """
+    plain = [32 * measured[0].elements / rate for rate in rates]
+    rows = [(NO_CODEC, 0.0, plain)]
+    for one in measured:
+        work = one.encode_seconds + one.decode_seconds
+        rows.append((one.label, one.error, [work + 8 * one.payload_bytes / rate for rate in rates]))
+    sound = [seconds for _, error, seconds in rows if error < ERROR_OF_NOTHING]
+    least = [min(seconds[index] for _, _, seconds in rows) for index in range(len(rates))]
+    least_sound = [min(seconds[index] for seconds in sound) for index in range(len(rates))]
+    return [
+        CodecExchange(
+            label=label,
+            error=error,
+            seconds=tuple(seconds),
+            shortest=tuple(map(float.__eq__, seconds, least)),
+            shortest_sound=tuple(
+                error < ERROR_OF_NOTHING and second == best for second, best in zip(seconds, least_sound, strict=True)
+            ),
+        )
+        for label, error, seconds in rows
+    ]
+
+
+# -- tables, points and sentences --------------------------------------------------------------------------------------
+
+
 def letter(index: int) -> str:
-    """What stands for a codec in the picture.
+    """Return the letter that stands for a codec in the scatter plot.
 
     >>> letter(0), letter(27)
     ('a', 'B')
@@ -38,8 +106,10 @@ def letter(index: int) -> str:
     return string.ascii_letters[index % len(string.ascii_letters)]
 
 
-def codecs_table(measured: Sequence[Measured], gradient: Gradient, *, letters: bool = False) -> PlainTable:
-    """Size, speed and error of each codec; with the letters of the picture, if wanted."""
+def codecs_table(
+    measured: Sequence[CodecMeasurement], gradient: SampleGradient, *, letters: bool = False
+) -> PlainTable:
+    """Return size, speed and error of each codec; `letters` adds those of the scatter plot."""
     return PlainTable(
         title=f"Codecs on {measured[0].elements:,} float32",
         headings=HEADINGS,
@@ -47,18 +117,19 @@ def codecs_table(measured: Sequence[Measured], gradient: Gradient, *, letters: b
             [f"{letter(index)} {one.label}" if letters else one.label, *cells(one)]
             for index, one in enumerate(measured)
         ],
-        caption=f"Vector: {gradient.words}. GB/s: of the float32 vector, {torch.get_num_threads()} threads. Copies: "
-        f"tensor.clone(), {1e3 * measured[0].copy_seconds:.1f} ms here. Error: length of (decoded - vector) / length "
-        f"of vector, for one decoding. Bias: the same for the mean of all decodings; where there is chance in them, "
-        f"estimated over {SEEDS} seeds on a smaller gradient ('<': none is seen, and one from there on would be).",
+        caption=f"Vector: {gradient.description}. GB/s: of the float32 vector, {torch.get_num_threads()} threads. "
+        f"Copies: tensor.clone(), {1e3 * measured[0].copy_seconds:.1f} ms here. Error: length of (decoded - vector) / "
+        f"length of vector, for one decoding. Bias: the same for the mean of all decodings; where there is chance in "
+        f"them, estimated over {BIAS_SEEDS} seeds on a smaller gradient ('<': none is seen, and one from there on "
+        "would be).",
     )
 
 
-def cells(one: Measured) -> list[str]:
-    """The cells after the name.
+def cells(one: CodecMeasurement) -> list[str]:
+    """Return a codec's cells after its name.
 
-    >>> from paceline.bench.bias import Bias
-    >>> cells(Measured(label="half", name="half", elements=1000, payload_bytes=2000, encode_seconds=1e-6,
+    >>> from paceline.bench.codecs import Bias
+    >>> cells(CodecMeasurement(label="half", name="half", elements=1000, payload_bytes=2000, encode_seconds=1e-6,
     ...                decode_seconds=1e-12, copy_seconds=1e-6, error=0.002, bias=Bias(below=0.0004)))
     ['16', '2.0', '4.0', '>999', '1.00', '0.002', '<0.0004']
     """
@@ -79,8 +150,8 @@ def _speed(speed: float) -> str:
     return f"{speed:.1f}" if speed >= 0.1 else f"{speed:.2g}"
 
 
-def links_table(rows: Sequence[Exchange]) -> PlainTable:
-    """The time of one exchange on each link, the shortest marked."""
+def links_table(rows: Sequence[CodecExchange]) -> PlainTable:
+    """Return the time of one exchange on each link, the shortest marked."""
     marked = {
         (row, column + 1)
         for row, one in enumerate(rows)
@@ -98,23 +169,29 @@ def links_table(rows: Sequence[Exchange]) -> PlainTable:
     )
 
 
-def _marked(one: Exchange, column: int) -> str:
+def _marked(one: CodecExchange, column: int) -> str:
     mark = "*" if one.shortest[column] else "+" if one.shortest_sound[column] else " "
     milliseconds = 1e3 * one.seconds[column]
     return f"{milliseconds:,.1f}{mark}" if milliseconds >= 0.1 else f"{milliseconds:.2g}{mark}"
 
 
-def points(measured: Sequence[Measured]) -> list[CodecPoint]:
-    """The chart's points."""
+def points(measured: Sequence[CodecMeasurement]) -> list[CodecPoint]:
+    """Return the points of the page's chart."""
     return [CodecPoint(label=one.label, family=one.name, bits=one.bits, error=one.error) for one in measured]
 
 
-def headline(rows: Sequence[Exchange]) -> str:
-    """The page's first sentence.
+def scatter_lines(measured: Sequence[CodecMeasurement]) -> list[str]:
+    """Return the points as a plot in letters, for the terminal: both axes logarithmic, as on the page."""
+    letters = [(letter(index), one.bits, one.error) for index, one in enumerate(measured)]
+    return scatter(letters, x_name="bits per element", y_name="error", zero="exact")
+
+
+def headline(rows: Sequence[CodecExchange]) -> str:
+    """Return the page's first sentence.
 
     >>> no, yes = (False,) * 4, (True,) * 4
-    >>> none = Exchange(label="no codec", error=0.0, seconds=(8.0, 4.0, 2.0, 1.0), shortest=no, shortest_sound=no)
-    >>> half = Exchange(label="half", error=0.002, seconds=(4.0, 2.0, 1.0, 0.5), shortest=yes, shortest_sound=yes)
+    >>> none = CodecExchange(label="no codec", error=0.0, seconds=(8.0, 4.0, 2.0, 1.0), shortest=no, shortest_sound=no)
+    >>> half = CodecExchange(label="half", error=0.002, seconds=(4.0, 2.0, 1.0, 0.5), shortest=yes, shortest_sound=yes)
     >>> headline([none, half])
     'At 1 Gbit/s half makes an exchange 2.0 times shorter than no codec, with an error of 0.002'
     """
@@ -123,16 +200,16 @@ def headline(rows: Sequence[Exchange]) -> str:
     if best.label == NO_CODEC:
         return f"At {AT} an exchange is shortest without a codec"
     gain = rows[0].seconds[column] / best.seconds[column]
-    said = f"At {AT} {best.label} makes an exchange {gain:.1f} times shorter than no codec"
-    return f"{said}, with an error of {best.error:.2g}"
+    faster = f"{best.label} makes an exchange {gain:.1f} times shorter than no codec"
+    return f"At {AT} {faster}, with an error of {best.error:.2g}"
 
 
-def document(measured: Sequence[Measured], gradient: Gradient, repeats: int) -> dict[str, Any]:
-    """All of it as plain values."""
+def document(measured: Sequence[CodecMeasurement], gradient: SampleGradient, repeats: int) -> dict[str, Any]:
+    """Return everything that was measured as plain values for JSON."""
     rows = exchanges(measured)
     return {
         "elements": measured[0].elements,
-        "gradient": gradient.words,
+        "gradient": gradient.description,
         "threads": torch.get_num_threads(),
         "repeats": repeats,
         "copy_seconds": measured[0].copy_seconds,
@@ -143,7 +220,7 @@ def document(measured: Sequence[Measured], gradient: Gradient, repeats: int) -> 
     }
 
 
-def _winners(rows: Sequence[Exchange], *, sound: bool) -> dict[str, str]:
+def _winners(rows: Sequence[CodecExchange], *, sound: bool) -> dict[str, str]:
     return {
         rate: next(one.label for one in rows if (one.shortest_sound if sound else one.shortest)[column])
         for column, rate in enumerate(RATES)

@@ -17,8 +17,8 @@ from paceline.files import write_file
 from paceline.lookup import unknown
 
 if TYPE_CHECKING:
-    from paceline.bench.codecs import Measured
-    from paceline.bench.gradients import Gradient
+    from paceline.bench.codecs import CodecMeasurement
+    from paceline.bench.gradients import SampleGradient
 
 SMALL = 26_122  # elements on which the bias is estimated: all of the MLP's
 
@@ -57,9 +57,8 @@ def bench(options: BenchOptions, overrides: dict[str, str]) -> None:
 def _bench_codecs(options: BenchOptions) -> None:
     notes, out = Console(stderr=True), Path(options.out)
     with notes.status("loading torch"):
-        from paceline.bench.codecs import check_repeats, measure, steps
+        from paceline.bench.codecs import check_repeats, measure, steps, variants
         from paceline.bench.gradients import check_size, real_gradient
-        from paceline.bench.variants import variants
     chosen = variants(name.strip() for name in options.codecs.split(",") if name.strip())
     check_size(options.size)
     check_repeats(options.repeats)
@@ -86,10 +85,11 @@ def _progress(notes: Console) -> Progress:
     )  # fmt: skip
 
 
-def _tell(options: BenchOptions, measured: list[Measured], gradient: Gradient, out: Path, notes: Console) -> None:
+def _tell(
+    options: BenchOptions, measured: list[CodecMeasurement], gradient: SampleGradient, out: Path, notes: Console
+) -> None:
     from paceline.bench import tables
-    from paceline.bench.links import exchanges
-    from paceline.bench.picture import picture
+    from paceline.bench.tables import exchanges
     from paceline.reports.codec_page import codec_page
 
     rows = exchanges(measured)
@@ -101,11 +101,10 @@ def _tell(options: BenchOptions, measured: list[Measured], gradient: Gradient, o
         console = Console(highlight=False)
         for table in (tables.codecs_table(measured, gradient, letters=True), both[1]):
             console.print(table.rich(), "")
-        drawn = picture([(tables.letter(index), one.bits, one.error) for index, one in enumerate(measured)])
-        console.print("\n".join(drawn), markup=False)
+        console.print("\n".join(tables.scatter_lines(measured)), markup=False)
     try:
         write_file(out / "results.json", document + "\n")
-        said = [f"{measured[0].elements:,} float32", gradient.words, f"best of {options.repeats}"]
+        said = [f"{measured[0].elements:,} float32", gradient.description, f"best of {options.repeats}"]
         page = codec_page(tables.points(measured), both, headline=tables.headline(rows), conditions=said)
         told = f"report: {write_file(out / 'report.html', page)}"
     except OSError as error:  # the results are told; that they cannot be kept does not undo them

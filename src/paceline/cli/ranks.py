@@ -22,7 +22,7 @@ from paceline.runs.ranks import RECIPE, read_recipe_of
 
 if TYPE_CHECKING:
     from paceline.cli.cluster_commands import TrainOptions
-    from paceline.drivers.collective.place import Place
+    from paceline.drivers.ranks.launch import Place
     from paceline.pipeline.plan import Plan
     from paceline.traces import Evaluation
 
@@ -88,7 +88,7 @@ class _Run:
                 lanes.show(0, Progress(round=at.round, seconds=at.seconds, loss=at.loss, accuracy=at.accuracy))
 
             def tell(plan: Plan) -> None:
-                from paceline.pipeline.plan_text import headline
+                from paceline.pipeline.text import headline
 
                 lanes.note(f"pipeline: {headline(plan)}")
 
@@ -127,7 +127,7 @@ def _for_world(recipe: Recipe, place: Place | None) -> Recipe:
 
 
 def _start(options: TrainOptions, recipe: Recipe | None) -> None:
-    from paceline.drivers.collective.launch import LocalRanks
+    from paceline.drivers.ranks.launch import LocalRanks
 
     folder = Path(options.resume) if options.resume else new_folder(options.out, "train")
     recipe = read_recipe_of(folder) if recipe is None else recipe
@@ -137,7 +137,7 @@ def _start(options: TrainOptions, recipe: Recipe | None) -> None:
             import paceline.drivers.collective.pipeline_job
             import paceline.drivers.collective.pipeline_plans
         else:
-            import paceline.drivers.collective.job  # noqa: F401
+            import paceline.drivers.averaging.job  # noqa: F401
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever is told to go ends its ranks first
     try:
         world = recipe.pipeline.ranks if recipe.pipeline.on else recipe.cluster.workers

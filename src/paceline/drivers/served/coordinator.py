@@ -33,7 +33,7 @@ from paceline.traces.journal import (
     WorkerLeft,
 )
 from paceline.traces.replay_events import events_of, without_workers
-from paceline.training import Trainee, all_finite, fingerprint
+from paceline.training import TrainState, all_finite, fingerprint
 
 MOST_REASONS = 1000
 
@@ -76,7 +76,7 @@ class Coordinator:
         self,
         *,
         strategy: Strategy,
-        trainee: Trainee,
+        trainee: TrainState,
         codec: Codec,
         seats: Seats,
         total_steps: int,

@@ -37,9 +37,9 @@ from paceline.strategies import LGC, STRATEGIES, Full, Strategy
 from paceline.traces.checkpoints import Checkpoint, read_newest, write_checkpoint
 from paceline.traces.journal import FORMAT, TRACE, Checkpointed, Evaluated, Resumed, RunBegan, RunEnded
 from paceline.traces.journal_files import JournalWriter
-from paceline.training import Trainee
+from paceline.training import TrainState
 from paceline.training.outgoing import warm_up
-from paceline.training.trainee import Schedule
+from paceline.training.train_state import Schedule
 from paceline.workers.flat import FlatModel
 
 log = logging.getLogger("paceline.served")
@@ -141,7 +141,7 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
     checkpoint = _newest(settings.folder) if resume else None
     settings.folder.mkdir(parents=True, exist_ok=True)
     codec = parse_codec(settings.codec)
-    trainee = Trainee(
+    trainee = TrainState(
         settings.module,
         settings.optimizer,
         settings.schedule,

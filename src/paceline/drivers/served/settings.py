@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from paceline.strategies import Strategy
-from paceline.training.trainee import Schedule
+from paceline.training.train_state import Schedule
 
 Measure = Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]
 
