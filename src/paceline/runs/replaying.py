@@ -1,4 +1,4 @@
-"""A recorded run of a recipe, replayed."""
+"""A recorded run of a recipe, replayed and held against what was recorded."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def replay(
         return _replay_ranks(Path(folder), options if options is not None else WorkerOptions(), on_step, on_end)
     from paceline.drivers.replayed import Replay, Verdict
     from paceline.traces.checkpoints import read_newest
-    from paceline.traces.journal import TRACE, Stepped
+    from paceline.traces.journal import TRACE, StepRecord
     from paceline.traces.journal_files import read_journal
 
     journal = read_journal(Path(folder) / TRACE)
     recipe = _recipe(journal.began.recipe, options if options is not None else WorkerOptions())
     training = make_training(recipe, load_data(recipe))
-    steps = sum(isinstance(record, Stepped) for record in journal.records)
+    steps = sum(isinstance(record, StepRecord) for record in journal.records)
     replayed = Replay(journal.records, training, make_strategy(recipe))
     for taken in replayed:
         on_step(taken, steps)
@@ -64,7 +64,7 @@ def replay(
 def _replay_ranks(
     folder: Path, options: WorkerOptions, on_average: Callable[[int, int], None], on_end: OnEnd
 ) -> Verdict:
-    """A run of ranks that averaged: their windows, played again in one process, up to the newest checkpoint."""
+    """Replay a run of ranks that averaged: their windows, in one process, up to the newest checkpoint."""
     from paceline.drivers.averaging.job import windows_from
     from paceline.drivers.ranks.checkpoints import RankCheckpoints
     from paceline.drivers.replayed import Verdict
