@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.drivers.collective.pipelining.pipeline import Pipeline
     from paceline.drivers.collective.planning import plan_pipeline
     from paceline.drivers.ddp import compress
-    from paceline.drivers.served.serving import serve
+    from paceline.drivers.served.run import serve
     from paceline.drivers.served.worker import Worker
     from paceline.errors import PacelineError
     from paceline.optim.accumulate import Accumulate
@@ -50,7 +50,7 @@ _HOMES = {
     "plan_pipeline": "drivers.collective.planning",
     "pruning_page": "analysis.pruning",
     "replay": "runs.replaying",
-    "serve": "drivers.served.serving",
+    "serve": "drivers.served.run",
     "simulate": "runs",
     "train": "runs.cluster",
     "BMUF": "drivers.averaging.averager",
