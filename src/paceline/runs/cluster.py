@@ -22,10 +22,10 @@ from paceline.traces import summarise
 if TYPE_CHECKING:
     from paceline.data import Dataset
     from paceline.drivers.served.job import Delay
-    from paceline.drivers.served.opening import Served
-    from paceline.drivers.served.run import Outcome, Standing
+    from paceline.drivers.served.run import RunOutcome, RunStatus
+    from paceline.drivers.served.settings import ServerSettings
 
-OnStanding = Callable[["Standing"], None]
+OnStanding = Callable[["RunStatus"], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,24 +61,23 @@ class ServerEndpoint:
 class Trained:
     """A served run that is over: how it ended, and its result if it got anywhere."""
 
-    outcome: Outcome
+    outcome: RunOutcome
     result: Result
     folder: Path
 
 
-def make_served(recipe: Recipe, folder: Path, dataset: Dataset | None = None) -> Served:
+def make_served(recipe: Recipe, folder: Path, dataset: Dataset | None = None) -> ServerSettings:
     """Put together the server's side of a recipe."""
     refuse_pipeline(recipe.pipeline, "a pipeline has no server")
-    from paceline.drivers.served.limits import Limits
-    from paceline.drivers.served.opening import Served
-    from paceline.drivers.served.serving import measure_with
+    from paceline.drivers.served.run import measure_with
+    from paceline.drivers.served.settings import Limits, ServerSettings
     from paceline.optim import make_optimizer
     from paceline.training import measure
 
     training = make_training(recipe, load_data(recipe) if dataset is None else dataset)
     module = training.module
     optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
-    return Served(
+    return ServerSettings(
         module=module,
         optimizer=optimizer,
         schedule=schedule,
@@ -110,10 +109,10 @@ def serve_recipe(
     resume: bool = False,
     on_open: Callable[[str], None] = lambda address: None,
     on_standing: OnStanding = lambda standing: None,
-    reason_to_stop: Callable[[Standing], str | None] = lambda standing: None,
+    reason_to_stop: Callable[[RunStatus], str | None] = lambda standing: None,
 ) -> Trained:
     """Serve a recipe until all rounds are done, or somebody stops it."""
-    from paceline.drivers.served.opening import open_run
+    from paceline.drivers.served.run import open_run
     from paceline.drivers.served.security import join_address, server_credentials
     from paceline.traces.history import trace_of
     from paceline.traces.journal import TRACE
@@ -125,7 +124,7 @@ def serve_recipe(
     served = make_served(recipe if resume else resolved(recipe), folder)
     size = sum(parameter.numel() for parameter in served.module.parameters())
 
-    async def run() -> tuple[Outcome, Any]:
+    async def run() -> tuple[RunOutcome, Any]:
         opened = open_run(served, resume=resume)
         outcome = await opened.serve(
             join_address(host, port),
@@ -134,7 +133,7 @@ def serve_recipe(
             on_standing=on_standing,
             reason_to_stop=reason_to_stop,
         )
-        return outcome, opened.conductor.trainee.model.parameters
+        return outcome, opened.coordinator.trainee.model.parameters
 
     with threads_for(size):
         outcome, parameters = asyncio.run(run())
@@ -286,7 +285,7 @@ def check_loopback(endpoint: ServerEndpoint) -> None:
         raise ValueError(f"train is for this machine alone (listen={endpoint.listen}); `paceline serve` is for others")
 
 
-def _all_gone(workers: subprocess.Popen[bytes], standing: Standing) -> str | None:
+def _all_gone(workers: subprocess.Popen[bytes], standing: RunStatus) -> str | None:
     if workers.poll() is not None and not any(worker.alive for worker in standing.workers):
         return "all workers of this machine have ended"
     return None
