@@ -190,7 +190,7 @@ def _serve(
         notes.print(f"{folder} is finished: all {recipe.rounds} rounds are done", highlight=False, markup=False)
         return
     with notes.status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
-        import paceline.drivers.served.serving  # noqa: F401 - it takes seconds, and somebody is watching
+        import paceline.drivers.served.run  # noqa: F401 - it takes seconds, and somebody is watching
     with LiveRun(notes) as live:
         trained = run(recipe, folder, live, resume)
     for error in dict.fromkeys(trained.outcome.errors):

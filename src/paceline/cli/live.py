@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from paceline.drivers.served.run import Standing, WorkerStanding
+    from paceline.drivers.served.run import RunStatus, WorkerStatus
 
 MOST_LANES = 24
 _PACE_SECONDS = 10.0
@@ -68,7 +68,7 @@ class LiveRun:
         """A line above the view."""
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
-    def show(self, standing: Standing) -> None:
+    def show(self, standing: RunStatus) -> None:
         """The run stands here now."""
         self._seen.append((time.monotonic(), standing.round))
         while self._seen[-1][0] - self._seen[0][0] > _PACE_SECONDS:
@@ -81,11 +81,11 @@ class LiveRun:
         return (now - before) / (last - first) if last > first else 0.0
 
 
-def view(standing: Standing, rounds_per_second: float) -> list[Table | Text]:
+def view(standing: RunStatus, rounds_per_second: float) -> list[Table | Text]:
     """The bar and the lanes.
 
-    >>> from paceline.drivers.served.run import Standing
-    >>> len(view(Standing(round=1, rounds=9, seconds=1.0, loss=0.5, accuracy=0.8, begun=True, workers=()), 2.0))
+    >>> from paceline.drivers.served.run import RunStatus
+    >>> len(view(RunStatus(round=1, rounds=9, seconds=1.0, loss=0.5, accuracy=0.8, begun=True, workers=()), 2.0))
     2
     """
     head = Table.grid(padding=(0, 1), expand=True)
@@ -100,7 +100,7 @@ def view(standing: Standing, rounds_per_second: float) -> list[Table | Text]:
     return [head, _lanes(standing)]
 
 
-def _lanes(standing: Standing) -> Table | Text:
+def _lanes(standing: RunStatus) -> Table | Text:
     if not standing.begun:
         here = sum(worker.alive for worker in standing.workers)
         return Text(f"waiting for workers: {here} here", style="cyan")
@@ -118,7 +118,7 @@ def _lanes(standing: Standing) -> Table | Text:
     return table
 
 
-def _state(worker: WorkerStanding) -> Text:
+def _state(worker: WorkerStatus) -> Text:
     word = "gone" if not worker.alive else worker.last if worker.last in _STYLES else "refused"
     return Text(word, style=_STYLES.get(word, "red"))
 
