@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import paceline
 from paceline.distributed import RankGoneError
-from paceline.drivers.collective.pipelining.standins import tensors_of
+from paceline.drivers.pipelining.weights import tensors_of
 from paceline.pipeline.graph import ModelGraph
 from tests.collective.pipeline_memory import within_memory
 from tests.collective.pipeline_models import MODELS, batches_of, data_of, model_of, pool

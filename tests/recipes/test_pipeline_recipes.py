@@ -11,8 +11,8 @@ import torch.distributed as dist
 from paceline import Race, Recipe, simulate
 from paceline.cli.main import main
 from paceline.distributed.stores import StoreGather
-from paceline.drivers.collective.pipeline_plans import difference
-from paceline.drivers.collective.pipeline_story import PipelineStory
+from paceline.drivers.pipelining.job import PipelineRecorder
+from paceline.drivers.pipelining.planning import difference
 from paceline.pipeline.schedules import SCHEDULES, why_not
 from paceline.pipeline.settings import PipelineSettings
 from paceline.recipes import SettingError, read_recipe
@@ -143,12 +143,12 @@ def test_a_plan_for_something_else_is_refused_in_words_that_say_what():
 
 
 def test_a_story_goes_on_where_it_was_kept_and_tells_every_step():
-    story = PipelineStory(stages=1, replicas=1)
+    story = PipelineRecorder(stages=1, replicas=1)
     story.began(50.0)
     story.evaluations.append(Evaluation(round=0, seconds=0.0, loss=2.0, accuracy=0.1))
     story.stepped(50.0, 51.0)
     kept = story.state_dict(51.5)
-    again = PipelineStory(stages=1, replicas=1)
+    again = PipelineRecorder(stages=1, replicas=1)
     again.load_state_dict(kept)
     again.began(1000.0)
     again.stepped(1000.0, 1002.0)

@@ -18,7 +18,7 @@ from paceline.cli.folders import new_folder
 from paceline.cli.options import UsageError
 from paceline.cli.ranks import by_ranks, is_ranks_run, train_ranks
 from paceline.cli.telling import tell_results
-from paceline.drivers.collective.place import place_in
+from paceline.drivers.ranks.launch import place_in
 from paceline.recipes import Recipe, read_recipe
 from paceline.traces.journal import TRACE, RunEnded
 from paceline.traces.journal_files import read_journal

@@ -22,7 +22,7 @@ from paceline.runs.ranks import RECIPE, read_recipe_of
 
 if TYPE_CHECKING:
     from paceline.cli.cluster_commands import TrainOptions
-    from paceline.drivers.collective.place import Place
+    from paceline.drivers.ranks.launch import Place
     from paceline.pipeline.plan import Plan
     from paceline.traces import Evaluation
 
@@ -127,17 +127,17 @@ def _for_world(recipe: Recipe, place: Place | None) -> Recipe:
 
 
 def _start(options: TrainOptions, recipe: Recipe | None) -> None:
-    from paceline.drivers.collective.launch import LocalRanks
+    from paceline.drivers.ranks.launch import LocalRanks
 
     folder = Path(options.resume) if options.resume else new_folder(options.out, "train")
     recipe = read_recipe_of(folder) if recipe is None else recipe
     run = _Run(recipe=recipe, folder=folder, resume=bool(options.resume), options=options)
     with Console(stderr=True).status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
         if recipe.pipeline.on:  # once, before the ranks fork
-            import paceline.drivers.collective.pipeline_job
-            import paceline.drivers.collective.pipeline_plans
+            import paceline.drivers.pipelining.job
+            import paceline.drivers.pipelining.planning
         else:
-            import paceline.drivers.collective.job  # noqa: F401
+            import paceline.drivers.averaging.job  # noqa: F401
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever is told to go ends its ranks first
     try:
         world = recipe.pipeline.ranks if recipe.pipeline.on else recipe.cluster.workers

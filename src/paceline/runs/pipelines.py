@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.drivers.collective.place import STORE
+from paceline.drivers.ranks.launch import STORE
 from paceline.recipes.assembly import load_data, make_training
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.sections import ClusterSection
@@ -29,7 +29,7 @@ from paceline.traces import summarise
 
 if TYPE_CHECKING:
     from paceline.distributed.stores import StoreGather
-    from paceline.drivers.collective.place import Place
+    from paceline.drivers.ranks.launch import Place
     from paceline.pipeline.plan import Plan
     from paceline.traces import Evaluation
     from paceline.training import Training
@@ -106,9 +106,9 @@ def train_stage(
 
     Told to resume, it goes on from the checkpoints in the folder; else only from those of this very launch.
     """
-    from paceline.drivers.collective.keeping import Keeper, agreed_start
-    from paceline.drivers.collective.launch import joined
-    from paceline.drivers.collective.pipeline_job import PipelineJob, StageRun
+    from paceline.drivers.pipelining.job import PipelineJob, PipelineRun
+    from paceline.drivers.ranks.checkpoints import RankCheckpoints, agreed_start
+    from paceline.drivers.ranks.rendezvous import joined
     from paceline.workers.threads import threads_for
 
     recipe = for_ranks(recipe, place.world)
@@ -117,7 +117,9 @@ def train_stage(
     document, defaults = recipe.to_document(), Recipe().to_document()
     stall_seconds = recipe.server.stall_seconds
     with joined(place, timeout_seconds=max(MEET_SECONDS, stall_seconds)) as roll, _fair_share(place), threads_for(size):
-        state = agreed_start(Keeper(folder, place.rank), roll, resume=resume, recipe=document, defaults=defaults)
+        state = agreed_start(
+            RankCheckpoints(folder, place.rank), roll, resume=resume, recipe=document, defaults=defaults
+        )
         if state is None and not resume:
             write_recipe(recipe, folder)
         plan = _plan(recipe, training, roll, folder, goes_on=state is not None)
@@ -134,13 +136,13 @@ def train_stage(
             delay_seconds=delay_of(recipe),
             recipe=document,
         )
-        run = StageRun(job, roll, on_progress=on_progress)
+        run = PipelineRun(job, roll, on_progress=on_progress)
         trace = run.run(state)
     return None if trace is None else Result(summary=summarise(trace), trace=trace, parameters=run.parameters)
 
 
 def _plan(recipe: Recipe, training: Training, roll: StoreGather, folder: Path, *, goes_on: bool) -> Plan:
-    from paceline.drivers.collective.pipeline_plans import PLAN, keep_plan, plan_of_run
+    from paceline.drivers.pipelining.planning import PLAN, keep_plan, plan_of_run
     from paceline.pipeline.planning import optimizer_states
     from paceline.training import Batches
 

@@ -275,9 +275,7 @@ class Pipeline:
         return self._guarded(lambda: self._predict(given, parts, samples[self.replica]))
 
     def _predict(self, inputs: tuple[torch.Tensor, ...], parts: list[Pass], samples: int) -> Any:
-        outputs = [
-            self._runners.runner(part, trains=False).predict(self._inputs_of(part, inputs)) for part in parts
-        ]
+        outputs = [self._runners.runner(part, trains=False).predict(self._inputs_of(part, inputs)) for part in parts]
         graph, ranks = self._runners.graph, self._ranks
         source = ranks.ranks[(ranks.replica + 1) * ranks.stages - 1]
         results = []

@@ -28,8 +28,8 @@ from torch import nn
 from paceline.distributed import RankGoneError, first_line
 from paceline.distributed.groups import close_group, make_group
 from paceline.distributed.stores import StoreGather
-from paceline.drivers.collective.launch import joined
-from paceline.drivers.collective.place import place_in
+from paceline.drivers.ranks.launch import place_in
+from paceline.drivers.ranks.rendezvous import joined
 from paceline.pipeline import PipelineError
 from paceline.pipeline.devices import Device, Link
 from paceline.pipeline.measuring import OnRound

@@ -47,8 +47,8 @@ from paceline.distributed.agreement import (
 from paceline.distributed.collectives import start_gather
 from paceline.distributed.groups import forget_groups, shared_group
 from paceline.distributed.stores import StoreGather, private_store
-from paceline.drivers.collective.launch import joined
-from paceline.drivers.collective.place import place_in
+from paceline.drivers.ranks.launch import place_in
+from paceline.drivers.ranks.rendezvous import joined
 from paceline.pipeline import PipelineError
 
 GRACE_SECONDS = 30.0
@@ -94,7 +94,12 @@ class PipelineRanks:
             # A wait in it ends with our error, which names a rank, before it ends with the backend's.
             self._control = self._our_group([range(self.world)], "gloo", timeout_seconds + GRACE_SECONDS)
             self.failures = FailurePropagation(
-                self.ranks, self.place, store=store, group=self._control, name=self.name, timeout_seconds=timeout_seconds
+                self.ranks,
+                self.place,
+                store=store,
+                group=self._control,
+                name=self.name,
+                timeout_seconds=timeout_seconds,
             )
             rows = [range(first, first + stages) for first in range(0, self.world, stages)]
             columns = [range(stage, self.world, stages) for stage in range(stages)]

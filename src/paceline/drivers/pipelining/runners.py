@@ -33,7 +33,7 @@ from paceline.drivers.pipelining.stages import Stage, StageLog, without_content
 from paceline.drivers.pipelining.torch_internals import can_split
 from paceline.drivers.pipelining.weights import placeholders
 from paceline.pipeline import PipelineError
-from paceline.pipeline.graph import ModelGraph, PieceModule, cut_piece
+from paceline.pipeline.graph import ModelGraph, cut_piece
 from paceline.pipeline.plan import Plan
 from paceline.pipeline.schedules import find, why_not
 from paceline.pipeline.tracing import modes_kept
