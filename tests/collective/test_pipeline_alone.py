@@ -17,7 +17,7 @@ from torch import nn
 
 import paceline
 from paceline.distributed.agreement import MOST_CHARACTERS, decode_row, encode_row, plain_text, refusal_text
-from paceline.drivers.pipelining import innards
+from paceline.drivers.pipelining import torch_internals
 from paceline.drivers.pipelining.batches import sums_of
 from paceline.drivers.pipelining.ranks import FailurePropagation
 from paceline.drivers.pipelining.torch_internals import can_split
@@ -72,7 +72,7 @@ def test_it_joins_the_launch_that_it_finds_and_leaves_it(launch):
 
 
 def test_a_torch_whose_stages_are_made_otherwise_is_refused_by_name(launch, monkeypatch):
-    monkeypatch.setattr(innards, "USED", (*innards.USED, "no_such_part"))
+    monkeypatch.setattr(torch_internals, "USED", (*torch_internals.USED, "no_such_part"))
     with pytest.raises(paceline.PipelineError, match=rf"torch {re.escape(torch.__version__)} .* has no no_such_part"):
         paceline.Pipeline(*model_and_plan(), timeout_seconds=20.0)
     assert not dist.is_initialized()
@@ -93,7 +93,7 @@ def test_what_a_loss_adds_up_over_is_seen_through_partials_and_methods():
 @given(st.text() | st.text('\x1b[31m\\"\0\n', min_size=300), st.integers(1, MOST_CHARACTERS))
 def test_words_are_no_longer_than_they_may_be_whatever_is_in_them(text, most):
     assert len(json.dumps(plain_text(text, most))) <= most + 2  # and quotes
-    assert decode_row(encode_row({"refusal": refusal_text(text), "what": "take a step"}))["refusal"] == refusal_text(
+    assert decode_row(encode_row({"refusal": refusal_text(text), "doing": "take a step"}))["refusal"] == refusal_text(
         text
     )
 
@@ -102,7 +102,7 @@ def test_of_many_ranks_that_are_gone_only_some_are_named():
     def who(place):
         return f"stage {place} (rank {place})"
 
-    gone = FailurePropagation(range(500), 0, store=None, talk=None, who=who, timeout_seconds=1.0).are_gone
+    gone = FailurePropagation(range(500), 0, store=None, group=None, name=who, timeout_seconds=1.0).are_gone
     assert gone([3]) == "stage 3 (rank 3) is gone"
     assert gone([3, 4]) == "stage 3 (rank 3) and stage 4 (rank 4) are gone"
     assert re.fullmatch(r"stage 1 \(rank 1\) and .* and 495 more are gone", gone(range(1, 500)))

@@ -96,8 +96,9 @@ class Pipeline:
         self.rank, self.stage, self.replica, self.replicas = ranks.rank, ranks.stage, ranks.replica, ranks.replicas
         self._is_last = ranks.stage == ranks.stages - 1
         try:
-            trace = functools.partial(_traced, model, plan, ranks)
-            self._runners = ranks.make_together("trace the model", trace, functools.partial(_description, codec))
+            self._runners: PipelineRunners = ranks.make_together(
+                "trace the model", lambda: _traced(model, plan, ranks), lambda made: _description(codec, made)
+            )
             self._weights = WeightOwnership(model, self._runners.graph, plan.cuts, ranks)
             ranks.failures.guard(self._weights.begin_equal)
             if free_others:
@@ -105,8 +106,8 @@ class Pipeline:
             self._runners.hold_weights(self._weights.ours, self._weights.name_of)
             self._gradients = GradientAverager(codec, self._weights, ranks, seed=seed)
             self._frozen = {name: weight.requires_grad for name, weight in self.named_parameters()}
-            runner = functools.partial(self._runners.runner, self._runners.planned, trains=True)
-            ranks.make_together("prepare the schedule", runner)
+            planned = self._runners.planned
+            ranks.make_together("prepare the schedule", lambda: self._runners.runner(planned, trains=True))
         except BaseException:
             ranks.close()
             raise

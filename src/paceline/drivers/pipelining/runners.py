@@ -93,7 +93,7 @@ class PipelineRunners:
         return Pass(first=0, count=int(self.plan.microbatches), size=self.size)
 
     def hold_weights(self, weights: dict[str, torch.Tensor], name_of: dict[str, str]) -> None:
-        """Let pieces hold these weights from now on: a trace may have seen placeholders, or weights on another device."""
+        """Let pieces hold these weights: a trace may have seen placeholders, or weights that are elsewhere now."""
         self.weights = {name: weights[real] for name, real in name_of.items() if real in weights}
         self.graph.attributes.update(self._known(self.graph))
 
@@ -101,7 +101,7 @@ class PipelineRunners:
         return {name: self.weights[name] for name in graph.attributes if name in self.weights}
 
     def tensor_sizes(self, parts: Sequence[Pass]) -> dict[str, str]:
-        """Return hashes of all tensors' sizes in these passes: all ranks must have the same; fingerprints leave them out."""
+        """Return hashes of all tensors' sizes in these passes, which must be the same on all ranks."""
         return {f"tensor sizes for {part.size} samples": _sizes(self._sized(part.size)) for part in parts}
 
     def output_rows(self) -> list[int]:
