@@ -35,7 +35,7 @@ class TrainOptions:
     Ranks (hpsgd, local-sgd, ...; stages = 2) also join a launch: torchrun ... -m paceline train RECIPE --out DIR
     """
 
-    recipe_file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(name="recipe", metavar="[RECIPE]")] = ""
+    recipe_file: RecipeFile = ""
     """A recipe (TOML); without one, the default."""
     out: str = ""
     """Folder for trace, checkpoints and report [runs/train, or the next that is free]."""
@@ -53,7 +53,7 @@ class TrainOptions:
 class ServeOptions:
     """Serve a recipe to workers on other machines."""
 
-    recipe_file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(name="recipe", metavar="[RECIPE]")] = ""
+    recipe_file: RecipeFile = ""
     """A recipe (TOML); without one, the default."""
     listen: str = "127.0.0.1:29400"
     """HOST:PORT to listen on; 0.0.0.0:29400 for every interface."""
@@ -135,7 +135,7 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     if options.resume and is_ranks_run(options.resume):
         _check_nothing_beside_resume(options, overrides)
         return train_ranks(options, None, place)
-    recipe = read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
+    recipe = given_recipe(options.recipe_file, overrides)
     if by_ranks(recipe) and not options.resume:
         return train_ranks(options, recipe, place)
     if place is not None:
@@ -161,7 +161,7 @@ def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
 
     door = cluster.ServerEndpoint(listen=options.listen, tls=options.tls or None, insecure=options.insecure)
     if not options.resume:
-        recipe = read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
+        recipe = given_recipe(options.recipe_file, overrides)
         if by_ranks(recipe):
             what = "a pipeline" if recipe.pipeline.on else "averaging"
             raise UsageError(f"{what} has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE")
@@ -216,7 +216,7 @@ def _is_finished(folder: Path, recipe: Recipe) -> bool:
 
 
 def _new(options: TrainOptions | ServeOptions, overrides: dict[str, str], name: str) -> tuple[Recipe, Path]:
-    recipe = read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
+    recipe = given_recipe(options.recipe_file, overrides)
     return recipe, new_folder(options.out, name)
 
 
