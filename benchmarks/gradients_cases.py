@@ -9,7 +9,7 @@ from torch import nn
 
 from paceline.models import build_model
 from paceline.randomness import torch_generator
-from paceline.workers.assignment import Assignment
+from paceline.workers.gradients import Assignment
 
 WORKERS = 10
 BATCH_SIZE = 32

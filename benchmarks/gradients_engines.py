@@ -11,10 +11,9 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from paceline.workers.assignment import Assignment
 from paceline.workers.engine import CheckedGradients, make_engine
+from paceline.workers.gradients import Assignment, LoopGradients, has_batch_norm
 from paceline.workers.grouped import GroupedGradients, why_not_grouped
-from paceline.workers.loop import LoopGradients, has_batch_norm
 
 Compute: TypeAlias = Callable[[], torch.Tensor]
 Choice: TypeAlias = Literal["loop", "grouped"]

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from benchmarks.options import Options
-from paceline.models.initialisation import initialise
+from paceline.models.layers import initialise
 from paceline.optim.schedules import scale_lr
 
 WITH_SGD, WITH_LARS = "SGD", "LARS"

@@ -26,7 +26,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.codecs import QSGD, BFloat16, Codec, ErrorFeedback, Identity, OneBit, PowerSGD, Sparsifier, TopK
-from paceline.drivers.collective.hook import compress
+from paceline.drivers.ddp import compress
 
 WARM_UP_STEPS = 4  # DDP makes its buckets anew after the first, PyTorch's power-sgd begins with the third
 TIMEOUT = datetime.timedelta(seconds=60)

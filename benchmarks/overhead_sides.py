@@ -119,10 +119,10 @@ def server_parts(elements: int, workers: int, codec_name: str, repeats: int) -> 
     from paceline.drivers.served.frames import frames
     from paceline.drivers.served.messages import Model
     from paceline.events import Share, Step
-    from paceline.training import Trainee, fingerprint
+    from paceline.training import TrainState, fingerprint
 
     model = network(elements)
-    trainee = Trainee(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    trainee = TrainState(model, torch.optim.SGD(model.parameters(), lr=0.0))
     codec = make_codec(codec_name)
     payloads = [codec.encode(torch.rand(elements)).clone() for _ in range(workers)]
     shares = tuple(Share(worker=worker, version=0, weight=1 / workers) for worker in range(workers))

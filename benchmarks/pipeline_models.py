@@ -21,10 +21,10 @@ from torch import nn
 from paceline.models import build_model
 from paceline.pipeline.devices import Device
 from paceline.pipeline.graph import ModelGraph
-from paceline.pipeline.layers import Profile
 from paceline.pipeline.measuring import OnRound, measure
 from paceline.pipeline.placement import priced
 from paceline.pipeline.plan import Batch, Plan
+from paceline.pipeline.profile import Profile
 from paceline.pipeline.schedules import in_flight
 
 ALIKE = "alike"

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.pipeline_models import Measured, one_thread
 from paceline.pipeline.devices import Device
-from paceline.pipeline.pieces import Piece, cut_pieces
+from paceline.pipeline.graph import PieceModule, cut_pieces
 from paceline.pipeline.placement import place
 from paceline.pipeline.schedules import in_flight
 from paceline.reference_pipeline import balanced, equal_counts
@@ -47,7 +47,7 @@ def three_cuts(found: Measured, stages: int, microbatches: int) -> dict[str, tup
 class Timed:
     """One piece with its inputs, and what it took: seconds of forward and backward of a micro-batch."""
 
-    piece: Piece
+    piece: PieceModule
     inputs: tuple[torch.Tensor, ...]
     outputs: tuple[torch.Tensor, ...]
     predicted_seconds: float

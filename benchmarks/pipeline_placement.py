@@ -33,8 +33,8 @@ from rich.table import Table
 from benchmarks.options import Options
 from benchmarks.output import Bar, coloured, progress_bar, save, tables, titled
 from paceline.pipeline.devices import Device, Link
-from paceline.pipeline.layers import Layer, Profile, Tensor, Weight
 from paceline.pipeline.placement import Placement, PlacementError, place, priced
+from paceline.pipeline.profile import Layer, Profile, Tensor, Weight
 from paceline.pipeline.schedules import in_flight
 from paceline.reference_pipeline import balanced, equal_counts
 

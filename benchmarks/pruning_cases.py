@@ -17,7 +17,7 @@ import paceline
 from benchmarks.options import Options, chosen
 from benchmarks.pruning_turns import TakeTurns
 from paceline.data.pruning.fine_pruning import FineSchedule
-from paceline.models.initialisation import initialise
+from paceline.models.layers import initialise
 
 WHOLE, FEWER_EPOCHS, FINE_PRUNING, TRIED = "none", "fewer-epochs", "fine-pruning", "take-turns"
 SEEDS = 3

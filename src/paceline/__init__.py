@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from paceline.analysis.pruning_of_script import pruning_page
     from paceline.data.pruning.policy import PruningError
     from paceline.data.pruning.sampler import FinePruning, InfoBatch
-    from paceline.drivers.collective.hook import compress
-    from paceline.drivers.collective.members import BMUF, HPSGD, PSGD, SSGD, DiLoCo, LocalSGD
+    from paceline.drivers.averaging.averager import BMUF, HPSGD, PSGD, SSGD, DiLoCo, LocalSGD
     from paceline.drivers.collective.pipelining.pipeline import Pipeline
     from paceline.drivers.collective.planning import plan_pipeline
+    from paceline.drivers.ddp import compress
     from paceline.drivers.served.serving import serve
     from paceline.drivers.served.worker import Worker
     from paceline.errors import PacelineError
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from paceline.optim.lars import LARS
     from paceline.optim.ratios import layer_ratios
     from paceline.optim.schedules import scale_lr, warmup_poly
+    from paceline.pipeline import PipelineError
     from paceline.pipeline.devices import Device, Link
-    from paceline.pipeline.errors import PipelineError
     from paceline.pipeline.plan import Plan
     from paceline.recipes import Recipe, RecipeError
     from paceline.runs import Race, Result, simulate
@@ -46,25 +46,25 @@ _HOMES = {
     "RecipeError": "recipes",
     "Result": "runs",
     "Worker": "drivers.served.worker",
-    "compress": "drivers.collective.hook",
+    "compress": "drivers.ddp",
     "plan_pipeline": "drivers.collective.planning",
     "pruning_page": "analysis.pruning_of_script",
     "replay": "runs.replaying",
     "serve": "drivers.served.serving",
     "simulate": "runs",
     "train": "runs.cluster",
-    "BMUF": "drivers.collective.members",
-    "DiLoCo": "drivers.collective.members",
-    "HPSGD": "drivers.collective.members",
-    "LocalSGD": "drivers.collective.members",
-    "PSGD": "drivers.collective.members",
-    "SSGD": "drivers.collective.members",
+    "BMUF": "drivers.averaging.averager",
+    "DiLoCo": "drivers.averaging.averager",
+    "HPSGD": "drivers.averaging.averager",
+    "LocalSGD": "drivers.averaging.averager",
+    "PSGD": "drivers.averaging.averager",
+    "SSGD": "drivers.averaging.averager",
     "PacelineError": "errors",
     "FinePruning": "data.pruning.sampler",
     "InfoBatch": "data.pruning.sampler",
     "PruningError": "data.pruning.policy",
     "Pipeline": "drivers.collective.pipelining.pipeline",
-    "PipelineError": "pipeline.errors",
+    "PipelineError": "pipeline",
     "Accumulate": "optim.accumulate",
     "LARS": "optim.lars",
     "layer_ratios": "optim.ratios",

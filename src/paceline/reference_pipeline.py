@@ -5,7 +5,7 @@
     balanced        the block partition of Bárány and Grinberg ("Block partitions of sequences", 2015), by which
                     torchgpipe balances layers by their measured time
 
-What is known of a model comes as `paceline.pipeline.layers.Profile` has it, devices and links as `Device` and `Link` of
+A model comes as a `paceline.pipeline.profile.Profile`, devices and links as `Device` and `Link` of
 `paceline.pipeline.devices`; only their fields are read. Nothing here is shared with the code it specifies.
 """
 

@@ -15,8 +15,8 @@ import paceline
 from paceline.analysis.pruning import images_of, predictions, record_of_folder
 from paceline.analysis.pruning_of_script import record_of
 from paceline.cli import main
-from paceline.drivers.collective.keeping import Keeper
-from paceline.drivers.collective.story import Story
+from paceline.drivers.averaging.job import AveragingRecorder
+from paceline.drivers.ranks.checkpoints import RankCheckpoints
 from paceline.drivers.replayed.averaged import replay_averages
 from paceline.events import Window
 from paceline.recipes import Recipe
@@ -160,9 +160,9 @@ def of_ranks(folder, *, apart=0.0, **settings) -> None:
     )  # fmt: skip
     shared = replay_averages(windows, make_training(recipe, load_data(recipe)), make_member(recipe)) * (1 + apart)
     write_recipe(recipe, folder)
-    story = Story(2).state_dict([], 0.0) | {"windows": torch.tensor([[[2, 0, 0]] * 2] * 12)}
+    story = AveragingRecorder(2, []).state_dict(0.0) | {"windows": torch.tensor([[[2, 0, 0]] * 2] * 12)}
     state = {"recipe": recipe.to_document(), "story": story, "sync": {"replica": {"shared": shared}}}
-    Keeper(folder, rank=0).keep(24, state)
+    RankCheckpoints(folder, rank=0).keep(24, state)
 
 
 def test_a_real_run_is_replayed_once_and_its_record_kept(tmp_path) -> None:

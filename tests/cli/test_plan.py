@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
+from paceline.analysis.pipeline_plan import plan_document
 from paceline.cli import main
 from paceline.pipeline.plan import Plan
-from paceline.pipeline.plan_text import describe
-from paceline.recipes.plan_record import record_of_plan
+from paceline.pipeline.text import describe
 from tests.reports.pipeline_plans import made_plan
 
 SMALL = ["--data", "synthetic", "--data.samples", "60", "--data.size", "4", "--data.channels", "1"]
@@ -42,7 +42,7 @@ def asked(monkeypatch):
         options["on_round"](1, 2)
         return made_plan()
 
-    monkeypatch.setattr("paceline.recipes.planning.plan_recipe", plan_recipe)
+    monkeypatch.setattr("paceline.analysis.pipeline_plan.plan_recipe", plan_recipe)
     return calls
 
 
@@ -67,7 +67,7 @@ def test_as_json_it_is_the_plan(saved, capsys) -> None:
     assert main(["plan", "--load", "mine.json", "--json", "--out", "here"]) == 0
     found = json.loads(capsys.readouterr().out)
     conditions = found.pop("conditions")
-    expected = record_of_plan(saved).document()
+    expected = plan_document(saved)
     assert expected.pop("conditions") == []
     assert found == json.loads(json.dumps(expected))
     assert conditions[0] == "costs as saved in mine.json"

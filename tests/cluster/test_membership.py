@@ -11,7 +11,7 @@ from paceline.runs.cluster import WorkerOptions, trusted_recipe
 from paceline.traces.journal import Evaluated, WorkerJoined, WorkerLeft
 from paceline.traces.journal_files import read_journal
 from paceline.training import Batches
-from paceline.workers.loop import accumulate
+from paceline.workers.gradients import accumulate
 from tests import warm
 from tests.cluster.harness import Cluster
 from tests.cluster.test_faults import PACED, assert_every_gradient_ended, assert_stops_and_replays, lines

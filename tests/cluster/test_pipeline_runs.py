@@ -11,12 +11,12 @@ import torch
 
 import paceline
 from paceline.cli.main import main
-from paceline.drivers.collective.keeping import Keeper
+from paceline.drivers.ranks.checkpoints import RankCheckpoints
 from paceline.optim import make_optimizer
 from paceline.recipes.assembly import load_data, make_training
 from paceline.runs.ranks import read_recipe_of
 from paceline.training import Batches, measure
-from paceline.training.local import local_gradient
+from paceline.training.replica import local_gradient
 from tests.cluster.test_ranks import NAMED_WITHIN_SECONDS, ended, ranks_of, said, started, wait_for_checkpoints
 
 RECIPE = """
@@ -86,11 +86,11 @@ def test_a_rank_that_dies_is_named_and_the_run_goes_on_to_what_one_process_comes
     loss, accuracy, weights = in_one_process(read_recipe_of(folder))
     assert result["loss"] == pytest.approx(loss, rel=1e-4)
     assert result["accuracy"] == pytest.approx(accuracy, abs=0.02)
-    held = [Keeper(folder, rank).read(40)["model"] for rank in range(2)]
+    held = [RankCheckpoints(folder, rank).read(40)["model"] for rank in range(2)]
     assert not held[0].keys() & held[1].keys()
     for name, weight in weights.items():
         torch.testing.assert_close({**held[0], **held[1]}[name], weight, rtol=1e-4, atol=1e-5)
-    assert [round_ for round_, *_ in Keeper(folder, 0).read(40)["story"]["evaluations"]] == [0, 15, 30]
+    assert [round_ for round_, *_ in RankCheckpoints(folder, 0).read(40)["story"]["evaluations"]] == [0, 15, 30]
     with pytest.raises(ValueError, match="is a run of a pipeline; runs with a server"):
         paceline.replay(folder)
 

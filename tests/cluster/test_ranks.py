@@ -14,7 +14,7 @@ import pytest
 
 import paceline
 from paceline.cli.main import main
-from paceline.drivers.collective.keeping import Keeper
+from paceline.drivers.ranks.checkpoints import RankCheckpoints
 from tests import warm
 
 STARTS_WITHIN_SECONDS = 120.0
@@ -85,7 +85,7 @@ def check_story(folder):
     """All rounds are done, and what was measured is there from the first life on, nothing twice."""
     (result,) = json.loads((folder / "results.json").read_text())["results"]
     assert result["rounds"] >= 60
-    keeper = Keeper(folder, rank=0)
+    keeper = RankCheckpoints(folder, rank=0)
     story = keeper.read(keeper.held()[0])["story"]
     rounds = [round_ for round_, *_ in story["evaluations"]]
     assert len(rounds) > 2
@@ -135,7 +135,7 @@ def test_who_is_told_to_go_ends_its_ranks_first(recipe, tmp_path, monkeypatch, c
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(ENDS_WITHIN_SECONDS)  # the handler interrupts it
 
-    monkeypatch.setattr("paceline.drivers.collective.launch.LocalRanks", Told)
+    monkeypatch.setattr("paceline.drivers.ranks.launch.LocalRanks", Told)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         assert main(["train", str(recipe), "--out", str(tmp_path / "run")]) == 130
@@ -166,7 +166,7 @@ def test_what_cannot_be_is_told_in_one_line(recipe, tmp_path, capsys, monkeypatc
 def test_a_folder_that_holds_a_run_is_refused_in_every_life_of_a_launch(recipe, tmp_path, capsys, monkeypatch):
     """The first life refused it, torchrun started the ranks again, and the second went on with the wrong model."""
     old = tmp_path / "old"
-    Keeper(old, rank=0).keep(1, {"recipe": {}})
+    RankCheckpoints(old, rank=0).keep(1, {"recipe": {}})
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "PACELINE_STORE": str(tmp_path / "store")}.items():
         monkeypatch.setenv(name, value)
     for restarts in range(2):

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.codecs import QSGD, ErrorFeedback, OneBit, PowerSGD, Sparsifier, TopK, make_codec
 from paceline.data import load_dataset
-from paceline.drivers.collective.hook import compress
+from paceline.drivers.ddp import compress
 
 CODECS = {
     "one-bit+ef": lambda: ErrorFeedback(OneBit()),

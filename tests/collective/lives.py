@@ -20,7 +20,7 @@ import torch._dynamo  # torch keeps the default group for ever if this is loaded
 import torch.distributed as dist
 
 import paceline
-from paceline.drivers.collective import meeting
+from paceline.drivers.averaging import group
 
 WAIT_SECONDS = 40.0  # for all that must happen in a scene
 TIMEOUT_SECONDS = 600.0  # of averages: nobody may wait for it here
@@ -80,7 +80,7 @@ def unclosed(rank, folder):
     sync = paceline.HPSGD(model, optimizer, timeout_seconds=TIMEOUT_SECONDS)
     if rank == 0:
         optimizer.step()
-        print("under way", sync._traffic.under_way)
+        print("under way", sync._loop.under_way)
     else:
         time.sleep(WAIT_SECONDS)  # it is ended when the other is through
 
@@ -111,7 +111,7 @@ def listens(port):
 
 def late(rank, folder):
     """One rank never begins."""
-    meeting.GRACE_SECONDS = 0.0
+    group.GRACE_SECONDS = 0.0
     joined(rank, folder)
     model = torch.nn.Linear(4, 4)
     try:

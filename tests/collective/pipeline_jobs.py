@@ -68,7 +68,7 @@ def plan_of(name, schedule, stages, microbatches, size, evaluates=True):
     graph = graph_of(name, size)
     chunks = 2 if schedule == "interleaved" else 1
     pieces = stages * chunks
-    cuts = tuple(round(part * len(graph.steps) / pieces) for part in range(1, pieces))
+    cuts = tuple(round(part * len(graph.layers) / pieces) for part in range(1, pieces))
     inputs, _ = data_of(name)
     return SimpleNamespace(
         schedule=schedule, stages=stages, chunks=chunks, microbatches=microbatches, cuts=cuts,

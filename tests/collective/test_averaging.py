@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline
-from paceline.drivers.collective.beats import Beats
-from paceline.drivers.collective.meeting import MOST_CHARACTERS, _short
-from paceline.drivers.collective.tracked import Tracked
+from paceline.distributed.agreement import SHORT_CHARACTERS, short_text
+from paceline.drivers.averaging.heartbeats import Heartbeats
+from paceline.drivers.averaging.preparation import TrackedModel
 from paceline.strategies.averaging import AVERAGING
 
 pytestmark = pytest.mark.xdist_group("averaging")  # one trio for all of them
@@ -232,16 +232,16 @@ def test_a_sharded_model_is_refused(sharded):
     if sharded == "parameter":
         model[0].weight = torch.nn.Parameter(model[0].weight.detach().as_subclass(DTensor))
     with pytest.raises(ValueError, match=f"{sharded} 0.* is sharded .* every rank holds a part of it"):
-        Tracked(model, torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1))
+        TrackedModel(model, torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1))
 
 
 @given(ranks=st.integers(2, 10_000), silence_seconds=st.floats(0.01, 1000))
 def test_a_rank_has_four_looks_to_be_heard_in_however_many_there_are(ranks, silence_seconds):
-    beats = Beats(None, range(ranks), 0, silence_seconds=silence_seconds)
+    beats = Heartbeats(None, range(ranks), 0, silence_seconds=silence_seconds)
     assert beats.silence_seconds >= max(silence_seconds, 4 * beats.interval_seconds)
 
 
 @given(st.text(max_size=400), st.text(max_size=400))
 def test_what_is_described_stays_short_and_different(one, other):
-    assert len(json.dumps(_short(one))) <= 2 * MOST_CHARACTERS + 2
-    assert (_short(one) == _short(other)) == (one == other)
+    assert len(json.dumps(short_text(one))) <= 2 * SHORT_CHARACTERS + 2
+    assert (short_text(one) == short_text(other)) == (one == other)

@@ -11,9 +11,8 @@ import torch.distributed as dist
 
 from paceline.distributed import RankGoneError
 from paceline.distributed.stores import StoreGather
-from paceline.drivers.collective.handshake import _Handshake, meet
-from paceline.drivers.collective.launch import _store
-from paceline.drivers.collective.place import Place
+from paceline.drivers.ranks.launch import Place
+from paceline.drivers.ranks.rendezvous import Handshake, meet, open_store
 
 PATIENCE_SECONDS = 60.0
 SOON_SECONDS = 0.3
@@ -49,8 +48,8 @@ def life(new_store, world):
 def test_all_ranks_meet_under_one_name_and_the_next_life_under_another_of_the_same_launch(new_store):
     first, second = life(new_store, 3), life(new_store, 3)
     for calls in (first, second):
-        assert len({call.life for call in calls}) == 1
-    assert first[0].life != second[0].life
+        assert len({call.attempt for call in calls}) == 1
+    assert first[0].attempt != second[0].attempt
     assert {call.launch for call in first + second} == {first[0].launch}
 
 
@@ -70,11 +69,11 @@ def test_two_machines_that_count_their_restarts_differently_meet_again():
 
     def store(rank, restarts):
         environment = where | {"TORCHELASTIC_RESTART_COUNT": str(restarts)}
-        return _store(environment, Place(rank=rank, world=2), timeout)
+        return open_store(environment, Place(rank=rank, world=2), timeout)
 
     for rank in range(2):  # the first life: rank 1 is killed before it answers
-        handshake = _Handshake(store=store(rank, restarts=0), rank=rank, world=2)
-        handshake.come()
+        handshake = Handshake(store=store(rank, restarts=0), rank=rank, world=2)
+        handshake.write_token()
     with ThreadPoolExecutor(2) as ranks:
         found = ranks.map(lambda rank: meet(store(rank, rank), rank, 2, timeout_seconds=PATIENCE_SECONDS), range(2))
         one, other = found
@@ -83,38 +82,38 @@ def test_two_machines_that_count_their_restarts_differently_meet_again():
 
 def test_who_comes_again_while_the_others_wait_is_called_again(new_store):
     """Rank 1 answers a call and dies before all have; its next life must not be taken for it."""
-    handshakes = [_Handshake(store=new_store(), rank=rank, world=3) for rank in range(3)]
+    handshakes = [Handshake(store=new_store(), rank=rank, world=3) for rank in range(3)]
     for handshake in handshakes:
-        handshake.come()
+        handshake.write_token()
     zero, one, two = handshakes
-    assert zero.look() is None
-    assert one.look() is None  # it has answered, and dies
-    again = _Handshake(store=new_store(), rank=1, world=3)
-    again.come()
+    assert zero.advance() is None
+    assert one.advance() is None  # it has answered, and dies
+    again = Handshake(store=new_store(), rank=1, world=3)
+    again.write_token()
     for handshake in (two, zero, two, again, two):
-        assert handshake.look() is None
-    calls = [handshake.look() for handshake in (zero, again, two)]
-    assert len({call.life for call in calls}) == 1
+        assert handshake.advance() is None
+    calls = [handshake.advance() for handshake in (zero, again, two)]
+    assert len({call.attempt for call in calls}) == 1
     assert calls[0].tokens == (zero.token, again.token, two.token)
-    assert one.look() is None  # were it alive still, it would know that it is not meant
+    assert one.advance() is None  # were it alive still, it would know that it is not meant
 
 
 def test_whatever_the_order_they_all_meet_and_nobody_goes_on_before_all_have_answered(tmp_path):
     for number, order in enumerate(itertools.permutations(range(3))):
         store = dist.FileStore(str(tmp_path / f"store-{number}"))
-        handshakes = [_Handshake(store=store, rank=rank, world=3) for rank in range(3)]
+        handshakes = [Handshake(store=store, rank=rank, world=3) for rank in range(3)]
         met = {}
         for rank in order:
             assert not met
-            handshakes[rank].come()
+            handshakes[rank].write_token()
             for other in order[: order.index(rank) + 1]:
-                handshakes[other].look()
+                handshakes[other].advance()
         for _ in range(3):
             for rank in order:
-                call = handshakes[rank].look()
+                call = handshakes[rank].advance()
                 if call is not None:
-                    assert all(other.answered == call.life for other in handshakes)
-                    met[rank] = call.life
+                    assert all(other.acknowledged == call.attempt for other in handshakes)
+                    met[rank] = call.attempt
         assert len(met) == 3
         assert len(set(met.values())) == 1
 

@@ -9,15 +9,15 @@ import torch
 import torch.distributed as dist
 
 from paceline.distributed.stores import StoreGather
-from paceline.drivers.collective.keeping import Keeper, agreed_start, difference
+from paceline.drivers.ranks.checkpoints import RankCheckpoints, agreed_start, difference
 
 RECIPE = {"seed": 0, "optimizer": {"lr": 0.1, "decay_at": [3]}, "data": {"directory": "/here"}}
 TIMEOUT_SECONDS = 60.0
 
 
 def keep(folder, rank, *rounds, recipe=RECIPE, launch="first"):
-    keeper = Keeper(folder, rank)
-    keeper.begin(launch)
+    keeper = RankCheckpoints(folder, rank)
+    keeper.claim(launch)
     for number in rounds:
         keeper.keep(number, {"recipe": recipe, "weight": torch.tensor([float(number)])})
 
@@ -29,7 +29,7 @@ def start(folder, *, launch="first", resume=False, recipe=RECIPE, ranks=2, defau
     def be(rank):
         roll = StoreGather(store, rank, ranks, timeout_seconds=TIMEOUT_SECONDS, launch=launch)
         try:
-            state = agreed_start(Keeper(folder, rank), roll, resume=resume, recipe=recipe, defaults=defaults)
+            state = agreed_start(RankCheckpoints(folder, rank), roll, resume=resume, recipe=recipe, defaults=defaults)
         except ValueError as error:
             return str(error)
         return None if state is None else state["weight"].item()
@@ -39,12 +39,12 @@ def start(folder, *, launch="first", resume=False, recipe=RECIPE, ranks=2, defau
 
 
 def held(folder, ranks=2):
-    return [Keeper(folder, rank).held() for rank in range(ranks)]
+    return [RankCheckpoints(folder, rank).held() for rank in range(ranks)]
 
 
 def test_a_new_run_begins_and_is_known_to_be_of_this_launch(tmp_path):
     assert start(tmp_path, launch="mine") == [None, None]
-    assert [Keeper(tmp_path, rank).launch for rank in range(2)] == ["mine", "mine"]
+    assert [RankCheckpoints(tmp_path, rank).launch for rank in range(2)] == ["mine", "mine"]
 
 
 def test_a_launch_that_is_started_again_goes_on_from_what_all_have(tmp_path):
@@ -86,7 +86,7 @@ def test_a_life_that_began_before_what_the_dead_left_can_be_gone_on_with(tmp_pat
     for rank in range(2):
         keep(tmp_path, rank, 40, launch="first")
     keep(tmp_path, 0, 60, 70, launch="first")
-    keeper = Keeper(tmp_path, 0)
+    keeper = RankCheckpoints(tmp_path, 0)
     keeper.keep(50, {"recipe": RECIPE, "weight": torch.tensor([50.0])})
     keep(tmp_path, 1, 50)
     assert start(tmp_path) == [50.0, 50.0]

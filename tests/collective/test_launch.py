@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from paceline.distributed import RankGoneError
-from paceline.drivers.collective.launch import LocalRanks, joined
+from paceline.drivers.ranks.launch import LocalRanks
+from paceline.drivers.ranks.rendezvous import joined
 
 DEADLINE_SECONDS = 60.0
 
@@ -68,7 +69,7 @@ def test_an_exception_ends_the_rank_and_nothing_else(tmp_path):
 
 
 def test_those_who_never_end_are_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.drivers.collective.launch.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("paceline.drivers.ranks.launch.GRACE_SECONDS", 0.1)
     monkeypatch.setattr("paceline.processes.END_SECONDS", 0.1)
     began = time.monotonic()
 
@@ -199,7 +200,7 @@ def test_a_rank_whose_reader_is_gone_ends_as_a_rank(tmp_path, monkeypatch):
 @pytest.mark.parametrize("stage", ["before it meets the others", "when it has met them", "at the end"])
 def test_a_rank_that_dies_outside_of_training_is_named(tmp_path, monkeypatch, stage):
     """While it loads data, before the first average, in the last words: the others wait for it, and are ended."""
-    monkeypatch.setattr("paceline.drivers.collective.launch.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("paceline.drivers.ranks.launch.GRACE_SECONDS", 0.5)
 
     def be(place):
         dies = place.rank == 1

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.codecs import ErrorFeedback, OneBit, PowerSGD, make_codec
-from paceline.drivers.collective.memories import Memories
+from paceline.drivers.ddp import BucketCodecs
 
 SHAPES = {
     "a": torch.Size([4, 3]),
@@ -52,7 +52,7 @@ def residuals(memories):
 
 @given(st.lists(layouts(), min_size=1, max_size=4), st.integers(0, 2**32 - 1))
 def test_whatever_the_buckets_are_what_was_sent_and_what_is_held_back_are_the_gradients(steps, seed):
-    memories, draws = Memories(ErrorFeedback(OneBit())), torch.Generator().manual_seed(seed)
+    memories, draws = BucketCodecs(ErrorFeedback(OneBit())), torch.Generator().manual_seed(seed)
     total, sent = ({name: torch.zeros(shape.numel()) for name, shape in SHAPES.items()} for _ in range(2))
     for layout in steps:
         gradients = {name: torch.randn(shape.numel(), generator=draws) for name, shape in SHAPES.items()}
@@ -64,7 +64,7 @@ def test_whatever_the_buckets_are_what_was_sent_and_what_is_held_back_are_the_gr
 
 
 def test_a_bucket_that_stays_keeps_all_it_remembers():
-    memories = Memories(ErrorFeedback(PowerSGD(rank=1)))
+    memories = BucketCodecs(ErrorFeedback(PowerSGD(rank=1)))
     first = memories.codec_of(["a", "b"], [SHAPES["a"], SHAPES["b"]])
     memories.codec_of(["c"], [SHAPES["c"]])
     assert memories.codec_of(["a", "b"], [SHAPES["a"], SHAPES["b"]]) is first
@@ -74,10 +74,10 @@ def test_a_bucket_that_stays_keeps_all_it_remembers():
 
 def test_a_state_goes_on_in_other_buckets():
     """A run that is resumed begins with DDP's first buckets, and the checkpoint has the later ones."""
-    memories = Memories(ErrorFeedback(OneBit()))
+    memories = BucketCodecs(ErrorFeedback(OneBit()))
     gradients = {name: torch.randn(shape.numel()) for name, shape in SHAPES.items()}
     sent = encode(memories, [["a", "b"], ["c", "d", "e"]], gradients)
-    resumed = Memories(ErrorFeedback(OneBit()))
+    resumed = BucketCodecs(ErrorFeedback(OneBit()))
     resumed.load_state_dict(memories.state_dict(), SHAPES)
     assert residuals(resumed).keys() == SHAPES.keys()
     nothing = {name: torch.zeros_like(gradient) for name, gradient in gradients.items()}
@@ -88,7 +88,7 @@ def test_a_state_goes_on_in_other_buckets():
 
 @pytest.mark.parametrize("name", ["qsgd", "identity"])
 def test_codecs_without_a_memory_have_nothing_to_carry(name):
-    memories = Memories(make_codec(name))
+    memories = BucketCodecs(make_codec(name))
     gradients = {name: torch.randn(shape.numel()) for name, shape in SHAPES.items()}
     encode(memories, [["a", "b"], ["c", "d", "e"]], gradients)
     encode(memories, [["e", "b"], ["c", "d", "a"]], gradients)

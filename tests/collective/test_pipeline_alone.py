@@ -21,8 +21,7 @@ from paceline.drivers.collective.pipelining.batches import sums_of
 from paceline.drivers.collective.pipelining.farewell import Farewell
 from paceline.drivers.collective.pipelining.messages import MOST_CHARACTERS, plain, read, refusal_of, written
 from paceline.drivers.collective.pipelining.splitting import splits
-from paceline.pipeline.graph import ModelGraph
-from paceline.pipeline.pieces import cut_piece
+from paceline.pipeline.graph import ModelGraph, cut_piece
 
 pytestmark = pytest.mark.xdist_group("collective")
 
@@ -128,7 +127,7 @@ class Late(nn.Module):
 
 def test_backward_is_taken_apart_only_where_every_weight_meets_the_path_of_the_inputs_once():
     graph = ModelGraph(Late(), (torch.ones(2, 3), torch.zeros(2, dtype=torch.long)))
-    names = [step.name for step in graph.steps]
+    names = [layer.name for layer in graph.layers]
     table, relu = names.index("table"), names.index("relu")
     assert not splits(cut_piece(graph, 1, relu))  # the table's output leaves beside the path of what came in
     assert splits(cut_piece(graph, table, len(names)))  # there it meets it

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from paceline.events import Asked, Averaged, Begin, Merge, Release, Standing, Stepped, Wait, Window
-from paceline.strategies.averaging import AVERAGING, Averaging, Course, make_averaging
+from paceline.strategies.averaging import AVERAGING, Averaging, AveragingState, make_averaging
 from paceline.strategies.averaging.members import SETTINGS
 
 Plan: TypeAlias = list[tuple[int, Standing]]
@@ -41,7 +41,7 @@ VARIANTS = variants()
 class Runner:
     """One worker, and the log of what was ordered."""
 
-    course: Course
+    course: AveragingState
     plan: Plan
     taken: int = 0
     waits: bool = False
@@ -58,14 +58,14 @@ class Play:
     def __init__(self, member: Averaging, plans: list[Plan], *, seed: int, reload: bool = False) -> None:
         self._random = random.Random(seed)
         self._reload = reload
-        self.runners = [Runner(Course(member, len(plans)), list(plan)) for plan in plans]
+        self.runners = [Runner(AveragingState(member, len(plans)), list(plan)) for plan in plans]
         self.averages: dict[int, dict[int, Window]] = {}
 
     def run(self) -> Play:
         """Move workers until all have left; fails where nobody can move."""
         while movable := [worker for worker, runner in enumerate(self.runners) if self._movable(runner)]:
             self._move(self._random.choice(movable))
-        held_up = [worker for worker, runner in enumerate(self.runners) if not runner.course.left]
+        held_up = [worker for worker, runner in enumerate(self.runners) if not runner.course.finished]
         assert not held_up, f"workers {held_up} wait for ever"
         return self
 
@@ -73,7 +73,7 @@ class Play:
         return tuple(self.averages[number][worker] for worker in range(len(self.runners)))
 
     def _movable(self, runner: Runner) -> bool:
-        return not runner.course.left and (not runner.waits or self._done(runner))
+        return not runner.course.finished and (not runner.waits or self._done(runner))
 
     def _done(self, runner: Runner) -> bool:
         return runner.in_average is not None and len(self.averages[runner.in_average]) == len(self.runners)
@@ -122,5 +122,5 @@ class Play:
     def _restart(self, runner: Runner) -> None:
         """The worker goes down and comes up again from what it kept."""
         kept = json.loads(json.dumps(runner.course.state_dict()))
-        runner.course = Course(runner.course.member, len(self.runners))
+        runner.course = AveragingState(runner.course.member, len(self.runners))
         runner.course.load_state_dict(kept)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.events import Asked, Release, Standing, Stepped
-from paceline.strategies.averaging import AVERAGING, Course
+from paceline.strategies.averaging import AVERAGING, AveragingState
 from tests.contracts.averaging_play import VARIANTS, Play
 
 LEAVING = Standing.LEAVING
@@ -116,16 +116,16 @@ def test_all_are_released_at_the_same_average_and_go_on_from_their_states_as_if_
 
 @everyone
 def test_one_worker_hears_nothing_but_that_it_is_released(member):
-    course = Course(member, workers=1)
+    course = AveragingState(member, workers=1)
     assert [course.handle(Stepped()) for _ in range(300)] == [[]] * 300
     for standing in (Standing.SETTLING, Standing.FLUSHING, LEAVING):
         assert course.handle(Asked(standing=standing)) == [Release(standing=standing)]
-    assert course.left
+    assert course.finished
 
 
 @everyone
 def test_a_state_in_the_middle_of_an_average_is_refused(member):
-    course = Course(member, workers=2)
+    course = AveragingState(member, workers=2)
     course.handle(Stepped())
     course.handle(Asked(standing=Standing.FLUSHING))
     with pytest.raises(ValueError, match="ask for settling first"):

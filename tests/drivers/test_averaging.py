@@ -24,7 +24,7 @@ from paceline.optim import OptimizerSettings, make_optimizer
 from paceline.reports.timeline import segments
 from paceline.strategies.averaging import AVERAGING, make_averaging
 from paceline.training import Batches, Training
-from paceline.training.local import local_gradient
+from paceline.training.replica import local_gradient
 from paceline.training.team import Team
 from tests.contracts.averaging_play import VARIANTS, Play
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paceline.models import MODELS, build_model, count_parameters
-from paceline.models.normalisation import group_count
+from paceline.models.layers import group_count
 from paceline.models.wide_resnet import wide_resnet
 
 # Those of the customary CIFAR networks.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paceline import reference_averaging as reference
 from paceline.events import Asked, Averaged, Begin, Merge, Standing, Stepped
-from paceline.strategies.averaging import Course, make_averaging
+from paceline.strategies.averaging import AveragingState, make_averaging
 from paceline.training.replica import Replica
 
 some = settings(max_examples=15)
@@ -43,7 +43,7 @@ class Worker:
     def __init__(self, member, workers, worker, start, gradient):
         self.parameters = torch.tensor(start, dtype=torch.float64)
         self.replica = Replica([self.parameters], [], member, workers=workers)
-        self.course = Course(member, workers)
+        self.course = AveragingState(member, workers)
         self.message = torch.empty(self.replica.size, dtype=torch.float64)
         self.under_way = None
         self._worker, self._gradient = worker, gradient
@@ -58,7 +58,7 @@ class Worker:
     def obey(self, event):
         for order in self.course.handle(event):
             if isinstance(order, Begin):
-                self.replica.leave(self.message, scale=order.scale, brings=order.window.brought > 0)
+                self.replica.pack_change(self.message, scale=order.scale, brings=order.window.brought > 0)
                 self._begun = order.window
             elif isinstance(order, Merge):
                 self.replica.merge(self._total, weight=order.weight, open_steps=order.open_steps)
@@ -87,10 +87,10 @@ def run(member, targets, start, windows, *, merge_first):
                 one.hear()
             steps = windows[number][worker] if number < len(windows) else 0
             one.train(steps)
-            if number >= len(windows) - 1 and not one.course.left and one.course.standing is Standing.TRAINING:
+            if number >= len(windows) - 1 and not one.course.finished and one.course.standing is Standing.TRAINING:
                 one.obey(LEAVING)
             one.hear()
-        if any(one.course.left for one in team):
+        if any(one.course.finished for one in team):
             break
         said = tuple(one.window() for one in team)
         assert None not in said
@@ -99,7 +99,7 @@ def run(member, targets, start, windows, *, merge_first):
             one.average_done(number, said, total.clone())
     for one in team:
         one.hear()
-    assert all(one.course.left for one in team)
+    assert all(one.course.finished for one in team)
     assert all(torch.equal(one.parameters, team[0].parameters) for one in team)
     return team[0].parameters.tolist()
 
@@ -147,5 +147,5 @@ def test_a_merge_in_an_open_window_moves_the_replica_and_keeps_what_is_open():
     replica.catch_up()
     assert (replica.shared.item(), weight.item()) == (4.0, 5.0)
     message = torch.empty(1)
-    replica.leave(message, scale=1.0, brings=True)
+    replica.pack_change(message, scale=1.0, brings=True)
     assert (message.item(), weight.item()) == (1.0, 4.0)

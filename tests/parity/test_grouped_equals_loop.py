@@ -10,11 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from paceline.models import build_model
-from paceline.workers.assignment import Assignment
 from paceline.workers.engine import CheckedGradients, make_engine
 from paceline.workers.flat import FlatModel
+from paceline.workers.gradients import Assignment, LoopGradients
 from paceline.workers.grouped import GroupedGradients
-from paceline.workers.loop import LoopGradients
 
 GREY, COLOUR = (1, 8, 8), (3, 16, 16)
 NETWORKS = [

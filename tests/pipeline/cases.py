@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline import reference_pipeline as reference
 from paceline.pipeline.devices import Device, Link
-from paceline.pipeline.layers import INPUT, Layer, Profile, Tensor, Weight
+from paceline.pipeline.profile import INPUT, Layer, Profile, Tensor, Weight
 
 SPEEDS = (0.5, 1.0, 1.0, 2.0)
 BANDWIDTHS = (64.0, 256.0, 1024.0, float("inf"))

@@ -5,8 +5,7 @@ import re
 import pytest
 
 from paceline.pipeline.advice import MOST_MICROBATCHES, advise
-from paceline.pipeline.idle import counted_idle
-from paceline.pipeline.schedules import SCHEDULES, orders, why_not
+from paceline.pipeline.schedules import SCHEDULES, counted_idle, orders, why_not
 from paceline.pipeline.timing import MessageCost, PieceCost, timeline
 
 EVEN = [PieceCost(forward_seconds=1.0, input_seconds=1.0, weight_seconds=1.0)] * 4

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.pipeline.drawing import draw
 from paceline.pipeline.schedules import SCHEDULES, orders
+from paceline.pipeline.text import draw
 from paceline.pipeline.timing import MessageCost, PieceCost, Span, Timeline, slot_timeline, timeline
 
 

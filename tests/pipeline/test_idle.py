@@ -2,8 +2,12 @@
 
 import pytest
 
-from paceline.pipeline.idle import counted_idle, counted_idle_unpipelined, lecture_idle, lecture_idle_unpipelined
-from paceline.pipeline.schedules import orders, why_not
+from paceline.pipeline.schedules import (
+    counted_idle,
+    lecture_idle,
+    orders,
+    why_not,
+)
 from paceline.pipeline.timing import PieceCost, slot_timeline, slots, timeline
 
 NUMBERS = [(stages, microbatches) for stages in range(1, 9) for microbatches in range(1, 17)]
@@ -37,14 +41,14 @@ def test_the_lecture_counts_one_of_two_triangles():
         printed = 2 / microbatches * triangle / (2 * (1 + (stages - 1) / microbatches) * stages)
         assert lecture_idle(stages, microbatches) == pytest.approx(printed)
         assert 2 * lecture_idle(stages, microbatches) == pytest.approx(counted_idle(stages, microbatches))
-        assert lecture_idle_unpipelined(stages) == pytest.approx(2 * triangle / (2 * stages**2))
+        assert lecture_idle(stages, 1) == pytest.approx(2 * triangle / (2 * stages**2))
 
 
 def test_without_pipelining_is_with_one_microbatch():
     for stages in range(1, 9):
-        assert counted_idle_unpipelined(stages) == pytest.approx(counted_idle(stages, 1))
-        assert counted_idle_unpipelined(stages) == pytest.approx(slot_timeline("gpipe", stages, 1).idle)
-        assert lecture_idle_unpipelined(stages) == pytest.approx(lecture_idle(stages, 1))
+        assert counted_idle(stages, 1) == pytest.approx(1 - 1 / stages)
+        assert counted_idle(stages, 1) == pytest.approx(slot_timeline("gpipe", stages, 1).idle)
+        assert lecture_idle(stages, 1) == pytest.approx((1 - 1 / stages) / 2)
 
 
 def test_numbers_below_one_are_refused():
@@ -53,6 +57,5 @@ def test_numbers_below_one_are_refused():
             formula(0, 1)
         with pytest.raises(ValueError, match=r"microbatches must be at least 1 \(microbatches=0\)"):
             formula(1, 0)
-    for formula in (lecture_idle_unpipelined, counted_idle_unpipelined):
         with pytest.raises(ValueError, match=r"stages=-1"):
-            formula(-1)
+            formula(-1, 1)

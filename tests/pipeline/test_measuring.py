@@ -9,10 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.pipeline.graph import ModelGraph
-from paceline.pipeline.measuring import measure
-from paceline.pipeline.pieces import cut_pieces
-from paceline.pipeline.sizes import measure_two_sizes
+from paceline.pipeline.graph import ModelGraph, cut_pieces
+from paceline.pipeline.measuring import measure, measure_two_sizes
 from tests.pipeline.zoo import ZOO, as_tuple, mlp, model_and_inputs
 
 
@@ -52,7 +50,7 @@ def test_the_layers_bytes_are_what_autograd_keeps(name):
 def test_a_piece_keeps_no_more_than_its_layers_say(name):
     """What a piece keeps is made by its own layers, or received: so memory can be added up layer by layer."""
     _model, inputs, graph, profile = measured(name)
-    cuts = sorted(random.Random(3).sample(range(1, len(graph.steps)), 3))
+    cuts = sorted(random.Random(3).sample(range(1, len(graph.layers)), 3))
     values = inputs
     for piece in cut_pieces(graph, cuts):
         taken = [value.detach().requires_grad_(value.requires_grad) for value in values]
@@ -89,11 +87,11 @@ def test_a_sample_is_not_overwritten():
 
 def test_every_layer_and_tensor_is_told():
     _, _, graph, profile = measured("residual")
-    assert [layer.name for layer in profile.layers] == [step.name for step in graph.steps]
+    assert [layer.name for layer in profile.layers] == [layer.name for layer in graph.layers]
     assert all(layer.forward_seconds > 0 for layer in profile.layers)
     heavy = next(layer for layer in profile.layers if layer.name == "1.first")
     assert heavy.input_seconds > 0
-    for cut in range(1, len(graph.steps)):
+    for cut in range(1, len(graph.layers)):
         assert profile.crossing_bytes(cut) == sum(value.bytes for value in graph.crossing(cut))
 
 

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.pipeline.errors import PipelineError
-from paceline.pipeline.graph import ModelGraph
-from paceline.pipeline.pieces import cut_pieces, hand_on
+from paceline.pipeline import PipelineError
+from paceline.pipeline.graph import ModelGraph, cut_pieces, hand_on
 from tests.pipeline.zoo import ZOO, Undecided, as_tuple, mlp, model_and_inputs, residual_net
 
 
@@ -26,7 +25,7 @@ def traced(name):
 
 def cuts_of(graph, seed):
     """One random cut in each, few and many."""
-    layers = len(graph.steps)
+    layers = len(graph.layers)
     generator = random.Random(seed)
     return sorted(generator.sample(range(1, layers), generator.randint(1, min(5, layers - 1))))
 
@@ -44,7 +43,7 @@ def total(outputs):
 
 def every_cut(graph):
     """No cut, each cut by itself, all of them, and some random ones."""
-    layers = len(graph.steps)
+    layers = len(graph.layers)
     yield from ([], *([cut] for cut in range(1, layers)), list(range(1, layers)))
     yield from (cuts_of(graph, seed) for seed in range(3))
 
@@ -101,7 +100,7 @@ def test_pieces_evaluate_as_the_model_does(name):
 @pytest.mark.parametrize("name", ZOO)
 def test_what_a_piece_gives_is_what_the_next_takes(name):
     model, _, graph = traced(name)
-    pieces = cut_pieces(graph, range(1, len(graph.steps)))
+    pieces = cut_pieces(graph, range(1, len(graph.layers)))
     for piece, behind in itertools.pairwise(pieces):
         assert [value.name for value in piece.gives] == [value.name for value in behind.takes]
     held = {key for piece in pieces for key in piece.module.state_dict()}
@@ -121,12 +120,12 @@ def test_every_trained_weight_is_the_models_own():
 def test_layers_that_overwrite_can_be_cut_from_those_before():
     """ReLU(inplace=True) and += are told as layers of their own, and nothing in a piece overwrites what it received."""
     _, inputs, graph = traced("residual")
-    names = [step.name for step in graph.steps]
+    names = [layer.name for layer in graph.layers]
     assert "1.activation" in names
     assert "1.activation@1" in names
     assert not graph.notes
     given = [tensor.clone() for tensor in inputs]
-    play(cut_pieces(graph, range(1, len(graph.steps))), inputs)
+    play(cut_pieces(graph, range(1, len(graph.layers))), inputs)
     assert all(torch.equal(mine, its) for mine, its in zip(given, inputs, strict=True))
 
 
@@ -189,7 +188,7 @@ def test_a_row_has_gradients_whoever_asks_for_it():
 
 def test_a_row_that_cannot_be_traced_is_cut_between_its_modules():
     _, _, graph = traced("undecided-row")
-    assert [step.name for step in graph.steps] == ["0", "1", "2", "3"]
+    assert [layer.name for layer in graph.layers] == ["0", "1", "2", "3"]
     assert "the modules of the nn.Sequential are taken whole" in graph.notes[0]
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from paceline import reference_pipeline as reference
 from paceline.pipeline.devices import Device, Link
-from paceline.pipeline.layers import Layer, Profile, Tensor, Weight
 from paceline.pipeline.placement import PlacementError, place, priced
+from paceline.pipeline.profile import Layer, Profile, Tensor, Weight
 from tests.pipeline.cases import chance_of, random_profile
 
 SLOW = Link(bytes_per_second=64.0, latency_seconds=0.125)

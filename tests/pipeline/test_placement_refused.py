@@ -7,8 +7,8 @@ import math
 import pytest
 
 from paceline.pipeline.devices import Device, Link
-from paceline.pipeline.layers import Layer, Profile, Tensor, Weight
 from paceline.pipeline.placement import PlacementError, place
+from paceline.pipeline.profile import Layer, Profile, Tensor, Weight
 
 
 def model(*sizes, activations=0, bound=(), tensors=()):

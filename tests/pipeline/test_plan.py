@@ -13,13 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.pipeline import PipelineError
 from paceline.pipeline.devices import Device, Link
-from paceline.pipeline.errors import PipelineError
 from paceline.pipeline.plan import Plan
 from paceline.pipeline.plan_file import document_of, plan_from
-from paceline.pipeline.plan_text import describe
 from paceline.pipeline.planning import make_plan
 from paceline.pipeline.schedules import SCHEDULES
+from paceline.pipeline.text import describe
 from tests.pipeline.zoo import mlp, model_and_inputs
 
 

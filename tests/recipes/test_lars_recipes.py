@@ -19,7 +19,7 @@ from paceline.recipes.assembly import load_data, make_training
 from paceline.runs.simulation import make_run
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
-from paceline.training import Trainee
+from paceline.training import TrainState
 
 ROUNDS = 8
 LARGE = {"name": "lars", "lr": 0.1, "trust": 0.05, "schedule": "poly", "warmup": 0.25, "exclude_bias_and_norm": False}
@@ -80,7 +80,7 @@ def trainee(settings):
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     optimizer, schedule = make_optimizer(settings, module.parameters(), total_steps=10)
-    return Trainee(module, optimizer, schedule), optimizer
+    return TrainState(module, optimizer, schedule), optimizer
 
 
 def take(made, versions):

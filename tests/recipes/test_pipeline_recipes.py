@@ -11,11 +11,11 @@ import torch.distributed as dist
 from paceline import Race, Recipe, simulate
 from paceline.cli.main import main
 from paceline.distributed.stores import StoreGather
-from paceline.drivers.collective.pipeline_plans import Wanted, difference
+from paceline.drivers.collective.pipeline_plans import difference
 from paceline.drivers.collective.pipeline_story import PipelineStory
 from paceline.pipeline.schedules import SCHEDULES, why_not
+from paceline.pipeline.settings import PipelineSettings
 from paceline.recipes import SettingError, read_recipe
-from paceline.recipes.pipeline_section import PipelineSection
 from paceline.reports import results_table
 from paceline.runs.cluster import make_served
 from paceline.runs.pipelines import check_pipelined, for_ranks
@@ -67,7 +67,7 @@ def test_what_cannot_be_is_refused_where_it_is_written(given, because):
 def test_sections_are_refused_exactly_where_schedules_are():
     def refusal(**settings):
         try:
-            return PipelineSection(**settings) and None
+            return PipelineSettings(**settings) and None
         except SettingError as error:
             return str(error)
 
@@ -129,17 +129,17 @@ def test_what_has_no_pipelines_refuses_them(tmp_path, capsys):
 
 
 def test_a_plan_for_something_else_is_refused_in_words_that_say_what():
-    wanted = Wanted(stages=2, microbatches=4, batch_size=32, memory_bytes=1_000_000)
+    settings = PipelineSettings(stages=2, microbatches=4, memory_mb=1.0)
 
     def plan(**other):
         same = {"stages": 2, "microbatches": 4, "schedule": "1f1b", "chunks": 1, "batch_size": 32}
         return SimpleNamespace(**{**same, **other}, placement=SimpleNamespace(device_bytes=(7, 1_000_000)))
 
-    assert difference(plan(), wanted, "my.json") == ""
-    said = difference(plan(stages=4, microbatches=8), wanted, "my.json")
+    assert difference(plan(), settings, 32, "my.json") == ""
+    said = difference(plan(stages=4, microbatches=8), settings, 32, "my.json")
     assert "my.json is for stages = 4, microbatches = 8, and the recipe says stages = 2, microbatches = 4" in said
-    less = dataclasses.replace(wanted, memory_bytes=999_999)
-    assert "takes 1.0 MB of a device, and memory_mb is 1.0: plan again" in difference(plan(), less, "my.json")
+    less = dataclasses.replace(settings, memory_mb=0.999999)
+    assert "takes 1.0 MB of a device, and memory_mb is 1.0: plan again" in difference(plan(), less, 32, "my.json")
 
 
 def test_a_story_goes_on_where_it_was_kept_and_tells_every_step():

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.optim import OPTIMIZERS
+from paceline.analysis.pipeline_plan import plan_recipe, revised_plan
+from paceline.optim import OPTIMIZERS, OptimizerSettings
 from paceline.pipeline.devices import Device, Link
+from paceline.pipeline.planning import optimizer_states
+from paceline.pipeline.settings import PipelineSettings
 from paceline.recipes import Recipe
-from paceline.recipes.pipeline_section import PipelineSection
-from paceline.recipes.planning import optimizer_states, plan_recipe, revised_plan
 from tests.reports.pipeline_plans import made_plan
 
 SMALL = Recipe().with_settings(data={"name": "synthetic", "samples": 60, "size": 4, "channels": 1})
@@ -55,7 +56,7 @@ def test_a_recipes_plan_is_of_its_model_batch_and_pipeline_with_the_threads_of_a
     ],
 )
 def test_what_an_optimiser_keeps_is_counted(optimizer, kept) -> None:
-    assert optimizer_states(Recipe().with_settings(optimizer=optimizer)) == kept
+    assert optimizer_states(OptimizerSettings(**optimizer)) == kept
     assert optimizer["name"] in OPTIMIZERS
 
 
@@ -84,17 +85,17 @@ def test_a_batch_larger_than_the_data_is_refused() -> None:
 def test_a_plan_placed_anew_keeps_what_nobody_asked_to_change() -> None:
     plan = made_plan(memory_bytes=400_000, speeds=(1.0, 2.0, 0.5), microbatches=6)
     own = {"stages": 3, "microbatches": 6}
-    same = revised_plan(plan, PipelineSection(**own))
+    same = revised_plan(plan, PipelineSettings(**own))
     assert same.placement == plan.placement
     assert same.links == plan.links
-    slower = revised_plan(plan, PipelineSection(**own, latency_ms=3.0), given={"latency_ms"})
+    slower = revised_plan(plan, PipelineSettings(**own, latency_ms=3.0), given={"latency_ms"})
     assert slower.links == Link(bytes_per_second=plan.links.bytes_per_second, latency_seconds=0.003)
     assert slower.placement.devices == plan.placement.devices
-    free = revised_plan(plan, PipelineSection(**own), given={"memory_mb"}, speeds=(1.0, 1.0, 1.0), states=0.0)
+    free = revised_plan(plan, PipelineSettings(**own), given={"memory_mb"}, speeds=(1.0, 1.0, 1.0), states=0.0)
     assert set(free.placement.devices) == {Device()}
     assert sum(free.placement.device_bytes) < sum(plan.placement.device_bytes)
-    fewer = revised_plan(plan, PipelineSection(stages=2, microbatches=6, schedule="gpipe"), given={"stages"})
+    fewer = revised_plan(plan, PipelineSettings(stages=2, microbatches=6, schedule="gpipe"), given={"stages"})
     assert fewer.placement.devices == (plan.placement.devices[0],) * 2
     assert fewer.schedule == "gpipe"
     with pytest.raises(ValueError, match=r"microbatches must be those of the plan, 6.*\(microbatches=4\)"):
-        revised_plan(plan, PipelineSection(stages=3, microbatches=4))
+        revised_plan(plan, PipelineSettings(stages=3, microbatches=4))

@@ -23,7 +23,7 @@ from paceline.runs import as_document, make_run, result_of
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
 from paceline.training import Batches, pruning_of
-from paceline.workers.loop import LoopGradients
+from paceline.workers.gradients import LoopGradients
 
 ROUNDS = 16
 SMALL = Recipe(rounds=ROUNDS, evaluate_every=ROUNDS, evaluation_samples=300).with_settings(

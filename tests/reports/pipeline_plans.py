@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from paceline.pipeline.devices import Device, Link
-from paceline.pipeline.layers import INPUT, Layer, Profile, Tensor, Weight
 from paceline.pipeline.placement import Placement
 from paceline.pipeline.plan import Batch, Plan
+from paceline.pipeline.profile import INPUT, Layer, Profile, Tensor, Weight
 
 COSTS = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8)
 NAMES = tuple(f"block.{number}" for number in range(len(COSTS)))

@@ -8,17 +8,21 @@ import json
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from paceline.pipeline import plan_text
-from paceline.pipeline.timing import Span
-from paceline.recipes.plan_record import record_of_plan
-from paceline.reports import pipeline_numbers
-from paceline.reports.pipeline_charts import balance_chart, choice_chart, layer_chart, memory_chart
+from paceline.analysis.pipeline_plan import plan_document
+from paceline.pipeline.devices import Device
+from paceline.pipeline.timing import Span, Timeline
+from paceline.quantities import duration_text, size_text
+from paceline.reports.pipeline_charts import (
+    MOST_LANES,
+    MOST_SPANS,
+    balance_chart,
+    choice_chart,
+    layer_chart,
+    memory_chart,
+    step_chart,
+)
 from paceline.reports.pipeline_page import pipeline_page
-from paceline.reports.pipeline_timeline import MOST_LANES, MOST_SPANS, step_chart
-from paceline.traces.pipeline_record import DeviceRecord, PipelineRecord, SpanRecord
 from tests.reports.pipeline_plans import COSTS, made_plan
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>$title"
@@ -56,7 +60,7 @@ def _near(value: float) -> str:
 
 def test_the_page_holds_every_stage_and_schedule_with_the_plans_figures() -> None:
     plan = made_plan(memory_bytes=180_000)
-    page = pipeline_page(record_of_plan(plan, conditions=["32 <samples>"]))
+    page = pipeline_page(plan, conditions=["32 <samples>"])
     stages = rows_of(page, "stages")
     assert len(stages) == plan.stages
     for row, piece in zip(stages, plan.placement.pieces, strict=True):
@@ -64,9 +68,9 @@ def test_the_page_holds_every_stage_and_schedule_with_the_plans_figures() -> Non
         assert row[0] == str(piece.index)
         assert layers[0].name in row[1]
         assert layers[-1].name in row[1]
-        assert row[2] == plan_text.duration(piece.forward_seconds)
-        assert row[7] == plan_text.duration(piece.seconds)
-        assert row[8] == plan_text.size(piece.memory_bytes)
+        assert row[2] == duration_text(piece.forward_seconds)
+        assert row[7] == duration_text(piece.seconds)
+        assert row[8] == size_text(piece.memory_bytes)
     assert any(prediction.why_not for prediction in plan.predictions)  # interleaved holds too much
     assert not all(prediction.why_not for prediction in plan.predictions)
     for row, prediction in zip(rows_of(page, "schedules"), plan.predictions, strict=True):
@@ -76,11 +80,11 @@ def test_the_page_holds_every_stage_and_schedule_with_the_plans_figures() -> Non
             assert row[-1] == prediction.why_not
         else:
             shares = (prediction.idle, prediction.slots, prediction.lecture)
-            assert row[1] == plan_text.duration(prediction.step_seconds)
+            assert row[1] == duration_text(prediction.step_seconds)
             assert row[2:5] == [f"{100 * share:.0f} %" for share in shares]
-            assert row[5] == plan_text.size(prediction.most_bytes)
+            assert row[5] == size_text(prediction.most_bytes)
     said = page.replace("\u00a0", " ")
-    assert f"<h1>net in 3 stages: {plan_text.duration(plan.timeline.step_seconds)} a step" in said
+    assert f"<h1>net in 3 stages: {duration_text(plan.timeline.step_seconds)} a step" in said
     assert "<li>32 &lt;samples&gt;</li>" in page
     assert plan.advice.sentence[1:] in said
     assert "torchrun --nproc-per-node 3" in page
@@ -89,7 +93,7 @@ def test_the_page_holds_every_stage_and_schedule_with_the_plans_figures() -> Non
 @pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("interleaved", 2), ("zero-bubble", 1)])
 def test_every_span_of_every_schedule_is_drawn_once_and_where_it_is(schedule, chunks) -> None:
     plan = made_plan(schedule=schedule, chunks=chunks, microbatches=6)
-    chart = step_chart(record_of_plan(plan))
+    chart = step_chart(plan)
     possible = [each.schedule for each in plan.predictions if not each.why_not]
     assert len(possible) == 4
     for panel, name in enumerate([schedule, *(each for each in possible if each != schedule)]):
@@ -106,31 +110,29 @@ def test_every_span_of_every_schedule_is_drawn_once_and_where_it_is(schedule, ch
 
 def test_cuts_layers_memory_and_choices_are_drawn_where_the_plan_has_them() -> None:
     plan = made_plan(memory_bytes=400_000, speeds=(1.0, 2.0, 0.5))
-    record = record_of_plan(plan)
-    chart = layer_chart(record)
+    chart = layer_chart(plan)
     heights = [sum(item["y"][place] for item in chart.data) for place in range(len(COSTS))]
     assert heights == pytest.approx([1e3 * layer.seconds for layer in plan.profile.layers], rel=1e-4)
     lines = [shape for shape in chart.layout["shapes"] if shape["type"] == "line"]
     assert [line["x0"] + 0.5 for line in lines if line["line"]["dash"] == "solid"] == list(plan.cuts)
     assert [line["x0"] + 0.5 for line in lines if line["line"]["dash"] == "dot"] == list(plan.even.cuts)
-    mine, even = balance_chart(record).data
+    mine, even = balance_chart(plan).data
     assert mine["y"] == pytest.approx([1e3 * piece.seconds for piece in plan.placement.pieces], rel=1e-4)
     assert even["y"] == pytest.approx([1e3 * piece.seconds for piece in plan.even.pieces], rel=1e-4)
-    memory = memory_chart(record)
+    memory = memory_chart(plan)
     assert memory.data[0]["y"] == pytest.approx([needed / 1e3 for needed in plan.placement.device_bytes], rel=1e-4)
     assert {shape["y0"] for shape in memory.layout["shapes"]} == {400.0}
-    (line,) = choice_chart(record).data
+    (line,) = choice_chart(plan).data
     assert line["y"] == pytest.approx([1e3 * choice.step_seconds for choice in plan.advice.choices], rel=1e-4)
 
 
 def test_nothing_from_outside_is_read_as_html() -> None:
     plan = made_plan([HOSTILE] * len(COSTS), model=HOSTILE, notes=(HOSTILE,))
-    record = dataclasses.replace(
-        record_of_plan(plan, conditions=[HOSTILE], source={"model": {"name": HOSTILE}}),
-        devices=(DeviceRecord(name=HOSTILE),) * 3,
-    )
-    page = pipeline_page(record, title=HOSTILE, plan_file=HOSTILE)
-    ours = pipeline_page(record_of_plan(made_plan()))
+    named = dataclasses.replace(plan.placement, devices=(Device(name=HOSTILE),) * 3)
+    recipe = {"model": {"name": HOSTILE}}
+    plan = dataclasses.replace(plan, placement=named)
+    page = pipeline_page(plan, title=HOSTILE, plan_file=HOSTILE, conditions=[HOSTILE], recipe=recipe)
+    ours = pipeline_page(made_plan())
     assert page.count("<script") == ours.count("<script")
     assert "<img" not in page
     assert "default-src 'none'" in page
@@ -142,15 +144,13 @@ def test_nothing_from_outside_is_read_as_html() -> None:
 
 
 def test_a_large_pipeline_is_drawn_in_part_and_says_so() -> None:
-    record = record_of_plan(made_plan())
-    stages = 2 * MOST_LANES
-    spans = tuple(
-        SpanRecord(device, device, "F", number, 0.001 * number, 0.001 * (number + 1))
+    plan, stages = made_plan(), 2 * MOST_LANES
+    rows = tuple(
+        tuple(Span(device, device, "F", number, 0.001 * number, 0.001 * (number + 1)) for number in range(1000))
         for device in range(stages)
-        for number in range(1000)
     )
-    chosen = dataclasses.replace(record.chosen, spans=spans, step_seconds=1.0, idle_shares=(0.0,) * stages)
-    large = dataclasses.replace(record, stages=stages, schedules=(chosen,))
+    large = dataclasses.replace(plan, placement=dataclasses.replace(plan.placement, devices=(Device(),) * stages))
+    vars(large).update(timeline=Timeline(rows=rows), alternatives={plan.schedule: large})
     chart = step_chart(large)
     shown = [len(item["x"]) for item in chart.data]
     assert MOST_SPANS - MOST_LANES <= sum(shown) <= MOST_SPANS
@@ -160,9 +160,9 @@ def test_a_large_pipeline_is_drawn_in_part_and_says_so() -> None:
 
 
 def test_without_equal_parts_or_other_choices_the_page_does_without_them() -> None:
-    record = dataclasses.replace(record_of_plan(made_plan()), even=(), notes=(), source={})
-    record = dataclasses.replace(record, choices=record.choices[:1])
-    page = pipeline_page(record)
+    plan = made_plan()
+    vars(plan).update(even=None, advice=dataclasses.replace(plan.advice, choices=plan.advice.choices[:1]))
+    page = pipeline_page(plan)
     assert "chart-choices" not in page
     assert "<h2>Notes</h2>" not in page
     assert "<h2>Recipe</h2>" not in page
@@ -172,16 +172,9 @@ def test_without_equal_parts_or_other_choices_the_page_does_without_them() -> No
     )
 
 
-@given(st.floats(0, 1e5), st.integers(0, 10**13))
-def test_times_and_sizes_are_those_of_the_terminal(seconds, number_of_bytes) -> None:
-    assert pipeline_numbers.duration(seconds) == plan_text.duration(seconds)
-    assert pipeline_numbers.size(number_of_bytes) == plan_text.size(number_of_bytes)
-
-
-def test_the_record_is_the_plan_in_plain_values() -> None:
+def test_the_document_is_the_plan_in_plain_values() -> None:
     plan = made_plan(schedule="interleaved", chunks=2, microbatches=6)
-    record = record_of_plan(plan)
-    document = json.loads(json.dumps(record.document(), allow_nan=False))
+    document = json.loads(json.dumps(plan_document(plan), allow_nan=False))
     assert document["cuts"] == list(plan.cuts)
     assert document["pieces"] == [dataclasses.asdict(piece) for piece in plan.placement.pieces]
     for found, prediction in zip(document["schedules"], plan.predictions, strict=True):
@@ -189,8 +182,5 @@ def test_the_record_is_the_plan_in_plain_values() -> None:
         assert {key: found[key] for key in dataclasses.asdict(prediction) if key != "schedule"} == {
             key: value for key, value in dataclasses.asdict(prediction).items() if key != "schedule"
         }
-    assert record.chosen.spans == tuple(SpanRecord(*span) for span in plan.timeline.spans)
-    assert SpanRecord._fields == Span._fields
     whole = plan.microbatches * sum(layer.seconds for layer in plan.profile.layers)
-    assert record.speedup == pytest.approx(whole / plan.timeline.step_seconds)
-    assert isinstance(record, PipelineRecord)
+    assert document["speedup"] == pytest.approx(whole / plan.timeline.step_seconds)

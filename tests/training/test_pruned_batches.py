@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.data.pruning import PruningSettings
-from paceline.drivers.collective.keeping import Keeper
+from paceline.drivers.ranks.checkpoints import RankCheckpoints
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import load_data, make_training
 from paceline.training import Batches, pruning_of
@@ -132,8 +132,8 @@ def test_a_rank_that_kept_its_state_goes_on_as_if_nothing_had_been(plain, prunin
     undisturbed, killed, resumed = (Batches(training) for _ in range(3))
     expected = play(undisturbed, range(24), worker=1)
     play(killed, range(11), worker=1)
-    Keeper(tmp_path, rank=1).keep(11, {"pruning": killed.state_dict()})
-    resumed.load_state_dict(Keeper(tmp_path, rank=1).read(11)["pruning"])
+    RankCheckpoints(tmp_path, rank=1).keep(11, {"pruning": killed.state_dict()})
+    resumed.load_state_dict(RankCheckpoints(tmp_path, rank=1).read(11)["pruning"])
     assert equal(expected[11:], play(resumed, range(11, 24), worker=1))
     assert np.array_equal(*(pruning_of(each, training).times_pruned for each in (undisturbed, resumed)))
     assert undisturbed.pruned.sat_out == resumed.pruned.sat_out

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from paceline.strategies.averaging import make_averaging
-from paceline.training.buffers import averaged_buffers
-from paceline.training.replica import GradientReplica, Replica
+from paceline.training.replica import GradientReplica, Replica, averaged_buffers
 
 WORKERS = 4
 
@@ -17,7 +16,7 @@ def averaged(replicas, *, weight, open_steps=0, brings=None):
     """One average of all: what each sends, added up, and merged by each."""
     messages = [torch.empty(replica.size) for replica in replicas]
     for number, (replica, message) in enumerate(zip(replicas, messages, strict=True)):
-        replica.leave(message, scale=1.0, brings=brings is None or number in brings)
+        replica.pack_change(message, scale=1.0, brings=brings is None or number in brings)
     total = torch.stack(messages).sum(0)
     for replica in replicas:
         replica.merge(total.clone(), weight=weight, open_steps=open_steps)
@@ -57,7 +56,7 @@ def test_an_open_window_of_coarse_parameters_keeps_what_it_has(kind):
     replica.merge(torch.tensor([0.001]), weight=1.0, open_steps=1)  # less than bfloat16 can tell from nothing
     replica.catch_up()
     message = torch.empty(1)
-    replica.leave(message, scale=1.0, brings=True)
+    replica.pack_change(message, scale=1.0, brings=True)
     assert float(message) == 0.25
     assert float(replica.shared) == pytest.approx(1.001)
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.workers.assignment import Assignment
 from paceline.workers.flat import FlatModel
+from paceline.workers.gradients import Assignment, LoopGradients
 from paceline.workers.grouped import GroupedGradients
-from paceline.workers.loop import LoopGradients
 
 
 def batch(samples, blocks=1, blocks_done=1):

@@ -7,10 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from paceline.workers.assignment import Assignment
 from paceline.workers.engine import make_engine
+from paceline.workers.gradients import Assignment, LoopGradients
 from paceline.workers.grouped import GroupedGradients
-from paceline.workers.loop import LoopGradients
 
 ENGINES = {"loop": LoopGradients, "in blocks": lambda m: LoopGradients(m, block_by_block=True), "one": GroupedGradients}
 

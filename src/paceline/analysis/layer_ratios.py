@@ -62,16 +62,16 @@ class Inspection:
 
     @property
     def first(self) -> Moment:
-        """Before any step."""
+        """The moment before any step."""
         return self.moments[0]
 
     @property
     def last(self) -> Moment:
-        """After all steps."""
+        """The moment after all steps."""
         return self.moments[-1]
 
     def limiting(self, moment: Moment | None = None) -> LayerRatio | None:
-        """The layer with the smallest ratio at a moment (the first), among those whose ratio was positive at the start.
+        """Return the layer with the smallest ratio at a moment (the first), of those that began with a positive one.
 
         What began at 0 has no size of its own: after a few steps it is as small as these steps, and so is its ratio.
         """
@@ -84,10 +84,10 @@ class Inspection:
 def inspect_recipe(
     recipe: Recipe, *, steps: int = 0, batch: int = 0, on_step: Callable[[int], None] = lambda step: None
 ) -> Inspection:
-    """The ratios of a recipe's model before the first step, and while it takes `steps` steps.
+    """Return the ratios of a recipe's model before the first step, and while it takes `steps` steps.
 
-    `batch` is the number of samples of a gradient, 0 the recipe's `worker.batch_size`. `on_step` is told how many
-    gradients have been taken.
+    `batch` is the number of samples of a gradient, 0 the recipe's `worker.batch_size`. `on_step` is called with the
+    number of gradients that have been taken.
 
     >>> inspect_recipe(Recipe(rounds=10), steps=11)
     Traceback (most recent call last):
@@ -129,18 +129,18 @@ def check(recipe: Recipe, *, steps: int, batch: int) -> None:
 
 def _check_samples(recipe: Recipe, samples: int, batch: int) -> None:
     """Refuse a batch in which samples would be counted several times."""
-    told = f"the training samples of {recipe.data.name}"
+    range_text = f"between 1 and {samples:,}, the training samples of {recipe.data.name}"
     if batch > samples:
-        raise ValueError(f"batch must be between 1 and {samples:,}, {told} (batch={batch})")
+        raise ValueError(f"batch must be {range_text} (batch={batch})")
     if not batch and recipe.worker.batch_size > samples:
         raise ValueError(
-            f"batch must be given, between 1 and {samples:,}, {told}: the recipe has larger batches "
+            f"batch must be given, {range_text}: the recipe has larger batches "
             f"(worker.batch_size={recipe.worker.batch_size})"
         )
 
 
 def moments_of(steps: int) -> list[int]:
-    """When ratios are taken: at every step, or at so many as are enough for a picture.
+    """Return the steps at which ratios are taken: every one, or as many as are enough for a picture.
 
     >>> moments_of(3), len(moments_of(1000)), moments_of(1000)[-1]
     ([0, 1, 2, 3], 61, 1000)
@@ -151,7 +151,7 @@ def moments_of(steps: int) -> list[int]:
 
 def _train(recipe: Recipe, training: Training, steps: int, on_step: Callable[[int], None]) -> Inspection:
     from paceline.training.batches import Batches
-    from paceline.training.local import local_gradient
+    from paceline.training.replica import local_gradient
 
     module, batches, wanted = training.module, Batches(training), set(moments_of(steps))
     optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
@@ -173,12 +173,12 @@ def _train(recipe: Recipe, training: Training, steps: int, on_step: Callable[[in
 def _moment(recipe: Recipe, module: torch.nn.Module, step: int, rate: float, loss: float) -> Moment:
     from paceline.optim.ratios import layer_ratios
 
-    section = recipe.optimizer
+    chosen = recipe.optimizer
     ratios = layer_ratios(
         module,
-        trust=getattr(section, "trust", 0.001),
-        weight_decay=section.weight_decay,
-        exclude_bias_and_norm=getattr(section, "exclude_bias_and_norm", True),
-        clip=getattr(section, "clip", False),
+        trust=chosen.trust,
+        weight_decay=chosen.weight_decay,
+        exclude_bias_and_norm=chosen.exclude_bias_and_norm,
+        clip=chosen.clip,
     )
     return Moment(step=step, rate=rate, loss=loss, ratios=ratios)

@@ -14,17 +14,15 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress
 
-from paceline.cli.folders import new_folder
 from paceline.cli.options import UsageError
-from paceline.cli.ranks import by_ranks, is_ranks_run, train_ranks
-from paceline.cli.telling import tell_results
-from paceline.drivers.collective.place import place_in
-from paceline.recipes import Recipe, read_recipe
+from paceline.cli.output import new_folder, show_results
+from paceline.drivers.ranks.launch import place_in
+from paceline.recipes import Recipe
 from paceline.traces.journal import TRACE, RunEnded
 from paceline.traces.journal_files import read_journal
 
 if TYPE_CHECKING:
-    from paceline.cli.live import LiveRun
+    from paceline.cli.progress import RunView
     from paceline.runs.cluster import Trained
 
 
@@ -144,7 +142,7 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
             "`paceline serve` and `paceline work`; hpsgd and its family run under torchrun, and pipelines do"
         )
 
-    def run(recipe: Recipe, folder: Path, live: LiveRun, resume: bool) -> Trained:
+    def run(recipe: Recipe, folder: Path, live: RunView, resume: bool) -> Trained:
         def opened(address: str) -> None:
             live.note(f"server at {address}; more workers: paceline work {address}")
 
@@ -166,7 +164,7 @@ def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
             what = "a pipeline" if recipe.pipeline.on else "averaging"
             raise UsageError(f"{what} has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE")
 
-    def run(recipe: Recipe, folder: Path, live: LiveRun, resume: bool) -> Trained:
+    def run(recipe: Recipe, folder: Path, live: RunView, resume: bool) -> Trained:
         def opened(address: str) -> None:
             live.note(f"server at {address}: waiting for {recipe.cluster.workers} workers")
 
@@ -179,9 +177,9 @@ def _serve(
     options: TrainOptions | ServeOptions,
     overrides: dict[str, str],
     name: str,
-    run: Callable[[Recipe, Path, LiveRun, bool], Trained],
+    run: Callable[[Recipe, Path, RunView, bool], Trained],
 ) -> None:
-    from paceline.cli.live import LiveRun
+    from paceline.cli.progress import RunView
 
     resume = bool(options.resume)
     notes = Console(stderr=True)
@@ -191,11 +189,11 @@ def _serve(
         return
     with notes.status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
         import paceline.drivers.served.serving  # noqa: F401 - it takes seconds, and somebody is watching
-    with LiveRun(notes) as live:
+    with RunView(notes) as live:
         trained = run(recipe, folder, live, resume)
     for error in dict.fromkeys(trained.outcome.errors):
         notes.print(f"error: {error}", style="red", soft_wrap=True, highlight=False, markup=False)
-    tell_results(recipe, [trained.result], folder, notes, as_json=options.json)
+    show_results(recipe, [trained.result], folder, notes, as_json=options.json)
     if not trained.outcome.finished:
         go_on = f"paceline {name} --resume {folder}{_as_before(options)}"
         notes.print(f"{trained.outcome.reason}; go on with: {go_on}", soft_wrap=True, highlight=False, markup=False)
@@ -242,7 +240,7 @@ def _run_folder(text: str) -> Path:
 
 def work(options: WorkOptions, overrides: dict[str, str]) -> None:
     """`paceline work`."""
-    from paceline.cli.live import told
+    from paceline.cli.progress import printed_log
     from paceline.runs.cluster import WorkerOptions, work_for
 
     notes = Console(stderr=True)
@@ -263,7 +261,7 @@ def work(options: WorkOptions, overrides: dict[str, str]) -> None:
         threads=options.threads,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever is told to go says goodbye first
-    with told(notes):
+    with printed_log(notes):
         work_for(options.address, own, on_welcome=welcomed)
     notes.print("training is over")
 
@@ -314,5 +312,5 @@ class RunDiffers(OSError):  # noqa: N818 - a finding, not a fault
 
     >>> raise RunDiffers("not identical: step 3")
     Traceback (most recent call last):
-    paceline.cli.cluster_commands.RunDiffers: not identical: step 3
+    paceline.cli.cluster.RunDiffers: not identical: step 3
     """

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline import __version__
-from paceline.cli.bench_commands import BenchOptions, bench
-from paceline.cli.cluster_commands import (
+from paceline.cli.bench import BenchOptions, bench
+from paceline.cli.cluster import (
     KeysOptions,
     ReplayOptions,
     ServeOptions,
@@ -21,12 +21,12 @@ from paceline.cli.cluster_commands import (
     train,
     work,
 )
-from paceline.cli.commands import RaceOptions, SimulateOptions, race, simulate
 from paceline.cli.inspect import InspectOptions, inspect
 from paceline.cli.inspect_pruning_command import InspectPruningOptions, inspect_pruning
 from paceline.cli.options import UsageError, parse
 from paceline.cli.plan_command import PlanOptions, plan
 from paceline.cli.plan_pruning_command import PlanPruningOptions, plan_pruning
+from paceline.cli.simulate import RaceOptions, SimulateOptions, race, simulate
 from paceline.lookup import unknown
 
 COMMANDS: dict[str, tuple[type[Any], Callable[[Any, dict[str, str]], None]]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,11 @@ from paceline.cli.options import UsageError
 from paceline.files import write_file
 from paceline.quantities import rate_in_bytes, size_in_bytes
 from paceline.recipes import Recipe, read_recipe
+from paceline.terminal import can_print, printable
 
 if TYPE_CHECKING:
     from paceline.pipeline.plan import Plan
-    from paceline.recipes.pipeline_section import PipelineSection
-    from paceline.traces.pipeline_record import PipelineRecord
+    from paceline.pipeline.settings import PipelineSettings
 
 STAGES = "4"  # where neither the recipe nor an option says how many
 LEAST_WIDTH, MOST_WIDTH = 40, 80
@@ -30,7 +30,7 @@ PAGE, RESULTS, PLAN = "report.html", "results.json", "plan.json"
 
 
 def _setting(metavar: str, default: object) -> Any:
-    """An option that is text, empty unless it is given; what that stands for is told in the help."""
+    """Declare an option that is text, empty unless it is given; the help says what empty stands for."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"[{default}]")
 
 
@@ -71,33 +71,40 @@ class PlanOptions:
 
 
 def plan(options: PlanOptions, overrides: dict[str, str]) -> None:
-    """`paceline plan`."""
-    from paceline.recipes.planning import check
+    """Run `paceline plan`."""
+    from paceline.analysis.pipeline_plan import check_options, plan_conditions, plan_document
 
     numbers: dict[str, Any] = {"speeds": _speeds(options.speeds), "states": _states(options.optimizer_states)}
-    wanted = {**overrides, **_of_section(options)}
-    saved, section, recipe = _loaded(options, wanted) if options.load else (None, *_read(options, wanted))
-    check(section, **numbers, repeats=options.repeats, threads=options.threads)
+    wanted = {**overrides, **_pipeline_overrides(options)}
+    saved, settings, recipe = _loaded(options, wanted) if options.load else (None, *_read(options, wanted))
+    check_options(settings, **numbers, repeats=options.repeats, threads=options.threads)
     notes, out, file = Console(stderr=True), Path(options.out), _plan_file(options)
     try:
         out.mkdir(parents=True, exist_ok=True)  # better refused now than after measuring
     except OSError as error:
         raise UsageError(f"cannot write results to {out}: {error.strerror or error}; give another --out") from None
-    with _bar(notes) as told:
+    with _progress(notes) as progress:
         if saved is not None:
-            made = _revised(saved, section, numbers, given=set(wanted))
+            made = _revised(saved, settings, numbers, given=set(wanted))
         else:
-            made = _measured(recipe, options, numbers, told)
-        told("predicting steps", None)
-        record = _record(made, options, recipe)
-    _tell(made, record, out, file, notes, as_json=options.json)
+            made = _measured(recipe, options, numbers, progress)
+        progress("predicting steps", None)
+        conditions = plan_conditions(made, recipe, threads=options.threads, source=options.load)
+        results = plan_document(made, conditions=conditions, recipe=recipe)
+    # Files first: whoever reads the output may stop reading.
+    written = _write(made, results, out, file)
+    if options.json:
+        print(_as_json(results))
+    else:
+        _print(made, conditions)
+    notes.print(written, soft_wrap=True, highlight=False, markup=False)
 
 
 # -- what is asked for -------------------------------------------------------------------------------------------------
 
 
-def _of_section(options: PlanOptions) -> dict[str, str]:
-    """Options that say a setting of [pipeline] in other words, as text of that setting."""
+def _pipeline_overrides(options: PlanOptions) -> dict[str, str]:
+    """Return the options that are settings of [pipeline] in other units, as texts of those settings."""
     given = {"pipeline.schedule": options.schedule, "pipeline.chunks": options.chunks}
     given["pipeline.latency_ms"] = options.latency_ms
     if options.memory:
@@ -107,8 +114,8 @@ def _of_section(options: PlanOptions) -> dict[str, str]:
     return {name: text for name, text in given.items() if text}
 
 
-def _read(options: PlanOptions, wanted: dict[str, str]) -> tuple[PipelineSection, Recipe]:
-    """The recipe; one without a pipeline gets one."""
+def _read(options: PlanOptions, wanted: dict[str, str]) -> tuple[PipelineSettings, Recipe]:
+    """Read the recipe; one without a pipeline gets one."""
     path = Path(options.recipe_file) if options.recipe_file else None
     if "pipeline.stages" not in wanted:
         alone = {"pipeline.memory_mb", "pipeline.chunks", "pipeline.schedule"}  # what does not say how many
@@ -118,8 +125,8 @@ def _read(options: PlanOptions, wanted: dict[str, str]) -> tuple[PipelineSection
     return recipe.pipeline, recipe
 
 
-def _loaded(options: PlanOptions, wanted: dict[str, str]) -> tuple[Plan, PipelineSection, None]:
-    """A saved plan, and the section that says how it is to be placed now: its own where nothing is said."""
+def _loaded(options: PlanOptions, wanted: dict[str, str]) -> tuple[Plan, PipelineSettings, None]:
+    """Read a saved plan, and the settings by which it is to be placed now: its own where none are given."""
     others = [name for name in wanted if not name.startswith("pipeline.")]
     if options.recipe_file or others:
         what = options.recipe_file or f"--{others[0].replace('_', '-')}"
@@ -166,108 +173,81 @@ def _plan_file(options: PlanOptions) -> Path:
 
 
 @contextmanager
-def _bar(notes: Console) -> Iterator[Callable[[str, tuple[int, int] | None], None]]:
-    """A bar that says what is done now; how far it is, where that is known."""
+def _progress(notes: Console) -> Iterator[Callable[[str, tuple[int, int] | None], None]]:
+    """Show a bar; yield a function that says what is done now, and how far it is where that is known."""
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeElapsedColumn())
     with Progress(*columns, console=notes, expand=True, transient=True, disable=not notes.is_terminal) as progress:
         task = progress.add_task("loading torch", total=None)
 
-        def told(what: str, rounds: tuple[int, int] | None) -> None:
+        def show(text: str, rounds: tuple[int, int] | None) -> None:
             done, total = rounds or (0, None)
-            progress.update(task, description=what, completed=done, total=total)
+            progress.update(task, description=text, completed=done, total=total)
 
-        yield told
+        yield show
 
 
-def _measured(recipe: Recipe | None, options: PlanOptions, numbers: dict[str, Any], told: Callable[..., None]) -> Plan:
+def _measured(recipe: Recipe | None, options: PlanOptions, numbers: dict[str, Any], show: Callable[..., None]) -> Plan:
     import paceline.training  # noqa: F401 - it takes seconds, and somebody is watching
-    from paceline.recipes.planning import plan_recipe
+    from paceline.analysis.pipeline_plan import plan_recipe
 
     if recipe is None:
         raise UsageError("there is nothing to plan: give a recipe, or --load")
-    told(f"tracing {recipe.model.name}", None)
+    show(f"tracing {recipe.model.name}", None)
     return plan_recipe(
         recipe,
         **numbers,
         repeats=options.repeats,
         threads=options.threads,
-        on_round=lambda done, of: told(f"measuring {recipe.model.name}: round {done} of {of}", (done, of)),
+        on_round=lambda done, of: show(f"measuring {recipe.model.name}: round {done} of {of}", (done, of)),
     )
 
 
-def _revised(saved: Plan, section: PipelineSection, numbers: dict[str, Any], *, given: set[str]) -> Plan:
-    from paceline.recipes.planning import revised_plan
+def _revised(saved: Plan, settings: PipelineSettings, numbers: dict[str, Any], *, given: set[str]) -> Plan:
+    from paceline.analysis.pipeline_plan import revised_plan
 
     if not given and not numbers["speeds"] and numbers["states"] is None:
         return saved
-    return revised_plan(saved, section, **numbers, given={name.partition(".")[2] for name in given})
+    return revised_plan(saved, settings, **numbers, given={name.partition(".")[2] for name in given})
 
 
-def _record(made: Plan, options: PlanOptions, recipe: Recipe | None) -> PipelineRecord:
-    from paceline.recipes.plan_record import record_of_plan
-
-    if recipe is None:
-        return record_of_plan(made, conditions=(f"costs as saved in {options.load}", *_conditions(made, "")))
-    threads = f"measured here with {options.threads} thread{'s' * (options.threads > 1)}"
-    samples = f"{made.batch.samples} samples of {recipe.data.name}"
-    conditions = (samples, threads, *_conditions(made, recipe.optimizer.name))
-    return record_of_plan(made, conditions=conditions, source=recipe.to_document())
+# -- results -----------------------------------------------------------------------------------------------------------
 
 
-def _conditions(made: Plan, optimizer: str) -> tuple[str, ...]:
-    """What a plan was made for, in a few words each."""
-    from paceline.recipes.plan_record import link_words
-
-    keeps = f"{optimizer or 'the optimiser'} keeps {made.states:g} number{'s' * (made.states != 1)} for each weight"
-    speeds = {device.speed for device in made.placement.devices}
-    differ = ",".join(f"{device.speed:g}" for device in made.placement.devices)
-    return (keeps, link_words(made), *((f"speeds {differ}",) if speeds != {1.0} else ()))
+def _as_json(results: dict[str, Any]) -> str:
+    return json.dumps(results, indent=2, allow_nan=False)
 
 
-# -- telling -----------------------------------------------------------------------------------------------------------
-
-
-def _tell(made: Plan, record: PipelineRecord, out: Path, file: Path, notes: Console, *, as_json: bool) -> None:
-    document = json.dumps(record.document(), indent=2, allow_nan=False)
-    written = _written(made, record, document, out, file)  # before anything is told: who reads us may stop reading
-    if as_json:
-        print(document)
-    else:
-        _print(made, record)
-    notes.print(written, soft_wrap=True, highlight=False, markup=False)
-
-
-def _written(made: Plan, record: PipelineRecord, document: str, out: Path, file: Path) -> str:
+def _write(made: Plan, results: dict[str, Any], out: Path, file: Path) -> str:
+    """Write the plan, its results and its page; return where they are, or why they could not be written."""
     from paceline.reports.pipeline_page import pipeline_page
 
     try:
         made.save(file)
-        write_file(out / RESULTS, document + "\n")
-        page = pipeline_page(record, title=f"paceline plan: {record.model}", plan_file=str(file))
+        write_file(out / RESULTS, _as_json(results) + "\n")
+        page = pipeline_page(
+            made,
+            title=f"paceline plan: {made.model}",
+            plan_file=str(file),
+            conditions=results["conditions"],
+            recipe=results["recipe"],
+        )
         return f"plan: {file}\nreport: {write_file(out / PAGE, page)}"
-    except OSError as error:  # the plan is told; that it cannot be kept does not undo it
+    except OSError as error:  # the plan is printed; that it cannot be kept does not undo it
         return f"cannot write the plan to {file} and its report to {out}: {error.strerror or error}"
 
 
-def _print(made: Plan, record: PipelineRecord) -> None:
-    """The text, coloured where the terminal has colours, and in ASCII where it knows no blocks."""
-    from paceline.pipeline.plan_text import describe
+def _print(made: Plan, conditions: Sequence[str]) -> None:
+    """Print the text, coloured where the terminal has colours, and in ASCII where it knows no blocks."""
+    from paceline.pipeline.text import describe
 
     console = Console(highlight=False, markup=False)
     width = max(LEAST_WIDTH, min(console.width, MOST_WIDTH))
     colour = console.is_terminal and not console.no_color
     text = describe(made, width=width, colour=colour)
-    try:
-        text.encode(console.encoding)
-    except UnicodeEncodeError:
-        text = _writable(describe(made, width=width, ascii_only=True, colour=colour), console.encoding)
+    if not can_print(text, console.encoding):
+        text = printable(describe(made, width=width, ascii_only=True, colour=colour), console.encoding)
     headline, _, rest = text.partition("\n\n")
     console.print(headline, style="bold", soft_wrap=True)
     print(f"\n{rest}\n", flush=True)
-    said = f"{'; '.join(record.conditions)}."
-    print(_writable(textwrap.fill(said[:1].upper() + said[1:], width), console.encoding))
-
-
-def _writable(text: str, encoding: str) -> str:
-    """Names of layers may hold what a terminal cannot show."""
-    return text.encode(encoding, "replace").decode(encoding)
+    sentence = f"{'; '.join(conditions)}."
+    print(printable(textwrap.fill(sentence[:1].upper() + sentence[1:], width), console.encoding))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from paceline.data.class_holders import deal_classes, holders_per_class
 from paceline.lookup import unknown
-from paceline.randomness import seed_for
+from paceline.randomness import exp, log, seed_for
 
 if TYPE_CHECKING:
     import torch
@@ -148,8 +148,8 @@ def _dirichlet(labels: NDArray[np.int64], settings: SplitSettings, random: np.ra
 
 def _proportions(alpha: float, workers: int, random: np.random.Generator) -> NDArray[np.float64]:
     """A draw from Dirichlet(alpha, ..., alpha), by logarithms: for a small alpha all gammas round to zero."""
-    logs = np.log(random.gamma(alpha + 1.0, size=workers)) + np.log1p(-random.random(workers)) / alpha
-    shares = np.exp(logs - logs.max())
+    logs = log(random.gamma(alpha + 1.0, size=workers)) + log(1.0 - random.random(workers)) / alpha
+    shares = exp(logs - logs.max())
     return np.asarray(shares / shares.sum())
 
 

@@ -42,16 +42,16 @@ def make_group(ranks: Sequence[int], backend: str, timeout_seconds: float) -> di
 
 def close_group(group: dist.ProcessGroup, *, pending: bool) -> None:
     """Take down a group of `make_group`, without waiting for a collective that is still `pending`."""
-    if pending and dist.get_backend(group) == "gloo":
+    if pending and group.name() == "gloo":
         # Let the group's destructor never run, not even as the interpreter ends: gloo's waits for the operation under
         # way, for as long as the group's timeout, and then ends the process by SIGABRT.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
     elif pending:
         group.abort()
-    if group.size() < dist.get_world_size():
-        return  # torch names groups of some ranks by their ranks: the next one would meet the remains of this one
     with contextlib.suppress(ValueError):  # the script has destroyed it already
-        dist.destroy_process_group(group)
+        # torch names groups of some ranks by their ranks: the next one would meet the remains of this one, so it stays.
+        if group.size() == dist.get_world_size():
+            dist.destroy_process_group(group)
 
 
 def message_device(group: dist.ProcessGroup) -> torch.device:

@@ -1,4 +1,4 @@
-"""The papers' networks at CIFAR size, and how a user's own is named.
+"""The papers' networks at CIFAR size, and how a user's network is named.
 
 The rule: a network is its name, its input shape, its number of classes and its seed. The same four give
 the same parameters to the last bit, nothing here touches torch's global random numbers, and no network
@@ -107,8 +107,8 @@ def build_model(
     classes, seed = _checked_integer("classes", classes), _checked_integer("seed", seed)
     if classes < 1:
         raise ValueError(f"classes must be at least 1 (classes={classes}); give the number of labels")
-    own = isinstance(name, str) and ":" in name
-    if not own and name not in MODELS:
+    from_user = isinstance(name, str) and ":" in name
+    if not from_user and name not in MODELS:
         raise unknown("model", name, MODELS)
     norm = _checked_norm(name, norm)
 
@@ -117,15 +117,15 @@ def build_model(
     # The CPU's generator alone is forked and seeded: torch.manual_seed would seed the GPUs' as well.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed_for(seed, "model"))
-        if own:
-            from paceline.models.own import build_own
+        if from_user:
+            from paceline.models.user_models import build_user_model
 
-            return build_own(name, input_shape=shape, classes=classes)
+            return build_user_model(name, input_shape=shape, classes=classes)
         return _build_listed(MODELS[name], shape, classes, norm)
 
 
 def count_parameters(model: nn.Module) -> int:
-    """How many numbers a network learns.
+    """Return how many numbers a network learns.
 
     >>> import torch
     >>> count_parameters(torch.nn.Linear(3, 2))
@@ -135,7 +135,7 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def _build_listed(entry: ModelEntry, shape: tuple[int, int, int], classes: int, norm: str | None) -> nn.Module:
-    from paceline.models.initialisation import initialise
+    from paceline.models.layers import initialise
 
     module, function = entry.location.split(":")
     choice = {} if norm is None else {"norm": norm}
@@ -173,10 +173,10 @@ def _checked_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:
     return channels, height, width
 
 
-def _checked_integer(what: str, value: object) -> int:
+def _checked_integer(name: str, value: object) -> int:
     try:
         if isinstance(value, bool):
             raise TypeError
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise ValueError(f"{what} must be a whole number ({what}={value!r})") from None
+        raise ValueError(f"{name} must be a whole number ({name}={value!r})") from None

@@ -17,15 +17,14 @@ from __future__ import annotations
 
 from torch import nn
 
-from paceline.models.layers import convolution, halved
-from paceline.models.normalisation import norm_layer
+from paceline.models.layers import convolution, halved, norm_layer
 
 LINEAR_WIDTH = 1024
 LARGEST_LAST_SIDE = 4
 
 
 def alexnet(*, input_shape: tuple[int, int, int], classes: int) -> nn.Sequential:
-    """AlexNet with local response normalisation.
+    """Build AlexNet with local response normalisation.
 
     >>> len(alexnet(input_shape=(1, 8, 8), classes=10))
     13
@@ -34,7 +33,7 @@ def alexnet(*, input_shape: tuple[int, int, int], classes: int) -> nn.Sequential
 
 
 def alexnet_bn(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """AlexNet with batch (or group) normalisation after every convolution.
+    """Build AlexNet with batch (or group) normalisation after every convolution.
 
     >>> len(alexnet_bn(input_shape=(1, 8, 8), classes=10))
     13

@@ -13,8 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from paceline.models.layers import classifier, convolution
-from paceline.models.normalisation import norm_layer
+from paceline.models.layers import classifier, convolution, norm_layer
 
 GROWTH = 32
 LAYERS_PER_STAGE = (6, 12, 24, 16)
@@ -39,12 +38,11 @@ class DenseLayer(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """The new maps, then those that came in."""
         return torch.cat([self.new_maps(images), images], dim=1)
 
 
 def densenet121(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """DenseNet-121: 58 dense layers.
+    """Build DenseNet-121: 58 dense layers.
 
     >>> len(densenet121(input_shape=(1, 8, 8), classes=10))
     64

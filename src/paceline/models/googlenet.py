@@ -14,8 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from paceline.models.layers import classifier, convolution
-from paceline.models.normalisation import norm_layer
+from paceline.models.layers import classifier, convolution, norm_layer
 
 STEM_CHANNELS = 192
 
@@ -81,13 +80,12 @@ class Inception(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """The four ways' maps, one after the other."""
         ways = [self.one(images), self.three(images), self.five(images), self.pooled(images)]
         return torch.cat(ways, dim=1)
 
 
 def googlenet(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """GoogLeNet: nine inception modules.
+    """Build GoogLeNet: nine inception modules.
 
     >>> len(googlenet(input_shape=(1, 8, 8), classes=10))
     13

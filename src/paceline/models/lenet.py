@@ -19,7 +19,7 @@ FIRST_MAP, SECOND_MAP = 32, 14
 
 
 def lenet(*, input_shape: tuple[int, int, int], classes: int) -> nn.Sequential:
-    """LeNet-5 for any input size.
+    """Build LeNet-5 for any input size.
 
     >>> from paceline.models import count_parameters
     >>> count_parameters(lenet(input_shape=(3, 32, 32), classes=10))

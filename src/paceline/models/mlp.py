@@ -11,7 +11,7 @@ from torch import nn
 
 
 def mlp(*, input_shape: tuple[int, int, int], classes: int, width: int = 128) -> nn.Sequential:
-    """Two hidden layers on the flattened input.
+    """Build two hidden layers on the flattened input.
 
     >>> len(mlp(input_shape=(1, 8, 8), classes=10))
     6

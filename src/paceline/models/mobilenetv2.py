@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from paceline.models.layers import classifier, convolution
-from paceline.models.normalisation import norm_layer
+from paceline.models.layers import classifier, convolution, norm_layer
 
 STEM_CHANNELS, LAST_CHANNELS = 32, 1280
 
@@ -51,13 +50,12 @@ class InvertedResidual(nn.Module):
             self.shortcut = nn.Sequential(convolution(channels_in, channels, 1), norm_layer(norm, channels))
 
     def forward(self, images: Tensor) -> Tensor:
-        """The residual, with the shortcut where there is one."""
         residual: Tensor = self.residual(images)
         return residual + self.shortcut(images) if self.carries_input else residual
 
 
 def mobilenetv2(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """MobileNetV2 of width one: seventeen inverted residuals.
+    """Build MobileNetV2 of width one: seventeen inverted residuals.
 
     >>> len(mobilenetv2(input_shape=(1, 8, 8), classes=10))
     20

@@ -13,13 +13,29 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from paceline.models.layers import classifier, convolution
-from paceline.models.normalisation import norm_layer
+from paceline.models.layers import classifier, convolution, norm_layer
 
 STAGE_CHANNELS = (64, 128, 256, 512)
 
 
-class BasicBlock(nn.Module):
+class _ResidualBlock(nn.Module):
+    """ReLU(residual(x) + shortcut(x)); the shortcut is x itself unless the shape changes."""
+
+    def __init__(self, residual: nn.Module, channels_in: int, channels_out: int, stride: int, norm: str) -> None:
+        super().__init__()
+        self.residual = residual
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels_in != channels_out:
+            shortcut = convolution(channels_in, channels_out, 1, stride=stride), norm_layer(norm, channels_out)
+            self.shortcut = nn.Sequential(*shortcut)
+        self.activation = nn.ReLU()
+
+    def forward(self, images: Tensor) -> Tensor:
+        activated: Tensor = self.activation(self.residual(images) + self.shortcut(images))
+        return activated
+
+
+class BasicBlock(_ResidualBlock):
     """Two 3x3 convolutions around which the input is carried.
 
     >>> import torch
@@ -30,24 +46,17 @@ class BasicBlock(nn.Module):
     expansion = 1
 
     def __init__(self, channels_in: int, channels: int, *, stride: int, norm: str) -> None:
-        super().__init__()
-        self.residual = nn.Sequential(
+        residual = nn.Sequential(
             convolution(channels_in, channels, 3, stride=stride),
             norm_layer(norm, channels),
             nn.ReLU(),
             convolution(channels, channels, 3),
             norm_layer(norm, channels),
         )
-        self.shortcut = _shortcut(channels_in, channels, stride, norm)
-        self.activation = nn.ReLU()
-
-    def forward(self, images: Tensor) -> Tensor:
-        """ReLU of the residual and the shortcut together."""
-        activated: Tensor = self.activation(self.residual(images) + self.shortcut(images))
-        return activated
+        super().__init__(residual, channels_in, channels, stride, norm)
 
 
-class Bottleneck(nn.Module):
+class Bottleneck(_ResidualBlock):
     """A 3x3 convolution between two 1x1 that narrow and widen, around which the input is carried.
 
     >>> import torch
@@ -58,9 +67,8 @@ class Bottleneck(nn.Module):
     expansion = 4
 
     def __init__(self, channels_in: int, channels: int, *, stride: int, norm: str) -> None:
-        super().__init__()
         channels_out = channels * self.expansion
-        self.residual = nn.Sequential(
+        residual = nn.Sequential(
             convolution(channels_in, channels, 1),
             norm_layer(norm, channels),
             nn.ReLU(),
@@ -70,17 +78,11 @@ class Bottleneck(nn.Module):
             convolution(channels, channels_out, 1),
             norm_layer(norm, channels_out),
         )
-        self.shortcut = _shortcut(channels_in, channels_out, stride, norm)
-        self.activation = nn.ReLU()
-
-    def forward(self, images: Tensor) -> Tensor:
-        """ReLU of the residual and the shortcut together."""
-        activated: Tensor = self.activation(self.residual(images) + self.shortcut(images))
-        return activated
+        super().__init__(residual, channels_in, channels_out, stride, norm)
 
 
 def resnet18(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """ResNet-18: eight basic blocks.
+    """Build ResNet-18: eight basic blocks.
 
     >>> len(resnet18(input_shape=(1, 8, 8), classes=10))
     10
@@ -89,7 +91,7 @@ def resnet18(*, input_shape: tuple[int, int, int], classes: int, norm: str = "ba
 
 
 def resnet34(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """ResNet-34: sixteen basic blocks.
+    """Build ResNet-34: sixteen basic blocks.
 
     >>> len(resnet34(input_shape=(1, 8, 8), classes=10))
     18
@@ -98,7 +100,7 @@ def resnet34(*, input_shape: tuple[int, int, int], classes: int, norm: str = "ba
 
 
 def resnet50(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """ResNet-50: sixteen bottlenecks.
+    """Build ResNet-50: sixteen bottlenecks.
 
     >>> len(resnet50(input_shape=(1, 8, 8), classes=10))
     18
@@ -107,7 +109,7 @@ def resnet50(*, input_shape: tuple[int, int, int], classes: int, norm: str = "ba
 
 
 def resnet101(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """ResNet-101: thirty-three bottlenecks.
+    """Build ResNet-101: thirty-three bottlenecks.
 
     >>> len(resnet101(input_shape=(1, 8, 8), classes=10))
     35
@@ -132,9 +134,3 @@ def _resnet(
             layers.append(block(carried, channels, stride=stride, norm=norm))
             carried = channels * block.expansion
     return nn.Sequential(*layers, classifier(carried, classes))
-
-
-def _shortcut(channels_in: int, channels_out: int, stride: int, norm: str) -> nn.Module:
-    if stride == 1 and channels_in == channels_out:
-        return nn.Identity()
-    return nn.Sequential(convolution(channels_in, channels_out, 1, stride=stride), norm_layer(norm, channels_out))

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from paceline.models.layers import classifier, convolution
-from paceline.models.normalisation import norm_layer
+from paceline.models.layers import classifier, convolution, norm_layer
 
 STAGE_CHANNELS = (64, 128, 256, 512, 512)
 
 
 def vgg11(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """VGG-11: eight convolutions.
+    """Build VGG-11: eight convolutions.
 
     >>> len(vgg11(input_shape=(1, 8, 8), classes=10))
     14
@@ -27,7 +26,7 @@ def vgg11(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch
 
 
 def vgg13(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """VGG-13: ten convolutions.
+    """Build VGG-13: ten convolutions.
 
     >>> len(vgg13(input_shape=(1, 8, 8), classes=10))
     16
@@ -36,7 +35,7 @@ def vgg13(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch
 
 
 def vgg16(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """VGG-16: thirteen convolutions.
+    """Build VGG-16: thirteen convolutions.
 
     >>> len(vgg16(input_shape=(1, 8, 8), classes=10))
     19
@@ -45,7 +44,7 @@ def vgg16(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch
 
 
 def vgg19(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """VGG-19: sixteen convolutions.
+    """Build VGG-19: sixteen convolutions.
 
     >>> len(vgg19(input_shape=(1, 8, 8), classes=10))
     22

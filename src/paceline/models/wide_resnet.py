@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from paceline.models.layers import classifier, convolution
-from paceline.models.normalisation import norm_layer
+from paceline.models.layers import classifier, convolution, norm_layer
 
 WIDEN_FACTOR = 8
 
@@ -41,7 +40,6 @@ class WideBlock(nn.Module):
         self.shortcut = convolution(channels_in, channels, 1, stride=stride) if self.changes_shape else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
-        """The residual and the shortcut together."""
         activated = self.activation(images)
         carried: Tensor = self.shortcut(activated if self.changes_shape else images)
         residual: Tensor = self.residual(activated)
@@ -49,7 +47,7 @@ class WideBlock(nn.Module):
 
 
 def wrn10(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """WRN-10-8: one block in each stage.
+    """Build WRN-10-8: one block in each stage.
 
     >>> len(wrn10(input_shape=(1, 8, 8), classes=10))
     6
@@ -58,7 +56,7 @@ def wrn10(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch
 
 
 def wrn16(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """WRN-16-8: two blocks in each stage.
+    """Build WRN-16-8: two blocks in each stage.
 
     >>> len(wrn16(input_shape=(1, 8, 8), classes=10))
     9
@@ -67,7 +65,7 @@ def wrn16(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch
 
 
 def wrn22(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """WRN-22-8: three blocks in each stage.
+    """Build WRN-22-8: three blocks in each stage.
 
     >>> len(wrn22(input_shape=(1, 8, 8), classes=10))
     12
@@ -76,7 +74,7 @@ def wrn22(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch
 
 
 def wide_resnet(depth: int, widen_factor: int, channels_in: int, classes: int, norm: str) -> nn.Sequential:
-    """WRN-depth-widen_factor.
+    """Build WRN-depth-widen_factor.
 
     >>> len(wide_resnet(10, 1, channels_in=1, classes=10, norm="group"))
     6

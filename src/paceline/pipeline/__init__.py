@@ -1,6 +1,6 @@
 """Models too big for one device: what each layer costs, where to cut, in which order the pieces work.
 
-Nothing here opens a connection: what is planned here is carried out in `drivers/collective/pipelining`.
+Nothing here opens a connection: what is planned here is carried out by `paceline.drivers.pipelining`.
 
     model ──> graph (layers in one valid order) ──> profile (seconds, bytes) ──> placement (the best cut) ──> plan
                                                                                      schedules, timing ──────┘
@@ -8,3 +8,16 @@ Nothing here opens a connection: what is planned here is carried out in `drivers
 A model is cut into pieces. Each of the k devices holds one piece, or several where the schedule lets pieces take turns;
 piece p is on device p mod k. A mini-batch goes through in m micro-batches of equal size.
 """
+
+from __future__ import annotations
+
+from paceline.errors import PacelineError
+
+
+class PipelineError(PacelineError, ValueError):
+    """A model that cannot be cut, a batch that cannot be split, a rank that is not there.
+
+    >>> raise PipelineError("stages must be between 1 and 512 (stages=0)")
+    Traceback (most recent call last):
+    paceline.pipeline.PipelineError: stages must be between 1 and 512 (stages=0)
+    """

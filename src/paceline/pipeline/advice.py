@@ -27,7 +27,7 @@ GOOD_ENOUGH = 0.03
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One number of micro-batches, and what the step would be.
+    """One number of micro-batches, and the step that it would give.
 
     >>> Choice(microbatches=8, samples=16, step_seconds=1.1, idle=0.27).name
     '8 of 16'
@@ -40,7 +40,6 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """How many of how many samples."""
         return f"{self.microbatches} of {self.samples}"
 
 
@@ -74,7 +73,7 @@ def advise(
     chunks: int | None = None,
     good_enough: float = GOOD_ENOUGH,
 ) -> Advice:
-    """What other numbers of micro-batches would come to, from the costs with this one.
+    """Return what other numbers of micro-batches would come to, from the costs with this one.
 
     `costs` and `links` are of one micro-batch of batch_samples / microbatches samples. `fixed_seconds` is, for each
     piece, the part of its seconds (forward and backward together) that does not depend on the micro-batch's size, and
@@ -139,7 +138,7 @@ def _check_fixed(fixed: Sequence[float], pieces: int, latency_seconds: float, go
 
 
 def _possible(name: str, stages: int, chunks: int, batch_samples: int, *, most: int) -> list[int]:
-    """The numbers that divide the mini-batch and that the schedule accepts, from the smallest on.
+    """Return the numbers that divide the mini-batch and that the schedule accepts, from the smallest on.
 
     >>> _possible("1f1b", stages=4, chunks=1, batch_samples=12, most=100)
     [4, 6, 12]
@@ -149,7 +148,7 @@ def _possible(name: str, stages: int, chunks: int, batch_samples: int, *, most: 
 
 
 def _resized(cost: PieceCost, fixed_seconds: float, ratio: float) -> PieceCost:
-    """The cost of a micro-batch `ratio` times as large; the fixed part is spread as the seconds are.
+    """Return the cost of a micro-batch `ratio` times as large; the fixed part is spread as the seconds are.
 
     >>> _resized(PieceCost(forward_seconds=1.0, input_seconds=3.0), fixed_seconds=2.0, ratio=0.5).seconds
     3.0
@@ -186,7 +185,7 @@ def _sentence(current: Choice, recommended: Choice, shortest: float) -> str:
 
 
 def _percent(seconds: float, of: Choice) -> str:
-    """With two digits where it is small.
+    """Return the seconds as a percentage of a step, with two digits where it is small.
 
     >>> choice = Choice(microbatches=8, samples=16, step_seconds=1.0, idle=0.27)
     >>> _percent(0.124, choice), _percent(0.0062, choice)

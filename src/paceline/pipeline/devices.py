@@ -34,12 +34,12 @@ class Device:
         if not _is_real(self.speed) or not 0 < self.speed < math.inf:
             raise ValueError(f"speed must be above 0 and finite (speed={self.speed!r})")
         if self.memory_bytes is not None:
-            whole("memory_bytes", self.memory_bytes, most=2**60)
+            whole_number("memory_bytes", self.memory_bytes, most=2**60)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """What lies between two devices.
+    """The connection between two devices.
 
     >>> Link(bytes_per_second=1000.0, latency_seconds=0.5).seconds(2000)
     2.5
@@ -58,12 +58,12 @@ class Link:
             raise ValueError(f"latency_seconds must be at least 0 and finite ({given})")
 
     def seconds(self, message_bytes: int) -> float:
-        """How long a message takes; an empty one is not sent."""
+        """Return how long a message takes; an empty one is not sent."""
         return self.latency_seconds + message_bytes / self.bytes_per_second if message_bytes else 0.0
 
 
 def ring(links: Link | Sequence[Link], devices: int, chunks: int) -> tuple[Link, ...]:
-    """One link behind each device, the last one leading back to the first.
+    """Return one link behind each device, the last one leading back to the first.
 
     One Link stands for all. Where each device holds one piece the way back is not used, and need not be given. A device
     that is alone hands pieces to itself, which takes no time.
@@ -90,10 +90,10 @@ def ring(links: Link | Sequence[Link], devices: int, chunks: int) -> tuple[Link,
     raise ValueError(f"links must be one Link, or {needed} (links has {len(links)})")
 
 
-def whole(name: str, value: object, *, least: int = 1, most: int | None = None) -> int:
-    """A whole number within its range.
+def whole_number(name: str, value: object, *, least: int = 1, most: int | None = None) -> int:
+    """Return a whole number that is within its range; ValueError if it is not.
 
-    >>> whole("chunks", 0)
+    >>> whole_number("chunks", 0)
     Traceback (most recent call last):
     ValueError: chunks must be a whole number of at least 1 (chunks=0)
     """

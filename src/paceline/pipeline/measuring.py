@@ -1,6 +1,6 @@
 """What each layer of a model costs: seconds forward and backward, bytes kept for backward.
 
-All layers are played one after another, each by itself, as training plays them; then backward, last to first:
+All layers are run one after another, each by itself, as training runs them; then backward, last to first:
 
     round    forward   0 ──> 1 ──> 2 ──> ...      each layer's inputs are cut off from the graph before it
              backward  0 <── 1 <── 2 <── ...      with gradients that the layers after it sent back
@@ -9,26 +9,35 @@ In every other round only the gradients of inputs are computed; the difference i
 first rounds warm caches and are not counted; of the others the median is taken. Whole rounds are repeated and not
 layers, so that a layer finds the caches as training would leave them. Random numbers and buffers are put back
 afterwards.
+
+How a layer's time depends on the size of the micro-batch is measured at two sizes, with a line through both:
+
+    seconds(b) = fixed + b * slope        fixed = 2 seconds(b / 2) - seconds(b), and no less than 0
+
+Advice on the number of micro-batches needs it: with twice as many, half as large, each takes more than half as long.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from paceline.pipeline.graph import ModelGraph
-from paceline.pipeline.layers import INPUT, Layer, Profile, Tensor
-from paceline.pipeline.pieces import Part, cut_part, cut_piece
+from paceline.pipeline import PipelineError
+from paceline.pipeline.graph import ModelGraph, cut_layer, cut_piece
+from paceline.pipeline.profile import INPUT, Layer, Profile, Tensor
+from paceline.pipeline.tracing import modes_kept
 
 OnRound = Callable[[int, int], None]
 WARM_ROUNDS = 1
 LEAST_REPEATS = 3
+HALF_SHARE = 0.5  # of the seconds, for the half micro-batch
 
 
 def measure(
@@ -40,7 +49,7 @@ def measure(
     seconds: float = 30.0,
     on_round: OnRound = lambda done, of: None,
 ) -> Profile:
-    """The layers of a model and what they cost with one micro-batch, on the device where the model and inputs are.
+    """Return the layers of a model and what they cost with one micro-batch, on the device where model and inputs are.
 
     Rounds end after `repeats` of each kind, or once they took so many `seconds`, but not before three of each.
 
@@ -52,19 +61,19 @@ def measure(
     inputs = tuple(each.clone() for each in inputs)  # a model may overwrite them
     with _put_back(model, inputs):
         rounds = _Rounds(graph, inputs)
-        kept = rounds.kept_bytes()
+        kept_bytes, kept_nodes = rounds.kept_for_backward()
         total, began = 2 * (WARM_ROUNDS + repeats), time.perf_counter()
         for number in range(total):
             enough = number >= 2 * (WARM_ROUNDS + LEAST_REPEATS) and number % 2 == 0
             if enough and time.perf_counter() - began > seconds:
                 break
-            rounds.play(weights=number % 2 == 0, counted=number >= 2 * WARM_ROUNDS)
+            rounds.run(weights=number % 2 == 0, counted=number >= 2 * WARM_ROUNDS)
             on_round(number + 1, total)
         on_round(total, total)
         evaluates, notes = _evaluates(model, graph, inputs)
     layers = [
-        Layer(name=step.name, kind=step.kind, activation_bytes=kept.of_layer[place], **rounds.medians(place))
-        for place, step in enumerate(graph.steps)
+        Layer(name=layer.name, kind=layer.kind, activation_bytes=kept_bytes[place], **rounds.medians(place))
+        for place, layer in enumerate(graph.layers)
     ]
     tensors = [
         Tensor(
@@ -73,7 +82,7 @@ def measure(
             producer=value.producer,
             last_use=value.last_use,
             needs_gradient=value.needs_gradient,
-            kept=value.node in kept.nodes or value.producer == INPUT,
+            kept=value.node in kept_nodes or value.producer == INPUT,
         )
         for value in graph.values
     ]
@@ -86,28 +95,20 @@ def measure(
     )
 
 
-class _Kept:
-    """What backward needs again: bytes by the layer that made them, and the values that are among them."""
-
-    def __init__(self, layers: int) -> None:
-        self.of_layer = [0] * layers
-        self.nodes: set[fx.Node] = set()
-
-
 class _Rounds:
-    """Layers played one by one, forward and backward, with the times they took."""
+    """Layers run one by one, forward and backward, with the seconds they took."""
 
     def __init__(self, graph: ModelGraph, inputs: tuple[torch.Tensor, ...]) -> None:
         self._graph = graph
-        self._parts = [cut_part(graph, place) for place in range(len(graph.steps))]
+        self._layers = [cut_layer(graph, place) for place in range(len(graph.layers))]
         self._inputs = dict(zip(graph.inputs, inputs, strict=True))
         self._cuda = inputs[0].device.type == "cuda"
-        self._forward: list[list[float]] = [[] for _ in self._parts]
-        self._backward: list[list[float]] = [[] for _ in self._parts]
-        self._input_only: list[list[float]] = [[] for _ in self._parts]
+        self._forward: list[list[float]] = [[] for _ in self._layers]
+        self._backward: list[list[float]] = [[] for _ in self._layers]
+        self._input_only: list[list[float]] = [[] for _ in self._layers]
 
     def medians(self, place: int) -> dict[str, float]:
-        """What layer `place` took."""
+        """Return the median seconds that layer `place` took."""
         backward, inputs = statistics.median(self._backward[place]), statistics.median(self._input_only[place])
         return {
             "forward_seconds": statistics.median(self._forward[place]),
@@ -120,35 +121,33 @@ class _Rounds:
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    def play(self, *, weights: bool, counted: bool) -> None:
-        """One round; the gradients of weights are left out in every other."""
-        played = list(self._forwards(counted))
-        gradients: dict[fx.Node, torch.Tensor] = {}
-        for node, value in self._outputs(played):
-            gradients[node] = torch.ones_like(value)
-        for place in reversed(range(len(self._parts))):
-            taken = self._backwards(place, *played[place], gradients, weights=weights)
+    def run(self, *, weights: bool, counted: bool) -> None:
+        """Run one round; without `weights` only the gradients of inputs are computed."""
+        done = list(self._run_forward(counted))
+        gradients = {
+            node: torch.ones_like(value)
+            for layer, (_, given) in zip(self._layers, done, strict=True)
+            for node, value in zip(layer.gives, given, strict=True)
+            if node in self._graph.outputs
+        }
+        for place in reversed(range(len(self._layers))):
+            seconds = self._run_backward(place, *done.pop(), gradients, weights=weights)
             if counted:
-                (self._backward if weights else self._input_only)[place].append(taken)
-            played.pop()
+                (self._backward if weights else self._input_only)[place].append(seconds)
 
-    def _forwards(self, counted: bool) -> Iterator[tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]]:
-        """Every layer's inputs and outputs."""
+    def _run_forward(self, counted: bool) -> Iterator[tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]]:
+        """Yield every layer's inputs and outputs."""
         live = dict(self._inputs)
-        for place, part in enumerate(self._parts):
-            taken = [_leaf(live[node]) for node in part.takes]
+        for place, layer in enumerate(self._layers):
+            taken = [_leaf(live[node]) for node in layer.takes]
             began = self._now()
-            given = part.module(*taken)
+            given = layer.module(*taken)
             if counted:
                 self._forward[place].append(self._now() - began)
-            live.update(zip(part.gives, given, strict=True))
+            live.update(zip(layer.gives, given, strict=True))
             yield taken, given
 
-    def _outputs(self, played: Sequence[Any]) -> Iterator[tuple[fx.Node, torch.Tensor]]:
-        for part, (_, given) in zip(self._parts, played, strict=True):
-            yield from ((n, v) for n, v in zip(part.gives, given, strict=True) if n in self._graph.outputs)
-
-    def _backwards(
+    def _run_backward(
         self,
         place: int,
         taken: list[torch.Tensor],
@@ -157,11 +156,11 @@ class _Rounds:
         *,
         weights: bool,
     ) -> float:
-        part = self._parts[place]
-        sent_back = [(v, gradients.pop(n)) for n, v in zip(part.gives, given, strict=True) if n in gradients]
+        layer = self._layers[place]
+        sent_back = [(v, gradients.pop(n)) for n, v in zip(layer.gives, given, strict=True) if n in gradients]
         sent_back = [(value, gradient) for value, gradient in sent_back if value.requires_grad]
-        wanted = [(node, leaf) for node, leaf in zip(part.takes, taken, strict=True) if leaf.requires_grad]
-        trained = [weight for weight in part.module.parameters() if weight.requires_grad] if weights else []
+        wanted = [(node, leaf) for node, leaf in zip(layer.takes, taken, strict=True) if leaf.requires_grad]
+        trained = [weight for weight in layer.module.parameters() if weight.requires_grad] if weights else []
         sources = [leaf for _, leaf in wanted] + trained
         if not sent_back or not sources:
             return 0.0
@@ -174,33 +173,36 @@ class _Rounds:
                 gradients[node] = gradients[node] + gradient if node in gradients else gradient
         return seconds
 
-    def kept_bytes(self) -> _Kept:
-        """Play forward once, and see what autograd keeps. What several layers keep is counted where it was made."""
-        kept, made_by = _Kept(len(self._parts)), dict[int, int]()
-        place = 0  # the layer that is played
+    def kept_for_backward(self) -> tuple[list[int], set[fx.Node]]:
+        """Run forward once; return the bytes that autograd keeps of each layer's making, and the values among them.
+
+        What several layers keep is counted where it was made.
+        """
+        kept_bytes, made_by = [0] * len(self._layers), dict[int, int]()
+        place = 0  # the layer that is run
         nodes: dict[int, list[fx.Node]] = {}
-        known = {_memory(tensor) for tensor in self._graph.attributes.values() if isinstance(tensor, torch.Tensor)}
-        known |= {_memory(tensor) for part in self._parts for tensor in _all_of(part)}
-        known |= {_memory(tensor) for tensor in self._inputs.values()}
+        modules = [layer.module for layer in self._layers]
+        held = [each for module in modules for each in (*module.parameters(), *module.buffers())]
+        held += [each for each in self._graph.attributes.values() if isinstance(each, torch.Tensor)]
+        known = {_memory(tensor) for tensor in (*held, *self._inputs.values())}
         counted: set[int] = set()
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
             memory = _memory(tensor)
             if memory not in known and memory not in counted:
                 counted.add(memory)
-                kept.of_layer[made_by.setdefault(memory, place)] += tensor.untyped_storage().nbytes()
+                kept_bytes[made_by.setdefault(memory, place)] += tensor.untyped_storage().nbytes()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             alive = []
-            for played in self._forwards(counted=False):
-                alive.append(played)  # else memory is used again, and taken for what it was
-                for node, value in zip(self._parts[place].gives, played[1], strict=True):
+            for done in self._run_forward(counted=False):
+                alive.append(done)  # else memory is used again, and taken for what it was
+                for node, value in zip(self._layers[place].gives, done[1], strict=True):
                     made_by.setdefault(_memory(value), place)
                     nodes.setdefault(_memory(value), []).append(node)
                 place += 1
-        kept.nodes = {node for memory in counted for node in nodes.get(memory, ())}
-        return kept
+        return kept_bytes, {node for memory in counted for node in nodes.get(memory, ())}
 
 
 def _leaf(value: torch.Tensor) -> torch.Tensor:
@@ -211,31 +213,23 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _all_of(part: Part) -> Iterator[torch.Tensor]:
-    yield from part.module.parameters()
-    yield from part.module.buffers()
-
-
-@contextmanager
+@contextlib.contextmanager
 def _put_back(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Iterator[None]:
-    """Buffers, modes and random numbers as they were before."""
+    """Put buffers, modes and random numbers back as they were before."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    modes = {module: module.training for module in model.modules()}
     devices = [inputs[0].device] if inputs[0].device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices=devices), torch.enable_grad():
+        with modes_kept(model), torch.random.fork_rng(devices=devices), torch.enable_grad():
             yield
     finally:
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-        for module, training in modes.items():
-            module.training = training
 
 
 def _evaluates(model: nn.Module, graph: ModelGraph, inputs: tuple[torch.Tensor, ...]) -> tuple[bool, list[str]]:
     """Whether the graph does in eval mode what the model does."""
-    whole = cut_piece(graph, 0, len(graph.steps)).module
+    whole = cut_piece(graph, 0, len(graph.layers)).module
     try:
         with torch.no_grad():
             given = [[each.clone() for each in inputs] for _ in range(2)]
@@ -255,3 +249,57 @@ def _evaluates(model: nn.Module, graph: ModelGraph, inputs: tuple[torch.Tensor, 
 
 def _as_tuple(outputs: Any) -> tuple[torch.Tensor, ...]:
     return tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
+
+
+def measure_two_sizes(
+    model: nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+    *,
+    graph: ModelGraph,
+    repeats: int = 5,
+    seconds: float = 30.0,
+    on_round: OnRound = lambda done, of: None,
+) -> Profile:
+    """Return the profile of a model with one micro-batch, with the fixed part of each layer's seconds.
+
+    A micro-batch of one sample has no half: all of its time then counts as fixed, as no size is smaller anyway.
+
+    >>> model, inputs = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), (torch.ones(4, 4),)
+    >>> profile = measure_two_sizes(model, inputs, graph=ModelGraph(model, inputs), repeats=3)
+    >>> all(0 <= layer.fixed_seconds <= layer.seconds for layer in profile.layers)
+    True
+    """
+    rounds, fewer = 2 * (WARM_ROUNDS + repeats), 2 * (WARM_ROUNDS + LEAST_REPEATS)
+    total = rounds + fewer
+    whole = measure(
+        model, inputs, graph=graph, repeats=repeats, seconds=seconds, on_round=lambda done, of: on_round(done, total)
+    )
+    size = len(inputs[0]) // 2
+    halves, half = tuple(each[:size] for each in inputs), None
+    with contextlib.suppress(PipelineError):  # a model may not take a smaller one: BatchNorm refuses a single sample
+        half = ModelGraph(model, halves) if size else None
+    if half is None or half.fingerprint != graph.fingerprint:
+        on_round(total, total)
+        return _with_fixed(whole, [layer.seconds for layer in whole.layers])
+    smaller = measure(
+        model,
+        halves,
+        graph=half,
+        repeats=LEAST_REPEATS,
+        seconds=seconds * HALF_SHARE,
+        on_round=lambda done, of: on_round(rounds + done, total),
+    )
+    ratio = len(inputs[0]) / size
+    lines = [
+        (ratio * less.seconds - more.seconds) / (ratio - 1)
+        for more, less in zip(whole.layers, smaller.layers, strict=True)
+    ]
+    return _with_fixed(whole, lines)
+
+
+def _with_fixed(profile: Profile, fixed: list[float]) -> Profile:
+    layers = [
+        dataclasses.replace(layer, fixed_seconds=min(max(part, 0.0), layer.seconds))
+        for layer, part in zip(profile.layers, fixed, strict=True)
+    ]
+    return dataclasses.replace(profile, layers=tuple(layers))

@@ -1,7 +1,7 @@
 """A plan: where a model is cut, what each piece costs, and what a step will take under each schedule.
 
 A plan is plain values. It holds the profile, so that other schedules, devices and links can be tried without measuring
-again, and it can be saved and read: plan once on one machine, train on many.
+again, and it can be saved and read: plan once on one machine, train on many. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.pipeline import PipelineError
 from paceline.pipeline.advice import Advice, advise
 from paceline.pipeline.devices import Device, Link
-from paceline.pipeline.errors import PipelineError
-from paceline.pipeline.idle import lecture_idle
-from paceline.pipeline.layers import Profile
-from paceline.pipeline.placement import Placement, PlacementError, place, priced
-from paceline.pipeline.schedules import SCHEDULES, find, in_flight, orders, why_not
+from paceline.pipeline.placement import Placement, place, priced
+from paceline.pipeline.profile import Profile
+from paceline.pipeline.schedules import SCHEDULES, find, in_flight, lecture_idle, orders, why_not
 from paceline.pipeline.timing import MessageCost, PieceCost, Timeline, slot_timeline, timeline
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What the plan was made for: a mini-batch of so many samples, and the inputs of one micro-batch.
+    """The mini-batch that a plan was made for: its samples, and the shapes and types of one micro-batch's inputs.
 
     >>> Batch(samples=64, shapes=((8, 3, 32, 32),), dtypes=("float32",)).microbatch
     8
@@ -41,16 +41,16 @@ class Batch:
 
     @property
     def microbatch(self) -> int:
-        """Samples of a micro-batch."""
+        """The number of samples of a micro-batch."""
         return self.shapes[0][0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a step comes to under one schedule, each with the best cut for it; or `why_not`.
+    """The step that is predicted under one schedule with the best cut for it; or `why_not`.
 
     `idle` is the predicted share of idle time, `slots` its count where all pieces take equally long, `lecture` the
-    lecture's figure, which is half of gpipe's count.
+    figure of `schedules.lecture_idle`, which is half of gpipe's count.
     """
 
     schedule: str
@@ -78,12 +78,12 @@ class Plan:
 
     @property
     def stages(self) -> int:
-        """Devices in the row."""
+        """The number of devices in the row."""
         return len(self.placement.devices)
 
     @property
     def chunks(self) -> int:
-        """Pieces of each device."""
+        """The number of pieces of each device."""
         return len(self.placement.pieces) // self.stages
 
     @property
@@ -93,7 +93,7 @@ class Plan:
 
     @property
     def batch_size(self) -> int:
-        """Samples of a mini-batch."""
+        """The number of samples of a mini-batch."""
         return self.batch.samples
 
     @property
@@ -103,7 +103,7 @@ class Plan:
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """What the inputs' elements are."""
+        """The types of the inputs' elements."""
         import torch
 
         return tuple(getattr(torch, name) for name in self.batch.dtypes)
@@ -113,7 +113,21 @@ class Plan:
         """Whether the pieces do in eval mode what the model does."""
         return self.profile.evaluates
 
-    # -- what it comes to ----------------------------------------------------------------------------------------------
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the placement and the profile have to say."""
+        return (*self.placement.notes, *self.profile.notes)
+
+    @property
+    def slowest_link(self) -> Link:
+        """The least bytes per second and the most latency of all links."""
+        links = (self.links,) if isinstance(self.links, Link) else self.links
+        return Link(
+            bytes_per_second=min((link.bytes_per_second for link in links), default=math.inf),
+            latency_seconds=max((link.latency_seconds for link in links), default=0.0),
+        )
+
+    # -- predictions --------------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def timeline(self) -> Timeline:
@@ -122,7 +136,7 @@ class Plan:
 
     @property
     def costs(self) -> list[PieceCost]:
-        """What one micro-batch costs each piece."""
+        """The cost of one micro-batch for each piece."""
         return [
             PieceCost(
                 forward_seconds=piece.forward_seconds,
@@ -134,35 +148,55 @@ class Plan:
 
     @property
     def messages(self) -> list[MessageCost]:
-        """What the messages between each two pieces take."""
+        """The cost of the messages between each two pieces."""
         pieces = self.placement.pieces
         return [
             MessageCost(forward_seconds=piece.send_seconds, gradient_seconds=behind.return_seconds)
             for piece, behind in itertools.pairwise(pieces)
         ]
 
+    @property
+    def one_device_seconds(self) -> float:
+        """The step on one device of speed 1 that holds the whole model, micro-batch by micro-batch."""
+        return self.microbatches * math.fsum(layer.seconds for layer in self.profile.layers)
+
+    @property
+    def speedup(self) -> float:
+        """How many times shorter the step is than on one device."""
+        step = self.timeline.step_seconds
+        return self.one_device_seconds / step if step > 0 else 1.0
+
+    @functools.cached_property
+    def alternatives(self) -> dict[str, Plan | PipelineError]:
+        """This plan under every schedule, each with the best cut for it; or the error that says why there is none."""
+        found: dict[str, Plan | PipelineError] = {}
+        for name in SCHEDULES:
+            try:
+                found[name] = self if name == self.schedule else self.revised(schedule=name)
+            except PipelineError as error:
+                found[name] = error
+        return found
+
     @functools.cached_property
     def predictions(self) -> tuple[Prediction, ...]:
-        """What a step comes to under every schedule."""
-        return tuple(self._prediction(name) for name in SCHEDULES)
-
-    def _prediction(self, name: str) -> Prediction:
-        try:
-            plan = self if name == self.schedule else self.revised(schedule=name)
-        except (PipelineError, PlacementError) as error:
-            return Prediction(schedule=name, why_not=str(error))
-        return Prediction(
-            schedule=name,
-            step_seconds=plan.timeline.step_seconds,
-            idle=plan.timeline.idle,
-            slots=slot_timeline(name, plan.stages, plan.microbatches, plan.chunks).idle,
-            lecture=lecture_idle(plan.stages, plan.microbatches),
-            most_bytes=max(plan.placement.device_bytes),
+        """The step that is predicted under every schedule."""
+        return tuple(
+            Prediction(
+                schedule=name,
+                step_seconds=plan.timeline.step_seconds,
+                idle=plan.timeline.idle,
+                slots=slot_timeline(name, plan.stages, plan.microbatches, plan.chunks).idle,
+                lecture=lecture_idle(plan.stages, plan.microbatches),
+                most_bytes=max(plan.placement.device_bytes),
+            )
+            if isinstance(plan, Plan)
+            else Prediction(schedule=name, why_not=str(plan))
+            for name, plan in self.alternatives.items()
         )
 
     @functools.cached_property
     def advice(self) -> Advice:
-        """What other numbers of micro-batches would come to."""
+        """The steps that other numbers of micro-batches would come to."""
         return advise(
             self.schedule,
             self.costs,
@@ -170,24 +204,21 @@ class Plan:
             batch_samples=self.batch.samples,
             microbatches=self.microbatches,
             fixed_seconds=[
-                self._fixed(piece.first, piece.last) / self.placement.devices[piece.device].speed
+                sum(layer.fixed_seconds for layer in self.profile.layers[piece.first : piece.last])
+                / self.placement.devices[piece.device].speed
                 for piece in self.placement.pieces
             ],
-            latency_seconds=max((link.latency_seconds for link in _each(self.links)), default=0.0),
+            latency_seconds=self.slowest_link.latency_seconds,
             chunks=self.chunks,
         )
 
-    def _fixed(self, first: int, last: int) -> float:
-        """The part of a piece's time that a smaller micro-batch does not save."""
-        return sum(layer.fixed_seconds for layer in self.profile.layers[first:last])
-
     @functools.cached_property
     def even(self) -> Placement | None:
-        """The same number of layers on every device, for comparison; None where that is not possible."""
+        """The placement with equal numbers of layers on every device, for comparison; None where it is impossible."""
         pieces, layers = len(self.placement.pieces), len(self.profile.layers)
         cuts = [round(number * layers / pieces) for number in range(1, pieces)]
         try:
-            return priced(self.profile, cuts, self.placement.devices, **self._conditions(self.schedule, self.chunks))
+            return priced(self.profile, cuts, self.placement.devices, **self.conditions(self.stages, self.chunks))
         except ValueError:  # a cut that is not possible
             return None
 
@@ -203,7 +234,7 @@ class Plan:
         links: Link | Sequence[Link] | None = None,
         states: float | None = None,
     ) -> Plan:
-        """The best plan of the same profile under other conditions; nothing is measured again."""
+        """Return the best plan of the same profile under other conditions; nothing is measured again."""
         schedule = self.schedule if schedule is None else schedule
         kept = self.chunks if schedule == self.schedule else find(schedule).chunks
         plan = dataclasses.replace(
@@ -218,18 +249,18 @@ class Plan:
         return plan.placed(devices, chunks=kept if chunks is None else chunks)
 
     def placed(self, devices: Sequence[Device], *, chunks: int) -> Plan:
-        """The same plan with its model placed anew on these devices."""
-        refused = why_not(self.schedule, len(devices), self.microbatches, chunks)
-        if refused:
-            raise PipelineError(refused)
-        conditions = self._conditions(self.schedule, chunks, stages=len(devices))
+        """Return the same plan with its model placed anew on these devices."""
+        conditions = self.conditions(len(devices), chunks)
         return dataclasses.replace(self, placement=place(self.profile, devices, **conditions))
 
-    def _conditions(self, schedule: str, chunks: int, stages: int | None = None) -> dict[str, Any]:
-        stages = self.stages if stages is None else stages
+    def conditions(self, stages: int, chunks: int) -> dict[str, Any]:
+        """Return what `place` and `priced` need besides profile and devices; PipelineError if the schedule refuses."""
+        refused = why_not(self.schedule, stages, self.microbatches, chunks)
+        if refused:
+            raise PipelineError(refused)
         return {
             "microbatches": self.microbatches,
-            "in_flight": in_flight(schedule, stages, self.microbatches, chunks),
+            "in_flight": in_flight(self.schedule, stages, self.microbatches, chunks),
             "links": self.links,
             "chunks": chunks,
             "states": self.states,
@@ -238,7 +269,7 @@ class Plan:
     # -- in words and in files -----------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
-        from paceline.pipeline.plan_text import describe
+        from paceline.pipeline.text import describe
 
         return describe(self)
 
@@ -254,7 +285,3 @@ class Plan:
         from paceline.pipeline.plan_file import read
 
         return read(Path(path))
-
-
-def _each(links: Link | tuple[Link, ...]) -> tuple[Link, ...]:
-    return (links,) if isinstance(links, Link) else links

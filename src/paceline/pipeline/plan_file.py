@@ -1,4 +1,4 @@
-"""A plan as JSON: plain numbers and words, read with every field checked. A file from elsewhere can do no harm."""
+"""A plan as JSON: plain numbers and texts, read with every field checked. A file from elsewhere can do no harm."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.files import write_file
+from paceline.pipeline import PipelineError
 from paceline.pipeline.devices import Device, Link
-from paceline.pipeline.errors import PipelineError
-from paceline.pipeline.layers import Layer, Profile, Tensor, Weight
 from paceline.pipeline.placement import Placement, priced
 from paceline.pipeline.plan import Batch, Plan
-from paceline.pipeline.schedules import why_not
+from paceline.pipeline.profile import Layer, Profile, Tensor, Weight
 
 FORMAT = 1
 MOST_BYTES = 64 * 2**20
@@ -27,7 +26,7 @@ DTYPES = frozenset(
 
 
 def profile_document(profile: Profile) -> dict[str, Any]:
-    """A profile as plain values.
+    """Return a profile as plain values.
 
     >>> profile_document(Profile(layers=(Layer(name="a"),)))["layers"][0]["name"]
     'a'
@@ -36,23 +35,22 @@ def profile_document(profile: Profile) -> dict[str, Any]:
 
 
 def profile_from(document: Any) -> Profile:
-    """The profile that was written down.
+    """Return the profile that `profile_document` made plain values of; every field is checked.
 
     >>> profile_from(profile_document(Profile(layers=(Layer(name="a"),)))).layers
     (Layer(name='a', kind='', forward_seconds=0.0, ..., activation_bytes=0),)
     """
     profile: Profile = _made(Profile, document, "profile")
-    _check(profile)
+    _check_profile(profile)
     return profile
 
 
 def write(plan: Plan, path: Path) -> None:
-    """Write a plan to a file."""
     write_file(path, json.dumps(document_of(plan), indent=1, allow_nan=False))
 
 
 def document_of(plan: Plan) -> dict[str, Any]:
-    """A plan as plain values; the placement is its cuts and devices, which it is priced by again."""
+    """Return a plan as plain values; the placement is its cuts and devices, which it is priced by again."""
     links = [plan.links] if isinstance(plan.links, Link) else list(plan.links)
     return {
         "format": FORMAT,
@@ -74,7 +72,6 @@ def document_of(plan: Plan) -> dict[str, Any]:
 
 
 def read(path: Path) -> Plan:
-    """Read a plan from a file."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise PipelineError(f"{path} is larger than a plan can be ({MOST_BYTES // 2**20} MiB)")
@@ -88,7 +85,7 @@ def read(path: Path) -> Plan:
 
 
 def plan_from(document: Any) -> Plan:
-    """The plan that was written down; every field is checked."""
+    """Return the plan that `document_of` made plain values of; every field is checked."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         found = document.get("format") if isinstance(document, dict) else document
         raise PipelineError(f"format must be {FORMAT} (format={_short(found)})")
@@ -108,20 +105,20 @@ def plan_from(document: Any) -> Plan:
         )
         _check_batch(plan)
         chunks = _typed(document["chunks"], int, "chunks")
-        refused = why_not(plan.schedule, len(devices), plan.microbatches, chunks)
-        if refused:
-            raise PipelineError(refused)
-        conditions = plan._conditions(plan.schedule, chunks)
+        conditions = plan.conditions(len(devices), chunks)
         cuts = [_typed(cut, int, "cuts") for cut in document["cuts"]]
-        placement = priced(plan.profile, cuts, devices, **conditions)
-        said = {"proven": document["proven"] is True, "notes": _typed(document["notes"], tuple[str, ...], "notes")}
+        placement = dataclasses.replace(
+            priced(plan.profile, cuts, devices, **conditions),
+            proven=document["proven"] is True,
+            notes=_typed(document["notes"], tuple[str, ...], "notes"),
+        )
     except PipelineError:
         raise
     except KeyError as error:
         raise PipelineError(f"{error} is missing") from error
     except (TypeError, ValueError, IndexError) as error:
         raise PipelineError(str(error)) from error
-    return dataclasses.replace(plan, placement=dataclasses.replace(placement, **said))
+    return dataclasses.replace(plan, placement=placement)
 
 
 def _plain(value: Any) -> Any:
@@ -135,7 +132,7 @@ def _plain(value: Any) -> Any:
 
 
 def _made(kind: Any, document: Any, where: str) -> Any:
-    """A dataclass from plain values, each of the type that it should have."""
+    """Return a dataclass made from plain values, each of the type that it should have."""
     if not isinstance(document, dict):
         raise PipelineError(f"{where} must be a table ({where}={_short(document)})")
     hints = typing.get_type_hints(kind)
@@ -146,7 +143,7 @@ def _made(kind: Any, document: Any, where: str) -> Any:
 
 
 def _typed(value: Any, hint: Any, where: str) -> Any:
-    """A plain value as the type it should be."""
+    """Return a plain value as the type it should be."""
     origin = typing.get_origin(hint)
     if origin is types.UnionType:
         return None if value is None else _typed(value, typing.get_args(hint)[0], where)
@@ -167,8 +164,8 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
     return value
 
 
-def _check(profile: Profile) -> None:
-    """What placement takes for granted."""
+def _check_profile(profile: Profile) -> None:
+    """Refuse a profile that placement could not work with."""
     layers = len(profile.layers)
     for tensor in profile.tensors:
         if not -1 <= tensor.producer < tensor.last_use + 1 <= layers:
@@ -179,7 +176,7 @@ def _check(profile: Profile) -> None:
 
 
 def _check_batch(plan: Plan) -> None:
-    """What tracing takes for granted."""
+    """Refuse a batch that tracing could not work with."""
     batch = plan.batch
     if not batch.shapes or len(batch.shapes) != len(batch.dtypes) or not set(batch.dtypes) <= DTYPES:
         raise PipelineError(f"batch must have inputs of known types ({_short(batch)})")

@@ -34,6 +34,24 @@ The pictures are of slots: F and B take one, I and W half of one. Digits are mic
 
 The order is that in which torch's ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B and, with one stage on a rank,
 ScheduleInterleavedZeroBubble compute, by test. What they refuse is refused here, before a process is started.
+
+How much of the devices' time is idle can be counted, for k equal stages, m micro-batches and messages that cost
+nothing. A picture of the forward half of a step; the backward half is its mirror image:
+
+    device 0  |F0 F1 F2 F3 .  . |     each device has m slots of work in a half of k - 1 + m slots
+    device 1  |.  F0 F1 F2 F3 . |     idle before a device's work: 0 + 1 + ... + (k-1) = k (k-1) / 2 slots
+    device 2  |.  .  F0 F1 F2 F3|     idle after it:               (k-1) + ... + 1 + 0 = k (k-1) / 2 slots
+
+The lecture on distributed training that this follows counts one of the two triangles in each half, and prints
+
+    without pipelining   (1/2) (1 - 1/k)             with   (1/2) (1 - m/(k-1+m))
+
+Counting every idle slot there are both triangles, and so twice as much:
+
+    without pipelining   1 - 1/k                     with   (k-1) / (k-1+m)
+
+The second is GPipe's known figure (Huang et al 2019). Without pipelining is with one micro-batch. The count does not
+depend on what forward and backward cost, as long as they cost every stage the same; it holds for gpipe and for 1f1b.
 """
 
 from __future__ import annotations
@@ -71,7 +89,7 @@ Orders = tuple[tuple[Action, ...], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleEntry:
-    """One line of the table: what a schedule does, the pieces of each device, whether backward is in two parts.
+    """A schedule: what it does, the pieces of each device, whether backward is in two parts.
 
     >>> SCHEDULES["interleaved"].chunks, SCHEDULES["interleaved"].takes_chunks
     (2, True)
@@ -101,7 +119,7 @@ SCHEDULES = MappingProxyType(
 
 
 def find(name: str) -> ScheduleEntry:
-    """The schedule of that name.
+    """Return the schedule of that name.
 
     >>> find("zero-bubble").splits_backward
     True
@@ -115,7 +133,7 @@ def find(name: str) -> ScheduleEntry:
 
 
 def why_not(name: str, stages: int, microbatches: int, chunks: int | None = None) -> str | None:
-    """Why a schedule cannot be carried out with these numbers, and what could be; None if it can.
+    """Return why a schedule cannot be carried out with these numbers, and what could be; None if it can.
 
     >>> print(why_not("gpipe", stages=4, microbatches=2))
     None
@@ -124,9 +142,9 @@ def why_not(name: str, stages: int, microbatches: int, chunks: int | None = None
     """
     entry = find(name)
     chunks = entry.chunks if chunks is None else chunks
-    for what, value in (("stages", stages), ("microbatches", microbatches), ("chunks", chunks)):
+    for field, value in (("stages", stages), ("microbatches", microbatches), ("chunks", chunks)):
         if value < 1:
-            return f"{what} must be at least 1 ({what}={value})"
+            return f"{field} must be at least 1 ({field}={value})"
     if chunks > 1 and not entry.takes_chunks:
         several = ", ".join(other for other, its in SCHEDULES.items() if its.takes_chunks)
         return f"{name} has one piece on each device (chunks={chunks}); for more take {several}"
@@ -143,7 +161,7 @@ def why_not(name: str, stages: int, microbatches: int, chunks: int | None = None
 
 
 def orders(name: str, stages: int, microbatches: int, chunks: int | None = None) -> Orders:
-    """What each device computes, in order.
+    """Return what each device computes, in order.
 
     >>> for order in orders("1f1b", stages=2, microbatches=3):
     ...     print(*(f"{action.kind}{action.microbatch}" for action in order))
@@ -173,7 +191,7 @@ def orders(name: str, stages: int, microbatches: int, chunks: int | None = None)
 
 
 def in_flight(name: str, stages: int, microbatches: int, chunks: int | None = None) -> tuple[int, ...]:
-    """For each piece the most micro-batches whose activations it holds at once, counted from the order.
+    """Return for each piece the most micro-batches whose activations it holds at once, counted from the order.
 
     A forward adds one; the whole backward or the gradient of the weights, whichever is last, lets it go.
 
@@ -199,7 +217,7 @@ def _fits_rounds(stages: int, microbatches: int) -> bool:
 
 
 def _round_length(stages: int, microbatches: int) -> int:
-    """Micro-batches that go through one piece of a device before its next one has its turn.
+    """Return how many micro-batches go through one piece of a device before its next one has its turn.
 
     >>> _round_length(4, 8), _round_length(4, 10), _round_length(4, 3)
     (4, 5, 3)
@@ -208,7 +226,7 @@ def _round_length(stages: int, microbatches: int) -> int:
 
 
 def _in_rounds(kind: str, pieces: Sequence[int], microbatches: int, length: int) -> list[Action]:
-    """Round by round, and in a round piece by piece.
+    """Return the actions round by round, and in a round piece by piece.
 
     >>> [tuple(action) for action in _in_rounds("F", (0, 2), microbatches=4, length=2)][:5]
     [(0, 'F', 0), (0, 'F', 1), (2, 'F', 0), (2, 'F', 1), (0, 'F', 2)]
@@ -224,7 +242,7 @@ def _in_rounds(kind: str, pieces: Sequence[int], microbatches: int, length: int)
 def _row(
     forwards: list[Action], backwards: list[Action], weights: Sequence[Action] = (), *, warm: int, late: int = 0
 ) -> tuple[Action, ...]:
-    """The rule at the top of this file, for one device; weights' gradients are `late` backwards behind."""
+    """Apply the rule at the top of this file to one device; weights' gradients are `late` backwards behind."""
     row = forwards[:warm]
     for place, backward in enumerate(backwards):
         row += forwards[warm + place : warm + place + 1]
@@ -233,3 +251,32 @@ def _row(
             row += weights[place - late : place - late + 1]
     row += weights[max(0, len(backwards) - late) :]
     return tuple(row)
+
+
+# -- idle time by formula ----------------------------------------------------------------------------------------------
+
+
+def lecture_idle(stages: int, microbatches: int) -> float:
+    """Return the idle share by the lecture's formula, which is half of the count.
+
+    >>> lecture_idle(stages=3, microbatches=6)
+    0.125
+    """
+    _check_positive(stages, microbatches)
+    return (1 - microbatches / (stages - 1 + microbatches)) / 2
+
+
+def counted_idle(stages: int, microbatches: int) -> float:
+    """Return the idle share with gpipe or 1f1b, every idle slot counted.
+
+    >>> counted_idle(stages=3, microbatches=6)
+    0.25
+    """
+    _check_positive(stages, microbatches)
+    return (stages - 1) / (stages - 1 + microbatches)
+
+
+def _check_positive(stages: int, microbatches: int) -> None:
+    for name, value in (("stages", stages), ("microbatches", microbatches)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1 ({name}={value})")

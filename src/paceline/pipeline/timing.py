@@ -46,12 +46,10 @@ class PieceCost:
 
     @property
     def backward_seconds(self) -> float:
-        """Both parts of backward."""
         return self.input_seconds + self.weight_seconds
 
     @property
     def seconds(self) -> float:
-        """Forward and backward."""
         return self.forward_seconds + self.backward_seconds
 
 
@@ -87,7 +85,6 @@ class Span(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it takes."""
         return self.end - self.begin
 
 
@@ -104,7 +101,6 @@ class Timeline:
 
     @property
     def devices(self) -> int:
-        """How many devices there are."""
         return len(self.rows)
 
     @property
@@ -119,7 +115,7 @@ class Timeline:
 
     @property
     def busy_seconds(self) -> tuple[float, ...]:
-        """For each device how long it computes."""
+        """For each device the seconds in which it computes."""
         return tuple(math.fsum(span.seconds for span in row) for row in self.rows)
 
     @property
@@ -135,7 +131,7 @@ class Timeline:
 
 
 def timeline(schedule: Orders, costs: Sequence[PieceCost], links: Sequence[MessageCost] = ()) -> Timeline:
-    """The step that the orders come to, with the costs of each piece and of the messages between each two.
+    """Return the step that the orders come to, with the costs of each piece and of the messages between each two.
 
     Without links, messages take no time. Orders that wait for each other, or leave something out, are refused.
 
@@ -161,7 +157,7 @@ def timeline(schedule: Orders, costs: Sequence[PieceCost], links: Sequence[Messa
 
 
 def slot_timeline(name: str, stages: int, microbatches: int, chunks: int | None = None) -> Timeline:
-    """A schedule in slots: F and B of a piece take one, I and W half of one, messages nothing.
+    """Return a schedule in slots: F and B of a piece take one, I and W half of one, messages nothing.
 
     >>> slot_timeline("1f1b", stages=3, microbatches=4).idle
     0.333...
@@ -172,7 +168,7 @@ def slot_timeline(name: str, stages: int, microbatches: int, chunks: int | None 
 
 
 def slots(name: str, stages: int, microbatches: int, chunks: int | None = None) -> float:
-    """How many slots a schedule takes; with several chunks a slot is that of a piece, a part of a device's model.
+    """Return how many slots a schedule takes; with several chunks a slot is that of one piece of a device.
 
     >>> slots("gpipe", stages=3, microbatches=4), slots("zero-bubble", stages=3, microbatches=4)
     (12.0, 10.0)
@@ -185,7 +181,7 @@ Need = tuple[str, int, int]  # "F", "B" or "W", the piece that waits for it, the
 
 
 class _Simulation:
-    """Devices go on as far as they can; one that waits is called when what it waits for is on its way."""
+    """Lets devices go on as far as they can; one that waits is called when what it waits for is on its way."""
 
     def __init__(self, schedule: Orders, costs: Sequence[PieceCost], links: Sequence[MessageCost]) -> None:
         self._schedule, self._links, self._last = schedule, links, len(costs) - 1
@@ -227,7 +223,7 @@ class _Simulation:
         self._device_free[device] = free
 
     def _hand_on(self, action: Action, at: float) -> None:
-        """What an action makes possible, from when on."""
+        """Make possible what depends on an action that has ended `at` this time."""
         piece, kind, microbatch = action
         if kind == FORWARD and piece == self._last:
             self._bring((BACKWARD, piece, microbatch), at)
@@ -241,7 +237,7 @@ class _Simulation:
             self._bring((WEIGHT_GRADIENT, piece, microbatch), at)
 
     def _send(self, piece: int, other: int, seconds: float, at: float) -> float:
-        """When a message has arrived. A link's messages come from one device, so they are made in its order."""
+        """Return when a message has arrived. A link's messages come from one device, so they are made in its order."""
         devices = len(self._schedule)
         link = (piece % devices, other % devices)
         if link[0] == link[1]:

@@ -1,16 +1,38 @@
-"""A model as a graph: by torch.export, or module by module where that fails and the model is a row of modules.
+"""A model as a graph whose runs of nodes can become modules: by torch.export, or module by module where that fails.
 
-torch.export runs the model once on tensors without content and writes down every operation: loops are unrolled,
-branches are taken, and `self.training` is what it was: a model in eval mode, or a part of it, trains so. Shapes are
-those of one micro-batch.
+torch.export runs the model once on tensors without content and records every operation: loops are unrolled, branches
+are taken, and `self.training` is what it was: a model in eval mode, or a part of it, trains so. Shapes are those of one
+micro-batch. Where export fails and the model is an nn.Sequential, its modules are taken whole.
+
+An exported graph is changed in two ways before it can be cut.
+
+Operations that overwrite an activation are replaced by those that make a new one, because a piece cannot overwrite what
+it received (autograd forbids it for leaves):
+
+    relu_(bn)        ->  relu(bn), and everything after it reads that
+    x[:, 0].add_(y)  stays: it changes x through a view. All that touch x are then bound together in one piece.
+    half += float    stays too: half + float would be float
+
+What writes to a buffer does so as in the model, and all nodes that see the buffer are bound together.
+
+Flags that say "training" follow the module that the graph ends up in, so that train() and eval() do to a piece what
+they do to a model:
+
+    batch_norm(x, ..., mean, var, True, ...)        ->  training
+    dropout(x, p, True), lstm(..., train=True, ...) ->  training
+    attention(q, k, v, dropout_p)                   ->  dropout_p * training
+    num_batches_tracked += 1                        ->  += training
+
+Python's own branches (`if self.training: ...`) are decided when the graph is traced; nothing can bring them back.
 """
 
 from __future__ import annotations
 
 import io
 import logging
+import operator
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
@@ -18,16 +40,23 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from paceline.pipeline.errors import PipelineError
-from paceline.pipeline.switches import TRAINING, follow_training
-from paceline.pipeline.values import Bound, Values
+from paceline.pipeline import PipelineError
 
 Inputs = tuple[torch.Tensor, ...]
+Bound = tuple[fx.Node, fx.Node]
+
+TRAINING = "training"
+TRAINING_FLAGS = ("train", "training", "use_input_stats")
+BATCH_COUNTER = "num_batches_tracked"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Traced:
-    """A graph whose placeholders are the model's inputs, and the attributes (weights, modules) that its nodes name."""
+class TracedModel:
+    """A graph whose placeholders are the model's inputs, and the attributes (weights, modules) that its nodes name.
+
+    `bound` are pairs of nodes that one piece must hold together, with all that lies between them; `changed` are the
+    weights (buffers) that the graph writes to.
+    """
 
     graph: fx.Graph
     attributes: dict[str, Any]
@@ -37,14 +66,14 @@ class Traced:
     notes: tuple[str, ...] = ()
 
 
-def trace(model: nn.Module, inputs: Inputs) -> Traced:
-    """The graph of a model, in the modes that its modules are in, for inputs of these shapes.
+def trace(model: nn.Module, inputs: Inputs) -> TracedModel:
+    """Return the graph of a model, in the modes that its modules are in, for inputs of these shapes.
 
     >>> traced = trace(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), (torch.ones(2, 4),))
     >>> [node.name for node in traced.graph.nodes if node.op == "call_function"]
     ['linear', 'relu']
     """
-    with _modes_kept(model):
+    with modes_kept(model):
         program, why = _export(model, inputs)
         if program is not None:
             _check_outputs(program)
@@ -54,7 +83,7 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
                 why = f"its graph cannot be followed ({type(error).__name__}: {_first_line(error)})"
         if type(model) is nn.Sequential:
             note = f"torch.export failed ({why[:120]}), so the modules of the nn.Sequential are taken whole"
-            return _in_a_row(model, inputs, note)
+            return _module_by_module(model, inputs, note)
     raise PipelineError(
         f"torch.export cannot trace {type(model).__name__}: {why[:300]}; "
         "a model can be cut if torch.export traces it, or if it is an nn.Sequential whose modules pass one tensor on"
@@ -62,9 +91,16 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
 
 
 @contextmanager
-def _modes_kept(model: nn.Module) -> Iterator[None]:
-    """Every module in the mode that it was in."""
-    before = {module: module.training for module in model.modules()}
+def modes_kept(*models: nn.Module) -> Iterator[None]:
+    """Put every module back into the mode (training or not) that it was in.
+
+    >>> model = nn.Linear(1, 1)
+    >>> with modes_kept(model):
+    ...     _ = model.eval()
+    >>> model.training
+    True
+    """
+    before = {module: module.training for model in models for module in model.modules()}
     try:
         yield
     finally:
@@ -72,8 +108,11 @@ def _modes_kept(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+# -- torch.export ------------------------------------------------------------------------------------------------------
+
+
 def _export(model: nn.Module, inputs: Inputs) -> tuple[Any, str]:
-    """The exported program; or None, and why not."""
+    """Return the exported program; or None, and why there is none."""
     with warnings.catch_warnings(), _quiet():
         warnings.simplefilter("ignore")  # of attributes that export sets back; nothing that users could act on
         try:
@@ -84,7 +123,7 @@ def _export(model: nn.Module, inputs: Inputs) -> tuple[Any, str]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch prints pages about what it cannot trace; why is in the error."""
+    """Silence torch, which prints pages about what it cannot trace; the reason is in the error."""
     logger = logging.getLogger("torch")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -99,7 +138,8 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _with_weights(program: Any, model: nn.Module) -> Traced:
+def _with_weights(program: Any, model: nn.Module) -> TracedModel:
+    """Let a program read the model's weights where they are, in place of taking them as arguments."""
     graph, signature = program.graph, program.graph_signature
     held = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     names = signature.inputs_to_parameters | signature.inputs_to_buffers | signature.inputs_to_lifted_tensor_constants
@@ -111,42 +151,32 @@ def _with_weights(program: Any, model: nn.Module) -> Traced:
             value = held[name] if name in held else program.constants[name]
             name = canonical.setdefault(id(value), name)  # a weight with two names is one weight
             attributes[name] = value
-            _read(graph, node, name)
+            with graph.inserting_before(node):
+                read = graph.create_node("get_attr", name)
+            read.meta = dict(node.meta)
+            node.replace_all_uses_with(read)
+            graph.erase_node(node)
         elif node.op == "get_attr":  # a part of the graph that runs without gradients, or under autocast
             attributes[str(node.target)] = program.graph_module.get_submodule(str(node.target))
-    several = not program.call_spec.out_spec.is_leaf()
-    values = Values(graph, attributes)
+    values = _Values(graph, attributes)
     follow_training(graph)
     for node in reversed(list(graph.nodes)):
-        if node.op in ("get_attr", "call_function") and not node.users and not _writes(node):
+        if node.op in ("get_attr", "call_function") and not node.users and not _has_side_effects(node):
             graph.erase_node(node)
-    notes = [f"{name} is not used by the model's forward" for name in held if not _reads(graph, canonical, held[name])]
-    return Traced(
+    read_names = {node.target for node in graph.nodes if node.op == "get_attr"}
+    unused = [name for name, value in held.items() if canonical.get(id(value)) not in read_names]
+    return TracedModel(
         graph=graph,
         attributes=attributes,
-        several_outputs=several,
+        several_outputs=not program.call_spec.out_spec.is_leaf(),
         bound=tuple(values.bound),
         changed=frozenset(values.changed),
-        notes=tuple(notes),
+        notes=tuple(f"{name} is not used by the model's forward" for name in unused),
     )
 
 
-def _read(graph: fx.Graph, placeholder: fx.Node, name: str) -> None:
-    """Let a weight be read where it is, in place of coming in as an argument."""
-    with graph.inserting_before(placeholder):
-        read = graph.create_node("get_attr", name)
-    read.meta = dict(placeholder.meta)
-    placeholder.replace_all_uses_with(read)
-    graph.erase_node(placeholder)
-
-
-def _reads(graph: fx.Graph, canonical: dict[int, str], value: Any) -> bool:
-    name = canonical.get(id(value))
-    return any(node.op == "get_attr" and node.target == name for node in graph.nodes)
-
-
-def _writes(node: fx.Node) -> bool:
-    """Whether it leaves something behind: normalisation moves its averages, though its schema does not say so."""
+def _has_side_effects(node: fx.Node) -> bool:
+    """Whether a node changes a tensor. Normalisation moves its running mean, though its schema does not say so."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     names = [argument.name for argument in node.target._schema.arguments]
@@ -167,8 +197,11 @@ def _check_outputs(program: Any) -> None:
         )
 
 
-def _in_a_row(model: nn.Sequential, inputs: Inputs, note: str) -> Traced:
-    """The modules of a row, each taken whole. They are played once, in eval mode, to see what they pass on."""
+# -- an nn.Sequential --------------------------------------------------------------------------------------------------
+
+
+def _module_by_module(model: nn.Sequential, inputs: Inputs, note: str) -> TracedModel:
+    """Take each module of an nn.Sequential whole. They are run once, in eval mode, to see what they pass on."""
     if len(inputs) != 1:
         raise PipelineError(f"an nn.Sequential takes one input (inputs={len(inputs)})")
     graph = fx.Graph()
@@ -190,4 +223,173 @@ def _in_a_row(model: nn.Sequential, inputs: Inputs, note: str) -> Traced:
         attributes[name] = module
     graph.output((node,))
     moved = frozenset(f"{name}.{inner}" for name, module in attributes.items() for inner, _ in module.named_buffers())
-    return Traced(graph=graph, attributes=attributes, changed=moved, notes=(note,))
+    return TracedModel(graph=graph, attributes=attributes, changed=moved, notes=(note,))
+
+
+# -- operations that overwrite -----------------------------------------------------------------------------------------
+
+
+class _Values:
+    """The values of a graph, computed once with fake tensors; overwriting operations are replaced on the way.
+
+    `bound` and `changed` are those of `TracedModel`.
+    """
+
+    def __init__(self, graph: fx.Graph, attributes: Mapping[str, Any]) -> None:
+        self.bound: list[Bound] = []
+        self.changed: set[str] = set()
+        self._of: dict[fx.Node, Any] = {}
+        self._order = {node: place for place, node in enumerate(graph.nodes)}
+        fake = next((n.meta["val"] for n in graph.nodes if hasattr(n.meta.get("val"), "fake_mode")), None)
+        self._attributes = attributes
+        self._mode: Any = getattr(fake, "fake_mode", None)
+        with torch.enable_grad():
+            for node in list(graph.nodes):
+                if node.op == "call_function":
+                    self._replace_overwriting(node)
+                self._of[node] = self._computed(node, node.target)
+                node.meta["val"] = self._of[node]
+        self._bind_changed()
+
+    def _computed(self, node: fx.Node, operation: Any) -> Any:
+        if node.op == "get_attr":
+            value = self._attributes[str(node.target)]
+            return self._mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
+        if node.op != "call_function":
+            return node.meta.get("val")
+        arguments = fx.node.map_arg(node.args, self._of.__getitem__)
+        settings = fx.node.map_arg(node.kwargs, self._of.__getitem__)
+        with self._mode:
+            return operation(*arguments, **settings)
+
+    def _replace_overwriting(self, node: fx.Node) -> None:
+        """Where a node overwrites an activation: let it make a new one, or bind together all that see the change."""
+        for written in _overwritten(node):
+            weight = self._weight_of(written)
+            if weight is not None:
+                self.changed.add(str(weight.target))
+                if _layout(self._of[written]) == _layout(self._of[weight]):  # a second += reads what the first returned
+                    node.replace_input_with(written, weight)
+                continue
+            others = [other for other in self._sharing_storage(written, node) if other is not written]
+            seen = [other for other in others if any(self._after(user, node) for user in other.users)]
+            new = _out_of_place(node)
+            if new is None or seen or not self._gives_the_same(node, new, written):
+                order = self._order.__getitem__
+                last = max((user for each in (written, node, *others) for user in each.users), key=order)
+                first = min((written, *others), key=order)
+                self.bound.append((first, max(last, node, key=order)))
+                continue
+            node.target = new
+            for user in [user for user in written.users if self._after(user, node)]:
+                user.replace_input_with(written, node)
+
+    def _gives_the_same(self, node: fx.Node, new: torch._ops.OpOverload, written: fx.Node) -> bool:
+        """Whether an operation makes a tensor of the same type and shape as the one that would be overwritten."""
+        made, there = self._computed(node, new), self._of[written]
+        return isinstance(made, torch.Tensor) and (made.dtype, made.shape) == (there.dtype, there.shape)
+
+    def _bind_changed(self) -> None:
+        """Bind all nodes that see a weight that changes, itself or through a view, from the first to the last."""
+        for name in self.changed:
+            weight = next(node for node in self._of if node.op == "get_attr" and node.target == name)
+            storage = _storage(self._of[weight])
+            users = [user for node, value in self._of.items() if _storage(value) == storage for user in node.users]
+            seen = sorted((user for user in users if user.op == "call_function"), key=self._order.__getitem__)
+            if seen:
+                self.bound.append((seen[0], seen[-1]))
+
+    def _weight_of(self, written: fx.Node) -> fx.Node | None:
+        """Return the weight whose storage a value has, if it is one."""
+        storage = _storage(self._of[written])
+        weights = (node for node in self._of if node.op == "get_attr")
+        return next((node for node in weights if _storage(self._of[node]) == storage), None)
+
+    def _sharing_storage(self, written: fx.Node, before: fx.Node) -> Iterator[fx.Node]:
+        """Yield the activations before a node that have the storage of another."""
+        storage = _storage(self._of[written])
+        for node, value in self._of.items():
+            if node.op != "get_attr" and self._after(before, node) and _storage(value) == storage:
+                yield node
+
+    def _after(self, later: fx.Node, node: fx.Node) -> bool:
+        return self._order[later] > self._order[node]
+
+
+def _storage(value: Any) -> int | None:
+    return int(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else None
+
+
+def _layout(value: torch.Tensor) -> tuple[Any, ...]:
+    """Return where the elements of a tensor lie in its storage."""
+    return value.shape, value.stride(), value.storage_offset()
+
+
+def _overwritten(node: fx.Node) -> list[fx.Node]:
+    """Return the arguments that an operation overwrites."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return []
+    arguments = node.target._schema.arguments
+    given: dict[str, Any] = {each.name: value for each, value in zip(arguments, node.args, strict=False)}
+    given |= dict(node.kwargs)
+    writing = [each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write]
+    return [given[name] for name in writing if isinstance(given.get(name), fx.Node)]
+
+
+def _out_of_place(node: fx.Node) -> torch._ops.OpOverload | None:
+    """Return the same operation that makes a new tensor, relu for relu_; None if there is none."""
+    operation = node.target
+    if not isinstance(operation, torch._ops.OpOverload):
+        return None
+    space, _, name = operation._schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, space), name.removesuffix("_"), None)
+    found = getattr(packet, operation._overloadname, None) if name.endswith("_") else None
+    return found if isinstance(found, torch._ops.OpOverload) and not found._schema.is_mutable else None
+
+
+# -- flags that follow `training` --------------------------------------------------------------------------------------
+
+
+def follow_training(graph: fx.Graph) -> None:
+    """Let every training flag of the graph follow the `training` of its module.
+
+    >>> graph = fx.Graph()
+    >>> dropped = graph.call_function(torch.ops.aten.dropout.default, (graph.placeholder("x"), 0.5, True))
+    >>> _ = graph.output(dropped)
+    >>> follow_training(graph)
+    >>> fx.GraphModule({"training": True}, graph).eval()(torch.ones(2))
+    tensor([1., 1.])
+    """
+    for node in list(graph.nodes):
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            for position, value in _training_flags(node, node.target):
+                with graph.inserting_before(node):
+                    flag: Any = graph.create_node("get_attr", TRAINING)
+                    if not isinstance(value, bool) and value != 1:
+                        flag = graph.call_function(operator.mul, (value, flag))
+                    flag.meta[TRAINING] = True
+                node.args = (*node.args[:position], flag, *node.args[position + 1 :])
+
+
+def is_training_flag(node: fx.Node) -> bool:
+    """Whether a node is only a number that follows `training`: it goes wherever it is used.
+
+    >>> is_training_flag(fx.Graph().placeholder("x"))
+    False
+    """
+    return TRAINING in node.meta
+
+
+def _training_flags(node: fx.Node, operation: torch._ops.OpOverload) -> list[tuple[int, Any]]:
+    """Return the positions and values of the arguments that are what they are because the model was training."""
+    names = [argument.name for argument in operation._schema.arguments]
+    given = dict(zip(names, node.args, strict=False))
+    if "running_mean" in given and given["running_mean"] is None:
+        return []  # it takes the batch's own statistics whether it trains or not
+    found: list[tuple[int, Any]] = [(names.index(name), True) for name in TRAINING_FLAGS if given.get(name) is True]
+    if given.get("dropout_p"):
+        found.append((names.index("dropout_p"), given["dropout_p"]))
+    counted = str(getattr(given.get("self"), "target", ""))
+    if operation == torch.ops.aten.add_.Tensor and counted.endswith(BATCH_COUNTER) and given.get("other") == 1:
+        found.append((names.index("other"), 1))
+    return found

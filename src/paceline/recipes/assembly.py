@@ -1,4 +1,4 @@
-"""The parts a recipe names, made and put together."""
+"""The parts that a recipe names, made and put together; and the recipe with every `auto` written out."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.codecs import Codec, make_codec
-from paceline.codecs.naming import codec_text, parse_codec
+from paceline.codecs.naming import codec_text, parse_codec, settings_of
 from paceline.drivers.simulated.averaging_cluster import AveragingSetup
 from paceline.drivers.simulated.cluster import Setup
 from paceline.drivers.simulated.delays import Delays, Pareto, ShiftedExponential, SlowWorkers, read_recorded
 from paceline.drivers.simulated.network import Network
+from paceline.models import MODELS
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.sections import DelaySection
 from paceline.strategies import STRATEGIES, Strategy
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def make_strategy(recipe: Recipe) -> Strategy:
-    """The strategy, with those of the section's settings that it has.
+    """Make the strategy, with those of the section's settings that it has.
 
     >>> make_strategy(Recipe())
     LGC(k=7, warmup_rounds=0, scale_partial=True)
@@ -50,7 +51,7 @@ def averages(recipe: Recipe) -> bool:
 
 
 def make_member(recipe: Recipe) -> Averaging:
-    """The member of the family, with those of the section's settings that it has.
+    """Make the averaging strategy, with those of the section's settings that it has.
 
     >>> make_member(Recipe().with_settings(strategy={"name": "local-sgd", "period": 4})).period
     4
@@ -61,7 +62,7 @@ def make_member(recipe: Recipe) -> Averaging:
 
 
 def make_delays(recipe: Recipe) -> Delays:
-    """The delay model.
+    """Make the delay model.
 
     >>> make_delays(Recipe()).persistence
     10
@@ -95,7 +96,7 @@ def _recorded(delay: DelaySection, workers: int) -> Delays:
 
 
 def make_network(recipe: Recipe) -> Network:
-    """The network model.
+    """Make the model of the network.
 
     >>> make_network(Recipe()).free
     True
@@ -104,7 +105,7 @@ def make_network(recipe: Recipe) -> Network:
 
 
 def load_data(recipe: Recipe) -> Dataset:
-    """The data set.
+    """Load the data set.
 
     >>> load_data(Recipe()).classes
     10
@@ -125,7 +126,7 @@ def load_data(recipe: Recipe) -> Dataset:
 
 
 def make_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
-    """The network, sized for the data.
+    """Build the network, sized for the data.
 
     >>> type(make_model(Recipe(), load_data(Recipe()))).__name__
     'Sequential'
@@ -145,7 +146,7 @@ def make_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
 
 
 def _check_output(name: str, model: nn.Module, dataset: Dataset) -> None:
-    """A user's own network is tried on two samples before the run, so that a mistake is told for what it is."""
+    """Try a user's own network on two samples before the run, so that a mistake is reported for what it is."""
     import torch
 
     batch, expected = dataset.train.inputs[:2], (2, dataset.classes)
@@ -163,7 +164,7 @@ def _check_output(name: str, model: nn.Module, dataset: Dataset) -> None:
 
 
 def make_training(recipe: Recipe, dataset: Dataset) -> Training:
-    """What is trained, on what, and how.
+    """Put together what is trained, on what, and how.
 
     >>> len(make_training(Recipe(), load_data(Recipe())).shards)
     10
@@ -198,7 +199,7 @@ def make_training(recipe: Recipe, dataset: Dataset) -> Training:
 
 
 def make_codec_of(recipe: Recipe) -> Codec:
-    """The codec.
+    """Make the codec.
 
     >>> make_codec_of(Recipe().with_settings(codec={"name": "one-bit"}))
     ErrorFeedback(OneBit())
@@ -207,21 +208,55 @@ def make_codec_of(recipe: Recipe) -> Codec:
 
 
 def codec_text_of(recipe: Recipe) -> str:
-    """The codec in words, for traces and workers: with error feedback where the recipe or the codec itself wants it.
+    """Return the codec in words, for traces and workers; with error feedback where the recipe or the codec wants it.
 
     >>> codec_text_of(Recipe().with_settings(codec={"name": "qsgd", "levels": 3}))
     'qsgd levels=3'
     """
     section = recipe.codec
-    feedback = section.error_feedback
-    if isinstance(feedback, str):
-        feedback = make_codec(section.name).biased
     settings = {name: value for name, value in dataclasses.asdict(section).items() if value != "auto"}
-    return codec_text(section.name, settings, feedback=feedback)
+    return codec_text(section.name, settings, feedback=_error_feedback(recipe))
+
+
+def _error_feedback(recipe: Recipe) -> bool:
+    wanted = recipe.codec.error_feedback
+    return make_codec(recipe.codec.name).biased if isinstance(wanted, str) else wanted
+
+
+def resolved(recipe: Recipe) -> Recipe:
+    """Return the recipe with the values that `auto` and empty settings come to, for the journal of a run.
+
+    A run that was recorded so stays the same when a default changes later. k = "auto" stays: K is chosen anew in every
+    round.
+
+    >>> recipe = resolved(Recipe().with_settings(strategy={"name": "bmuf"}, codec={"name": "one-bit"}))
+    >>> recipe.strategy.period, recipe.strategy.outer_momentum, recipe.codec.error_feedback
+    (8, 0.9, True)
+    """
+    found: dict[str, dict[str, Any]] = {"codec": {"error_feedback": _error_feedback(recipe)}, "strategy": {}}
+    lossless = settings_of(recipe.codec.name).get("lossless")
+    if recipe.codec.lossless == "auto" and lossless is not None:
+        found["codec"]["lossless"] = lossless
+    if recipe.model.name in MODELS and MODELS[recipe.model.name].norms and not recipe.model.norm:
+        found["model"] = {"norm": MODELS[recipe.model.name].norms[0]}
+    if averages(recipe):
+        member = make_member(recipe)
+        values = {
+            "period": member.period,
+            "rebase": member.rebase,
+            "outer_rate": member.outer.rate,
+            "outer_momentum": member.outer.momentum_of(recipe.cluster.workers),
+        }
+        found["strategy"] = {
+            name: value
+            for name, value in values.items()
+            if name in SETTINGS[member.name] and getattr(recipe.strategy, name) == "auto"
+        }
+    return recipe.with_settings(**found)
 
 
 def make_setup(recipe: Recipe) -> Setup:
-    """The cluster.
+    """Put together the cluster.
 
     >>> make_setup(Recipe()).workers
     10
@@ -241,7 +276,7 @@ def make_setup(recipe: Recipe) -> Setup:
 
 
 def make_averaging_setup(recipe: Recipe) -> AveragingSetup:
-    """The cluster of workers that average among themselves.
+    """Put together the cluster of workers that average among themselves.
 
     >>> make_averaging_setup(Recipe().with_strategy("hpsgd")).member.overlap
     True
@@ -258,7 +293,7 @@ def make_averaging_setup(recipe: Recipe) -> AveragingSetup:
 
 
 def make_averaged_simulation(recipe: Recipe, dataset: Dataset) -> AveragedSimulation:
-    """The whole run of workers that average, ready to be iterated over.
+    """Put together the whole run of workers that average, ready to be iterated over.
 
     >>> recipe = Recipe(rounds=2).with_strategy("ssgd")
     >>> len(list(make_averaged_simulation(recipe, load_data(recipe))))
@@ -271,7 +306,7 @@ def make_averaged_simulation(recipe: Recipe, dataset: Dataset) -> AveragedSimula
 
 
 def make_simulation(recipe: Recipe, dataset: Dataset) -> Simulation:
-    """The whole run, ready to be iterated over.
+    """Put together the whole run, ready to be iterated over.
 
     >>> len(list(make_simulation(Recipe(rounds=2), load_data(Recipe()))))
     3

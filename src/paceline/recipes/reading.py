@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from paceline.errors import PacelineError
 from paceline.lookup import unknown
 from paceline.recipes.recipe import Recipe
 from paceline.settings import SettingError, convert, describe
@@ -24,7 +25,7 @@ PATHS = (("delay", "file"), ("data", "directory"), ("pipeline", "plan"))  # in a
 Path_ = tuple[str, ...]
 
 
-class RecipeError(ValueError):
+class RecipeError(PacelineError, ValueError):
     """A recipe that cannot be read, in one line.
 
     >>> raise RecipeError("my.toml:3: unknown key 'ronds'")
@@ -34,7 +35,7 @@ class RecipeError(ValueError):
 
 
 def read_recipe(path: str | Path | None = None, overrides: Mapping[str, str] | None = None) -> Recipe:
-    """The recipe in a file (or the default), with dotted settings from the command line on top.
+    """Return the recipe in a file (or the default), with dotted settings from the command line on top.
 
     >>> read_recipe(overrides={"strategy.k": "3"}).strategy.k
     3
@@ -42,18 +43,19 @@ def read_recipe(path: str | Path | None = None, overrides: Mapping[str, str] | N
     Traceback (most recent call last):
     paceline.recipes.reading.RecipeError: --strategy.k: expected a whole number or 'auto', got 'many'
     """
-    source = _Source(None if path is None else Path(path))
-    values = dict(source.values())
-    places = {setting: source.place(setting) for setting in values}
-    for dotted, text in (overrides or {}).items():
+    file = None if path is None else Path(path)
+    text = "" if file is None else _text_of(file)
+    values = _values(text, file)
+    places = {setting: _place(text, file, setting) for setting in values}
+    for dotted, value in (overrides or {}).items():
         setting = tuple(dotted.split("."))
-        values[setting] = text
+        values[setting] = value
         places[setting] = f"--{dotted.replace('_', '-')}"
     return _build(values, places)
 
 
 def recipe_from_document(document: Mapping[str, Any]) -> Recipe:
-    """A recipe from nested plain values; null stands for an infinite number.
+    """Return a recipe from nested plain values; null stands for an infinite number.
 
     >>> recipe_from_document({"network": {"server_bits_per_second": None}}).network.server_bits_per_second
     inf
@@ -70,48 +72,43 @@ def recipe_from_document(document: Mapping[str, Any]) -> Recipe:
     return _build(values, {path: ".".join(path) for path in values})
 
 
-class _Source:
-    """A recipe file: its values by path, and the line each stands in."""
+def _values(text: str, file: Path | None) -> dict[Path_, Any]:
+    """Return the values of a recipe file by their paths."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{file}: not valid TOML: {str(error).splitlines()[0]}") from None
+    except ValueError as error:  # a whole number of thousands of digits
+        raise RecipeError(f"{file}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise RecipeError(f"{file}: not valid TOML: nested too deeply") from None
+    found: dict[Path_, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, dict) and name in _sections():
+            found.update({(name, inner): entry for inner, entry in value.items()})
+        else:
+            found[(name,)] = value
+    for setting in PATHS:
+        if found.get(setting) and isinstance(found[setting], str) and file is not None:
+            found[setting] = str(file.parent / Path(found[setting]).expanduser())
+    return found
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._text = "" if path is None else _text_of(path)
 
-    def values(self) -> dict[Path_, Any]:
-        try:
-            table = tomllib.loads(self._text)
-        except tomllib.TOMLDecodeError as error:
-            raise RecipeError(f"{self._path}: not valid TOML: {str(error).splitlines()[0]}") from None
-        except ValueError as error:  # a whole number of thousands of digits
-            raise RecipeError(f"{self._path}: not valid TOML: {error}") from None
-        except RecursionError:
-            raise RecipeError(f"{self._path}: not valid TOML: nested too deeply") from None
-        found: dict[Path_, Any] = {}
-        for name, value in table.items():
-            if isinstance(value, dict) and name in _sections():
-                found.update({(name, inner): entry for inner, entry in value.items()})
-            else:
-                found[(name,)] = value
-        for setting in PATHS:
-            if found.get(setting) and isinstance(found[setting], str) and self._path is not None:
-                found[setting] = str(self._path.parent / Path(found[setting]).expanduser())
-        return found
-
-    def place(self, setting: Path_) -> str:
-        """`my.toml:4`, the line found by looking for the section and the key; the file alone if it is hidden."""
-        section = ""
-        for number, line in enumerate(self._text.splitlines(), start=1):
-            heading = re.match(r"\s*\[\s*\"?([\w-]+)\"?\s*\]", line)
-            if heading:
-                section = heading.group(1)
-                if setting == (section,):
-                    return f"{self._path}:{number}"
-            key = re.match(r"\s*([\w\".-]+)\s*=", line)
-            if key:
-                written = tuple(part.strip('"') for part in key.group(1).split("."))
-                if (*((section,) if section else ()), *written) in (setting, setting[:1]):
-                    return f"{self._path}:{number}"
-        return str(self._path)
+def _place(text: str, file: Path | None, setting: Path_) -> str:
+    """Return `my.toml:4`, the line found by looking for the section and the key; the file alone if it is hidden."""
+    section = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        heading = re.match(r"\s*\[\s*\"?([\w-]+)\"?\s*\]", line)
+        if heading:
+            section = heading.group(1)
+            if setting == (section,):
+                return f"{file}:{number}"
+        key = re.match(r"\s*([\w\".-]+)\s*=", line)
+        if key:
+            written = tuple(part.strip('"') for part in key.group(1).split("."))
+            if (*((section,) if section else ()), *written) in (setting, setting[:1]):
+                return f"{file}:{number}"
+    return str(file)
 
 
 def _text_of(path: Path) -> str:
@@ -148,28 +145,26 @@ def _build(values: Mapping[Path_, Any], places: Mapping[Path_, str]) -> Recipe:
             raise RecipeError(f"{places[path]}: expected {describe(hint)}, got {_short(value)}") from None
         (chosen[path[0]] if len(path) == 2 else top)[path[-1]] = converted
     parts = {name: _make(sections[name], (name,), chosen[name], places) for name in sections}
-    recipe = _make(Recipe, (), {**top, **parts}, places)
-    if not isinstance(recipe, Recipe):
-        raise TypeError(f"expected a Recipe, made a {type(recipe).__name__}")
+    recipe: Recipe = _make(Recipe, (), {**top, **parts}, places)
     return recipe
 
 
 def _hint_of(path: Path_, place: str) -> Any:
-    """The type a setting must have; an error if there is no such setting."""
+    """Return the type a setting must have; an error if there is no such setting."""
     sections = _sections()
+    kind: Any
     if len(path) == 1:
         if path[0] in sections:
             raise RecipeError(f"{place}: {path[0]!r} is a section: write [{path[0]}] and its settings below")
-        names = [field.name for field in dataclasses.fields(Recipe)]
-        hints, where = get_type_hints(Recipe), "a recipe"
+        kind, where = Recipe, "a recipe"
     else:
         if path[0] not in sections:
             raise RecipeError(f"{place}: {unknown('section', path[0], sections)}")
-        names = [field.name for field in dataclasses.fields(sections[path[0]])]
-        hints, where = get_type_hints(sections[path[0]]), f"[{path[0]}]"
+        kind, where = sections[path[0]], f"[{path[0]}]"
+    names = [field.name for field in dataclasses.fields(kind)]
     if len(path) > 2 or path[-1] not in names:
         raise RecipeError(f"{place}: {unknown(f'key in {where}', '.'.join(path[1:]) or path[0], names)}")
-    return hints[path[-1]]
+    return get_type_hints(kind)[path[-1]]
 
 
 def _make(kind: type, prefix: Path_, chosen: Mapping[str, Any], places: Mapping[Path_, str]) -> Any:

@@ -13,7 +13,7 @@ from paceline.data import DATASETS
 from paceline.data.pruning import PruningSettings
 from paceline.lookup import unknown
 from paceline.optim import OptimizerSettings
-from paceline.recipes.pipeline_section import PipelineSection
+from paceline.pipeline.settings import PipelineSettings
 from paceline.recipes.sections import (
     ClusterSection,
     CodecSection,
@@ -60,7 +60,7 @@ class Recipe(Checked):
     strategy: StrategySection = field(default_factory=StrategySection)
     codec: CodecSection = field(default_factory=CodecSection)
     pruning: PruningSettings = field(default_factory=PruningSettings)
-    pipeline: PipelineSection = field(default_factory=PipelineSection)
+    pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     server: ServerSection = field(default_factory=ServerSection)
 
     def __post_init__(self) -> None:

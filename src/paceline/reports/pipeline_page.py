@@ -15,20 +15,18 @@ Names of layers and models come from users: every text goes through `escape`, or
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from html import escape
-from string import Template
+from typing import Any
 
-from plotly.offline import get_plotlyjs
-
-from paceline.quantities import percent_text
+from paceline.pipeline.placement import Piece
+from paceline.pipeline.plan import Plan, Prediction
+from paceline.pipeline.text import balance
+from paceline.quantities import UNKNOWN, counted, duration_text, percent_text, size_text
 from paceline.reports.chart import PAGE_COLOURS, Chart, Scheme
-from paceline.reports.page import asset, chart_card, colour_variables, prose, recipe_text, safe_json
-from paceline.reports.pipeline_charts import balance_chart, choice_chart, layer_chart, memory_chart
-from paceline.reports.pipeline_numbers import duration, size
-from paceline.reports.pipeline_tables import schedule_table, stage_table
-from paceline.reports.pipeline_timeline import step_chart
+from paceline.reports.page import chart_card, page_html, prose, recipe_text
+from paceline.reports.pipeline_charts import balance_chart, choice_chart, layer_chart, memory_chart, step_chart
 from paceline.reports.table import PlainTable
-from paceline.traces.pipeline_record import PipelineRecord
 
 COLOURS: dict[Scheme, dict[str, str]] = {
     "light": {**PAGE_COLOURS["light"], "forward": "#0072b2", "backward": "#00886a", "weights": "#d98e00"},
@@ -47,83 +45,77 @@ KEYS: dict[str, tuple[tuple[str, str], ...]] = {
 """Chart -> the key above it: the class of a swatch, and what it stands for."""
 
 
-def pipeline_page(record: PipelineRecord, *, title: str = "paceline plan", plan_file: str = "plan.json") -> str:
-    """The page as text; the same record gives the same text.
+def pipeline_page(
+    plan: Plan,
+    *,
+    title: str = "paceline plan",
+    plan_file: str = "plan.json",
+    conditions: Sequence[str] = (),
+    recipe: Mapping[str, Any] | None = None,
+) -> str:
+    """Return the page as text; the same plan gives the same text.
 
-    >>> from paceline.traces.pipeline_record import empty_record
-    >>> "<h1>fc in 1 stage: 3.00\\u00a0s a step, 0\\u00a0% idle</h1>" in pipeline_page(empty_record())
-    True
+    `conditions` are what was measured and how, `recipe` is the recipe's document, if there was one.
     """
-    charts = [step_chart(record), layer_chart(record), balance_chart(record), memory_chart(record)]
-    choices = choice_chart(record)
-    small = [*charts[2:], *([choices] if choices is not None else [])]
-    drawn = {chart.name: {"data": chart.data, "layout": chart.layout} for chart in (*charts[:2], *small)}
-    return Template(asset("pipeline.html")).substitute(
-        title=escape(title),
-        headline=prose(headline(record)),
-        said="".join(f"<p>{prose(sentence)}</p>" for sentence in record.said),
-        conditions="".join(f"<li>{escape(phrase)}</li>" for phrase in record.conditions),
-        tiles=_tiles(record),
-        stages=_table_card(stage_table(record), "pieces" if record.chunks > 1 else "stages"),
-        steps=_card(charts[0], record),
-        schedules=_table_card(schedule_table(record), "schedules"),
-        charts="\n".join(
-            [_card(charts[1], record), *(_card(chart, record) for chart in small), _running(record, plan_file)]
-        ),
-        notes=_notes(record),
-        recipe=_recipe(record),
-        style=colour_variables(COLOURS) + asset("page.css"),
-        data=safe_json({"charts": drawn, "colours": COLOURS}),
-        plotly=get_plotlyjs(),
-        script=asset("page.js"),
+    charts = [step_chart(plan), layer_chart(plan), balance_chart(plan), memory_chart(plan)]
+    choices = choice_chart(plan)
+    charts += [choices] if choices is not None else []
+    return page_html(
+        "pipeline.html",
+        title=title,
+        headline=headline(plan),
+        said=[balance(plan)],
+        conditions=conditions,
+        figures=charts,
+        colours=COLOURS,
+        tiles=_tiles(plan),
+        stages=_table_card(stage_table(plan), "pieces" if plan.chunks > 1 else "stages"),
+        steps=_card(charts[0], plan),
+        schedules=_table_card(schedule_table(plan), "schedules"),
+        charts="\n".join([*(_card(chart, plan) for chart in charts[1:]), _running(plan, plan_file)]),
+        notes=_notes(plan),
+        recipe=_recipe(recipe),
     )
 
 
-def headline(record: PipelineRecord) -> str:
-    """What the plan comes to, in a line.
-
-    >>> from paceline.traces.pipeline_record import empty_record
-    >>> headline(empty_record())
-    'fc in 1 stage: 3.00 s a step, 0 % idle'
-    """
-    chosen = record.chosen
-    return (
-        f"{record.model} in {_many(record.stages, 'stage')}: {duration(chosen.step_seconds)} a step, "
-        f"{percent_text(chosen.idle)} idle"
-    )
+def headline(plan: Plan) -> str:
+    """Return what the plan comes to, in a line."""
+    step, idle = duration_text(plan.timeline.step_seconds), percent_text(plan.timeline.idle)
+    return f"{plan.model} in {counted(plan.stages, 'stage')}: {step} a step, {idle} idle"
 
 
-def _tiles(record: PipelineRecord) -> str:
-    chosen, slowest = record.chosen, record.slowest
-    word = "piece" if record.chunks > 1 else "stage"
-    limit = min((device.limit_bytes for device in record.devices if device.limit_bytes is not None), default=None)
+def _tiles(plan: Plan) -> str:
+    chosen = next(each for each in plan.predictions if each.schedule == plan.schedule)
+    slowest, noun = plan.placement.slowest, "piece" if plan.chunks > 1 else "stage"
+    limits = [device.memory_bytes for device in plan.placement.devices if device.memory_bytes is not None]
     parts = [
         (
             "Step",
-            duration(chosen.step_seconds),
-            f"{_many(record.microbatches, 'micro-batch')} of {_many(record.microbatch, 'sample')}, {chosen.name}",
+            duration_text(chosen.step_seconds),
+            f"{counted(plan.microbatches, 'micro-batch')} of {counted(plan.batch.microbatch, 'sample')}, "
+            f"{plan.schedule}",
         ),
         (
             "Idle",
             percent_text(chosen.idle),
-            f"{percent_text(chosen.slots)} if all {word}s were equal; the lecture's figure is "
+            f"{percent_text(chosen.slots)} if all {noun}s were equal; the formula (1/2)(1 - m/(k-1+m)) gives "
             f"{percent_text(chosen.lecture)}",
         ),
         (
             "Speed-up",
-            f"{record.speedup:.2f}\u00d7",
-            f"against one device, which would take {duration(record.one_device_seconds)} for the same micro-batches",
+            f"{plan.speedup:.2f}\u00d7",
+            f"against one device, which would take {duration_text(plan.one_device_seconds)} for the same micro-batches",
         ),
         (
-            f"Slowest {word}",
-            duration(slowest.seconds),
-            f"{word} {slowest.index}, a micro-batch with its transfers"
-            + ("; no cut that fits has a faster one" if record.proven else ""),
+            f"Slowest {noun}",
+            duration_text(slowest.seconds),
+            f"{noun} {slowest.index}, a micro-batch with its transfers"
+            + ("; no cut that fits has a faster one" if plan.placement.proven else ""),
         ),
         (
             "Fullest device",
-            size(chosen.most_bytes),
-            f"of {size(limit)} that the smallest device has" if limit is not None else "no limit was given",
+            size_text(chosen.most_bytes),
+            f"of {size_text(min(limits))} that the smallest device has" if limits else "no limit was given",
         ),
     ]
     return "\n".join(_tile(*part) for part in parts)
@@ -143,35 +135,35 @@ def _table_card(table: PlainTable, name: str) -> str:
     return f'<section class="card {name}"><h2>{escape(table.title)}</h2>\n{table.html()}</section>'
 
 
-def _card(chart: Chart, record: PipelineRecord) -> str:
-    """A chart's card, with a key to its colours above the chart."""
+def _card(chart: Chart, plan: Plan) -> str:
+    """Return a chart's card, with a key to its colours above the chart."""
     keys = "".join(
         f'<span class="key"><i class="{kind.removesuffix("-dot")} {"dot" if kind.endswith("-dot") else "swatch"}"></i>'
         f"{escape(word)}</span>"
-        for kind, word in _keys(chart, record)
+        for kind, word in _keys(chart, plan)
     )
     return chart_card(chart, keys)
 
 
-def _keys(chart: Chart, record: PipelineRecord) -> tuple[tuple[str, str], ...]:
+def _keys(chart: Chart, plan: Plan) -> tuple[tuple[str, str], ...]:
     keys = KEYS.get(chart.name, ())
-    if chart.name == "choices" and record.recommended == record.microbatches:
+    if chart.name == "choices" and plan.advice.recommended.microbatches == plan.microbatches:
         return (("backward-dot", "this plan, and recommended"),)
-    return keys if record.even or chart.name != "balance" else keys[:1]
+    return keys if plan.even or chart.name != "balance" else keys[:1]
 
 
-def _running(record: PipelineRecord, plan_file: str) -> str:
-    """How this plan is run: three lines of a script, and how it is started."""
+def _running(plan: Plan, plan_file: str) -> str:
+    """Return how this plan is run: three lines of a script, and how it is started."""
     script = (
         f"plan = paceline.Plan.load({plan_file!r})\n"
         "pipe = paceline.Pipeline(model, plan)\n"
         "loss = pipe.step(inputs, targets, loss_function)"
     )
-    start = f"torchrun --nproc-per-node {record.stages} train.py"
-    chunks = f"\nchunks = {record.chunks}" if record.chunks > 1 else ""
+    start = f"torchrun --nproc-per-node {plan.stages} train.py"
+    chunks = f"\nchunks = {plan.chunks}" if plan.chunks > 1 else ""
     section = (
-        f'[strategy]\nname = "full"\n\n[pipeline]\nstages = {record.stages}\nmicrobatches = {record.microbatches}\n'
-        f'schedule = "{record.schedule}"{chunks}\nplan = {json.dumps(plan_file, ensure_ascii=False)}'
+        f'[strategy]\nname = "full"\n\n[pipeline]\nstages = {plan.stages}\nmicrobatches = {plan.microbatches}\n'
+        f'schedule = "{plan.schedule}"{chunks}\nplan = {json.dumps(plan_file, ensure_ascii=False)}'
     )
     return (
         '<section class="card" aria-labelledby="title-running"><h2 id="title-running">How to run it</h2>'
@@ -182,21 +174,81 @@ def _running(record: PipelineRecord, plan_file: str) -> str:
     )
 
 
-def _notes(record: PipelineRecord) -> str:
-    if not record.notes:
+def _notes(plan: Plan) -> str:
+    if not plan.notes:
         return ""
-    items = "".join(f"<li>{prose(note[:1].upper() + note[1:])}.</li>" for note in record.notes)
+    items = "".join(f"<li>{prose(note[:1].upper() + note[1:])}.</li>" for note in plan.notes)
     return f'<section class="card"><h2>Notes</h2><ul class="notes">{items}</ul></section>'
 
 
-def _recipe(record: PipelineRecord) -> str:
-    if not record.source:
+def _recipe(recipe: Mapping[str, Any] | None) -> str:
+    if not recipe:
         return ""
     return (
         '<section class="card"><h2>Recipe</h2><details><summary>Every setting, also those nobody typed</summary>'
-        f"<pre>{escape(recipe_text(record.source))}</pre></details></section>"
+        f"<pre>{escape(recipe_text(recipe))}</pre></details></section>"
     )
 
 
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "es" if what.endswith("ch") else "s")
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def stage_table(plan: Plan) -> PlainTable:
+    """Return a row for each piece; the slowest is marked."""
+    several = plan.chunks > 1
+    heads = ("Gradient of inputs", "of weights", "Sends on", "Transfers", "In all", "Memory")
+    first = ("Piece", "Device") if several else ("Stage",)
+    return PlainTable(
+        title="Pieces" if several else "Stages",
+        headings=(*first, "Layers", "Forward", *heads),
+        rows=[_piece_row(plan, piece, several=several) for piece in plan.placement.pieces],
+        caption="Times and what is sent are of one micro-batch; memory is for all that wait at once. "
+        "In bold: the slowest.",
+        marked=frozenset({(plan.placement.slowest.index, len(first) + 6)}),
+    )
+
+
+def _piece_row(plan: Plan, piece: Piece, *, several: bool) -> tuple[str, ...]:
+    layers = plan.profile.layers[piece.first : piece.last]
+    names = layers[0].name if len(layers) == 1 else f"{layers[0].name} … {layers[-1].name}"
+    return (
+        str(piece.index),
+        *((str(piece.device),) if several else ()),
+        f"{names} ({len(layers)})",
+        duration_text(piece.forward_seconds),
+        duration_text(piece.input_seconds),
+        duration_text(piece.weight_seconds),
+        size_text(piece.sent_bytes) if piece.sent_bytes else UNKNOWN,
+        duration_text(piece.transfer_seconds) if piece.transfer_seconds else UNKNOWN,
+        duration_text(piece.seconds),
+        size_text(piece.memory_bytes),
+    )
+
+
+def schedule_table(plan: Plan) -> PlainTable:
+    """Return a row for each schedule; the shortest step is marked."""
+    best = min(each.step_seconds for each in plan.predictions if not each.why_not)
+    heads = ("Schedule", "Step", "Idle, predicted", "Idle slots", "Idle, formula", "Fullest device", "Pieces on each")
+    refuses = any(each.why_not for each in plan.predictions)
+    return PlainTable(
+        title="Schedules",
+        headings=(*heads, "Why not") if refuses else heads,
+        rows=[_schedule_row(plan, each, why=(each.why_not,) if refuses else ()) for each in plan.predictions],
+        caption="Each with the best cut for it. Predicted: from what was measured. Slots: counted, if all pieces took "
+        "equally long. Formula: (1/2)(1 - m/(k-1+m)) for k stages and m micro-batches, which is half of gpipe's count. "
+        "In bold: the shortest step.",
+        marked=frozenset(
+            (number, 1)
+            for number, each in enumerate(plan.predictions)
+            if not each.why_not and each.step_seconds == best
+        ),
+    )
+
+
+def _schedule_row(plan: Plan, each: Prediction, *, why: tuple[str, ...]) -> tuple[str, ...]:
+    name = f"{each.schedule} (this plan)" if each.schedule == plan.schedule else each.schedule
+    other = plan.alternatives[each.schedule]
+    if not isinstance(other, Plan):
+        return (name, *(UNKNOWN,) * 6, *why)
+    shares = (percent_text(share) for share in (each.idle, each.slots, each.lecture))
+    return (name, duration_text(each.step_seconds), *shares, size_text(each.most_bytes), str(other.chunks), *why)

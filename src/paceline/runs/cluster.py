@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.recipes.assembly import codec_text_of, load_data, make_delays, make_strategy, make_training
-from paceline.recipes.pipeline_section import refuse_pipeline
+from paceline.pipeline.settings import refuse_pipeline
+from paceline.recipes.assembly import codec_text_of, load_data, make_delays, make_strategy, make_training, resolved
 from paceline.recipes.recipe import Recipe
 from paceline.runs.simulation import Result
 from paceline.traces import summarise
@@ -31,7 +31,7 @@ OnStanding = Callable[["Standing"], None]
 
 @dataclass(frozen=True, kw_only=True)
 class ServerEndpoint:
-    """Where a server listens, and who may come in; refused if it is open to strangers.
+    """Where a server listens, and with which keys; an address that is open to strangers is refused.
 
     >>> ServerEndpoint(listen="127.0.0.1:0").tls is None
     True
@@ -52,7 +52,7 @@ class ServerEndpoint:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port."""
+        """The host and the port."""
         from paceline.drivers.served.security import parse_address
 
         return parse_address(self.listen)
@@ -68,7 +68,7 @@ class Trained:
 
 
 def make_served(recipe: Recipe, folder: Path, dataset: Dataset | None = None) -> Served:
-    """The server's side of a recipe."""
+    """Put together the server's side of a recipe."""
     refuse_pipeline(recipe.pipeline, "a pipeline has no server")
     from paceline.drivers.served.limits import Limits
     from paceline.drivers.served.opening import Served
@@ -123,7 +123,7 @@ def serve_recipe(
 
     credentials = server_credentials(endpoint.tls) if endpoint.tls else None
     host, port = endpoint.address
-    served = make_served(recipe, folder)
+    served = make_served(recipe if resume else resolved(recipe), folder)
     size = sum(parameter.numel() for parameter in served.module.parameters())
 
     async def run() -> tuple[Outcome, Any]:
@@ -149,7 +149,7 @@ def serve_recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """What a worker brings itself, because no message may name it: code, paths, and how patient it is.
+    """A worker's own options: code and paths, which no message of a server may name, and how patient it is.
 
     >>> WorkerOptions(model="my_models:net").patience_seconds
     60.0
@@ -189,7 +189,7 @@ def work_for(
 
 
 def trusted_recipe(document: Mapping[str, Any], options: WorkerOptions) -> Recipe:
-    """The server's recipe with nothing in it that would import code or read a path of the server's choosing.
+    """Return the server's recipe with nothing in it that would import code or read a path of the server's choosing.
 
     >>> trusted_recipe(Recipe().with_settings(data={"directory": "/etc"}).to_document(), WorkerOptions()).data.directory
     ''
@@ -221,7 +221,7 @@ def trusted_recipe(document: Mapping[str, Any], options: WorkerOptions) -> Recip
 
 
 def delay_of(recipe: Recipe) -> Delay:
-    """How much a worker is slowed down."""
+    """Return how many seconds a worker is slowed down, for each worker and draw."""
     from paceline.drivers.served.job import no_delay
 
     if not recipe.delay.inject:
@@ -251,10 +251,10 @@ def train(
     refuse_pipeline(recipe.pipeline, "a pipeline has no server")
     endpoint = ServerEndpoint(listen=listen, insecure=True)
     check_loopback(endpoint)
-    pack = start_pack(recipe, range(recipe.cluster.workers))  # it loads torch while the server makes ready
+    workers = start_workers(recipe, range(recipe.cluster.workers))  # it loads torch while the server makes ready
 
     def opened(address: str) -> None:
-        send_pack(pack, address)
+        send_address(workers, address)
         on_open(address)
 
     finished = False
@@ -266,12 +266,12 @@ def train(
             resume=resume,
             on_open=opened,
             on_standing=on_standing,
-            reason_to_stop=lambda standing: _all_gone(pack, standing),
+            reason_to_stop=lambda standing: _all_gone(workers, standing),
         )
         finished = trained.outcome.finished
         return trained
     finally:
-        end_process(pack, by_itself=finished)
+        end_process(workers, by_itself=finished)
 
 
 def check_loopback(endpoint: ServerEndpoint) -> None:
@@ -287,14 +287,14 @@ def check_loopback(endpoint: ServerEndpoint) -> None:
         raise ValueError(f"train is for this machine alone (listen={endpoint.listen}); `paceline serve` is for others")
 
 
-def _all_gone(pack: subprocess.Popen[bytes], standing: Standing) -> str | None:
-    if pack.poll() is not None and not any(worker.alive for worker in standing.workers):
+def _all_gone(workers: subprocess.Popen[bytes], standing: Standing) -> str | None:
+    if workers.poll() is not None and not any(worker.alive for worker in standing.workers):
         return "all workers of this machine have ended"
     return None
 
 
-def start_pack(recipe: Recipe, numbers: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Start workers on this machine; they wait to be told where the server is."""
+def start_workers(recipe: Recipe, numbers: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start workers on this machine, which wait for the address of the server (`send_address`)."""
     arguments = [sys.executable, "-m", "paceline.runs.local_workers", "--numbers", ",".join(map(str, numbers))]
     options = {"data_directory": recipe.data.directory, "delay_file": recipe.delay.file}
     if ":" in recipe.model.name:
@@ -306,16 +306,16 @@ def start_pack(recipe: Recipe, numbers: Sequence[int]) -> subprocess.Popen[bytes
     return subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True)
 
 
-def send_pack(pack: subprocess.Popen[bytes], address: str) -> None:
-    """Tell workers where the server is."""
-    if pack.stdin is not None:
+def send_address(workers: subprocess.Popen[bytes], address: str) -> None:
+    """Send waiting workers the address of the server."""
+    if workers.stdin is not None:
         with suppress(BrokenPipeError):
-            pack.stdin.write(f"{address}\n".encode())
-            pack.stdin.close()
+            workers.stdin.write(f"{address}\n".encode())
+            workers.stdin.close()
 
 
 def end_process(process: subprocess.Popen[bytes], *, by_itself: bool, seconds: float = 5.0) -> None:
-    """Let a process end by itself if it will, then ask it to, then end it."""
+    """Wait for a process if it ends by itself, else ask it to end, and at last kill it."""
     if process.stdin is not None:
         process.stdin.close()
     for ask in (None if by_itself else process.terminate, process.terminate, process.kill):
@@ -327,7 +327,7 @@ def end_process(process: subprocess.Popen[bytes], *, by_itself: bool, seconds: f
 
 
 def worker_options(arguments: Mapping[str, Any]) -> WorkerOptions:
-    """`WorkerOptions` from parsed arguments; what it does not know is left out.
+    """Return `WorkerOptions` from parsed arguments; other arguments are left out.
 
     >>> worker_options({"model": "my:net", "numbers": "1,2"}).model
     'my:net'

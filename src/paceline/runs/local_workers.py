@@ -2,7 +2,7 @@
 
 The address of the server comes as a line on standard input: torch is loaded while the server makes ready.
 
-Not for people: `paceline train` starts it, and `paceline work` is the same for one worker.
+`paceline train` starts it; `paceline work` does the same for one worker.
 """
 
 from __future__ import annotations

@@ -17,9 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.drivers.collective.place import STORE
+from paceline.drivers.ranks.launch import STORE
 from paceline.recipes.assembly import load_data, make_training
-from paceline.recipes.planning import link_of, optimizer_states
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.sections import ClusterSection
 from paceline.runs.cluster import delay_of
@@ -30,8 +29,7 @@ from paceline.traces import summarise
 
 if TYPE_CHECKING:
     from paceline.distributed.stores import StoreGather
-    from paceline.drivers.collective.pipeline_plans import Wanted
-    from paceline.drivers.collective.place import Place
+    from paceline.drivers.ranks.launch import Place
     from paceline.pipeline.plan import Plan
     from paceline.traces import Evaluation
     from paceline.training import Training
@@ -92,28 +90,6 @@ def for_ranks(recipe: Recipe, ranks: int | None = None) -> Recipe:
     return recipe.with_settings(pipeline={"replicas": replicas}, cluster={"workers": replicas}, data=data)
 
 
-def wanted_plan(recipe: Recipe) -> Wanted:
-    """What the plan must be for.
-
-    >>> wanted_plan(Recipe().with_settings(pipeline={"stages": 2, "schedule": "interleaved"})).pieces
-    2
-    """
-    from paceline.drivers.collective.pipeline_plans import Wanted
-
-    section = recipe.pipeline
-    return Wanted(
-        stages=section.stages,
-        microbatches=section.microbatches,
-        batch_size=recipe.worker.batch_size,
-        schedule=section.schedule,
-        chunks=section.chunks,
-        memory_bytes=section.memory_bytes,
-        links=link_of(section),
-        states=optimizer_states(recipe),
-        file=section.plan,
-    )
-
-
 # -- one rank's side ---------------------------------------------------------------------------------------------------
 
 
@@ -130,9 +106,9 @@ def train_stage(
 
     Told to resume, it goes on from the checkpoints in the folder; else only from those of this very launch.
     """
-    from paceline.drivers.collective.keeping import Keeper, agreed_start
-    from paceline.drivers.collective.launch import joined
     from paceline.drivers.collective.pipeline_job import PipelineJob, StageRun
+    from paceline.drivers.ranks.checkpoints import RankCheckpoints, agreed_start
+    from paceline.drivers.ranks.rendezvous import joined
     from paceline.workers.threads import threads_for
 
     recipe = for_ranks(recipe, place.world)
@@ -141,7 +117,9 @@ def train_stage(
     document, defaults = recipe.to_document(), Recipe().to_document()
     stall_seconds = recipe.server.stall_seconds
     with joined(place, timeout_seconds=max(MEET_SECONDS, stall_seconds)) as roll, _fair_share(place), threads_for(size):
-        state = agreed_start(Keeper(folder, place.rank), roll, resume=resume, recipe=document, defaults=defaults)
+        state = agreed_start(
+            RankCheckpoints(folder, place.rank), roll, resume=resume, recipe=document, defaults=defaults
+        )
         if state is None and not resume:
             write_recipe(recipe, folder)
         plan = _plan(recipe, training, roll, folder, goes_on=state is not None)
@@ -165,10 +143,18 @@ def train_stage(
 
 def _plan(recipe: Recipe, training: Training, roll: StoreGather, folder: Path, *, goes_on: bool) -> Plan:
     from paceline.drivers.collective.pipeline_plans import PLAN, keep_plan, plan_of_run
+    from paceline.pipeline.planning import optimizer_states
     from paceline.training import Batches
 
-    inputs = Batches(training).assignment(worker=0, draw=0, blocks=1).inputs
-    plan = plan_of_run(wanted_plan(recipe), training.module, inputs, roll, kept=folder / PLAN if goes_on else None)
+    plan = plan_of_run(
+        recipe.pipeline,
+        training.module,
+        Batches(training).assignment(worker=0, draw=0, blocks=1).inputs,
+        roll,
+        batch_size=recipe.worker.batch_size,
+        states=optimizer_states(training.optimizer),
+        kept=folder / PLAN if goes_on else None,
+    )
     if goes_on:
         return plan
     if not recipe.pipeline.plan:

@@ -62,7 +62,7 @@ class Race:
 
     @property
     def runs(self) -> list[Run]:
-        """The runs themselves, one for each lane."""
+        """The runs, one for each lane."""
         return list(self._runs)
 
     @property
@@ -72,7 +72,7 @@ class Race:
 
     @property
     def results_so_far(self) -> list[Result]:
-        """What all runs have come to, also those that have not ended."""
+        """The results of all runs, also of those that have not ended."""
         return [result or result_of(run) for result, run in zip(self._results, self._runs, strict=True)]
 
 

@@ -1,6 +1,6 @@
 """A recipe carried out by ranks that average among themselves: one rank's side of it.
 
-folder/recipe.json    what runs here; whoever goes on with the run reads it
+folder/recipe.json    the recipe that runs here, with every `auto` written out; resuming reads it
 folder/rank-0/        a rank's checkpoints; the last one is the end of the run
 
 Nothing is written before all ranks have agreed that they may: the folder may hold another run.
@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.files import write_file
-from paceline.recipes.assembly import load_data, make_member, make_training
+from paceline.recipes.assembly import load_data, make_member, make_training, resolved
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import delay_of
 from paceline.runs.simulation import Result
 from paceline.traces import summarise
 
 if TYPE_CHECKING:
-    from paceline.drivers.collective.place import Place
+    from paceline.drivers.ranks.launch import Place
     from paceline.traces import Evaluation
 
 RECIPE = "recipe.json"
@@ -37,17 +37,19 @@ def train_rank(
     resume: bool,
     on_progress: Callable[[Evaluation], None] = lambda evaluation: None,
 ) -> Result | None:
-    """Be one rank of a recipe's run; rank 0 returns what it came to.
+    """Be one rank of a recipe's run; rank 0 returns the result.
 
-    Told to resume, it goes on from the checkpoints in the folder; else only from those of this very launch.
+    With `resume` the rank goes on from the checkpoints in the folder; else only from those of this very launch.
     """
-    from paceline.drivers.collective.job import Job, RankRun
-    from paceline.drivers.collective.keeping import Keeper, agreed_start
-    from paceline.drivers.collective.launch import joined
+    from paceline.drivers.averaging.job import AveragingJob, AveragingRun
+    from paceline.drivers.ranks.checkpoints import RankCheckpoints, agreed_start
+    from paceline.drivers.ranks.rendezvous import joined
     from paceline.workers.threads import threads_for
 
+    if not resume:  # a run that was begun before `resolved` existed goes on with its recipe as it was kept
+        recipe = resolved(recipe)
     training = make_training(recipe, load_data(recipe))
-    job = Job(
+    job = AveragingJob(
         training=training,
         member=make_member(recipe),
         rounds=recipe.rounds,
@@ -62,17 +64,19 @@ def train_rank(
     defaults = Recipe().to_document()  # for settings that did not exist yet when a run began
     size = sum(parameter.numel() for parameter in training.module.parameters())
     with joined(place, timeout_seconds=max(MEET_SECONDS, recipe.server.stall_seconds)) as roll, threads_for(size):
-        state = agreed_start(Keeper(folder, place.rank), roll, resume=resume, recipe=job.recipe, defaults=defaults)
+        state = agreed_start(
+            RankCheckpoints(folder, place.rank), roll, resume=resume, recipe=job.recipe, defaults=defaults
+        )
         if state is None and not resume:
             write_recipe(recipe, folder)
-        run = RankRun(job, roll, on_progress=on_progress)
+        run = AveragingRun(job, roll, on_progress=on_progress)
         trace = run.run(state)
         parameters = run.parameters
     return None if trace is None else Result(summary=summarise(trace), trace=trace, parameters=parameters)
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> None:
-    """Say what runs in a folder.
+    """Write the recipe that runs in a folder.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -85,7 +89,7 @@ def write_recipe(recipe: Recipe, folder: Path) -> None:
 
 
 def read_recipe_of(folder: Path) -> Recipe:
-    """What runs in a folder; ValueError if that cannot be read."""
+    """Read the recipe that runs in a folder; ValueError if that cannot be read."""
     path = folder / RECIPE
     try:
         if path.stat().st_size > MOST_RECIPE_BYTES:

@@ -1,4 +1,4 @@
-"""A recorded run of a recipe, replayed."""
+"""A recorded run of a recipe, replayed and held against what was recorded."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def replay(
 def _replay_ranks(
     folder: Path, options: WorkerOptions, on_average: Callable[[int, int], None], on_end: OnEnd
 ) -> Verdict:
-    """A run of ranks that averaged: their windows, played again in one process, up to the newest checkpoint."""
-    from paceline.drivers.collective.keeping import Keeper
-    from paceline.drivers.collective.story import windows_from
+    """Replay a run of ranks that averaged: their windows, in one process, up to the newest checkpoint."""
+    from paceline.drivers.averaging.job import windows_from
+    from paceline.drivers.ranks.checkpoints import RankCheckpoints
     from paceline.drivers.replayed import Verdict
     from paceline.drivers.replayed.averaged import replayed_team
 
-    keeper = Keeper(folder, rank=0)
+    keeper = RankCheckpoints(folder, rank=0)
     held = keeper.held()
     if not held:
         raise ValueError(f"{folder} has no checkpoint of rank 0: there is nothing to hold a replay against")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from paceline.drivers.simulated.progress import Progress
 from paceline.drivers.simulated.timing import AsyncTimes, RoundTimes
+from paceline.pipeline.settings import refuse_pipeline
 from paceline.recipes.assembly import (
     averages,
     load_data,
@@ -19,7 +20,6 @@ from paceline.recipes.assembly import (
     make_setup,
     make_simulation,
 )
-from paceline.recipes.pipeline_section import refuse_pipeline
 from paceline.recipes.recipe import Recipe
 from paceline.strategies import Async
 from paceline.traces import Summary, Trace, summarise
@@ -35,19 +35,19 @@ FROM_TRACE = ("late_work", "clock", "diverged", "sent_bytes", "received_bytes")
 
 
 class Run(Protocol):
-    """A run that is watched by iterating over it."""
+    """A run that advances by being iterated over."""
 
     def __iter__(self) -> Iterator[Progress]:
-        """Where it stands, round by round."""
+        """Yield the progress of the run, round by round."""
 
     @property
     def trace(self) -> Trace:
-        """What happened so far."""
+        """All that has happened so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run came to, and all that happened in it.
+    """The result of a run: a summary, the trace of all that happened, and the final parameters.
 
     >>> result = simulate(Recipe(rounds=5))
     >>> result.rounds, result.loss == result.trace.evaluations[-1].loss
@@ -60,32 +60,32 @@ class Result:
 
     @property
     def strategy(self) -> str:
-        """The strategy's name."""
+        """The name of the strategy."""
         return self.summary.strategy
 
     @property
     def rounds(self) -> int:
-        """Rounds run."""
+        """The number of rounds that were run."""
         return self.summary.rounds
 
     @property
     def seconds(self) -> float:
-        """The cluster's time."""
+        """The time that passed on the cluster."""
         return self.summary.seconds
 
     @property
     def loss(self) -> float | None:
-        """Mean loss on the training data at the end; None if nothing was trained or training diverged."""
+        """The mean loss on the training data at the end; None if nothing was trained or training diverged."""
         return self.summary.loss
 
     @property
     def accuracy(self) -> float | None:
-        """Accuracy on the test data at the end; None if nothing was trained or training diverged."""
+        """The accuracy on the test data at the end; None if nothing was trained or training diverged."""
         return self.summary.accuracy
 
     @property
     def seconds_to_target(self) -> float | None:
-        """When the target loss was reached; None if it was not."""
+        """The time at which the target loss was reached; None if it was not."""
         return self.summary.seconds_to_target
 
 
@@ -107,7 +107,7 @@ def simulate(
 
 
 def result_of(run: Run) -> Result:
-    """What a run that has been iterated over came to."""
+    """Return the result of a run that has been iterated over."""
     trace = run.trace
     learner = getattr(run, "learner", None)
     parameters = learner.parameters.clone() if learner is not None else None
@@ -115,7 +115,7 @@ def result_of(run: Run) -> Result:
 
 
 def make_run(recipe: Recipe, *, timing_only: bool = False, dataset: Dataset | None = None) -> Run:
-    """A run of a recipe that has not begun.
+    """Return a run of a recipe that has not begun yet.
 
     >>> [progress.round for progress in make_run(Recipe(rounds=2), timing_only=True)]
     [1, 2]
@@ -136,7 +136,7 @@ def _make_timing(recipe: Recipe) -> Run:
 
 
 def _make_timing_by_event(recipe: Recipe) -> Run:
-    """With limited bandwidth workers wait for each other's messages, and only the event queue knows for how long."""
+    """Play every message: with limited bandwidth workers wait for each other; only the event queue knows how long."""
     from paceline.drivers.simulated.simulation import Simulation
     from paceline.training.outgoing import change_bytes
     from paceline.workers.flat import FlatModel
@@ -167,7 +167,7 @@ def _make_averaged_timing(recipe: Recipe) -> Run:
 
 
 def _payload_bytes(recipe: Recipe, model: FlatModel) -> int:
-    """What a vector of the model's size weighs on its way, whatever is in it."""
+    """Return the size of an encoded vector of the model's length, whatever is in it."""
     codec = make_codec_of(recipe).fresh(model.shapes)
     if not codec.fixed_size:
         raise ValueError(
@@ -178,7 +178,7 @@ def _payload_bytes(recipe: Recipe, model: FlatModel) -> int:
 
 
 def as_document(recipe: Recipe, results: Sequence[Result]) -> dict[str, object]:
-    """The machine-readable form of results; what cannot be written in JSON (infinite bandwidth) becomes null.
+    """Return results as one machine-readable document; what JSON cannot hold (infinite bandwidth) becomes null.
 
     >>> sorted(as_document(Recipe(), []))
     ['recipe', 'results']

@@ -5,18 +5,17 @@ take the same steps with this code, so that the same step gives the same bits wh
 """
 
 from paceline.training.batches import Batches
-from paceline.training.evaluation import measure
 from paceline.training.pruned import PruningTotals, pruning_of
-from paceline.training.senders import Senders, gradient_generator
-from paceline.training.task import Training
-from paceline.training.trainee import Trainee, all_finite, fingerprint
+from paceline.training.train_state import TrainState, all_finite, fingerprint
+from paceline.training.training import Training, measure
+from paceline.training.worker_codecs import WorkerCodecs, gradient_generator
 
 __all__ = [
     "Batches",
     "PruningTotals",
-    "Senders",
-    "Trainee",
+    "TrainState",
     "Training",
+    "WorkerCodecs",
     "all_finite",
     "fingerprint",
     "gradient_generator",

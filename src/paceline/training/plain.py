@@ -15,7 +15,7 @@ _MARKS = ("=tensor", "=items", "=tuple", "=counter")
 
 
 def without_tensors(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """The value with every tensor put into `tensors` under its path.
+    """Return the value with every tensor moved to `tensors`, under its path.
 
     >>> found = {}
     >>> without_tensors({0: {"step": torch.tensor(3.0)}, "lr": (0.1,)}, "state", found)
@@ -41,7 +41,7 @@ def without_tensors(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> 
 
 
 def with_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """What `without_tensors` took apart, whole again.
+    """Return the value that `without_tensors` took apart.
 
     >>> found = {}
     >>> with_tensors(without_tensors({1: (torch.ones(1), 2)}, "x", found), found)

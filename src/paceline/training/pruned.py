@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.data.pruning.order import PrunedBatch, PrunedOrder
-from paceline.training.task import Training
+from paceline.training.training import Training
 
 if TYPE_CHECKING:
     from paceline.training.batches import Batches

@@ -6,50 +6,50 @@
     hpsgd, at the first step boundary after average j is done:
 
         merge    shared <- shared + weight * sum of what all sent in average j
-        leave    send replica - base as average j + 1; replica, base <- shared            (the paper)
+        pack     send replica - base as average j + 1; replica, base <- shared            (the paper)
                                                        replica, base <- shared + change   (rebase)
 
 Buffers (BatchNorm's statistics) travel as values, not as changes: a sum of late changes could make a variance negative.
 A worker takes over their mean when it stands still (a flush, a member that waits); while it trains on it keeps its own,
-which are newer, and which nothing in training reads.
+which are newer, and which nothing in training reads. A message has
+
+    sent     value / N of every number, and of every buffer whether this worker has changed it
+    taken    the sum, where any worker has; a buffer that nobody changes (a mask, a table) stays as it is, to the bit
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch import nn
 
 from paceline.codecs import Codec
 from paceline.codecs.error_feedback import ErrorFeedback
 from paceline.strategies.averaging import Averaging, Outer
-from paceline.training.buffers import Buffers
-from paceline.training.flat import Flat, message_dtype
+from paceline.training.batches import Batches
+from paceline.workers.gradients import accumulate
 
-__all__ = ["Averaged", "Flat", "GradientReplica", "OuterStep", "Replica", "check_codec", "message_dtype"]
+COUNTER = "num_batches_tracked"
 
 
-class Averaged(Protocol):
-    """What a driver moves as a worker's course orders."""
+def local_gradient(module: nn.Module, batches: Batches, *, worker: int, draw: int) -> float:
+    """Leave the gradient of a worker's batch number `draw` in `.grad`; return the mean loss.
 
-    size: int
-    dtype: torch.dtype
-
-    def leave(self, out: torch.Tensor, *, scale: float, brings: bool) -> None:
-        """Fill `out`, of `size` elements, with what this worker sends; one that brings nothing sends no change."""
-
-    def merge(self, total: torch.Tensor, *, weight: float, open_steps: int) -> None:
-        """Take in the sum of what all workers sent."""
-
-    def catch_up(self) -> None:
-        """All orders of this moment are carried out: let the replica be what it is to be."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What it needs to go on later, beside the model."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`."""
+    >>> from paceline.recipes import Recipe
+    >>> from paceline.recipes.assembly import load_data, make_training
+    >>> training = make_training(Recipe(), load_data(Recipe()))
+    >>> local_gradient(training.module, Batches(training), worker=0, draw=0) > 0
+    True
+    """
+    assignment = batches.assignment(worker=worker, draw=draw, blocks=1)
+    module.train()
+    module.zero_grad(set_to_none=True)
+    torch.default_generator.manual_seed(assignment.seed)
+    losses, _ = accumulate(module, assignment, parts=1)
+    batches.judge(worker=worker, draw=draw, losses=losses)
+    return float(losses.mean())
 
 
 def check_codec(member: Averaging, codec: Codec) -> None:
@@ -66,6 +66,108 @@ def check_codec(member: Averaging, codec: Codec) -> None:
         raise ValueError(f"normalize does not go with error feedback: choose one of the two (codec={codec!r})")
 
 
+# -- vectors -----------------------------------------------------------------------------------------------------------
+
+
+class Flat:
+    """Tensors of any shape and type, read and written as one vector.
+
+    >>> flat = Flat([torch.ones(2, 2), torch.zeros(1, dtype=torch.int64)], torch.float32)
+    >>> flat.read(torch.empty(5))
+    tensor([1., 1., 1., 1., 0.])
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
+        self.tensors, self.dtype = list(tensors), dtype
+        self.size = sum(tensor.numel() for tensor in self.tensors)
+
+    def parts(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """Return the vector cut into views of the tensors' shapes."""
+        cut = torch.split(vector[: self.size], [tensor.numel() for tensor in self.tensors])
+        return [part.view(tensor.shape) for part, tensor in zip(cut, self.tensors, strict=True)]
+
+    @torch.no_grad()
+    def read(self, out: torch.Tensor) -> torch.Tensor:
+        """Write the tensors into `out`, and return it."""
+        for part, tensor in zip(self.parts(out), self.tensors, strict=True):
+            part.copy_(tensor)
+        return out
+
+    @torch.no_grad()
+    def write(self, vector: torch.Tensor) -> None:
+        """Set the tensors from a vector; whole numbers are rounded."""
+        for part, tensor in zip(self.parts(vector), self.tensors, strict=True):
+            tensor.copy_(part if tensor.is_floating_point() else part.round())
+
+
+def message_dtype(parameters: Sequence[torch.Tensor]) -> torch.dtype:
+    """Return the type in which changes are added up: float32, or float64 if a parameter has it.
+
+    >>> message_dtype([torch.zeros(1, dtype=torch.bfloat16)])
+    torch.float32
+    """
+    return torch.float64 if any(parameter.dtype is torch.float64 for parameter in parameters) else torch.float32
+
+
+# -- buffers -----------------------------------------------------------------------------------------------------------
+
+
+def averaged_buffers(module: nn.Module) -> list[torch.Tensor]:
+    """Return the buffers that are averaged: floating ones that a checkpoint would hold, and BatchNorm's counter.
+
+    Those in float64 travel as the parameters do, in float32 beside float32.
+
+    >>> [tuple(buffer.shape) for buffer in averaged_buffers(nn.BatchNorm1d(3))]
+    [(3,), (3,), ()]
+    """
+    kept = set(module.state_dict(keep_vars=True))
+    return [
+        buffer
+        for name, buffer in module.named_buffers()  # each once, also where modules share it
+        if name in kept and (buffer.is_floating_point() or name.rpartition(".")[2] == COUNTER)
+    ]
+
+
+class Buffers:
+    """A worker's buffers: what of a model is not trained and yet learns, such as BatchNorm's statistics.
+
+    >>> mean, mask = torch.zeros(1), torch.tensor([-3e38])
+    >>> buffers = Buffers([mean, mask], torch.float32, workers=2)
+    >>> message = torch.empty(buffers.size)
+    >>> _ = mean.add_(4.0)
+    >>> buffers.send(message)
+    >>> buffers.take(message)
+    >>> mean, mask
+    (tensor([2.]), tensor([-3.0000e+38]))
+    """
+
+    def __init__(self, buffers: Sequence[torch.Tensor], dtype: torch.dtype, *, workers: int) -> None:
+        self._flat, self._workers = Flat(buffers, dtype), workers
+        self.size = self._flat.size + len(self._flat.tensors)
+        self._agreed = [buffer.detach().clone() for buffer in self._flat.tensors]
+
+    def send(self, out: torch.Tensor) -> None:
+        """Fill `out`, of `size` elements, with what this worker has."""
+        self._flat.read(out[: self._flat.size])
+        out[: self._flat.size].div_(self._workers)
+        changed = [not torch.equal(*pair) for pair in zip(self._flat.tensors, self._agreed, strict=True)]
+        out[self._flat.size :] = torch.tensor(changed, dtype=out.dtype)
+
+    @torch.no_grad()
+    def take(self, total: torch.Tensor) -> None:
+        """Take over the mean of the buffers that any worker has changed, from the sum of what all sent."""
+        changes = total[self._flat.size :].tolist()
+        for buffer, agreed, part, changed in zip(
+            self._flat.tensors, self._agreed, self._flat.parts(total), changes, strict=True
+        ):
+            if changed:
+                buffer.copy_(part if buffer.is_floating_point() else part.round())
+                agreed.copy_(buffer)
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+
 class Replica:
     """Parameters that train on their own between averages of their changes.
 
@@ -74,7 +176,7 @@ class Replica:
     >>> replica = Replica([weight], [], make_averaging("local-sgd"), workers=2)
     >>> message = torch.empty(replica.size)
     >>> _ = weight.add_(1.0)
-    >>> replica.leave(message, scale=1.0, brings=True)
+    >>> replica.pack_change(message, scale=1.0, brings=True)
     >>> replica.merge(message + 3.0, weight=0.5, open_steps=0)
     >>> weight
     tensor([2., 2.])
@@ -100,8 +202,8 @@ class Replica:
         self._scratch = torch.empty_like(self.shared)
         self._behind = False  # the shared model has moved, and the replica has not been told
 
-    def leave(self, out: torch.Tensor, *, scale: float, brings: bool) -> None:
-        """Close the window: its change times `scale`, and the buffers, into `out`."""
+    def pack_change(self, out: torch.Tensor, *, scale: float, brings: bool) -> None:
+        """Close the window: write its change times `scale`, and the buffers, into `out`."""
         self._buffers.send(out[self._parameters.size :])
         if not brings:
             out[: self._parameters.size].zero_()
@@ -114,7 +216,7 @@ class Replica:
             change.mul_(scale)
 
     def merge(self, total: torch.Tensor, *, weight: float, open_steps: int) -> None:
-        """Move the shared model; the replica follows at once, or where its window is open in `leave` or `catch_up`."""
+        """Move the shared model; the replica follows at once, or where a window is open later: see `catch_up`."""
         if weight:  # else nobody brought anything: only the buffers are to be made equal
             self._outer.move(self.shared, total[: self._parameters.size], weight)
         if open_steps:
@@ -146,7 +248,7 @@ class Replica:
         self._behind = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The shared model and the outer step's velocity; the replica itself is in the model's own state."""
+        """Return the shared model and the outer step's velocity; the replica itself is in the model's own state."""
         state = {"shared": self.shared, "base": self._base, **self._outer.state_dict()}
         return {name: tensor.clone() for name, tensor in state.items()}
 
@@ -192,7 +294,7 @@ class OuterStep:
             shared.add_(self._velocity, alpha=rate)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The velocity, if there is one."""
+        """Return the velocity, if there is one."""
         return {} if self._velocity is None else {"velocity": self._velocity}
 
     def load_state_dict(self, state: dict[str, Any], *, like: torch.Tensor) -> None:
@@ -212,7 +314,7 @@ class GradientReplica:
     >>> weight.grad = torch.ones(1)
     >>> replica = GradientReplica([weight], [], workers=2, step=lambda: None)
     >>> message = torch.empty(replica.size)
-    >>> replica.leave(message, scale=1.0, brings=True)
+    >>> replica.pack_change(message, scale=1.0, brings=True)
     >>> replica.merge(message + 3.0, weight=0.5, open_steps=0)
     >>> weight.grad
     tensor([2.])
@@ -240,8 +342,8 @@ class GradientReplica:
         return self._flat.read(torch.empty(self._flat.size, dtype=self.dtype, device=device))
 
     @torch.no_grad()
-    def leave(self, out: torch.Tensor, *, scale: float, brings: bool) -> None:
-        """The gradient, the buffers, and which parameters have a gradient at all, into `out`."""
+    def pack_change(self, out: torch.Tensor, *, scale: float, brings: bool) -> None:
+        """Write the gradient, the buffers, and which parameters have a gradient at all, into `out`."""
         self._buffers.send(out[self._flat.size : self._counts_at])
         self._brought = brings
         out[: self._flat.size].zero_()
@@ -253,7 +355,7 @@ class GradientReplica:
 
     @torch.no_grad()
     def merge(self, total: torch.Tensor, *, weight: float, open_steps: int) -> None:
-        """Every parameter gets the mean gradient; whoever brought none takes the step now."""
+        """Give every parameter the mean gradient; a worker that brought none takes the step now."""
         self._buffers.take(total[self._flat.size : self._counts_at])
         if not weight:
             return
@@ -268,10 +370,10 @@ class GradientReplica:
                 parameter.grad = grad
 
     def catch_up(self) -> None:
-        """Nothing: the parameters are the shared model."""
+        """Do nothing: the parameters are the shared model."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: it is all in the model."""
+        """Return nothing: it is all in the model."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

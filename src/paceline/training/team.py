@@ -26,13 +26,9 @@ from paceline.optim import make_optimizer
 from paceline.randomness import torch_generator
 from paceline.strategies.averaging import Averaging
 from paceline.training.batches import Batches
-from paceline.training.buffers import averaged_buffers
-from paceline.training.evaluation import measure
-from paceline.training.flat import Flat
-from paceline.training.local import local_gradient
-from paceline.training.replica import GradientReplica, Replica, check_codec
-from paceline.training.task import Training
-from paceline.training.trainee import all_finite
+from paceline.training.replica import Flat, GradientReplica, Replica, averaged_buffers, check_codec, local_gradient
+from paceline.training.train_state import all_finite
+from paceline.training.training import Training, measure
 from paceline.workers.threads import threads_for
 
 WINDOW_BYTES = 16  # what a worker says of itself, beside its numbers
@@ -142,7 +138,7 @@ class Team:
         player, brings = self.players[worker], begin.window.brought > 0
         message = torch.empty(player.replica.size, dtype=player.replica.dtype)
         with threads_for(self._size):
-            player.replica.leave(message, scale=begin.scale, brings=brings)
+            player.replica.pack_change(message, scale=begin.scale, brings=brings)
             payload_bytes = self._travel(worker, begin.number, message[: self._size]) if self.gathers and brings else 0
         self._messages.setdefault(begin.number, [None] * self._workers)[worker] = message
         if not self.gathers:

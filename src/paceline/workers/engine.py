@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from paceline.randomness import torch_generator
-from paceline.workers.assignment import Assignment, Gradients
+from paceline.workers.gradients import Assignment, Gradients, LoopGradients
 from paceline.workers.grouped import GroupedGradients, why_not_grouped
-from paceline.workers.loop import LoopGradients
 
 AGREEMENT = 1e-6
 COMPARED_WORKERS = 2
@@ -25,14 +24,14 @@ MOST_WASTED = 1 / 3
 
 
 class Engine(Protocol):
-    """What computes gradients."""
+    """Computes the gradients of several workers."""
 
     def compute(self, parameters: torch.Tensor, buffers: torch.Tensor, assignments: Sequence[Assignment]) -> Gradients:
-        """The gradient of each assignment at the given parameters."""
+        """Return the gradient of each assignment at the given parameters."""
 
 
 def make_engine(module: nn.Module) -> Engine:
-    """The fastest engine that is right for a model; works on a copy of it.
+    """Return the fastest engine that is right for a model; it works on a copy of the model.
 
     >>> type(make_engine(nn.LSTM(2, 2))).__name__, type(make_engine(nn.Linear(2, 2))).__name__
     ('LoopGradients', 'CheckedGradients')
@@ -65,7 +64,7 @@ class CheckedGradients:
         self.in_one_pass = False
 
     def compute(self, parameters: torch.Tensor, buffers: torch.Tensor, assignments: Sequence[Assignment]) -> Gradients:
-        """The gradient of each assignment at the given parameters."""
+        """Return the gradient of each assignment at the given parameters."""
         if len(assignments) > 1 and self._output_bytes_per_sample is None:
             self._output_bytes_per_sample, self.in_one_pass = _compare(
                 self._loop.model.module, parameters, buffers, assignments[:COMPARED_WORKERS]
@@ -79,7 +78,7 @@ class CheckedGradients:
             return self._loop.compute(parameters, buffers, assignments)
 
     def takes_one_pass(self, assignments: Sequence[Assignment]) -> bool:
-        """Whether these would be computed in one pass, as far as is known yet."""
+        """Return whether these would be computed in one pass, as far as is known yet."""
         if not self.in_one_pass or self._output_bytes_per_sample is None or len(assignments) == 1:
             return False
         samples = sum(len(assignment.inputs) for assignment in assignments)
@@ -91,7 +90,7 @@ class CheckedGradients:
 def _compare(
     module: nn.Module, parameters: torch.Tensor, buffers: torch.Tensor, assignments: Sequence[Assignment]
 ) -> tuple[int, bool]:
-    """Bytes of the largest output of a layer for one sample, and whether the engines agree."""
+    """Return the bytes of the largest output of a layer for one sample, and whether the engines agree."""
     exact = [_exact(assignment) for assignment in assignments]
     shift = torch.randn(parameters.numel(), generator=torch_generator(0, "comparison")).double()
     shifted = parameters.double() + 0.01 * shift
@@ -114,7 +113,7 @@ def _exact(assignment: Assignment) -> Assignment:
 
 @contextmanager
 def _largest_output(module: nn.Module) -> Iterator[list[int]]:
-    """Collects how many numbers each layer puts out for one sample."""
+    """Collect how many numbers each layer puts out for one sample."""
     sizes: list[int] = []
 
     def note(_: nn.Module, __: Any, output: Any) -> None:

@@ -1,11 +1,17 @@
 """Gradients of all workers of a round in one pass.
 
-The obvious way, `torch.func.vmap(grad(...))`, turns every layer into a grouped one and gains nothing on
-convolutions. Here the samples of all workers run through the plain layers together, and only the weight
-gradients are kept apart (`layers.py`).
+The obvious way, `torch.func.vmap(grad(...))`, turns every layer into a grouped one and gains nothing on convolutions.
+Here the samples of all workers lie one after the other, (workers * samples, ...), and run through the plain layers
+together. Forward, and the gradient of the input, are computed once for everybody. Only the gradient of the weights is
+kept apart, worker by worker, and is written straight into that worker's row of the gradient matrix:
 
-A model qualifies when every layer that owns parameters is one we know, it has no dropout, and one
-comparison with the loop, on the first batches it sees, agrees. All else goes through `loop.py`.
+    inputs   w0 w0 w0 w1 w1 w1         one big matrix product forward and for the inputs
+    d weight [ row w0 ][ row w1 ]      one batched product, a result per worker
+
+A model qualifies when every layer that owns parameters is one we know, it has no dropout, and one comparison with the
+loop, on the first batches it sees, agrees (`engine.py`). All others go through `gradients.py`. The two agree but for
+the rounding, which depends on the shape of the products: which one is taken is part of what makes a result the same to
+the last bit, and depends on the model and on shapes alone.
 """
 
 from __future__ import annotations
@@ -18,20 +24,163 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from paceline.workers import layers
-from paceline.workers.assignment import Assignment, Gradients
 from paceline.workers.flat import FlatModel
-from paceline.workers.layers import Rows
+from paceline.workers.gradients import Assignment, Gradients
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+_DROPOUTS = (nn.modules.dropout._DropoutNd,)
+
+
+class Rows:
+    """Where a layer's weight gradients go: the same columns of every worker's row.
+
+    >>> matrix = torch.zeros(2, 6)
+    >>> Rows(matrix, {})._columns(2, (2, 2)).shape
+    torch.Size([2, 2, 2])
+    """
+
+    def __init__(self, matrix: torch.Tensor, offsets: dict[nn.Parameter, int]) -> None:
+        self.workers = len(matrix)
+        self._matrix = matrix
+        self._offsets = offsets
+
+    def of(self, parameter: nn.Parameter) -> torch.Tensor | None:
+        """Return a (workers, *shape) view to add gradients to; None for a frozen parameter."""
+        offset = self._offsets.get(parameter)
+        return None if offset is None else self._columns(offset, tuple(parameter.shape))
+
+    def _columns(self, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
+        size = int(torch.Size(shape).numel())
+        return self._matrix[:, offset : offset + size].view(self.workers, *shape)
+
+
+# -- layers ---------------------------------------------------------------------------------------------------------
+#
+# Weight and bias are arguments of each function although their gradients are not returned: with either frozen, autograd
+# must still see that the other wants one, or it never calls `backward`.
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: torch.Tensor, layer: nn.Linear, rows: Rows, weight: nn.Parameter, bias: nn.Parameter | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(inputs)
+        ctx.layer, ctx.rows = layer, rows
+        return F.linear(inputs, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> Any:
+        (inputs,) = ctx.saved_tensors
+        layer, rows = ctx.layer, ctx.rows
+        by_worker = upstream.reshape(rows.workers, -1, upstream.shape[-1])
+        weight_rows = rows.of(layer.weight)
+        if weight_rows is not None:
+            weight_rows.baddbmm_(by_worker.mT, inputs.reshape(rows.workers, -1, inputs.shape[-1]))
+        if layer.bias is not None and (bias_rows := rows.of(layer.bias)) is not None:
+            bias_rows.add_(by_worker.sum(1))
+        return (upstream @ layer.weight if ctx.needs_input_grad[0] else None), None, None, None, None
+
+
+class _Conv2d(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: torch.Tensor, layer: nn.Conv2d, rows: Rows, weight: nn.Parameter, bias: nn.Parameter | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(inputs)
+        ctx.layer, ctx.rows = layer, rows
+        return F.conv2d(inputs, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> Any:
+        (inputs,) = ctx.saved_tensors
+        layer, rows = ctx.layer, ctx.rows
+        upstream = upstream.contiguous()
+        weight_rows = rows.of(layer.weight)
+        if weight_rows is not None:
+            for row, x, up in zip(weight_rows, inputs.chunk(rows.workers), upstream.chunk(rows.workers), strict=True):
+                row.add_(_conv_backward(up, x, layer, (False, True, False))[1])
+        if layer.bias is not None and (bias_rows := rows.of(layer.bias)) is not None:
+            bias_rows.add_(upstream.view(rows.workers, -1, *upstream.shape[1:]).sum((1, 3, 4)))
+        wanted = ctx.needs_input_grad[0]
+        return (
+            (_conv_backward(upstream, inputs, layer, (True, False, False))[0] if wanted else None),
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def _conv_backward(
+    upstream: torch.Tensor, inputs: torch.Tensor, layer: nn.Conv2d, wanted: tuple[bool, bool, bool]
+) -> Any:
+    return torch.ops.aten.convolution_backward(
+        upstream,
+        inputs,
+        layer.weight,
+        None,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        False,
+        [0, 0],
+        layer.groups,
+        wanted,
+    )
+
+
+class _Affine(torch.autograd.Function):
+    """weight * normalised + bias, per channel (dimension 1)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, normalised: torch.Tensor, layer: Any, rows: Rows, weight: nn.Parameter, bias: nn.Parameter
+    ) -> torch.Tensor:
+        ctx.save_for_backward(normalised)
+        ctx.layer, ctx.rows = layer, rows
+        shape = (1, -1, *(1,) * (normalised.dim() - 2))
+        return torch.addcmul(bias.view(shape), normalised, weight.view(shape))
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> Any:
+        (normalised,) = ctx.saved_tensors
+        layer, rows = ctx.layer, ctx.rows
+        by_worker = (rows.workers, -1, upstream.shape[1], upstream[0, 0].numel())
+        upstream_rows = upstream.reshape(by_worker)
+        if (weight_rows := rows.of(layer.weight)) is not None:
+            weight_rows.add_((upstream_rows * normalised.reshape(by_worker)).sum((1, 3)))
+        if (bias_rows := rows.of(layer.bias)) is not None:
+            bias_rows.add_(upstream_rows.sum((1, 3)))
+        shape = (1, -1, *(1,) * (upstream.dim() - 2))
+        return upstream * layer.weight.view(shape), None, None, None, None
+
+
+def _linear(layer: nn.Linear, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
+    return _Linear.apply(inputs, layer, rows, layer.weight, layer.bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _conv2d(layer: nn.Conv2d, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
+    return _Conv2d.apply(inputs, layer, rows, layer.weight, layer.bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _group_norm(layer: nn.GroupNorm, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
+    return _affine(layer, F.group_norm(inputs, layer.num_groups, eps=layer.eps), rows)
+
+
+def _affine(layer: Any, normalised: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """Apply a normalisation layer's weight and bias, if it has them."""
+    if layer.weight is None:
+        return normalised
+    return _Affine.apply(normalised, layer, rows, layer.weight, layer.bias)  # type: ignore[no-any-return, no-untyped-call]
+
 
 Forward = Callable[[Any, torch.Tensor, Rows], torch.Tensor]
 
-LAYERS: dict[type[nn.Module], Forward] = {
-    nn.Linear: layers.linear,
-    nn.Conv2d: layers.conv2d,
-    nn.GroupNorm: layers.group_norm,
-}
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
-_DROPOUTS = (nn.modules.dropout._DropoutNd,)
+LAYERS: dict[type[nn.Module], Forward] = {nn.Linear: _linear, nn.Conv2d: _conv2d, nn.GroupNorm: _group_norm}
+
+
+# -- the pass -------------------------------------------------------------------------------------------------------
 
 
 class GroupedGradients:
@@ -51,7 +200,7 @@ class GroupedGradients:
         self.model = FlatModel(module)
 
     def compute(self, parameters: torch.Tensor, buffers: torch.Tensor, assignments: Sequence[Assignment]) -> Gradients:
-        """The gradient of each assignment at the given parameters."""
+        """Return the gradient of each assignment at the given parameters."""
         self.model.module.train()
         self.model.load(parameters, buffers)
         for parameter in self.model.offsets:
@@ -66,17 +215,11 @@ class GroupedGradients:
             raise RuntimeError("the model uses a weight outside its layer")  # autograd saw it, our layers did not
         rows = losses.detach().view(len(assignments), -1)
         seen = [row[: assignment.samples_done] for row, assignment in zip(rows, assignments, strict=True)]
-        return Gradients(
-            gradients=matrix,
-            buffers=norms.buffers_after(self.model),
-            losses=torch.stack([samples.mean() for samples in seen]),
-            loss_variances=torch.stack([samples.var(correction=0) for samples in seen]),
-            sample_losses=tuple(seen),
-        )
+        return Gradients.of(matrix, norms.buffers_after(self.model), seen)
 
 
 class _Batch:
-    """All workers' samples in a row, cut where nobody gets to; samples not done weigh nothing."""
+    """All workers' samples in a row, cut where no worker gets to; samples not done weigh nothing."""
 
     def __init__(self, assignments: Sequence[Assignment], kind: torch.dtype) -> None:
         sizes = {(len(assignment.inputs), assignment.blocks) for assignment in assignments}
@@ -118,10 +261,10 @@ class _GroupedBatchNorms:
             if layer in self._running and number < self._batch.blocks_done[worker]:
                 means, variances = (running[worker] for running in self._running[layer])
             parts.append(F.batch_norm(block, means, variances, None, None, True, layer.momentum, layer.eps))
-        return layers.affine(layer, torch.cat(parts), rows)
+        return _affine(layer, torch.cat(parts), rows)
 
     def buffers_after(self, model: FlatModel) -> torch.Tensor:
-        """A row of buffers per worker."""
+        """Return a row of buffers per worker."""
         columns = []
         for part in model.module.modules():
             for name, buffer in part.named_buffers(recurse=False):
@@ -158,7 +301,7 @@ def _bind(forward: Forward, part: nn.Module, rows: Rows) -> Callable[[torch.Tens
 
 
 def why_not_grouped(module: nn.Module) -> str | None:
-    """Why a model needs the loop; None if it does not.
+    """Return why a model needs the loop; None if it does not.
 
     >>> why_not_grouped(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
     'it has dropout'

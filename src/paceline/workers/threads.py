@@ -17,7 +17,7 @@ SMALL_MODEL_PARAMETERS = 300_000
 
 @contextmanager
 def threads_for(parameters: int) -> Iterator[None]:
-    """One thread for a small model; for any other, what torch was set to.
+    """Use one thread for a small model; for any other, as many as torch was set to.
 
     >>> with threads_for(1000):
     ...     torch.get_num_threads()

@@ -18,9 +18,9 @@ from tests.collective.averaging_jobs.tally import Life
 def landed(sync):
     """Wait until the average under way can be merged, so that where it is merged does not depend on time."""
     deadline = time.monotonic() + 20
-    while sync._traffic.flight is not None and not sync._traffic.flight.poll():
+    while sync._loop.pending is not None and not sync._loop.pending.poll():
         assert time.monotonic() < deadline, "the average did not arrive"
-        sync._traffic.flight.wait(0.1)
+        sync._loop.pending.collective.wait(0.1)
 
 
 def resumed(member, codec, **settings):

@@ -90,7 +90,7 @@ def until_it_ends(member, silence_seconds, folder, codec="identity"):
 def lying(culprit):
     """A rank says that its payload is larger than any can be."""
     life = Life(make_averaging("local-sgd", period=1), dist.get_rank(), dist.get_world_size(), None, codec="elias")
-    send = life.sync._carrier._send
+    send = life.sync._transport._send
 
     def lie(ours, slot=None):
         if slot is None:
@@ -98,7 +98,7 @@ def lying(culprit):
         return send(ours, slot)
 
     if dist.get_rank() == culprit:
-        life.sync._carrier._send = lie
+        life.sync._transport._send = lie
     said = error_of(life.step)
     life.sync.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     return said

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.drivers.collective.averaging import Averager
+from paceline.drivers.averaging.averager import Averager
 from paceline.strategies.averaging import AVERAGING, Outer, make_averaging
 from tests.collective.averaging_jobs.common import LIMITS, codec_of, digest, error_of, groups, saved
 
@@ -56,7 +56,7 @@ class Life:
         """Whether the replica is the shared model, as it is now, plus the steps of the open window (so the paper)."""
         if self.sync.member.averages == "gradients" or self.sync.member.rebase:
             return True
-        opened = self.sync._course.open_steps
+        opened = self.sync._state.open_steps
         wanted = self.sync.shared["marks"]
         wanted[self.place, self.taken - opened : self.taken] += self.world
         return torch.allclose(self.model.marks.detach(), wanted, atol=1e-4)
@@ -127,8 +127,8 @@ def schedule(seed, world, place, group, codec="identity"):
         for _ in range(counts[place]):
             if pause.random() < 0.3:
                 time.sleep(pause.random() * 0.002)
-            if pause.random() < 0.3 and life.sync._traffic.flight is not None:
-                life.sync._traffic.flight.wait(
+            if pause.random() < 0.3 and life.sync._loop.pending is not None:
+                life.sync._loop.pending.collective.wait(
                     0.02
                 )  # so that it is merged in the middle of a window, where there is one
             life.step()

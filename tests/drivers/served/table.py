@@ -17,7 +17,7 @@ from paceline.drivers.served.messages import Gradient, ProtocolError
 from paceline.drivers.served.roster import NoRoom, Roster
 from paceline.strategies import LGC, Async, FastestK, Full
 from paceline.traces.journal import Stepped
-from paceline.training import Trainee
+from paceline.training import TrainState
 
 SHARDS, MOST = 3, 5
 FOREVER = 10**6
@@ -49,7 +49,7 @@ class Table:
     def __init__(self, strategy, *, total_steps=FOREVER, wait_for=1, seed=0):
         torch.manual_seed(seed)
         module = torch.nn.Linear(2, 1)
-        trainee = Trainee(module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9))
+        trainee = TrainState(module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9))
         self.records, self.released, self.held = [], Counter(), Counter()
         self.conductor = Conductor(
             strategy=strategy,

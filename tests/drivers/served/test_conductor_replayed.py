@@ -17,8 +17,8 @@ from paceline.optim import make_optimizer
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import load_data, make_training
 from paceline.traces.journal import Resumed
-from paceline.training import Batches, Senders, Trainee
-from paceline.workers.loop import LoopGradients
+from paceline.training import Batches, TrainState, WorkerCodecs
+from paceline.workers.gradients import LoopGradients
 from tests.drivers.served.table import MOST, SHARDS, Table, decisions, histories, on_disk, strategies
 
 CODECS = ["identity", "qsgd", "one-bit", "power-sgd"]  # exact; random; with memories: of what was lost, of factors
@@ -38,7 +38,7 @@ class RealTable(Table):
         optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
         self.conductor = Conductor(
             strategy=strategy,
-            trainee=Trainee(module, optimizer, schedule, codec=training.codec, seed=training.seed),
+            trainee=TrainState(module, optimizer, schedule, codec=training.codec, seed=training.seed),
             codec=training.codec,
             roster=Roster(shards=recipe.cluster.workers, most=MOST),
             total_steps=training.total_steps,
@@ -46,7 +46,7 @@ class RealTable(Table):
             write=records.append,
         )
         self.models = {}
-        self.senders = Senders(training.codec, self.conductor.trainee.model.shapes, seed=training.seed)
+        self.senders = WorkerCodecs(training.codec, self.conductor.trainee.model.shapes, seed=training.seed)
         self.started = 0.0
 
     @property

@@ -26,10 +26,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from paceline.distributed.stores import StoreGather
-from paceline.drivers.collective.job import Delay, DivergedError, OnEvaluation
-from paceline.drivers.collective.keeping import Keeper
 from paceline.drivers.collective.pipeline_story import PipelineStory
 from paceline.drivers.collective.pipelining.pipeline import Pipeline
+from paceline.drivers.ranks.checkpoints import RankCheckpoints
+from paceline.drivers.ranks.run import Delay, DivergedError, OnEvaluation
 from paceline.optim import make_optimizer
 from paceline.pipeline.plan import Plan
 from paceline.randomness import seed_for
@@ -76,7 +76,7 @@ class StageRun:
             training.optimizer, _at_least_one(self._pipe.parameters()), total_steps=job.rounds
         )
         self._batches = Batches(training)
-        self._keeper = Keeper(job.folder, roll.rank)
+        self._keeper = RankCheckpoints(job.folder, roll.rank)
         replicas = roll.world // job.plan.stages
         self._story = PipelineStory(stages=job.plan.stages, replicas=replicas)
         self._one_replica = replicas == 1

@@ -16,7 +16,7 @@ import torch
 
 from paceline.distributed.collectives import gather_vector
 from paceline.distributed.stores import StoreGather
-from paceline.drivers.collective.story import rounds_and_works
+from paceline.drivers.ranks.run import rounds_and_works
 from paceline.events import Window
 from paceline.traces import Evaluation, Trace
 

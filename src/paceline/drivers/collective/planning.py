@@ -19,15 +19,15 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.distributed import RankGoneError, first_line
-from paceline.drivers.collective.launch import joined
-from paceline.drivers.collective.place import place_in
+from paceline.drivers.ranks.launch import place_in
+from paceline.drivers.ranks.rendezvous import joined
+from paceline.pipeline import PipelineError
 from paceline.pipeline.devices import Device, Link
-from paceline.pipeline.errors import PipelineError
-from paceline.pipeline.layers import Profile
 from paceline.pipeline.measuring import OnRound
 from paceline.pipeline.plan import Plan
 from paceline.pipeline.plan_file import MOST_BYTES, profile_document, profile_from
 from paceline.pipeline.planning import Sample, make_plan
+from paceline.pipeline.profile import Profile
 
 _STAYING = contextlib.ExitStack()  # a launch that was joined here is left when the process ends
 atexit.register(_STAYING.close)
@@ -66,7 +66,7 @@ def plan_pipeline(
     (2, True)
     >>> plan_pipeline(model, torch.ones(16, 8), stages=2, microbatches=5)
     Traceback (most recent call last):
-    paceline.pipeline.errors.PipelineError: microbatches must divide the sample batch evenly (microbatches=5, ...
+    paceline.pipeline.PipelineError: microbatches must divide the sample batch evenly (microbatches=5, ...
     """
     if not 0 < timeout_seconds < float("inf"):
         raise ValueError(f"timeout_seconds must be above 0 and finite (timeout_seconds={timeout_seconds})")

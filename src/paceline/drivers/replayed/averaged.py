@@ -23,7 +23,7 @@ import torch
 
 from paceline.drivers.replayed.replay import ReplayError
 from paceline.events import Asked, Averaged, Begin, Merge, Order, Standing, Stepped, Window
-from paceline.strategies.averaging import Averaging, Course
+from paceline.strategies.averaging import Averaging, AveragingState
 from paceline.training import Training
 from paceline.training.team import Team
 
@@ -74,7 +74,7 @@ def replayed_team(
         if len(windows) != everybody:
             raise ReplayError(f"average {number} has {len(windows)} windows, and there are {everybody} workers")
     team = Team(training, member, workers=everybody)
-    players = [_Player(team, Course(member, everybody), worker) for worker in range(everybody)]
+    players = [_Player(team, AveragingState(member, everybody), worker) for worker in range(everybody)]
     for number, windows in enumerate(averages):
         for worker, player in enumerate(players):
             try:
@@ -93,7 +93,7 @@ def replayed_team(
 class _Player:
     """One worker's course, told what the record says."""
 
-    def __init__(self, team: Team, course: Course, worker: int) -> None:
+    def __init__(self, team: Team, course: AveragingState, worker: int) -> None:
         self._team, self._course, self._worker = team, course, worker
         self._draws = 0
         self._begun: Begin | None = None

@@ -24,8 +24,8 @@ from paceline.optim import make_optimizer
 from paceline.strategies import Strategy
 from paceline.traces.journal import Arrival, Arrived, JournalRecord, Resumed, Stepped, WorkerJoined, WorkerLeft
 from paceline.traces.told import events_of, nobody_there
-from paceline.training import Batches, Senders, Trainee, Training, fingerprint
-from paceline.workers.loop import LoopGradients
+from paceline.training import Batches, Training, TrainState, WorkerCodecs, fingerprint
+from paceline.workers.gradients import LoopGradients
 
 
 class ReplayError(ValueError):
@@ -83,8 +83,8 @@ class Replay:
         self._records, self._training = records, training
         module = copy.deepcopy(training.module)
         optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
-        self.trainee = Trainee(module, optimizer, schedule, codec=training.codec, seed=training.seed)
-        self._senders = Senders(training.codec, self.trainee.model.shapes, seed=training.seed)
+        self.trainee = TrainState(module, optimizer, schedule, codec=training.codec, seed=training.seed)
+        self._senders = WorkerCodecs(training.codec, self.trainee.model.shapes, seed=training.seed)
         self._strategy = strategy.start()
         self._engine = LoopGradients(copy.deepcopy(training.module), block_by_block=True)
         self.batches = Batches(training)

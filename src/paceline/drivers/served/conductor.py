@@ -33,7 +33,7 @@ from paceline.traces.journal import (
     WorkerLeft,
 )
 from paceline.traces.told import events_of, nobody_there
-from paceline.training import Trainee, fingerprint
+from paceline.training import TrainState, fingerprint
 
 MOST_REASONS = 1000
 
@@ -48,7 +48,7 @@ class Conductor:
         self,
         *,
         strategy: Strategy,
-        trainee: Trainee,
+        trainee: TrainState,
         codec: Codec,
         roster: Roster,
         total_steps: int,

@@ -18,7 +18,7 @@ from torch import nn
 from paceline.drivers.served.messages import Welcome
 from paceline.drivers.served.worker import Worker
 from paceline.training import Batches, Training
-from paceline.workers.loop import accumulate
+from paceline.workers.gradients import accumulate
 
 Delay = Callable[[int, int], float]
 

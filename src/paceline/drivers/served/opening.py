@@ -24,9 +24,9 @@ from paceline.strategies import LGC, STRATEGIES, Strategy
 from paceline.traces.checkpoints import Checkpoint, read_newest
 from paceline.traces.journal import FORMAT, TRACE, Resumed, RunBegan
 from paceline.traces.journal_files import JournalWriter
-from paceline.training import Trainee
+from paceline.training import TrainState
 from paceline.training.outgoing import warm_up
-from paceline.training.trainee import Schedule
+from paceline.training.train_state import Schedule
 
 log = logging.getLogger("paceline.served")
 
@@ -71,7 +71,7 @@ def open_run(served: Served, *, resume: bool = False) -> Run:
     served.folder.mkdir(parents=True, exist_ok=True)
     steps_per_round = served.strategy.updates_per_round(served.workers)
     codec = parse_codec(served.codec)
-    trainee = Trainee(
+    trainee = TrainState(
         served.module,
         served.optimizer,
         served.schedule,
@@ -133,7 +133,7 @@ def _newest(folder: Path) -> Checkpoint:
     return checkpoint
 
 
-def _load(served: Served, checkpoint: Checkpoint, trainee: Trainee, conductor: Conductor) -> None:
+def _load(served: Served, checkpoint: Checkpoint, trainee: TrainState, conductor: Conductor) -> None:
     """Go on from a checkpoint; one of another model or strategy is refused before anything is written."""
     if checkpoint.state.get("signature") != signature(served.module):
         raise ValueError(

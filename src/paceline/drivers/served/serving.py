@@ -16,7 +16,7 @@ from paceline.drivers.served.opening import Served, open_run
 from paceline.drivers.served.run import Measure, Outcome, Standing
 from paceline.drivers.served.security import check_exposed, join_address, parse_address, server_credentials
 from paceline.strategies import Full, Strategy
-from paceline.training.trainee import Schedule
+from paceline.training.train_state import Schedule
 
 
 def serve(

@@ -30,7 +30,7 @@ from paceline.drivers.simulated.cluster import check_positive, worker_delays
 from paceline.drivers.simulated.delays import Delays, check_columns
 from paceline.drivers.simulated.network import Network, ring_seconds
 from paceline.events import Asked, Averaged, Begin, Merge, Order, Release, Standing, Stepped, Wait, Window
-from paceline.strategies.averaging import Averaging, Course
+from paceline.strategies.averaging import Averaging, AveragingState
 
 _STEPPED = Stepped()
 _LEAVING = Asked(standing=Standing.LEAVING)
@@ -171,7 +171,7 @@ class AveragingCluster:
         workers = setup.workers
         self._setup = setup
         self._trainer: ReplicaTrainer = trainer if trainer is not None else NoReplicas()
-        self._states = [Course(setup.member, workers) for _ in range(workers)]
+        self._states = [AveragingState(setup.member, workers) for _ in range(workers)]
         self._steps = [0] * workers
         self._steps_known_merged = [0] * workers  # by all workers, as far as each of them knows
         self._opened_seconds: list[float | None] = [0.0] * workers
@@ -198,7 +198,7 @@ class AveragingCluster:
             if self._happened:
                 yield from self._happened
                 self._happened = []
-        held_up = [worker for worker, state in enumerate(self._states) if not state.left]
+        held_up = [worker for worker, state in enumerate(self._states) if not state.finished]
         if held_up:
             raise RuntimeError(f"workers {held_up[:10]} wait for an average that cannot end")
 

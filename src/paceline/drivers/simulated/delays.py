@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.randomness import seed_for, uniform
+from paceline.randomness import exponential, pareto, seed_for
 
 MOST_RECORDED_BYTES = 100_000_000
 
@@ -56,8 +56,8 @@ class ShiftedExponential:
 
     def seconds(self, workers: Indices, draws: Indices) -> Seconds:
         """Compute time of each (worker, draw)."""
-        chance = uniform(seed_for(self.seed, "delay"), workers, draws // self.persistence)
-        return self.shift_seconds - self.mean_seconds * np.log1p(-chance)
+        drawn = exponential(seed_for(self.seed, "delay"), workers, draws // self.persistence)
+        return self.shift_seconds + self.mean_seconds * drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,8 @@ class Pareto:
 
     def seconds(self, workers: Indices, draws: Indices) -> Seconds:
         """Compute time of each (worker, draw)."""
-        chance = uniform(seed_for(self.seed, "delay"), workers, draws // self.persistence)
-        return np.asarray(self.scale_seconds * (1.0 - chance) ** (-1.0 / self.shape))
+        drawn = pareto(seed_for(self.seed, "delay"), workers, draws // self.persistence, shape=self.shape)
+        return self.scale_seconds * drawn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from paceline.codecs.payload import NotFiniteError
 from paceline.drivers.simulated.cluster import TakenStep, Task
 from paceline.events import LossSeen
 from paceline.optim import make_optimizer
-from paceline.training import Batches, Senders, Trainee, Training, measure
+from paceline.training import Batches, Training, TrainState, WorkerCodecs, measure
 from paceline.workers.engine import make_engine
 from paceline.workers.threads import threads_for
 
@@ -41,12 +41,12 @@ class Learner:
         self._training = training
         module = copy.deepcopy(training.module)
         optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
-        self._trainee = Trainee(module, optimizer, schedule, codec=training.codec, seed=training.seed)
-        self._model = self._trainee.model
-        self._senders = Senders(training.codec, self._model.shapes, seed=training.seed)
+        self._state = TrainState(module, optimizer, schedule, codec=training.codec, seed=training.seed)
+        self._model = self._state.model
+        self._codecs = WorkerCodecs(training.codec, self._model.shapes, seed=training.seed)
         self.batches = Batches(training)
         prunes = self.batches.pruned is not None
-        self._computes_when_sent = self._senders.remember or not training.codec.fixed_size or prunes
+        self._computes_when_sent = self._codecs.remember or not training.codec.fixed_size or prunes
         self._sent: dict[tuple[int, int], _SentGradient] = {}
         self._engine = make_engine(training.module)
         self._snapshots = {0: self._snapshot()}
@@ -75,7 +75,7 @@ class Learner:
 
     def down_bytes(self, version: int, held_version: int) -> int:
         """Return the size of the changes since the version a worker holds, or of the whole model if that is less."""
-        whole = self._trainee.outgoing.whole_bytes
+        whole = self._state.outgoing.whole_bytes
         changes = [self._update_bytes.get(each, whole) for each in range(held_version + 1, version + 1)]
         if held_version < 0 or not changes or sum(changes) >= whole:
             return whole + self._buffer_bytes
@@ -108,10 +108,10 @@ class Learner:
         if len(found) < len(rows):
             return None
         changes = [row.buffers - self._snapshots[row.loss.version][1] for row in rows]
-        if not self._trainee.take(taken.step, lambda share: found[share.worker, share.version], changes):
+        if not self._state.take(taken.step, lambda share: found[share.worker, share.version], changes):
             return None
-        version = self._trainee.version
-        if update := self._trainee.outgoing.chain(version - 1):
+        version = self._state.version
+        if update := self._state.outgoing.chain(version - 1):
             self._update_bytes[version] = update[0][1].numel()
         self._snapshots[version] = self._snapshot()
         self._forget(min(oldest_version, version))
@@ -128,7 +128,7 @@ class Learner:
 
     def _snapshot(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return copies of the parameters and buffers, as workers get them."""
-        return self._trainee.outgoing.held.clone(), self._model.buffers
+        return self._state.outgoing.held.clone(), self._model.buffers
 
     # -- gradients ---------------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class Learner:
     def _send(self, gradient: torch.Tensor, task: Task) -> tuple[torch.Tensor | None, int]:
         """Return a gradient as the server decodes it (None: it is not finite), and the bytes of its payload."""
         try:
-            payload = self._senders.encode(gradient, worker=task.worker, draw=task.draw)
+            payload = self._codecs.encode(gradient, worker=task.worker, draw=task.draw)
         except NotFiniteError:
             return None, 0
-        return self._senders.decode(payload), payload.numel()
+        return self._codecs.decode(payload), payload.numel()

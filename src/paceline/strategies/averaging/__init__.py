@@ -1,12 +1,13 @@
 """Averaging without a server: one loop, and a family of answers to "when" and "does training wait".
 
-Nothing here reads a clock or a socket, draws a random number, logs, or touches a tensor: a worker's `Course` is told
-what happened and answers with what is to be done (`paceline.events`), under the simulator and on `torch.distributed`.
+Nothing here reads a clock or a socket, draws a random number, logs, or touches a tensor: a worker's `AveragingState`
+is told what happened and answers with what is to be done (`paceline.events`), under the simulator and on
+`torch.distributed`.
 
 A new member is one line in `AVERAGING`; the command line, the contract tests and the docs read the table.
 """
 
-from paceline.strategies.averaging.course import Course
 from paceline.strategies.averaging.members import AVERAGING, Averaging, Outer, make_averaging
+from paceline.strategies.averaging.state import AveragingState
 
-__all__ = ["AVERAGING", "Averaging", "Course", "Outer", "make_averaging"]
+__all__ = ["AVERAGING", "Averaging", "AveragingState", "Outer", "make_averaging"]

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from paceline.pipeline.errors import PipelineError
+from paceline.pipeline import PipelineError
 
 Tensors = torch.Tensor | tuple[torch.Tensor, ...] | list[torch.Tensor]
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -56,7 +56,7 @@ def as_tuple(tensors: Any, what: str) -> tuple[torch.Tensor, ...]:
 
     >>> as_tuple(3, "inputs")
     Traceback (most recent call last):
-    paceline.pipeline.errors.PipelineError: inputs must be a tensor or a tuple of tensors (int)
+    paceline.pipeline.PipelineError: inputs must be a tensor or a tuple of tensors (int)
     """
     every = tuple(tensors) if isinstance(tensors, tuple | list) else (tensors,)
     for each in every:
@@ -72,7 +72,7 @@ def count_inputs(inputs: Any, shapes: Sequence[Sequence[int]], dtypes: Sequence[
     8
     >>> count_inputs(torch.ones(8, 5), [(2, 4)], [torch.float32])
     Traceback (most recent call last):
-    paceline.pipeline.errors.PipelineError: inputs must be [samples, 4], as the plan says (this is [8, 5])
+    paceline.pipeline.PipelineError: inputs must be [samples, 4], as the plan says (this is [8, 5])
     """
     every = as_tuple(inputs, "inputs")
     if len(every) != len(shapes):

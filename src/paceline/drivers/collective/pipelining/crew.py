@@ -30,12 +30,12 @@ import torch.distributed as dist
 from paceline.distributed import RankGoneError, first_line
 from paceline.distributed.collectives import start_gather
 from paceline.distributed.stores import StoreGather, private_store
-from paceline.drivers.collective.launch import joined
 from paceline.drivers.collective.pipelining.farewell import LOOK_SECONDS, Farewell
 from paceline.drivers.collective.pipelining.messages import WORDS_BYTES, Message, plain, read, written
 from paceline.drivers.collective.pipelining.rooms import room
-from paceline.drivers.collective.place import place_in
-from paceline.pipeline.errors import PipelineError
+from paceline.drivers.ranks.launch import place_in
+from paceline.drivers.ranks.rendezvous import joined
+from paceline.pipeline import PipelineError
 
 GRACE_SECONDS = 30.0
 

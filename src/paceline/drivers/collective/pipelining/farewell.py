@@ -20,7 +20,7 @@ import torch.distributed as dist
 from paceline.distributed import RankGoneError, first_line
 from paceline.drivers.collective.pipelining.messages import Message
 from paceline.drivers.collective.pipelining.rooms import forget
-from paceline.pipeline.errors import PipelineError
+from paceline.pipeline import PipelineError
 
 LOOK_SECONDS = 2.0  # in which a connection that was lost shows who is at its other end
 POLL_SECONDS = 0.02

@@ -42,7 +42,7 @@ def holders(
     >>> holders(graph, [1, 2], 3, {"0.weight": "0.weight", "1.weight": "1.weight", "2.weight": "0.weight"})
     {'0.weight': (0, 2), '1.weight': (1,)}
     """
-    ends = [*cuts, len(graph.steps)]
+    ends = [*cuts, len(graph.layers)]
     used: dict[str, set[int]] = {name: set() for name in name_of.values()}
     for weight in graph.weights:
         if weight.name in name_of:  # a constant of the model's code is with whoever reads it

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.distributed.pipelining import PipelineStage
 
-from paceline.pipeline.errors import PipelineError
+from paceline.pipeline import PipelineError
 
 USED = ("fwd_cache", "bwd_cache", "dw_runner", "has_backward", "clear_runtime_states")
 TRIED = "2.13"

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.distributed import first_line
-from paceline.pipeline.errors import PipelineError
+from paceline.pipeline import PipelineError
 
 WORDS_BYTES = 1024
 MOST_CHARACTERS = 600  # of a refusal

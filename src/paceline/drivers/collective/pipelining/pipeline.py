@@ -35,7 +35,7 @@ from paceline.drivers.collective.pipelining.replicas import Replicas
 from paceline.drivers.collective.pipelining.stages import Span
 from paceline.drivers.collective.pipelining.stepping import Stepper, together
 from paceline.drivers.collective.pipelining.workshop import Workshop
-from paceline.pipeline.errors import PipelineError
+from paceline.pipeline import PipelineError
 from paceline.pipeline.plan import Plan
 
 TIMEOUT_SECONDS = 600.0

@@ -27,7 +27,7 @@ from paceline.drivers.collective.pipelining.holdings import (
     reduce_gradients,
     set_gradients,
 )
-from paceline.pipeline.errors import PipelineError
+from paceline.pipeline import PipelineError
 from paceline.randomness import torch_generator
 
 

@@ -20,16 +20,16 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
-from paceline.pipeline.pieces import Piece
+from paceline.pipeline.graph import PieceModule
 
 MANY_TIMES = ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell")
 
 
-def splits(piece: Piece) -> bool:
+def splits(piece: PieceModule) -> bool:
     """Whether backward of this piece may be taken apart.
 
     >>> from paceline.pipeline.graph import ModelGraph
-    >>> from paceline.pipeline.pieces import cut_piece
+    >>> from paceline.pipeline.graph import cut_piece
     >>> from torch import nn
     >>> layer = nn.Linear(4, 4)
     >>> once = ModelGraph(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), layer), (torch.ones(2, 4),))

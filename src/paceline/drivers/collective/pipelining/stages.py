@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.drivers.collective.pipelining.innards import OpenStage, nothing_later
-from paceline.pipeline.errors import PipelineError
-from paceline.pipeline.pieces import Piece, hand_on
+from paceline.pipeline import PipelineError
+from paceline.pipeline.graph import PieceModule, hand_on
 from paceline.pipeline.schedules import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 
 
@@ -53,11 +53,11 @@ class Log:
 
 
 class Stage(OpenStage):
-    """Piece number `piece` of `pieces`, on the rank that has it."""
+    """PieceModule number `piece` of `pieces`, on the rank that has it."""
 
     def __init__(
         self,
-        piece: Piece,
+        piece: PieceModule,
         number: int,
         pieces: int,
         *,

@@ -36,7 +36,7 @@ from paceline.drivers.collective.pipelining.messages import refusal_of
 from paceline.drivers.collective.pipelining.replicas import Replicas, share_of
 from paceline.drivers.collective.pipelining.stages import Span
 from paceline.drivers.collective.pipelining.workshop import Workshop
-from paceline.pipeline.errors import PipelineError
+from paceline.pipeline import PipelineError
 from paceline.pipeline.plan import Plan
 
 NOT_FINITE, OTHER = 1, 2

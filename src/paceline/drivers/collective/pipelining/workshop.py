@@ -32,9 +32,8 @@ from paceline.drivers.collective.pipelining.crew import Crew
 from paceline.drivers.collective.pipelining.splitting import splits
 from paceline.drivers.collective.pipelining.stages import Log, Stage, described
 from paceline.drivers.collective.pipelining.standins import stand_ins
-from paceline.pipeline.errors import PipelineError
-from paceline.pipeline.graph import ModelGraph
-from paceline.pipeline.pieces import Piece, cut_piece
+from paceline.pipeline import PipelineError
+from paceline.pipeline.graph import ModelGraph, PieceModule, cut_piece
 from paceline.pipeline.plan import Plan
 from paceline.pipeline.schedules import find, why_not
 
@@ -191,7 +190,7 @@ class Runner:
         plan, crew = workshop.plan, workshop.crew
         self.graph, self._count, self._log = graph, count, workshop.log
         name = plan.schedule if trains and why_not(plan.schedule, plan.stages, count, plan.chunks) is None else "gpipe"
-        ends = [0, *plan.cuts, len(graph.steps)]
+        ends = [0, *plan.cuts, len(graph.layers)]
         numbers = range(crew.stage, len(ends) - 1, plan.stages)
         self._stages = []
         for number in numbers:
@@ -220,7 +219,7 @@ class Runner:
                 self._stages if takes_list else self._stages[0], n_microbatches=count, scale_grads=False, **loss
             )
 
-    def _outputs(self, piece: Piece, *, last: bool) -> tuple[torch.Tensor, ...]:
+    def _outputs(self, piece: PieceModule, *, last: bool) -> tuple[torch.Tensor, ...]:
         given = [node.meta["val"] for node in self.graph.outputs]
         return described(given) if last else described([value.node.meta["val"] for value in piece.gives])
 

@@ -1,0 +1,19 @@
+"""Averaging on torch.distributed: HPSGD, Local SGD and their sisters, in a training script or as ranks of a recipe.
+
+    averager      what users hold: `paceline.HPSGD(model, optimizer)` and the others
+    preparation   what of a model is averaged, and what one rank alone can refuse
+    group         the ranks' own process group: all agree, or all raise; all begin with one model
+    loop          carries out what the averaging state (paceline.strategies.averaging) orders
+    transport     what an average consists of, and how it is sent
+    heartbeats    who is alive
+    job           what a rank of a recipe does
+
+Where we differ from the paper: HPSGD (Y. Zhou et al., 2021) has two processes on each worker, one that trains and one
+that averages, which share the model. Here it is one process, and the average is an asynchronous all-reduce, which the
+backend's own thread carries out while training goes on. A second process, a thread of our own and the asynchronous
+collective overlap equally well; the process costs 250 MB more on each worker, and the model must be copied between the
+two.
+
+Collectives run in the order in which they are started, which must be the same on every rank: nothing here starts one
+from a callback, a thread, or a branch that one rank takes and another does not.
+"""

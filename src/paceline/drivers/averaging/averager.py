@@ -1,0 +1,423 @@
+"""Averaging among the ranks of a training script: what users hold.
+
+    with paceline.HPSGD(model, optimizer) as sync:
+        for inputs, targets in loader:
+            loss_function(model(inputs), targets).backward()
+            optimizer.step()           # <- a step boundary: averages begin and are merged here
+            optimizer.zero_grad()
+        sync.flush()                   # all ranks equal: evaluate, save
+
+The script's loop stays as it is: a hook on the optimiser tells of each step (loop.py does what is to be done then).
+
+    prepare              group                    train                                      close
+    what can be refused  a group, equal settings, steps, averages; heartbeats beside them    all leave together
+    by one rank alone    the first rank's model
+
+The family stands below under its names, each class with the settings that it has. Common to all: `codec` ("identity",
+or another by name, or a Codec) is what the changes travel by; `process_group` is whose ranks average (all of them, if
+None); `timeout_seconds` the longest that an average may take; `silence_seconds` after which a rank that is not heard of
+is gone; `seed` of codecs that round at random; `record` keeps a `history`, and `on_average` is called with each
+`MergedAverage`.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+from paceline.codecs import Codec
+from paceline.distributed import first_line
+from paceline.distributed.collectives import PendingCollective
+from paceline.distributed.stores import private_store
+from paceline.drivers.averaging.group import AveragingGroup
+from paceline.drivers.averaging.heartbeats import FailureDetector, Heartbeats
+from paceline.drivers.averaging.loop import AveragingLoop, MergedAverage, OnAverage
+from paceline.drivers.averaging.preparation import AVERAGED, Prepared, check_limits, check_state, prepare
+from paceline.events import Asked, Happening, Standing, Stepped
+from paceline.strategies.averaging import Averaging, AveragingState, make_averaging
+
+TIMEOUT_SECONDS = 600.0
+
+
+class Averager:
+    """Averages what the ranks of a process group train; `paceline.HPSGD` and its sisters are this with a member chosen.
+
+    Every rank constructs it, with equal settings, after its model is on its device; all begin with the model of the
+    group's first rank. Any optimiser of torch.optim, any number of steps on each rank, and gradients accumulated over
+    any number of backward passes. `member` is one, or a function that makes it: what that refuses, all ranks hear of.
+
+    `steps` counts this rank's, `merged_steps` those of all ranks that are in the shared model, `averages` the averages
+    done, and `sent_bytes` what this rank has given to them, however many ranks it went to. After an error nothing is
+    averaged any more.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        member: Averaging | Callable[[], Averaging],
+        *,
+        codec: Codec | str = "identity",
+        process_group: dist.ProcessGroup | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        silence_seconds: float = 15.0,
+        seed: int = 0,
+        record: bool = False,
+        on_average: OnAverage | None = None,
+    ) -> None:
+        made: Prepared | Exception
+        try:
+            check_limits(timeout_seconds=timeout_seconds, silence_seconds=silence_seconds)
+            made = prepare(model, optimizer, member, codec)
+        except Exception as error:  # the others must hear of it, whatever it is: they would wait
+            made = error
+        refusal, wait_seconds = (made, TIMEOUT_SECONDS) if isinstance(made, Exception) else (None, timeout_seconds)
+        self._group = AveragingGroup(process_group, wait_seconds, refusal)
+        if isinstance(made, Exception):
+            raise made
+        self._prepared, self._tracked, self.member = made, made.tracked, made.member
+        self._optimizer, ranks, rank = optimizer, self._group.ranks, self._group.rank
+        try:
+            name = self._group.agree(made.description(), self._tracked.device)
+            self._group.begin_equal(self._tracked.everything())
+        except BaseException:
+            self._group.close(pending=False)
+            raise
+        self._state = AveragingState(self.member, len(ranks))
+        self._replica = made.replica(len(ranks), self._step_along)
+        self._transport = made.transport(self._replica, self._group.group, seed)
+        self._heartbeats = Heartbeats(private_store(name), ranks, rank, silence_seconds=silence_seconds)
+        self._loop = AveragingLoop(
+            self._state,
+            self._replica,
+            self._transport,
+            group=self._group,
+            heartbeats=self._heartbeats,
+            detector=FailureDetector(self._heartbeats, ranks, rank, timeout_seconds=timeout_seconds),
+            parameters=self._tracked.parameters,
+            on_average=self._averaged,
+        )
+        self.steps = self.merged_steps = 0
+        self.history: list[MergedAverage] = []
+        self._record, self._on_average = record, on_average
+        self._along = False  # the optimiser's step is our own: a step of the others, taken along
+        self._ended = False
+        self._failure: BaseException | None = None
+        hooked = optimizer.register_step_pre_hook if made.gradients else optimizer.register_step_post_hook
+        self._hook = hooked(self._on_step)
+        AVERAGED.add(optimizer)
+        self._heartbeats.start()
+        atexit.register(self._abandon)
+
+    def __repr__(self) -> str:
+        place = f"rank {self._group.rank}, {self._group.world} ranks"
+        return f"{type(self).__name__}({self.member.name}; {place}; {self.steps:,} steps, {self.averages:,} averages)"
+
+    @property
+    def averages(self) -> int:
+        """The averages done so far."""
+        return self._state.averages - self._state.in_flight
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank has given to averages so far, each byte counted once."""
+        return self._transport.sent_bytes
+
+    @property
+    def shared(self) -> dict[str, torch.Tensor]:
+        """A copy of the model that all ranks agree on, as of the last average merged here: parameters by name."""
+        parameters = self._tracked.parameters
+        if self._group.world == 1:
+            return {name: p.detach().clone() for name, p in zip(self._tracked.names, parameters, strict=True)}
+        parts = torch.split(self._replica.shared, [parameter.numel() for parameter in parameters])
+        return {
+            name: part.view(parameter.shape).to(parameter.dtype, copy=True)
+            for name, part, parameter in zip(self._tracked.names, parts, parameters, strict=True)
+        }
+
+    # -- everybody at one place ------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Merge all that every rank has done; all ranks are equal then. All of them must call it."""
+        self._tracked.check()
+        self._handle(Asked(standing=Standing.FLUSHING))
+
+    def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Return every rank's numbers, in the order of the ranks. All ranks must call it, with as many numbers each.
+
+        Only where everybody is at the same place: before the first step, or after a flush or a `state_dict`.
+        """
+        self._check_alive()
+        if self._loop.stepped:
+            raise RuntimeError(
+                "this rank has stepped: flush() first, for ranks tell numbers where all are at one place"
+            )
+        world = self._group.world
+        if world == 1 or not numbers:
+            return [list(numbers) for _ in range(world)]
+        try:
+            gathered, work = self._group.start_numbers(numbers, self._tracked.device)
+            self._loop.wait_for(PendingCollective(work, self._tracked.device), "what the ranks tell each other")
+        except BaseException as error:
+            self._fail(error)
+            raise
+        rows: list[list[int]] = gathered.view(world, -1).tolist()
+        return rows
+
+    def close(self) -> None:
+        """Flush, and end: training is plain from here on. All ranks must call it; the end of a `with` does."""
+        if self._ended:
+            return
+        try:
+            if self._failure is None:
+                self._tracked.check()
+                self._handle(Asked(standing=Standing.LEAVING))
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._fail(error)
+            self._end()
+
+    def _abandon(self) -> None:
+        """End because the interpreter does: threads must not outlive it, nor it wait for them."""
+        self._heartbeats.stop("the end of its script, without close()")
+        self._end()
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            atexit.unregister(self._abandon)
+            self._hook.remove()
+            self._heartbeats.stop(_reason(self._failure))
+            self._transport.close()
+            self._group.close(pending=self._loop.under_way)
+            AVERAGED.discard(self._optimizer)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+            self._heartbeats.stop(_reason(error))
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def state_dict(self, *, settle: bool = True) -> dict[str, Any]:
+        """Return what this rank needs to go on later besides its model and its optimiser; call it before theirs.
+
+        All ranks must call it: they come to the same average first, and may merge it, but no window is closed. With
+        `settle=False` one rank may look alone, right after a flush or another `state_dict`. After `close` there is
+        nobody to wait for.
+        """
+        if self._failure is not None:
+            raise RuntimeError("averaging has ended with an error: it has no state") from self._failure
+        if not settle and self._loop.stepped:
+            raise RuntimeError("this rank has stepped since the last flush: its state can be taken with all ranks only")
+        if settle and not self._ended:
+            self._tracked.check()
+            self._handle(Asked(standing=Standing.SETTLING))
+        return {
+            "about": self._about(),
+            "course": self._state.state_dict(),
+            "replica": self._replica.state_dict(),
+            "codec": self._transport.state_dict(),
+            "steps": self.steps,
+            "merged_steps": self.merged_steps,
+            "sent_bytes": self.sent_bytes,
+            "ahead": self._loop.ahead,
+            "checksum": self._tracked.checksum(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from this rank's `state_dict`; load the model and the optimiser before, but after the construction."""
+        check_state(state, self._about(), self._tracked.checksum())
+        self._state.load_state_dict(state["course"])
+        self._replica.load_state_dict(state["replica"])
+        self._transport.load_state_dict(state["codec"])
+        self.steps, self.merged_steps = int(state["steps"]), int(state["merged_steps"])
+        self._transport.sent_bytes = int(state["sent_bytes"])
+        self._loop.ahead, self._loop.stepped = int(state["ahead"]), False
+
+    def _about(self) -> dict[str, str]:
+        place = {"rank": str(self._group.rank), "number of ranks": str(self._group.world)}
+        return self._prepared.description() | place
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def _on_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._along:
+            return
+        if self._prepared.gradients:
+            if any(given is not None for given in (*args[1:], *kwargs.values())):
+                raise ValueError("ssgd averages the gradients before the step: it cannot be given a closure")
+            if getattr(optimizer, "grad_scale", None) is not None:
+                raise ValueError(
+                    "ssgd averages the gradients before the step, and these are still scaled: call "
+                    "scaler.unscale_(optimizer) first"
+                )
+            if _left_out(optimizer):
+                return
+        self.steps += 1
+        self._handle(Stepped())
+
+    def _handle(self, event: Happening) -> None:
+        self._check_alive()
+        try:
+            self._loop.handle(event)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError(f"averaging has ended with an error: {first_line(self._failure)}") from self._failure
+        if self._ended:
+            raise RuntimeError("averaging has ended: this was closed")
+
+    def _averaged(self, average: MergedAverage) -> None:
+        self.merged_steps += average.brought
+        if self._record:
+            self.history.append(average)
+        if self._on_average is not None:
+            self._on_average(average)
+
+    def _step_along(self) -> None:
+        self._along = True
+        try:
+            with torch.enable_grad():
+                self._optimizer.step()
+        finally:
+            self._along = False
+
+
+def _left_out(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a fused optimiser will do nothing in this step, for a gradient scaler has found an overflow."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
+
+
+def _reason(error: BaseException | None) -> str:
+    return "" if error is None else f"{type(error).__name__}: {first_line(error)}"
+
+
+# -- the family --------------------------------------------------------------------------------------------------------
+
+
+class SSGD(Averager):
+    """All ranks step together, by the mean of their gradients: what DistributedDataParallel does."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **common: Any) -> None:
+        super().__init__(model, optimizer, partial(make_averaging, "ssgd"), **common)
+
+
+class LocalSGD(Averager):
+    """Each rank trains alone for `period` steps, then all wait and go on from the mean.
+
+    `normalize` scales every rank's change to the mean number of steps, for ranks that take unequal numbers.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        period: int = 8,
+        normalize: bool = False,
+        **common: Any,
+    ) -> None:
+        member = partial(make_averaging, "local-sgd", period=period, normalize=normalize)
+        super().__init__(model, optimizer, member, **common)
+
+
+class BMUF(Averager):
+    """Local SGD whose mean change has momentum: 1 - 1/N of the change before, unless `outer_momentum` says otherwise.
+
+    With `overlap` training does not wait for the average, and `rebase` is as for HPSGD.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        period: int = 8,
+        overlap: bool = False,
+        rebase: bool | None = None,
+        normalize: bool = False,
+        outer_rate: float = 1.0,
+        outer_momentum: float | None = None,
+        **common: Any,
+    ) -> None:
+        settings = {"period": period, "overlap": overlap, "rebase": rebase, "normalize": normalize}
+        outer = {"outer_rate": outer_rate, "outer_momentum": outer_momentum}
+        super().__init__(model, optimizer, partial(make_averaging, "bmuf", **settings, **outer), **common)
+
+
+class DiLoCo(Averager):
+    """Local SGD with long periods, whose mean change is a Nesterov step.
+
+    With `overlap` training does not wait for the average, and `rebase` is as for HPSGD.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        period: int = 100,
+        overlap: bool = False,
+        rebase: bool | None = None,
+        normalize: bool = False,
+        outer_rate: float = 0.7,
+        outer_momentum: float = 0.9,
+        **common: Any,
+    ) -> None:
+        settings = {"period": period, "overlap": overlap, "rebase": rebase, "normalize": normalize}
+        outer = {"outer_rate": outer_rate, "outer_momentum": outer_momentum}
+        super().__init__(model, optimizer, partial(make_averaging, "diloco", **settings, **outer), **common)
+
+
+class HPSGD(Averager):
+    """Averages all the time, and training never waits: a fast rank takes more steps instead.
+
+    With `rebase` a rank goes on from the shared model plus its own change in flight; without, from the shared model
+    (the paper). `period` is the fewest steps between two averages.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        period: int = 1,
+        rebase: bool = True,
+        normalize: bool = False,
+        **common: Any,
+    ) -> None:
+        member = partial(make_averaging, "hpsgd", period=period, rebase=rebase, normalize=normalize)
+        super().__init__(model, optimizer, member, **common)
+
+
+class PSGD(Averager):
+    """Every rank for itself until a flush: the speed limit, to compare with."""
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, normalize: bool = False, **common: Any
+    ) -> None:
+        super().__init__(model, optimizer, partial(make_averaging, "psgd", normalize=normalize), **common)

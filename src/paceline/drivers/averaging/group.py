@@ -1,0 +1,115 @@
+"""The ranks that average together: a group of their own, what they agree on, and the model they all begin with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.distributed import RankGoneError, first_line
+from paceline.distributed.agreement import gather_rows, raise_difference, raise_refusals, refusal_text, short_text
+from paceline.distributed.collectives import PendingCollective, start_gather
+from paceline.distributed.groups import close_group, make_group, message_device
+
+DESCRIPTION_BYTES = 4096
+GRACE_SECONDS = 30.0  # a wait ends with our error, which names a rank, before it ends with the backend's
+
+
+class AveragingGroup:
+    """A process group that nothing else uses, of ranks that want the same.
+
+    A rank that refuses to take part says why, and all raise: the others would wait for it.
+    """
+
+    def __init__(
+        self, given: dist.ProcessGroup | None, timeout_seconds: float, refusal: Exception | None = None
+    ) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise refusal or RuntimeError(
+                "averaging needs a process group, and none is initialised: start the script with "
+                "`torchrun --nproc-per-node 2 script.py`, and call torch.distributed.init_process_group() in it"
+            )
+        theirs = given or dist.group.WORLD
+        self.ranks = dist.get_process_group_ranks(theirs)
+        self.rank, self.world = dist.get_rank(), len(self.ranks)
+        if self.rank not in self.ranks:
+            raise ValueError(f"rank {self.rank} is not in process_group (it has {self.ranks})")
+        self._names = [f"rank {rank}" for rank in self.ranks]
+        self._group: dist.ProcessGroup | None = None
+        with self._beginning():
+            config = dist.get_backend_config(theirs)
+            self._group = make_group(self.ranks, config, timeout_seconds + GRACE_SECONDS)
+            words = {"refusal": "" if refusal is None else refusal_text(refusal)}
+            gathered = gather_rows(words, self.group, message_device(self.group))
+        refusals = [each["refusal"] for each in gathered]
+        if any(refusals):
+            self.close(pending=False)
+        raise_refusals(refusals, ours=refusal, names=self._names, sentence="{who} cannot average: {refusal}")
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The process group, until this rank closes it."""
+        if self._group is None:
+            raise RuntimeError("this rank has left its averaging group")
+        return self._group
+
+    @contextlib.contextmanager
+    def _beginning(self) -> Iterator[None]:
+        """Say who waited, and for how long, where the ranks do not all come to the beginning."""
+        began = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:
+            self.close(pending=False)
+            waited_seconds = time.monotonic() - began
+            raise RankGoneError(
+                f"rank {self.rank} waited {waited_seconds:.0f} s for all ranks to begin averaging: {first_line(error)}"
+            ) from error
+
+    def agree(self, description: Mapping[str, str], device: torch.device) -> str:
+        """Refuse ranks that describe themselves differently; return a name for this averaging that no other has."""
+        ours = {key: short_text(text) for key, text in description.items()}
+        with self._beginning():
+            words = {"same": ours, "name": os.urandom(8).hex()}
+            gathered = gather_rows(words, self.group, device, DESCRIPTION_BYTES)
+        raise_difference(
+            [each["same"] for each in gathered],
+            "all ranks must average alike: the {key} of {who} is {theirs}, and that of {other} is {ours}",
+            names=self._names,
+            reference=self.ranks.index(self.rank),
+        )
+        return str(gathered[0]["name"])
+
+    @torch.no_grad()
+    def begin_equal(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Give every rank the first rank's values, byte for byte."""
+        for tensor in tensors:
+            if self.world == 1 or not tensor.numel():
+                continue
+            copied = tensor.detach().clone(memory_format=torch.contiguous_format)
+            with self._beginning():
+                dist.broadcast(copied.reshape(-1).view(torch.uint8), self.ranks[0], group=self.group)
+            tensor.copy_(copied)
+
+    # -- between averages ------------------------------------------------------------------------------------------
+
+    def start_broadcast(self, vector: torch.Tensor, place: int) -> PendingCollective:
+        """Start to give every rank what the rank at this place has in `vector`."""
+        work = dist.broadcast(vector, self.ranks[place], group=self.group, async_op=True)
+        return PendingCollective(work, vector.device)
+
+    def start_numbers(self, numbers: Sequence[int], device: torch.device) -> tuple[torch.Tensor, Any]:
+        """Start to gather every rank's numbers."""
+        ours = torch.tensor(list(numbers), dtype=torch.int64, device=device)
+        return start_gather(ours, ours.numel(), self.group)
+
+    def close(self, *, pending: bool) -> None:
+        """Take the group down, without waiting for a collective that is still `pending`."""
+        group, self._group = self._group, None
+        if group is not None:
+            close_group(group, pending=pending)

@@ -1,0 +1,201 @@
+"""What a rank of a recipe does that averages: its own batches and optimiser, averages with the others.
+
+    step ── averaging (hooked into the optimiser's step) ──> merged: all ranks read the same counts in the same average
+                                                               ├─ evaluation: rank 0 measures the shared model
+                                                               ├─ checkpoint: all settle, each keeps its own state
+                                                               └─ the end:    all leave
+
+What is due follows from the steps that all workers have brought to the averages, so all ranks come to it after the same
+average, whatever their speed. `rounds` x ranks local steps are a run. Where training waits for averages every rank
+takes `rounds` of them; where it does not, fast ranks take more than slow ones, and the run is over after the average
+that takes the merged steps to the sum.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.distributed.collectives import gather_vector
+from paceline.distributed.stores import StoreGather
+from paceline.drivers.averaging.averager import Averager
+from paceline.drivers.averaging.loop import MergedAverage
+from paceline.drivers.ranks.run import OnEvaluation, RankJob, RankRun, RunRecorder
+from paceline.events import Standing, Window
+from paceline.optim import make_optimizer
+from paceline.strategies.averaging import Averaging
+from paceline.traces import Trace
+from paceline.training import measure
+from paceline.training.replica import local_gradient
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AveragingJob(RankJob):
+    """What is trained, how ranks average, for how long, and where what is kept goes."""
+
+    member: Averaging
+    silence_seconds: float = 15.0
+
+
+class AveragingRecorder(RunRecorder):
+    """The windows and times of an averaging run.
+
+    Windows are in every average's headers, so each rank knows all of them; times are gathered at the end. All ranks
+    have been in the same averages, so what each gathers has the same size. Words are gathered through the store first,
+    for a collective that waits does not say for whom. `history` is the averages of this process, as they come.
+
+    >>> recorder = AveragingRecorder(2, [])
+    >>> recorder.start_clock(100.0)
+    >>> recorder.seconds(101.5)
+    1.5
+    """
+
+    def __init__(self, workers: int, history: Sequence[MergedAverage]) -> None:
+        super().__init__(workers)
+        self._history = history
+        self._windows = torch.empty((0, workers, 3), dtype=torch.int64)
+        self._times = torch.empty((0, 3), dtype=torch.float64)
+        self.sent_bytes = 0
+
+    def window_rows(self) -> torch.Tensor:
+        """Return all windows: averages x workers x (steps, merged_after, standing)."""
+        rows = [[[w.steps, w.merged_after, int(w.standing)] for w in average.windows] for average in self._history]
+        return torch.cat([self._windows, torch.tensor(rows, dtype=torch.int64).reshape(-1, self.workers, 3)])
+
+    def windows(self) -> list[tuple[Window, ...]]:
+        return windows_from(self.window_rows())
+
+    def times(self) -> torch.Tensor:
+        rows = [[self.seconds(moment) for moment in (a.started, a.begun, a.done)] for a in self._history]
+        return torch.cat([self._times, torch.tensor(rows, dtype=torch.float64).reshape(-1, 3)])
+
+    def state_dict(self, now: float) -> dict[str, Any]:
+        return super().state_dict(now) | {"windows": self.window_rows()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._windows, self._times = state["windows"], state["times"]
+
+    def gather(self, ranks: StoreGather, *, sent_bytes: int) -> None:
+        """Bring all ranks' times and bytes together. All ranks must come here."""
+        ours = self.times()
+        words = ranks.gather("tell its times", {"averages": len(ours), "sent_bytes": sent_bytes})
+        averages = {rank: each["averages"] for rank, each in enumerate(words)}
+        if set(averages.values()) != {len(ours)}:
+            raise RuntimeError(f"the ranks have been in different numbers of averages: {averages}")
+        self.every_time = gather_vector(ours.reshape(-1), ranks).reshape(self.workers, -1, 3).transpose(0, 1)
+        self.sent_bytes = sum(each["sent_bytes"] for each in words)
+
+
+def windows_from(rows: torch.Tensor) -> list[tuple[Window, ...]]:
+    """Return the windows of every average, from averages x workers x (steps, merged_after, standing).
+
+    >>> windows_from(torch.tensor([[[3, 1, 0], [2, 0, 2]]]))[0][1].standing.name
+    'FLUSHING'
+    """
+    return [
+        tuple(Window(steps=steps, merged_after=after, standing=Standing(at)) for steps, after, at in average)
+        for average in rows.tolist()
+    ]
+
+
+class AveragingRun(RankRun):
+    """One rank's side of an averaging run; needs an initialised process group."""
+
+    job: AveragingJob
+    recorder: AveragingRecorder
+
+    def __init__(
+        self, job: AveragingJob, ranks: StoreGather, *, on_progress: OnEvaluation = lambda evaluation: None
+    ) -> None:
+        super().__init__(job, ranks, on_progress=on_progress)
+        self._module, self._draws, self._sent_bytes = job.training.module, 0, 0
+        self.optimizer, self.schedule = make_optimizer(
+            job.training.optimizer, self._module.parameters(), total_steps=job.rounds
+        )
+        self._sync = Averager(
+            self._module,
+            self.optimizer,
+            job.member,
+            codec=job.training.codec,
+            seed=job.training.seed,
+            silence_seconds=job.silence_seconds,
+            timeout_seconds=job.timeout_seconds,
+            record=True,
+        )
+        self.recorder = AveragingRecorder(ranks.world, self._sync.history)
+
+    def connected(self) -> Averager:
+        return self._sync
+
+    @property
+    def rounds_done(self) -> int:
+        world = self.ranks.world
+        return self._draws if self.job.member.alone(world) else self._sync.merged_steps // world
+
+    @property
+    def over(self) -> bool:
+        own_steps = self.job.member.counts_own_steps(self.ranks.world)
+        return (self._draws if own_steps else self.rounds_done) >= self.job.rounds
+
+    def begin_together(self) -> None:
+        # A flush would do, but a run that goes on may have open windows, and a flush closes them.
+        self._sync.gather_numbers([self.rounds_done])
+
+    def step(self) -> None:
+        began, rank = time.perf_counter(), self.ranks.rank
+        local_gradient(self._module, self.batches, worker=rank, draw=self._draws)
+        self.wait_for_delay(began, rank, self._draws)
+        self._draws += 1
+        self.optimizer.step()
+
+    def end(self, *, was_over: bool) -> None:
+        sent_bytes = self._sync.sent_bytes
+        self._sync.close()
+        if was_over:  # what the ranks sent each other only to end again is no part of the run
+            self._sync.history.clear()
+        self._sent_bytes = sent_bytes if was_over else self._sync.sent_bytes
+
+    def measure_model(self) -> tuple[float, float] | None:
+        if self.ranks.rank != 0:
+            return None
+        training, module = self.job.training, copy.deepcopy(self._module)
+        if self.job.member.period is not None:
+            module.load_state_dict(self._sync.shared, strict=False)
+        return measure(module, training.dataset, training.evaluation_samples)
+
+    def state(self) -> dict[str, Any]:
+        sync = self._sync.state_dict()  # before the model's: all ranks come to the same average here
+        return {
+            "model": dict(self._module.state_dict()),
+            "sync": sync,
+            "draws": self._draws,
+            "pruning": self.batches.state_dict(),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._module.load_state_dict(state["model"])
+        self._sync.load_state_dict(state["sync"])
+        self._draws = int(state["draws"])
+        self.batches.load_state_dict(state.get("pruning", {}))  # older runs kept none
+
+    def gather_times(self) -> None:
+        self.recorder.gather(self.ranks, sent_bytes=self._sent_bytes)
+
+    def trace(self, **about: Any) -> Trace | None:
+        if self.ranks.rank != 0:
+            return None
+        used = self._draws if self.ranks.world == 1 else self._sync.merged_steps
+        return self.recorder.trace(
+            strategy=self.job.member.name, used=used, sent_bytes=self.recorder.sent_bytes, **about
+        )
+
+    @property
+    def parameters(self) -> torch.Tensor:
+        """This rank's parameters in one vector; after the end, those of all ranks."""
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self._module.parameters()])

@@ -1,0 +1,214 @@
+"""One rank's averages: begun as its state orders, polled in passing, waited for, merged.
+
+    step boundary     forward, backward      step boundary     ...               flush
+    | begin 0         | (0 on its way)       | merge 0, begin 1                  | wait, merge, until all are here
+
+Nothing waits but what the state orders to wait for; every wait has an end, and an error that names who did not come.
+
+Where gradients are averaged, a rank that brings none takes the others' step along, by its own learning rate and its own
+momentum: it drifts from them. So if an average was of some ranks only, a flush ends with a broadcast, from the lowest
+of those that brought something to the last such average. All ranks read the same windows, so all come to it.
+
+    rank 0   step 0   step 1   step 2                     flush ──┐ its parameters, to all
+    rank 1   step 0   flush ·· along ·· along ···················<┘
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from paceline.codecs import NotFiniteError
+from paceline.distributed import name_ranks
+from paceline.distributed.collectives import PendingCollective
+from paceline.distributed.payloads import Trouble
+from paceline.drivers.averaging.group import AveragingGroup
+from paceline.drivers.averaging.heartbeats import FailureDetector, Heartbeats
+from paceline.drivers.averaging.transport import DIGIT, Header, MessageError, PendingAverage, Transport
+from paceline.events import Averaged, Begin, Happening, Merge, Order, Release, Standing, Stepped, Wait, Window
+from paceline.strategies.averaging import AveragingState
+from paceline.training.replica import Flat, GradientReplica, Replica
+
+SLICE_SECONDS = 0.5  # of a wait, between two looks at who is alive
+NOBODY = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedAverage:
+    """One average that is merged: every rank's window, and this rank's moments, by its `time.perf_counter()`.
+
+        started          begun            done        merged
+        |### window #####|~~~ on its way ~~|           |
+                         |### the next window #########|          merged at the first step boundary after it was done
+
+    >>> MergedAverage(number=0, windows=(Window(steps=3),), started=0.0, begun=1.0, done=1.5, merged=1.75).brought
+    3
+    """
+
+    number: int
+    windows: tuple[Window, ...]
+    started: float
+    begun: float
+    done: float
+    merged: float
+
+    @property
+    def brought(self) -> int:
+        """The steps of all ranks that are in it."""
+        return sum(window.brought for window in self.windows)
+
+
+OnAverage = Callable[[MergedAverage], None]
+
+
+class AveragingLoop:
+    """Carries out what an averaging state orders."""
+
+    def __init__(
+        self,
+        state: AveragingState,
+        replica: Replica | GradientReplica,
+        transport: Transport,
+        *,
+        group: AveragingGroup,
+        heartbeats: Heartbeats,
+        detector: FailureDetector,
+        parameters: Sequence[torch.Tensor],
+        on_average: OnAverage,
+    ) -> None:
+        self._state, self._replica, self._transport = state, replica, transport
+        self._group, self._heartbeats, self._detector = group, heartbeats, detector
+        self._parameters, self._on_average = list(parameters), on_average
+        self.pending: PendingAverage | None = None
+        self._collective: PendingCollective | None = None  # the last one that is no average
+        self.stepped = False  # since everybody was last at the same place
+        self.ahead = NOBODY  # the place of a rank whose parameters all are to take in the next flush
+        self._open_since = time.perf_counter()  # the open window
+        self._sent_window = (self._open_since, self._open_since)  # when the window on its way started and was sent
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a collective is under way."""
+        collectives = (self.pending.collective if self.pending else None, self._collective)
+        return any(each is not None and not each.done() for each in collectives)
+
+    @torch.no_grad()
+    def handle(self, event: Happening) -> None:
+        """Do what a step, or something that was asked for, leads to."""
+        self.stepped = self.stepped or isinstance(event, Stepped)
+        before = self.pending  # one that begins now is polled from the next step on: it has hardly left
+        self._carry_out(self._state.handle(event))
+        if before is not None and self.pending is before and self._is_done(before):
+            self._carry_out(self._merge(before))
+        self._replica.catch_up()
+
+    def wait_for(self, collective: PendingCollective, what: str) -> None:
+        """Wait for a collective that all ranks come to, and that is no average."""
+        self._collective, begun, number = collective, time.perf_counter(), self._state.averages - 1
+        while not collective.done():
+            collective.wait(SLICE_SECONDS)
+            if not collective.done():
+                self._detector.check(number, begun, what)
+        try:
+            collective.check()
+        except RuntimeError as error:
+            self._detector.raise_lost(what, error)
+
+    def _carry_out(self, orders: list[Order]) -> None:
+        while orders:
+            match orders[0]:
+                case Begin() as order:
+                    self._begin(order)
+                case Wait():
+                    orders = [orders[0], *self._wait_and_merge(), *orders[1:]]
+                case Merge() as order:
+                    raise RuntimeError(f"average {order.number} cannot be merged: it is not done")
+                case Release() as order:
+                    self._release(order)
+            orders = orders[1:]
+
+    def _release(self, order: Release) -> None:
+        self.stepped = False
+        if order.standing is Standing.SETTLING or self.ahead == NOBODY:
+            return
+        vector, place, self.ahead = self._replica.shared, self.ahead, NOBODY
+        self.wait_for(self._group.start_broadcast(vector, place), "the end of a flush")
+        Flat(self._parameters, self._replica.dtype).write(vector)
+
+    # -- one average -----------------------------------------------------------------------------------------------
+
+    def _begin(self, order: Begin) -> None:
+        now = time.perf_counter()
+        self._sent_window = (self._open_since, now)
+        if order.window.standing is not Standing.SETTLING:
+            self._open_since = now
+        self._replica.pack_change(self._transport.message, scale=order.scale, brings=order.window.brought > 0)
+        self.pending = self._transport.send(order.number, order.window)
+        self._heartbeats.averages_begun = order.number + 1
+
+    def _wait_and_merge(self) -> list[Order]:
+        pending = self.pending
+        if pending is None:
+            raise RuntimeError("there is no average to wait for")
+        while not self._is_done(pending):
+            pending.collective.wait(SLICE_SECONDS)
+        return self._merge(pending)
+
+    def _is_done(self, pending: PendingAverage) -> bool:
+        """Whether it can be finished; raises where a rank is gone, or has not come for too long."""
+        number = self._state.averages - 1
+        try:
+            if pending.poll():
+                return True
+        except MessageError:
+            raise
+        except RuntimeError as error:
+            self._detector.raise_lost(f"average {number}", error)
+        self._detector.check(number, self._sent_window[1], f"average {number}")
+        return False
+
+    def _merge(self, pending: PendingAverage) -> list[Order]:
+        """Merge an average that is done; return what else is to be done then."""
+        number = self._state.averages - 1
+        try:
+            headers, total = pending.finish()
+        except MessageError:
+            raise
+        except RuntimeError as error:
+            self._detector.raise_lost(f"average {number}", error)
+        self._check_headers(number, headers)
+        self.pending, windows = None, tuple(header.window for header in headers)
+        orders = self._state.handle(Averaged(number=number, windows=windows))
+        if orders and isinstance(orders[0], Merge):
+            self._replica.merge(total, weight=orders[0].weight, open_steps=orders[0].open_steps)
+            brought = [place for place, window in enumerate(windows) if window.brought]
+            if isinstance(self._replica, GradientReplica) and 0 < len(brought) < len(windows):
+                self.ahead = brought[0]
+            orders = orders[1:]
+        (started, begun), now = self._sent_window, time.perf_counter()
+        done = now if pending.collective.done_at is None else pending.collective.done_at
+        self._on_average(
+            MergedAverage(number=number, windows=windows, started=started, begun=begun, done=done, merged=now)
+        )
+        return orders
+
+    def _check_headers(self, number: int, headers: Sequence[Header]) -> None:
+        """Raise if a rank could not bring what it had, or is in another average; all ranks read the same headers."""
+        by_rank = dict(zip(self._group.ranks, headers, strict=True))
+        if any(header.number != number % DIGIT for header in headers):
+            places = ", ".join(f"rank {rank} in average {header.number}" for rank, header in by_rank.items())
+            raise RuntimeError(f"the ranks have loaded different checkpoints: {places}")
+        who = name_ranks(rank for rank, header in by_rank.items() if header.trouble)
+        what = "gradient" if self._state.member.averages == "gradients" else "change"
+        if any(header.trouble == Trouble.NOT_FINITE for header in headers):
+            raise NotFiniteError(
+                f"{who}: the {what} is not finite in average {number}; nothing of it was merged. "
+                "Lower the learning rate or clip"
+            ) from self._transport.failure
+        if who:
+            raise RuntimeError(
+                f"{who}: the {what} could not be encoded in average {number}; the reason is with {who}"
+            ) from self._transport.failure

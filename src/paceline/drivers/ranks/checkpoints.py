@@ -1,0 +1,204 @@
+"""The checkpoints of a rank: each rank keeps its own, and all go on from the newest that every one of them has.
+
+    folder/rank-0/checkpoint-00000050/    model, optimiser, schedule, its side of the averaging, how far it has drawn
+    folder/rank-0/launch                  the launch that began to keep them
+    folder/rank-1/checkpoint-00000050/
+
+Ranks on several machines may have a folder each. A checkpoint is written where all ranks are at the same average; one
+that dies while it writes leaves the one before, which all have.
+
+    rank 0    40   50   60         rank 1 died before it had written 60: all go on from 50, and 60 is removed.
+    rank 1    40   50              Else a later attempt, which comes to another 60, could find both.
+
+Launchers start ranks again after a death with the same command, which asks for a new run. So a rank goes on by itself
+from what this very launch has kept; what another launch has kept it leaves alone, unless it is asked to resume.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.distributed.agreement import raise_refusals
+from paceline.distributed.stores import StoreGather
+from paceline.files import discard, write_file
+from paceline.traces.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from paceline.training.plain import with_tensors, without_tensors
+
+KEPT = 2
+OFFERED = 8
+LAUNCH = "launch"
+MOST_LAUNCH_BYTES = 100
+NOT_OF_THE_RUN = {"data.directory"}  # of the machine: the same data may lie elsewhere
+
+
+class RankCheckpoints:
+    """Writes and finds the checkpoints of one rank; the number of one is the rounds that were done.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     checkpoints = RankCheckpoints(Path(folder), rank=1)
+    ...     checkpoints.keep(50, {"model": {"weight": torch.ones(1)}, "draws": 7})
+    ...     checkpoints.held(), checkpoints.read(50)
+    ([50], {'model': {'weight': tensor([1.])}, 'draws': 7})
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.run_folder, self.folder = folder, folder / f"rank-{rank}"
+
+    def keep(self, rounds: int, state: dict[str, Any]) -> None:
+        """Write a state of nested plain values and tensors."""
+        tensors: dict[str, torch.Tensor] = {}
+        plain = without_tensors(state, "state", tensors)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_checkpoint(self.folder, Checkpoint(version=rounds, tensors=tensors, state=plain), keep=KEPT)
+
+    def read(self, rounds: int) -> dict[str, Any]:
+        """Return a state that was kept; CheckpointError if it is not whole."""
+        checkpoint = read_checkpoint(self.folder / f"checkpoint-{rounds:08d}")
+        state: dict[str, Any] = with_tensors(checkpoint.state, checkpoint.tensors)
+        return state
+
+    def held(self) -> list[int]:
+        """Return the rounds of the checkpoints that can be read, newest first."""
+        found = []
+        for path in self._paths():
+            try:
+                found.append(read_checkpoint(path).version)
+            except ValueError:
+                continue
+        return found
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no checkpoint, not even one that cannot be read."""
+        return not self._paths()
+
+    def forget_after(self, rounds: int) -> None:
+        """Remove newer checkpoints: they are of an attempt that has ended, and this one gets to those rounds anew."""
+        for path in self._paths("*checkpoint-[0-9]*"):  # what a crash left half replaced as well: it would come back
+            if int(path.name.rpartition("-")[2]) > rounds:
+                discard(path)
+
+    def _paths(self, pattern: str = "checkpoint-[0-9]*") -> list[Path]:
+        found = (path for path in self.folder.glob(pattern) if path.name.rpartition("-")[2].isdecimal())
+        return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+
+    @property
+    def launch(self) -> str:
+        """The launch that began to keep here; "" if none has."""
+        try:
+            with (self.folder / LAUNCH).open("rb") as file:
+                return file.read(MOST_LAUNCH_BYTES).decode(errors="replace").strip()
+        except FileNotFoundError:
+            return ""
+
+    def claim(self, launch: str) -> None:
+        """Record that what is kept here from now on is of this launch."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_file(self.folder / LAUNCH, f"{launch}\n")
+
+
+def agreed_start(
+    checkpoints: RankCheckpoints,
+    ranks: StoreGather,
+    *,
+    resume: bool,
+    recipe: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
+) -> dict[str, Any] | None:
+    """Return the state from which this rank goes on, where all ranks go on from the same round; None if they begin.
+
+    `defaults` is what a setting is that a kept recipe does not name: it did not exist yet when the run began. What is
+    newer than that round is removed. Where one rank refuses, all raise the same ValueError, and nothing is changed. All
+    ranks must come here.
+    """
+    ours, held = checkpoints.launch == ranks.launch, checkpoints.held()[:OFFERED]
+    refused, folder = "", checkpoints.run_folder
+    if not (resume or ours or checkpoints.empty):
+        refused = f"{folder} holds a run; give another --out, or go on with it: --resume {folder}"
+    elif not held and not checkpoints.empty:
+        refused = f"no checkpoint in {checkpoints.folder} can be read"  # nor may it be taken for one that has none
+    offers = ranks.gather("say which checkpoints it has", {"held": held, "refused": refused, "ours": ours})
+    raise_refusals([offer["refused"] for offer in offers])
+    # Where some have none, but have been in this launch: it died while they wrote their first.
+    in_first = not resume and all(offer["ours"] for offer in offers)
+    rounds = newest_common([offer["held"] for offer in offers], begin_anew=in_first)
+    state = None
+    if rounds is not None:
+        state, refused = _read(checkpoints, rounds, recipe, defaults or {})
+        raise_refusals(ranks.gather("read its checkpoint", refused))
+    checkpoints.forget_after(-1 if rounds is None else rounds)
+    if not ours:
+        checkpoints.claim(ranks.launch)
+    return state
+
+
+def _read(
+    checkpoints: RankCheckpoints, rounds: int, recipe: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> tuple[dict[str, Any] | None, str]:
+    """Return a state, or why it is refused."""
+    try:
+        state = checkpoints.read(rounds)
+        different = difference(_completed(state["recipe"], defaults), recipe)
+    except (ValueError, KeyError, OSError) as error:
+        return None, f"{type(error).__name__}: {error}"
+    if different:
+        return None, f"the checkpoint of round {rounds} in {checkpoints.run_folder} is of another recipe: {different}"
+    return state, ""
+
+
+def _completed(kept: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    whole = {**defaults, **kept}
+    for name, value in defaults.items():
+        if isinstance(value, Mapping) and isinstance(kept.get(name), Mapping):
+            whole[name] = {**value, **kept[name]}
+    return whole
+
+
+def difference(kept: Mapping[str, Any], given: Mapping[str, Any], *, within: str = "") -> str:
+    """Return the first setting in which two recipes differ, with both values; "" if there is none.
+
+    >>> difference({"seed": 0, "optimizer": {"lr": 0.1}}, {"seed": 0, "optimizer": {"lr": 0.2}})
+    'optimizer.lr was 0.1, and is 0.2 now'
+    """
+    kept, given = json.loads(json.dumps(kept)), json.loads(json.dumps(given))  # a tuple was kept as a list
+    for name in dict.fromkeys([*kept, *given]):
+        before, now, setting = kept.get(name), given.get(name), f"{within}{name}"
+        if before == now or setting in NOT_OF_THE_RUN:
+            continue
+        if isinstance(before, dict) and isinstance(now, dict):
+            found = difference(before, now, within=f"{setting}.")
+            if found:
+                return found
+            continue
+        return f"{setting} was {json.dumps(before)}, and is {json.dumps(now)} now"
+    return ""
+
+
+def newest_common(held: Sequence[Sequence[int]], *, begin_anew: bool = False) -> int | None:
+    """Return the newest checkpoint that all hold; None if none holds any, or, where they may `begin_anew`, not all do.
+
+    >>> newest_common([[60, 50], [50, 40]])
+    50
+    >>> newest_common([[10], []])
+    Traceback (most recent call last):
+    ValueError: there is no checkpoint that all ranks have: rank 1 lacks that of round 10; copy its folder ...
+    """
+    rows = [set(row) for row in held]
+    common = set.intersection(*rows)
+    if common:
+        return max(common)
+    without = next((rank for rank, row in enumerate(rows) if not row), None)
+    if not any(rows) or (begin_anew and without is not None):
+        return None
+    newest = max(set.union(*rows))
+    lacks = without if without is not None else next(rank for rank, row in enumerate(rows) if newest not in row)
+    raise ValueError(
+        f"there is no checkpoint that all ranks have: rank {lacks} lacks that of round {newest}; "
+        "copy its folder to where it runs, or begin anew in another folder"
+    )

@@ -1,0 +1,194 @@
+"""How the ranks of a launch find each other through its store, after every restart of its processes anew.
+
+A launch that starts its processes again after a death leaves its store as it was, with what the dead wrote; and how
+often a process was started again its launcher counts by machine, so two ranks of one attempt may have different counts.
+So nothing is counted. Every process draws a token, and rank 0 publishes a roster of the tokens that it finds:
+
+    store         rank 0                          rank 1                      rank 1, next attempt
+    token/1                                       writes t
+    call          (A: token 0, t)
+    ack/1                                         finds t in A, writes A;
+                                                  dies before all have
+    token/1                                                                   writes u
+    call          sees u: (B: token 0, u)
+    ack/1                                                                     finds u in B, writes B
+    go            all wrote B: B                                              reads B
+
+A process that reads its own token in a roster knows that the roster is of its own attempt; an old one holds a token
+that nobody has. The roster's name is where this attempt's connections are made: with an old one gloo looks for the dead
+at their addresses.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+from paceline.distributed import RankGoneError, first_line, name_ranks
+from paceline.distributed.stores import StoreGather
+from paceline.drivers.ranks.launch import STORE, Place
+
+POLL_SECONDS = 0.02
+LAUNCH, ROSTER, GO = "launch", "call", "go"
+
+
+@contextmanager
+def joined(place: Place, *, timeout_seconds: float) -> Iterator[StoreGather]:
+    """Join the other ranks in a process group, and leave it at the end; post the error that this rank ends with."""
+    timeout = datetime.timedelta(seconds=timeout_seconds)
+    try:
+        store = open_store(os.environ, place, timeout)
+        roster = meet(store, place.rank, place.world, timeout_seconds=timeout_seconds)
+        ours = dist.PrefixStore(roster.attempt, store)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=ours, rank=place.rank, world_size=place.world, timeout=timeout)
+    except RankGoneError:
+        raise
+    except (dist.DistError, RuntimeError) as error:
+        raise RankGoneError(
+            f"rank {place.rank} waited {timeout_seconds:g} s for all {place.world} ranks to meet: {first_line(error)}"
+        ) from error
+    words = dist.PrefixStore("gather", ours)  # type: ignore[attr-defined]
+    ranks = StoreGather(words, place.rank, place.world, timeout_seconds=timeout_seconds, launch=roster.launch)
+    try:
+        yield ranks
+    except BaseException as error:
+        with suppress(RuntimeError):  # the store may be lost, with the process that kept it
+            ranks.post_failure(f"{type(error).__name__}: {first_line(error)}")
+        raise
+    finally:
+        with suppress(RuntimeError):  # after a death there is nobody to part from
+            dist.destroy_process_group()
+
+
+def open_store(environment: Mapping[str, str], place: Place, timeout: datetime.timedelta) -> Any:
+    """Connect to the store of the launch. It waits for no rank: `meet` does, and names those that are missing."""
+    if STORE in environment:
+        return dist.FileStore(environment[STORE])  # type: ignore[attr-defined] # it stays: `LocalRanks` removes it
+    try:
+        host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    except (KeyError, ValueError):
+        raise ValueError("MASTER_ADDR and MASTER_PORT must say where rank 0 is, as torchrun sets them") from None
+    agents = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's own process keeps the store
+    hosts = not agents and place.rank == 0
+    store = dist.TCPStore(host, port, is_master=hosts, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
+    return dist.PrefixStore("paceline", store)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRoster:
+    """What rank 0 publishes: names for this attempt and for the launch, which all its attempts share, and who is meant.
+
+    >>> roster = RankRoster(attempt="a1", launch="b2", tokens=("c3", "d4"))
+    >>> RankRoster.from_json(roster.to_json()) == roster
+    True
+    """
+
+    attempt: str
+    launch: str
+    tokens: tuple[str, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> RankRoster:
+        read = json.loads(text)
+        return RankRoster(
+            attempt=str(read["attempt"]), launch=str(read["launch"]), tokens=tuple(map(str, read["tokens"]))
+        )
+
+
+def meet(store: Any, rank: int, world: int, *, timeout_seconds: float) -> RankRoster:
+    """Wait until all ranks have acknowledged one roster; RankGoneError names those that have not come.
+
+    >>> len(meet(dist.HashStore(), 0, 1, timeout_seconds=1.0).tokens)
+    1
+    >>> meet(dist.HashStore(), 0, 3, timeout_seconds=0.1)
+    Traceback (most recent call last):
+    paceline.distributed.RankGoneError: rank 0 waited 0.1 s for rank 1 and rank 2 to come
+    """
+    handshake = Handshake(store=store, rank=rank, world=world)
+    handshake.write_token()
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        roster = handshake.advance()
+        if roster is not None:
+            return roster
+        if time.monotonic() > deadline:
+            missing = handshake.missing()
+            late = "all ranks to answer one call: they have only just come"
+            who = f"{name_ranks(missing)} to come" if missing else late
+            raise RankGoneError(f"rank {rank} waited {timeout_seconds:g} s for {who}")
+        time.sleep(POLL_SECONDS)
+
+
+@dataclass(kw_only=True)
+class Handshake:
+    """One process's side of a rendezvous.
+
+    It asks for no key before the key is there: the store would wait for it, and could not say for which rank.
+    """
+
+    store: Any
+    rank: int
+    world: int
+    token: str = field(default_factory=lambda: os.urandom(8).hex())
+    acknowledged: str = ""
+
+    def write_token(self) -> None:
+        self.store.set(f"token/{self.rank}", self.token)
+
+    def advance(self) -> RankRoster | None:
+        """Do what can be done now; return the roster once all have acknowledged it."""
+        if self.rank == 0:
+            self._publish_roster()
+        roster = self._roster()
+        if roster is None:
+            return None
+        if self.acknowledged != roster.attempt:
+            self.store.set(f"ack/{self.rank}", roster.attempt)
+            self.acknowledged = roster.attempt
+        if self.rank == 0 and not self._silent(roster):
+            self.store.set(GO, roster.attempt)
+        return roster if self._read(GO) == roster.attempt else None
+
+    def missing(self) -> list[int]:
+        """Return the ranks that have not come, or only in an attempt before."""
+        never = [rank for rank in range(self.world) if self._read(f"token/{rank}") is None]
+        roster = self._roster()
+        if never or roster is None:
+            return never or [0]
+        return self._silent(roster)
+
+    def _publish_roster(self) -> None:
+        tokens = [self._read(f"token/{rank}") for rank in range(self.world)]
+        came = tuple(token for token in tokens if token is not None)
+        roster = self._roster()
+        if len(came) < self.world or (roster is not None and roster.tokens == came):
+            return
+        launch = self._read(LAUNCH)
+        if launch is None:
+            launch = os.urandom(8).hex()
+            self.store.set(LAUNCH, launch)
+        self.store.set(ROSTER, RankRoster(attempt=os.urandom(8).hex(), launch=launch, tokens=came).to_json())
+
+    def _roster(self) -> RankRoster | None:
+        """Return the roster that was published, if this very process is on it."""
+        text = self._read(ROSTER)
+        roster = None if text is None else RankRoster.from_json(text)
+        ours = roster is not None and len(roster.tokens) == self.world and roster.tokens[self.rank] == self.token
+        return roster if ours else None
+
+    def _silent(self, roster: RankRoster) -> list[int]:
+        return [rank for rank in range(self.world) if self._read(f"ack/{rank}") != roster.attempt]
+
+    def _read(self, key: str) -> str | None:
+        return self.store.get(key).decode() if self.store.check([key]) else None

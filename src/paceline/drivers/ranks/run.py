@@ -1,0 +1,308 @@
+"""The run loop of a rank of a recipe, and the record of what happened in it.
+
+    begin ── step ── step ── step ── ...  ── end ── checkpoint ── gather times ── evaluate ── trace
+                ├─ evaluation, every `evaluate_every` rounds
+                └─ checkpoint, every `checkpoint_every` rounds
+
+What a step and a round are, averaging and pipelines say (`RankRun`'s abstract methods). The rounds done are the same on
+all ranks whenever one of them looks, so all come to an evaluation, a checkpoint and the end together.
+
+Times are a rank's own, on its own clock since all began together; they are gathered once, at the end (`RunRecorder`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.distributed.stores import StoreGather
+from paceline.drivers.ranks.checkpoints import RankCheckpoints
+from paceline.errors import PacelineError
+from paceline.events import Window
+from paceline.traces import Evaluation, Round, Trace, Work
+from paceline.training import Batches, Training
+
+Delay = Callable[[int, int], float]
+OnEvaluation = Callable[[Evaluation], None]
+STARTED, BEGUN, DONE = range(3)
+
+
+class DivergedError(PacelineError, ValueError):
+    """The loss is not finite any more.
+
+    >>> raise DivergedError("round 30: the loss is nan; lower the learning rate")
+    Traceback (most recent call last):
+    paceline.drivers.ranks.run.DivergedError: round 30: the loss is nan; lower the learning rate
+    """
+
+
+def check_loss(loss: float, rounds: int) -> None:
+    """Raise DivergedError if a loss is not finite.
+
+    >>> check_loss(0.5, 30)
+    """
+    if not math.isfinite(loss):
+        raise DivergedError(f"round {rounds}: the loss is {loss}; lower the learning rate")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RankJob:
+    """What is trained, for how many rounds, and where what is kept goes.
+
+    `delay_seconds(worker, draw)` is how long a step takes at least; `recipe` is kept with every checkpoint.
+    """
+
+    training: Training
+    rounds: int
+    folder: Path
+    evaluate_every: int = 10
+    checkpoint_every: int = 50
+    timeout_seconds: float = 600.0
+    delay_seconds: Delay = lambda worker, draw: 0.0
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+
+class RunRecorder(ABC):
+    """The clock, the evaluations and the times of a run, through all attempts of its launch."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.evaluations: list[Evaluation] = []
+        self.every_time = torch.empty((0, workers, 3), dtype=torch.float64)  # rounds x workers x (started, begun, done)
+        self._zero = self._earlier_seconds = 0.0
+
+    def start_clock(self, now: float) -> None:
+        """Begin to count seconds; a run that goes on begins where it had come to."""
+        self._zero = now - self._earlier_seconds
+
+    def seconds(self, now: float) -> float:
+        """Return the seconds of the run at a moment of time.perf_counter()."""
+        return now - self._zero
+
+    @abstractmethod
+    def times(self) -> torch.Tensor:
+        """Return this rank's own times, a row for each round."""
+
+    @abstractmethod
+    def windows(self) -> list[tuple[Window, ...]]:
+        """Return what every worker brought to every round."""
+
+    def state_dict(self, now: float) -> dict[str, Any]:
+        """Return all of it, as tensors and plain values."""
+        return {
+            "times": self.times(),
+            "seconds": self.seconds(now),
+            "evaluations": [[e.round, e.seconds, e.loss, e.accuracy] for e in self.evaluations],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        self._earlier_seconds = float(state["seconds"])
+        self.evaluations = [
+            Evaluation(round=int(number), seconds=seconds, loss=loss, accuracy=accuracy)
+            for number, seconds, loss, accuracy in state["evaluations"]
+        ]
+
+    def trace(self, **about: Any) -> Trace:
+        """Return the whole run, once `every_time` is gathered; `about` is what a Trace says besides."""
+        rounds, works = rounds_and_works(self.windows(), self.every_time)
+        return Trace(
+            workers=self.workers,
+            clock="real",
+            averaged=True,
+            rounds=rounds,
+            works=works,
+            evaluations=tuple(self.evaluations),
+            **about,
+        )
+
+
+def rounds_and_works(
+    windows: Sequence[Sequence[Window]], times: torch.Tensor
+) -> tuple[tuple[Round, ...], tuple[Work, ...]]:
+    """Return a round for each average, and a work for each window that brought something.
+
+    `times` are averages x workers x (started, begun, done).
+
+    >>> times = torch.tensor([[[0.0, 1.0, 2.5], [0.0, 2.0, 2.4]]])
+    >>> rounds, works = rounds_and_works([(Window(steps=1), Window(steps=2))], times)
+    >>> [round(work.sent_seconds - work.finished_seconds, 3) for work in works]
+    [1.0, 0.0]
+    """
+    rounds, works, opened = [], [], 0.0
+    for number, (average, moments) in enumerate(zip(windows, times.tolist(), strict=True)):
+        sent = max(moment[BEGUN] for moment in moments)  # it cannot travel before the last is there
+        done = max(sent, min(moment[DONE] for moment in moments))
+        brought = [worker for worker, window in enumerate(average) if window.brought]
+        rounds.append(
+            Round(
+                version=number,
+                opened_seconds=opened,
+                closed_seconds=max(done, opened),
+                k=len(average),
+                used=len(brought),
+                late=0,
+            )
+        )
+        opened = rounds[-1].closed_seconds
+        works += [
+            Work(
+                worker=worker,
+                version=number,
+                started_seconds=moments[worker][STARTED],
+                finished_seconds=moments[worker][BEGUN],
+                arrived_seconds=done,
+                sent_seconds=sent,
+            )
+            for worker in brought
+        ]
+    return tuple(rounds), tuple(works)
+
+
+class RankRun(ABC):
+    """One rank's side of a run; needs an initialised process group.
+
+    A subclass sets `optimizer`, `schedule` and `recorder` when it is constructed.
+    """
+
+    job: RankJob
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    recorder: RunRecorder
+
+    def __init__(
+        self, job: RankJob, ranks: StoreGather, *, on_progress: OnEvaluation = lambda evaluation: None
+    ) -> None:
+        self.job, self.ranks, self._on_progress = job, ranks, on_progress
+        self.batches = Batches(job.training)
+        self.checkpoints = RankCheckpoints(job.folder, ranks.rank)
+
+    # -- what averaging and pipelines do differently -------------------------------------------------------------------
+
+    @abstractmethod
+    def connected(self) -> AbstractContextManager[Any]:
+        """Return what holds the ranks together: it is entered when the run begins, and left when it ends."""
+
+    @property
+    @abstractmethod
+    def rounds_done(self) -> int:
+        """The rounds that all ranks have done."""
+
+    @property
+    def over(self) -> bool:
+        """Whether this rank has taken its last step."""
+        return self.rounds_done >= self.job.rounds
+
+    @abstractmethod
+    def begin_together(self) -> None:
+        """Wait until all ranks are ready to take the first step, so that their clocks start together."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Take one step."""
+
+    @abstractmethod
+    def end(self, *, was_over: bool) -> None:
+        """Bring all ranks to one model after the last step; `was_over`: there was no step, the run had ended before."""
+
+    @abstractmethod
+    def measure_model(self) -> tuple[float, float] | None:
+        """Return the loss and accuracy of the model; None on a rank that only takes part in it."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return what is kept in a checkpoint beside the optimiser, its schedule, the record and the recipe."""
+
+    @abstractmethod
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from the `state` in a checkpoint."""
+
+    @abstractmethod
+    def gather_times(self) -> None:
+        """Bring all ranks' times together in the recorder. All ranks must come here."""
+
+    @abstractmethod
+    def trace(self, **about: Any) -> Trace | None:
+        """Return the trace of the run on rank 0, and None on the others."""
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def run(self, state: Mapping[str, Any] | None = None) -> Trace | None:
+        """Train to the end, from a state that was kept or from the beginning; rank 0 returns what happened."""
+        with self.connected():
+            if state is not None:
+                self._load(state)
+            if not self.recorder.evaluations:
+                self._evaluate(0.0)
+            self.begin_together()
+            self.recorder.start_clock(time.perf_counter())
+            was_over = self.over
+            while not self.over:
+                before = self.rounds_done
+                self.step()
+                self._do_due(before)
+            self.end(was_over=was_over)
+            seconds = self.recorder.seconds(time.perf_counter())
+            if not was_over:
+                self._follow_schedule()
+                self._keep()
+            self.gather_times()
+            self._evaluate(seconds)
+            return self.trace(
+                seed=self.job.training.seed, recipe=self.job.recipe, rounds_done=self.rounds_done, seconds=seconds
+            )
+
+    def _do_due(self, before: int) -> None:
+        """Do what the rounds since `before` call for; a checkpoint may itself bring more rounds to an end."""
+        done, job = self.rounds_done, self.job
+        self._follow_schedule()
+        if self.over:
+            return
+        if done // job.evaluate_every > before // job.evaluate_every:
+            self._evaluate(self.recorder.seconds(time.perf_counter()))
+        if done // job.checkpoint_every > before // job.checkpoint_every:
+            self._keep()
+            self._follow_schedule()
+
+    def _follow_schedule(self) -> None:
+        while self.schedule.last_epoch < min(self.rounds_done, self.job.rounds):
+            self.schedule.step()
+
+    def wait_for_delay(self, began: float, worker: int, draw: int) -> None:
+        """Sleep for what is left of a step's least duration, if the recipe asks for one."""
+        rest = self.job.delay_seconds(worker, draw) - (time.perf_counter() - began)
+        if rest > 0:
+            time.sleep(rest)
+
+    def _evaluate(self, seconds: float) -> None:
+        measured = self.measure_model()
+        if measured is None:
+            return
+        evaluation = Evaluation(round=self.rounds_done, seconds=seconds, loss=measured[0], accuracy=measured[1])
+        check_loss(evaluation.loss, evaluation.round)
+        self.recorder.evaluations.append(evaluation)
+        self._on_progress(evaluation)
+
+    def _keep(self) -> None:
+        state = self.state()  # first: where ranks average they come to the same average here
+        common = {
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "story": self.recorder.state_dict(time.perf_counter()),
+            "recipe": dict(self.job.recipe),
+        }
+        self.checkpoints.keep(self.rounds_done, state | common)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self.load_state(state)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.recorder.load_state_dict(state["story"])

@@ -1,0 +1,56 @@
+"""A recorded run of ranks held against its replay: the same bits, the same but for roundings, or another model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import paceline
+from paceline.drivers.averaging.job import AveragingRecorder
+from paceline.drivers.ranks.checkpoints import RankCheckpoints
+from paceline.drivers.replayed.averaged import replay_averages
+from paceline.events import Standing, Window
+from paceline.recipes import Recipe
+from paceline.recipes.assembly import load_data, make_member, make_training
+from paceline.runs.ranks import write_recipe
+
+WORKERS = 3
+STEPS = [tuple(Window(steps=2) for _ in range(WORKERS))] * 2
+NOTHING = tuple(Window(standing=Standing.FLUSHING) for _ in range(WORKERS))
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return Recipe().with_settings(
+        cluster={"workers": WORKERS}, strategy={"name": "local-sgd", "period": 2}, data={"split": "iid"}
+    )
+
+
+@pytest.fixture(scope="module")
+def played(recipe):
+    return replay_averages(STEPS, make_training(recipe, load_data(recipe)), make_member(recipe))
+
+
+def recorded(folder, recipe, windows, shared):
+    """A folder as ranks leave it."""
+    write_recipe(recipe, folder)
+    rows = [[[w.steps, w.merged_after, int(w.standing)] for w in average] for average in windows]
+    story = AveragingRecorder(WORKERS, []).state_dict(0.0) | {"windows": torch.tensor(rows)}
+    state = {"recipe": recipe.to_document(), "story": story, "sync": {"replica": {"shared": shared}}}
+    RankCheckpoints(folder, rank=0).keep(2, state)
+    return folder
+
+
+def test_an_average_that_brings_nothing_is_played_again_and_every_average_is_told(tmp_path, recipe, played):
+    told = []
+    folder = recorded(tmp_path, recipe, [NOTHING, *STEPS], played)
+    assert paceline.replay(folder, on_step=lambda done, averages: told.append((done, averages))).identical
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize(("apart", "nearly"), [(1e-6, True), (1e-3, False)])
+def test_a_sum_in_another_order_is_forgiven_and_another_model_is_not(tmp_path, recipe, played, apart, nearly):
+    """A thousandth of the weights is what a wrong learning rate makes of them in some steps; no rounding does."""
+    verdict = paceline.replay(recorded(tmp_path, recipe, STEPS, played * (1 + apart)))
+    assert not verdict.identical
+    assert bool(verdict.nearly) == nearly
