@@ -199,7 +199,7 @@ def _serve(
         note(notes, f"{folder} is finished: all {recipe.rounds} rounds are done")
         return
     with notes.status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
-        import paceline.drivers.served.serving  # noqa: F401 - it takes seconds, and somebody is watching
+        import paceline.drivers.served.run  # noqa: F401 - it takes seconds, and somebody is watching
     with RunView(notes) as view:
         trained = run(recipe, folder, view, resume)
     for error in dict.fromkeys(trained.outcome.errors):

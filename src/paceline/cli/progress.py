@@ -24,7 +24,7 @@ from paceline.cli.output import note
 from paceline.drivers.simulated.progress import Progress as RunProgress
 
 if TYPE_CHECKING:
-    from paceline.drivers.served.run import Standing, WorkerStanding
+    from paceline.drivers.served.run import RunStatus, WorkerStatus
 
 MOST_WORKERS = 24
 _PACE_SECONDS = 10.0
@@ -144,7 +144,7 @@ class RunView:
         """Print a line above the view."""
         note(self._console, text)
 
-    def show(self, standing: Standing) -> None:
+    def show(self, standing: RunStatus) -> None:
         """Show where the run stands now."""
         self._seen.append((time.monotonic(), standing.round))
         while self._seen[-1][0] - self._seen[0][0] > _PACE_SECONDS:
@@ -155,11 +155,11 @@ class RunView:
             self._live.update(Group(*run_view(standing, pace)), refresh=True)
 
 
-def run_view(standing: Standing, rounds_per_second: float) -> list[Table | Text]:
+def run_view(standing: RunStatus, rounds_per_second: float) -> list[Table | Text]:
     """Return the bar of the rounds and the lines of the workers.
 
-    >>> from paceline.drivers.served.run import Standing
-    >>> len(run_view(Standing(round=1, rounds=9, seconds=1.0, loss=0.5, accuracy=0.8, begun=True, workers=()), 2.0))
+    >>> from paceline.drivers.served.run import RunStatus
+    >>> len(run_view(RunStatus(round=1, rounds=9, seconds=1.0, loss=0.5, accuracy=0.8, begun=True, workers=()), 2.0))
     2
     """
     head = Table.grid(padding=(0, 1), expand=True)
@@ -174,7 +174,7 @@ def run_view(standing: Standing, rounds_per_second: float) -> list[Table | Text]
     return [head, _worker_lines(standing)]
 
 
-def _worker_lines(standing: Standing) -> Table | Text:
+def _worker_lines(standing: RunStatus) -> Table | Text:
     if not standing.begun:
         here = sum(worker.alive for worker in standing.workers)
         return Text(f"waiting for workers: {here} here", style="cyan")
@@ -191,6 +191,6 @@ def _worker_lines(standing: Standing) -> Table | Text:
     return table
 
 
-def _state(worker: WorkerStanding) -> Text:
+def _state(worker: WorkerStatus) -> Text:
     word = "gone" if not worker.alive else worker.last if worker.last in _STYLES else "refused"
     return Text(word, style=_STYLES.get(word, "red"))
