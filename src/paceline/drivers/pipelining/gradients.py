@@ -18,7 +18,7 @@ from torch import nn
 
 from paceline.codecs import Codec, ErrorFeedback, Identity, NotFiniteError
 from paceline.codecs.naming import resolve_codec
-from paceline.distributed.payloads import AnySizeExchange, FixedSizeExchange, PayloadExchange, Trouble
+from paceline.distributed.collectives import AnySizeExchange, FixedSizeExchange, PayloadExchange, Trouble
 from paceline.drivers.pipelining.ranks import PipelineRanks
 from paceline.drivers.pipelining.weights import WeightOwnership
 from paceline.pipeline import PipelineError

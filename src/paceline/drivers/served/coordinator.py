@@ -2,24 +2,24 @@
 
     joined, left, gradient  ->  strategy  ->  Step: the model moves
                                               Send: `to_send` names the workers that are to get it
-                                              Drop: the gradient is let go, and why is written down
+                                              Drop: the gradient is let go, and the journal says why
 
-Nothing here opens a socket, starts a thread or reads a clock: times are told. Every time that a strategy hears is a
-whole number of microseconds, as it is in the journal, so that a recorded run can be decided again exactly as it was.
+Nothing here opens a socket, starts a thread or reads a clock: whoever calls gives the time. Every time that a strategy
+gets is a whole number of microseconds, as it is in the journal, so that a replay decides exactly as the run did.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from paceline.codecs import Codec
-from paceline.drivers.served.members import Member, Received, microseconds
+from paceline.drivers.served.membership import Member, Seat, Seats
 from paceline.drivers.served.messages import Gradient, ProtocolError
-from paceline.drivers.served.roster import Roster, Seat
 from paceline.events import Action, Drop, Event, Joined, Left, Send, Share, Step
 from paceline.strategies import Strategy
 from paceline.traces.journal import (
@@ -28,17 +28,45 @@ from paceline.traces.journal import (
     Dropped,
     JournalRecord,
     Refused,
-    Stepped,
+    StepRecord,
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.traces.told import events_of, nobody_there
-from paceline.training import TrainState, fingerprint
+from paceline.traces.replay_events import events_of, without_workers
+from paceline.training import TrainState, all_finite, fingerprint
 
 MOST_REASONS = 1000
 
 
-class Conductor:
+@dataclass(slots=True, kw_only=True, eq=False)
+class ReceivedGradient:
+    """A gradient that has arrived: its message, vector and buffers, and how to give its memory back.
+
+    Without a vector it is one that its worker could not send, since it is not finite.
+    """
+
+    worker: int
+    message: Gradient
+    vector: torch.Tensor | None = None
+    buffer_changes: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+    release: Callable[[], None] = lambda: None
+
+    @property
+    def finite(self) -> bool:
+        """Whether every number in it is finite."""
+        return self.vector is not None and all_finite(self.vector) and all_finite(self.buffer_changes)
+
+
+def microseconds(seconds: float) -> float:
+    """Round a time to what the journal holds.
+
+    >>> microseconds(0.12345678)
+    0.123457
+    """
+    return round(seconds, 6)
+
+
+class Coordinator:
     """Drives a strategy and a trainee with what real workers do.
 
     `wait_for` workers are gathered before the first round begins (`begin` begins it sooner).
@@ -50,12 +78,12 @@ class Conductor:
         strategy: Strategy,
         trainee: TrainState,
         codec: Codec,
-        roster: Roster,
+        seats: Seats,
         total_steps: int,
         wait_for: int,
         write: Callable[[JournalRecord], None] = lambda record: None,
     ) -> None:
-        self.strategy, self.trainee, self.codec, self.roster = strategy.start(), trainee, codec, roster
+        self.strategy, self.trainee, self.codec, self.seats = strategy.start(), trainee, codec, seats
         self.total_steps, self.wait_for = total_steps, wait_for
         self.begun = self.diverged = self.stopped = False
         self.members: dict[int, Member] = {}
@@ -65,7 +93,7 @@ class Conductor:
         self.to_send: list[int] = []
         self.boundary = self._boundary_state()
         self._write = write
-        self._pending: dict[tuple[int, int], list[Received]] = {}
+        self._pending: dict[tuple[int, int], list[ReceivedGradient]] = {}
         self._arrivals: list[Arrival] = []
         self._dropped: list[Dropped] = []
         self._bytes_before = (0, 0)
@@ -87,7 +115,7 @@ class Conductor:
         """The workers that take part."""
         return sorted(number for number, member in self.members.items() if member.alive)
 
-    # -- what happens ------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------
 
     def joined(self, seat: Seat, *, threads: int, host: str, now: float) -> None:
         """A worker is ready."""
@@ -97,7 +125,7 @@ class Conductor:
             member.used, member.late, member.dropped = before.used, before.late, before.dropped
             member.refused = before.refused
         self.members[seat.worker] = member
-        self._flush()
+        self.flush()
         self._write(
             WorkerJoined(
                 at_seconds=now,
@@ -109,7 +137,7 @@ class Conductor:
             )
         )
         if self.begun:
-            self._tell(Joined(worker=seat.worker, at_seconds=now))
+            self._decide(Joined(worker=seat.worker, at_seconds=now))
         elif len({self.members[worker].seat.shard for worker in self.alive}) >= self.wait_for:
             self.begin(now)
 
@@ -120,7 +148,7 @@ class Conductor:
         self.begun = True
         self._opened_seconds = now
         for worker in self.alive:
-            self._tell(Joined(worker=worker, at_seconds=now))
+            self._decide(Joined(worker=worker, at_seconds=now))
 
     def stop(self) -> None:
         """No step is taken any more: the workers that go now would let the open round close without them."""
@@ -128,22 +156,22 @@ class Conductor:
 
     def left(self, worker: int, reason: str, now: float) -> None:
         """A worker is gone. What it had delivered stays valid."""
-        self.roster.leave(worker)
+        self.seats.release(worker)
         member = self.members.get(worker)
         if member is None or not member.alive or self.over:
             return
         member.alive, member.last = False, reason
-        self._flush()
+        self.flush()
         self._write(WorkerLeft(at_seconds=now, worker=worker, reason=reason))
         if self.begun:
-            self._tell(Left(worker=worker, at_seconds=now))
+            self._decide(Left(worker=worker, at_seconds=now))
 
-    def gradient(self, received: Received, *, now: float) -> None:
+    def gradient(self, received: ReceivedGradient, *, now: float) -> None:
         """A gradient is in, and fits the model; ProtocolError if it is of a version that its worker cannot have."""
         message, member = received.message, self.members[received.worker]
         self._check_version(member, message)
         member.answered_version = message.version
-        self.roster.drawn(received.worker, message.draw)
+        self.seats.drawn(received.worker, message.draw)
         if self.over:
             received.release()
             return
@@ -169,7 +197,7 @@ class Conductor:
         self._arrivals.append(arrival)
         # One that died and came back may deliver a version twice: the strategy drops the second.
         self._pending.setdefault((received.worker, message.version), []).append(received)
-        self._tell(*events_of(arrival))
+        self._decide(*events_of(arrival))
 
     def _check_version(self, member: Member, message: Gradient) -> None:
         if message.version not in member.sent_at or message.version <= member.answered_version:
@@ -181,11 +209,11 @@ class Conductor:
             raise ProtocolError(f"{message.blocks_done} of {message.blocks} blocks cannot be done")
         if message.blocks_done < message.blocks and message.version == self.trainee.version:
             raise ProtocolError("a gradient of the open round must be whole: nothing has told its worker to stop")
-        expected = self.roster.next_draw(member.seat.worker)
+        expected = self.seats.next_draw(member.seat.worker)
         if message.draw != expected:  # whoever has this number next goes on after it
             raise ProtocolError(f"batch {message.draw} cannot be: the worker's next is batch {expected}")
 
-    def _refuse(self, received: Received, now: float) -> None:
+    def _refuse(self, received: ReceivedGradient, now: float) -> None:
         """Numbers that are not finite never come near the model; the worker gets another try."""
         member, version = self.members[received.worker], received.message.version
         received.release()
@@ -204,17 +232,17 @@ class Conductor:
         """Something was turned away: it is counted and written down."""
         if reason in self.refused_reasons or len(self.refused_reasons) < MOST_REASONS:  # strangers word some of them
             self.refused_reasons[reason] += 1
-        self._flush()
+        self.flush()
         self._write(Refused(at_seconds=now, worker=worker, peer=peer, reason=reason))
 
-    # -- what is asked -----------------------------------------------------------------------------------------
+    # -- actions -----------------------------------------------------------------------------------------
 
-    def _tell(self, *events: Event) -> None:
+    def _decide(self, *events: Event) -> None:
         version = self.trainee.version
         for event in events:
             if not self.over:
                 self._act(self.strategy.handle(event))
-        if self.trainee.version > version:  # with all that was told of the gradient that closed the round
+        if self.trainee.version > version:  # after all events of the gradient that closed the round
             self.boundary = self._boundary_state()
 
     def _act(self, actions: list[Action]) -> None:
@@ -250,7 +278,7 @@ class Conductor:
         self._record(step)
         self._opened_seconds = step.at_seconds
 
-    def _take(self, share: Share) -> Received:
+    def _take(self, share: Share) -> ReceivedGradient:
         (received,) = self._pending.pop((share.worker, share.version))
         return received
 
@@ -266,7 +294,7 @@ class Conductor:
         sent, received = self.sent_bytes - self._bytes_before[0], self.received_bytes - self._bytes_before[1]
         self._bytes_before = self.sent_bytes, self.received_bytes
         self._write(
-            Stepped(
+            StepRecord(
                 at_seconds=step.at_seconds,
                 version=step.version,
                 opened_seconds=self._opened_seconds,
@@ -292,24 +320,20 @@ class Conductor:
         self.dropped_reasons[drop.reason] += 1
         self._dropped.append(Dropped(worker=drop.worker, version=drop.version, reason=drop.reason))
 
-    def _flush(self) -> None:
-        """Arrivals are written with the next step, unless something else happens before."""
+    def flush(self) -> None:
+        """Write to the journal what has arrived and is in no step yet; else that is written with the next step."""
         if self._arrivals or self._dropped:
             self._write(Arrived(arrivals=tuple(self._arrivals), dropped=tuple(self._dropped)))
             self._arrivals, self._dropped = [], []
 
-    def flush(self) -> None:
-        """Write down what has arrived and is in no step yet."""
-        self._flush()
-
-    # -- going on later ----------------------------------------------------------------------------------------
+    # -- checkpoints ----------------------------------------------------------------------------------------
 
     def _boundary_state(self) -> dict[str, Any]:
-        """Where strategy and batches stand between two rounds; a gradient of the open round is computed again."""
-        return {"strategy": self.strategy.state_dict(), "roster": self.roster.state_dict()}
+        """Return where strategy and batches stand between two rounds; gradients of an open round are computed again."""
+        return {"strategy": self.strategy.state_dict(), "roster": self.seats.state_dict()}
 
     def load_boundary(self, state: dict[str, Any]) -> None:
-        """Go on from a boundary, with nobody there."""
-        self.strategy.load_state_dict(nobody_there(state["strategy"]))
-        self.roster.load_state_dict(state["roster"])
+        """Go on from a state between two rounds, with no worker there."""
+        self.strategy.load_state_dict(without_workers(state["strategy"]))
+        self.seats.load_state_dict(state["roster"])
         self.boundary = self._boundary_state()

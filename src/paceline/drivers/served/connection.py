@@ -1,11 +1,14 @@
-"""One connection of a worker to the server: what comes in is put in its place, what goes out is queued.
+"""One connection of a worker to the server: models come in, gradients and signs of life go out.
 
-    reader thread:  Model  -> `begun_version` at its first byte (the round has closed), staged when whole
-                    Goodbye, or the end of the stream -> `goodbye`, `lost`
+    reader thread:    Model  -> `begun_version` at its first byte (the round has closed), staged when whole
+                      Goodbye, or the end of the stream -> `goodbye`, `lost`
     sender (gRPC's):  frames from the queue, a gradient cut into frames as they go
-    beat thread:    a sign of life, with the progress made
+    beat thread:      a sign of life, with the progress made
 
-A link is never mended: when it is lost, the worker makes a new one.
+A connection is never mended: when it is lost, the worker makes a new one. A model comes whole or as changes:
+
+    Model(since=None)   whole: the parameters themselves
+    Model(since=7)      what changed since version 7, which must be the one that came before
 """
 
 from __future__ import annotations
@@ -17,9 +20,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
+import torch
 
-from paceline.drivers.served.incoming import Incoming
+from paceline.codecs import Codec
+from paceline.codecs.naming import decoder_of, inner_of
 from paceline.drivers.served.messages import (
+    Assembly,
     Beat,
     Chunk,
     Goodbye,
@@ -28,35 +34,122 @@ from paceline.drivers.served.messages import (
     Model,
     ProtocolError,
     Ready,
+    Sizes,
     Welcome,
     decode,
     encode,
 )
 from paceline.drivers.served.transport import METHOD, worker_options
+from paceline.errors import PacelineError
+from paceline.training.outgoing import whole_codec_of
+from paceline.workers.flat import FlatModel
 
 Out = bytes | Iterable[bytes] | None
 ENDED_WITHIN_SECONDS = 5.0
 
 
-class LinkLost(ConnectionError):  # noqa: N818 - what happened, in the past tense
-    """The connection is gone; a new one may be tried.
+class ServerUnreachableError(PacelineError, ConnectionError):
+    """No server could be reached, for as long as the worker was to try.
 
-    >>> raise LinkLost("the server said nothing for 15 s")
+    >>> raise ServerUnreachableError("no server at 10.0.0.7:29400 for 60 s: nothing listens there")
     Traceback (most recent call last):
-    paceline.drivers.served.link.LinkLost: the server said nothing for 15 s
+    paceline.drivers.served.connection.ServerUnreachableError: no server at 10.0.0.7:29400 for 60 s: ...
     """
 
 
-class TrainingOver(ConnectionError):  # noqa: N818 - an end, not a fault
+class WorkerRefused(PacelineError, ConnectionRefusedError):  # noqa: N818 - what happened, in the past tense
+    """The server refuses this worker; a new connection would not help.
+
+    >>> raise WorkerRefused("its model is another one")
+    Traceback (most recent call last):
+    paceline.drivers.served.connection.WorkerRefused: its model is another one
+    """
+
+
+class ConnectionLost(PacelineError, ConnectionError):  # noqa: N818 - what happened, in the past tense
+    """The connection is gone; a new one may be tried.
+
+    >>> raise ConnectionLost("the server said nothing for 15 s")
+    Traceback (most recent call last):
+    paceline.drivers.served.connection.ConnectionLost: the server said nothing for 15 s
+    """
+
+
+class TrainingOver(PacelineError, ConnectionError):  # noqa: N818 - an end, not a fault
     """The server has nothing more to do.
 
     >>> raise TrainingOver("all rounds are done")
     Traceback (most recent call last):
-    paceline.drivers.served.link.TrainingOver: all rounds are done
+    paceline.drivers.served.connection.TrainingOver: all rounds are done
     """
 
 
-class Link:
+class IncomingModel:
+    """The model as it comes to a worker: put together from frames, and summed where it comes as changes.
+
+    One thread fills it; whoever loads it waits until it is whole.
+
+    >>> from paceline.codecs import Identity
+    >>> incoming = IncomingModel(Identity(), elements=1, buffers=0)
+    >>> payload = Identity().encode(torch.ones(1))
+    >>> incoming.begin(Model(version=0, since=None, more=0, payload_bytes=payload.numel(), buffer_bytes=0))
+    >>> incoming.add(memoryview(payload.numpy()))
+    True
+    """
+
+    def __init__(self, codec: Codec, *, elements: int, buffers: int) -> None:
+        self._whole_codec = whole_codec_of(codec)
+        most = max(codec.most_bytes(elements), self._whole_codec.most_bytes(elements))
+        sizes = Sizes(most_payload_bytes=most, buffer_bytes=4 * buffers)
+        self._assembly = Assembly(sizes)
+        comes_whole = inner_of(codec).suits_parameters
+        self._held: torch.Tensor | None = None if comes_whole else torch.zeros(elements)
+        self._buffers = torch.zeros(0)
+        self._version: int | None = None
+        self._message: Model | None = None
+
+    def begin(self, message: Model) -> None:
+        """Expect the body of a model."""
+        if message.since is not None and (self._held is None or message.since != self._version):
+            raise ProtocolError(f"a change since version {message.since} came, and version {self._version} is held")
+        self._assembly.begin(message)
+        self._message = message
+
+    def add(self, body: memoryview) -> bool:
+        """Add a part of the body, and return whether the model is whole."""
+        return self._assembly.add(body)
+
+    def take_in(self) -> Model:
+        """Take in the whole model, or add it if it is a change, and return its message."""
+        message = self._message
+        if message is None:
+            raise ProtocolError("a model is whole that never began")
+        self._version = message.version
+        if self._held is not None:
+            try:
+                if message.since is None:
+                    self._whole_codec.decode(self._assembly.payload, out=self._held)
+                else:
+                    payload = self._assembly.payload
+                    self._held += decoder_of(payload).decode(payload, expected_length=self._held.numel())
+            except ValueError as error:
+                raise ProtocolError(f"the server sent another model: {error}") from None
+            self._buffers = self._assembly.buffers
+        return message
+
+    def load(self, model: FlatModel) -> None:
+        """Load the newest parameters and buffers into a model."""
+        if self._held is not None:
+            model.load(self._held, self._buffers)
+            return
+        try:
+            self._whole_codec.decode(self._assembly.payload, out=model.parameters)
+        except ValueError as error:
+            raise ProtocolError(f"the server sent another model: {error}") from None
+        model.load_buffers(self._assembly.buffers)
+
+
+class ServerConnection:
     """A connection from its opening to its loss."""
 
     def __init__(
@@ -80,7 +173,7 @@ class Link:
         self._heard = time.monotonic()
         self._silence_seconds = silence_seconds
         self._welcome: Welcome | None = None
-        self._incoming: Incoming | None = None
+        self._incoming: IncomingModel | None = None
         self._staged: Model | None = None
         self.begun_version = -1
         self.whole_since = 0.0
@@ -90,15 +183,15 @@ class Link:
         self.broken: str | None = None
         self._out.put(encode(hello))
         self._call = self._channel.stream_stream(METHOD)(self._outgoing())
-        self._threads = [self._thread(self._read, "paceline-link")]
+        self._threads = [self._thread(self._read, "paceline-connection")]
         self.welcome = self._wait_welcome(answer_seconds)
         self._silence_seconds = max(self.welcome.silence_seconds, 1.0)
         self._threads.append(self._thread(self._beat, "paceline-beat"))
 
-    # -- what the worker asks ----------------------------------------------------------------------------------
+    # -- for the worker ---------------------------------------------------------------------------------------
 
-    def ready(self, signature: str, incoming: Incoming) -> None:
-        """Tell that model and data are there; from now on models come."""
+    def ready(self, signature: str, incoming: IncomingModel) -> None:
+        """Tell the server that model and data are there; from now on models come."""
         self._incoming = incoming
         self._out.put(encode(Ready(signature=signature)))
 
@@ -119,8 +212,11 @@ class Link:
         """Queue a small message."""
         self._out.put(encode(message))
 
-    def take_model(self, load: Callable[[Incoming], None]) -> int:
-        """Wait for a whole model and load it. LinkLost if the server is gone, TrainingOver if it says so."""
+    def take_model(self, load: Callable[[IncomingModel], None]) -> int:
+        """Wait for a whole model, load it, and return its version.
+
+        Raises ConnectionLost if the server is gone, TrainingOver or WorkerRefused if it says so.
+        """
         with self._news:
             while True:
                 self._raise_if_over()
@@ -131,11 +227,6 @@ class Link:
                     return staged.version
                 self._news.wait(0.5)
                 self._raise_if_silent()
-
-    def check(self) -> None:
-        """LinkLost if the connection is gone."""
-        with self._news:
-            self._raise_if_over()
 
     def close(self) -> None:
         """Close the connection, after what is queued has gone out or a second has passed."""
@@ -164,7 +255,7 @@ class Link:
                     self._raise_if_over()
                     left = deadline - time.monotonic()
                     if left <= 0:
-                        raise LinkLost(f"no answer within {seconds:g} s")
+                        raise ConnectionLost(f"no answer within {seconds:g} s")
                     self._news.wait(left)
                 return self._welcome
         except BaseException:
@@ -175,21 +266,17 @@ class Link:
 
     def _raise_if_over(self) -> None:
         if self.goodbye is not None:
-            if self.goodbye.what == "refused":
-                raise ConnectionRefusedError(self.goodbye.reason)
-            if self.goodbye.what == "over":
-                raise TrainingOver(self.goodbye.reason)
-            if self.goodbye.what == "return":
-                raise LinkLost(self.goodbye.reason)
-        elif self.broken is not None:
+            ends = {"refused": WorkerRefused, "over": TrainingOver, "return": ConnectionLost}
+            raise ends[self.goodbye.what](self.goodbye.reason)
+        if self.broken is not None:
             raise ProtocolError(f"the connection cannot be used: {self.broken}")
-        elif self.lost is not None:
-            raise LinkLost(self.lost)
+        if self.lost is not None:
+            raise ConnectionLost(self.lost)
 
     def _raise_if_silent(self) -> None:
         silent = time.monotonic() - self._heard
         if silent > self._silence_seconds:
-            raise LinkLost(f"the server said nothing for {silent:.0f} s")
+            raise ConnectionLost(f"the server said nothing for {silent:.0f} s")
 
     # -- threads -----------------------------------------------------------------------------------------------
 
@@ -210,7 +297,7 @@ class Link:
         try:
             for frame in self._call:
                 self._heard = time.monotonic()
-                self._hear(*decode(frame))
+                self._handle(*decode(frame))
         except grpc.RpcError as error:
             lost = why_lost(error, tls=self._tls)
         except ProtocolError as error:
@@ -223,7 +310,7 @@ class Link:
             self._call.cancel()
             self._out.put(None)
 
-    def _hear(self, message: Message, body: memoryview) -> None:
+    def _handle(self, message: Message, body: memoryview) -> None:
         match message:
             case Welcome():
                 with self._news:
@@ -255,7 +342,7 @@ class Link:
                 self._staged, self.whole_since = message, time.monotonic()
                 self._news.notify_all()
 
-    def _expected(self) -> Incoming:
+    def _expected(self) -> IncomingModel:
         if self._incoming is None:
             raise ProtocolError("a model came before it was asked for")
         return self._incoming
@@ -271,7 +358,7 @@ CAUSES = (  # what gRPC says -> what it means
 
 
 def why_lost(error: grpc.RpcError, *, tls: bool) -> str:
-    """Why a connection failed, in words; gRPC's own where we have none."""
+    """Return why a connection failed, in our words or else in gRPC's."""
     code = error.code().name.lower().replace("_", " ") if hasattr(error, "code") else "lost"
     details = " ".join(str(error.details() or "").split()) if hasattr(error, "details") else ""
     for sign, meaning in CAUSES:

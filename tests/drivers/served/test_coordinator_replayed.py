@@ -9,10 +9,9 @@ import torch
 from hypothesis import given, settings
 
 from paceline.drivers.replayed import Replay
-from paceline.drivers.served.conductor import Conductor
-from paceline.drivers.served.members import Received
+from paceline.drivers.served.coordinator import Coordinator, ReceivedGradient
+from paceline.drivers.served.membership import Seats
 from paceline.drivers.served.messages import Gradient
-from paceline.drivers.served.roster import Roster
 from paceline.optim import make_optimizer
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import load_data, make_training
@@ -36,37 +35,37 @@ class RealTable(Table):
         )
         module = copy.deepcopy(training.module)
         optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
-        self.conductor = Conductor(
+        self.coordinator = Coordinator(
             strategy=strategy,
             trainee=TrainState(module, optimizer, schedule, codec=training.codec, seed=training.seed),
             codec=training.codec,
-            roster=Roster(shards=recipe.cluster.workers, most=MOST),
+            seats=Seats(shards=recipe.cluster.workers, most=MOST),
             total_steps=training.total_steps,
             wait_for=recipe.cluster.workers,
             write=records.append,
         )
         self.models = {}
-        self.senders = WorkerCodecs(training.codec, self.conductor.trainee.model.shapes, seed=training.seed)
+        self.senders = WorkerCodecs(training.codec, self.coordinator.trainee.model.shapes, seed=training.seed)
         self.started = 0.0
 
     @property
     def now(self):
-        return self.clock if self.conductor.begun else self.started
+        return self.clock if self.coordinator.begun else self.started
 
     def join(self, wish):
-        before = dict(self.conductor.members)
+        before = dict(self.coordinator.members)
         super().join(wish)
-        for worker, member in self.conductor.members.items():
+        for worker, member in self.coordinator.members.items():
             if before.get(worker) is not member:
                 self.senders.joined(worker)
 
     def send(self):
-        trainee = self.conductor.trainee
+        trainee = self.coordinator.trainee
         self.models[trainee.version] = trainee.outgoing.held.clone(), trainee.model.buffers.clone()
         super().send()
 
     def deliver(self, worker, version, blocks_done=4, *, bad=False):
-        draw, shard = self.draws[worker], self.conductor.members[worker].seat.shard
+        draw, shard = self.draws[worker], self.coordinator.members[worker].seat.shard
         batch = self._batches.assignment(worker=worker, shard=shard, draw=draw, blocks=4, blocks_done=blocks_done)
         found = self._engine.compute(*self.models[version], [batch])
         message = Gradient(
@@ -76,11 +75,11 @@ class RealTable(Table):
             buffer_bytes=0,
         )  # fmt: skip
         payload = self.senders.encode(found.gradients[0], worker=worker, draw=draw)
-        received = Received(
+        received = ReceivedGradient(
             worker=worker, message=message, vector=self.senders.decode(payload),
             buffer_changes=found.buffers[0] - self.models[version][1], release=lambda: None,
         )  # fmt: skip
-        self.conductor.gradient(received, now=self.now)
+        self.coordinator.gradient(received, now=self.now)
         self.draws[worker] = draw + 1
 
 
@@ -95,7 +94,7 @@ def digits():
 def worked_on(table, moves):
     """Play, without what only a broken worker does."""
     list(table.play([move for move in moves if move[0] in ("join", "leave", "deliver", "older")]))
-    table.conductor.flush()
+    table.coordinator.flush()
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -109,15 +108,15 @@ def test_a_journal_replays_to_the_last_bit_across_a_resumption(digits, codec, st
     records = []
     first = RealTable(recipe, strategy, training, records)
     worked_on(first, [*everybody, *before])
-    state, tensors = on_disk(first.conductor)
+    state, tensors = on_disk(first.coordinator)
     second = RealTable(recipe, strategy, training, records)
-    second.conductor.trainee.load_state(state["trainee"], tensors)
-    second.conductor.load_boundary(state)
+    second.coordinator.trainee.load_state(state["trainee"], tensors)
+    second.coordinator.load_boundary(state)
     second.clock = second.started = first.clock
-    records.append(Resumed(at_seconds=first.clock, version=first.conductor.trainee.version, reason="a test"))
+    records.append(Resumed(at_seconds=first.clock, version=first.coordinator.trainee.version, reason="a test"))
     worked_on(second, [*everybody, *after])
     replay = Replay(records, training, strategy)
     taken = list(replay)
     assert replay.verdict.identical, replay.verdict.difference
     assert len(taken) == len(decisions(records))
-    assert torch.equal(replay.trainee.model.parameters, second.conductor.trainee.model.parameters)
+    assert torch.equal(replay.trainee.model.parameters, second.coordinator.trainee.model.parameters)

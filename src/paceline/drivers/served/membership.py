@@ -1,4 +1,4 @@
-"""Who is who: numbers, shards and how far each number has drawn.
+"""Who takes part: seats (a worker's number, its shard of the data, its next batch), and what is known of each worker.
 
 A shard is what one worker of the recipe holds. Workers get the number of a shard that nobody holds, the one they had
 before if it is free; a worker for whom there is no such shard left gets a number above, and shares the shard that has
@@ -10,16 +10,20 @@ Nothing here reads a clock or a socket.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.errors import PacelineError
 
-class NoRoom(ValueError):  # noqa: N818 - it is an answer, not a fault
+MOST_SENT = 64
+
+
+class NoSeatError(PacelineError, ValueError):
     """There are as many workers as there may be.
 
-    >>> raise NoRoom("20 workers are here, and that is the most")
+    >>> raise NoSeatError("20 workers are here, and that is the most")
     Traceback (most recent call last):
-    paceline.drivers.served.roster.NoRoom: 20 workers are here, and that is the most
+    paceline.drivers.served.membership.NoSeatError: 20 workers are here, and that is the most
     """
 
 
@@ -36,14 +40,14 @@ class Seat:
     first_draw: int
 
 
-class Roster:
+class Seats:
     """The seats of a run.
 
-    >>> roster = Roster(shards=2, most=4)
-    >>> [roster.seat().worker for _ in range(3)], roster.seat(wish=1).shard
+    >>> seats = Seats(shards=2, most=4)
+    >>> [seats.take().worker for _ in range(3)], seats.take(wish=1).shard
     ([0, 1, 2], 1)
-    >>> roster.leave(1)
-    >>> roster.seat()
+    >>> seats.release(1)
+    >>> seats.take()
     Seat(worker=1, shard=1, first_draw=0)
     """
 
@@ -54,15 +58,10 @@ class Roster:
         self._held: dict[int, int] = {}
         self._next_draws: dict[int, int] = {}
 
-    @property
-    def seated(self) -> int:
-        """How many seats are taken."""
-        return len(self._held)
-
-    def seat(self, wish: int | None = None) -> Seat:
-        """Give a newcomer a seat."""
+    def take(self, wish: int | None = None) -> Seat:
+        """Give a new worker a seat, the one it wishes if that is free."""
         if len(self._held) >= self.most:
-            raise NoRoom(f"{len(self._held)} workers are here, and that is the most (most_workers)")
+            raise NoSeatError(f"{len(self._held)} workers are here, and that is the most (most_workers)")
         worker = wish if wish is not None and self._may_have(wish) else self._lowest_free()
         shard = worker if worker < self.shards else self._fewest_holders()
         self._held[worker] = shard
@@ -80,23 +79,56 @@ class Roster:
         holders = Counter(self._held.values())
         return min(range(self.shards), key=lambda shard: (holders[shard], shard))
 
-    def leave(self, worker: int) -> None:
-        """A seat is free again."""
+    def release(self, worker: int) -> None:
+        """Free the seat of a worker."""
         self._held.pop(worker, None)
 
     def drawn(self, worker: int, draw: int) -> None:
-        """A worker's batch has arrived; whoever has its number next goes on after it."""
+        """Note that a worker's batch has arrived; whoever has its number next goes on after it."""
         self._next_draws[worker] = max(draw + 1, self._next_draws.get(worker, 0))
 
     def next_draw(self, worker: int) -> int:
-        """The first batch of a number that has not arrived."""
+        """Return the number of a worker's first batch that has not arrived."""
         return self._next_draws.get(worker, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """How far each number has drawn; who is there is not part of it."""
+        """Return how far each number has drawn; who is there is not part of it."""
         return {"next_draws": sorted(self._next_draws.items())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`, with every seat free."""
         self._held = {}
         self._next_draws = {int(worker): int(draw) for worker, draw in state["next_draws"]}
+
+
+@dataclass(slots=True, kw_only=True)
+class Member:
+    """What is known of a worker that takes part, or did."""
+
+    seat: Seat
+    host: str
+    alive: bool = True
+    sent_version: int = -1
+    sent_at: dict[int, float] = field(default_factory=dict)
+    answered_version: int = -1
+    bad_in_a_row: int = 0
+    used: int = 0
+    late: int = 0
+    dropped: int = 0
+    refused: int = 0
+    last: str = ""
+
+    def sent(self, version: int, now: float) -> None:
+        """Note that it is sent this version of the model: the next, or the same for another try."""
+        if version == self.sent_version:
+            self.answered_version = version - 1
+        self.sent_version = version
+        self.sent_at = {sent: at for sent, at in self.sent_at.items() if sent > self.answered_version}
+        while len(self.sent_at) >= MOST_SENT:  # it has not answered for long; of those between it will get none
+            del self.sent_at[list(self.sent_at)[1]]
+        self.sent_at[version] = now
+
+    @property
+    def owes(self) -> bool:
+        """Whether it has a model that it has not answered."""
+        return self.alive and self.sent_version > self.answered_version

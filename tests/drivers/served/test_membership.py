@@ -1,4 +1,4 @@
-"""The laws of the roster, whoever comes and goes."""
+"""The laws of the seats, whoever comes and goes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.drivers.served.roster import NoRoom, Roster
+from paceline.drivers.served.membership import NoSeatError, Seats
 
 SHARDS, MOST = 3, 5
 WISHES = (None, *range(MOST + 2))
@@ -21,33 +21,33 @@ histories = st.lists(_seat | _seat | _leave | _draw | _again, max_size=40)
 
 
 def play(moves):
-    """Let the moves happen; after each: the roster, who is seated (number -> shard), what was asked and answered."""
-    roster, held = Roster(shards=SHARDS, most=MOST), {}
+    """Let the moves happen; after each: the seats, who is seated (number -> shard), what was asked and answered."""
+    seats, held = Seats(shards=SHARDS, most=MOST), {}
     for kind, *values in moves:
         answer, before = None, dict(held)
         if kind == "seat":
             try:
-                answer = roster.seat(wish=values[0])
+                answer = seats.take(wish=values[0])
                 held[answer.worker] = answer.shard
-            except NoRoom:
+            except NoSeatError:
                 answer = "no room"
         elif kind == "leave":
-            roster.leave(values[0])
+            seats.release(values[0])
             held.pop(values[0], None)
         elif kind == "draw":
-            roster.drawn(*values)
+            seats.drawn(*values)
         else:
-            state = roster.state_dict()
-            roster = Roster(shards=SHARDS, most=MOST)
-            roster.load_state_dict(state)
+            state = seats.state_dict()
+            seats = Seats(shards=SHARDS, most=MOST)
+            seats.load_state_dict(state)
             held.clear()
-        yield roster, before, held, (kind, *values), answer
+        yield seats, before, held, (kind, *values), answer
 
 
 @given(moves=histories)
 def test_no_number_is_given_twice_and_there_is_room_until_the_most_are_there(moves):
-    for roster, before, held, (kind, *_), answer in play(moves):
-        assert roster.seated == len(held) <= MOST
+    for seats, before, held, (kind, *_), answer in play(moves):
+        assert len(seats._held) == len(held) <= MOST
         if kind == "seat":
             assert (answer == "no room") == (len(before) == MOST)
             if answer != "no room":
@@ -82,15 +82,15 @@ def test_a_wish_is_granted_if_its_number_is_free_and_no_shard_would_stay_without
 @given(moves=histories)
 def test_no_batch_that_has_arrived_is_given_out_again(moves):
     furthest = Counter()
-    for roster, _, _, (kind, *values), answer in play(moves):
+    for seats, _, _, (kind, *values), answer in play(moves):
         if kind == "draw":
             worker, draw = values
             furthest[worker] = max(furthest[worker], draw + 1)
         if kind == "seat" and answer != "no room":
             assert answer.first_draw == furthest[answer.worker]
-        assert [roster.next_draw(worker) for worker in range(MOST)] == [furthest[worker] for worker in range(MOST)]
+        assert [seats.next_draw(worker) for worker in range(MOST)] == [furthest[worker] for worker in range(MOST)]
 
 
-def test_a_roster_without_room_for_its_shards_is_refused():
+def test_seats_without_room_for_its_shards_is_refused():
     with pytest.raises(ValueError, match="shards=3, most=2"):
-        Roster(shards=3, most=2)
+        Seats(shards=3, most=2)

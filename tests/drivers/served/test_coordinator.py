@@ -1,4 +1,4 @@
-"""The laws of the conductor, whatever workers do: nothing is lost, nothing is held for ever, all can be replayed."""
+"""The laws of the coordinator, whatever workers do: nothing is lost, nothing is held for ever, all can be replayed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from paceline.events import Joined, Left, Step
 from paceline.strategies import LGC, Async, Full
-from paceline.traces.journal import Arrived, Refused, Stepped, WorkerJoined, WorkerLeft
-from paceline.traces.told import events_of
+from paceline.traces.journal import Arrived, Refused, StepRecord, WorkerJoined, WorkerLeft
+from paceline.traces.replay_events import events_of
 from tests.drivers.served.table import FOREVER, MOST, SHARDS, Table, decisions, histories, on_disk, strategies
 
 quick = settings(max_examples=60)
@@ -40,7 +40,7 @@ def decided_again(records, strategy):
                 waiting.discard(record.worker)
             case WorkerLeft():
                 tell(Left(worker=record.worker, at_seconds=record.at_seconds))
-            case Arrived() | Stepped():
+            case Arrived() | StepRecord():
                 for arrival in record.arrivals:
                     tell(*events_of(arrival))
     return [step for step in steps if isinstance(step, Step)]
@@ -51,12 +51,12 @@ def decided_again(records, strategy):
 def test_every_gradient_is_given_back_once_and_no_more_than_two_of_a_worker_wait(strategy, moves, wait_for, steps):
     table = Table(strategy, wait_for=wait_for, total_steps=steps)
     for _ in table.play(moves):
-        version = table.conductor.trainee.version
+        version = table.coordinator.trainee.version
         assert set(table.released.values()) <= {1}
         assert table.received == len(table.released) + table.waiting.total()
         assert set(table.waiting.values()) <= {1}
         assert {held for _, held in table.waiting} <= {version - 1, version}
-        assert bool(torch.isfinite(table.conductor.trainee.model.parameters).all())
+        assert bool(torch.isfinite(table.coordinator.trainee.model.parameters).all())
         assert version <= steps
 
 
@@ -66,14 +66,14 @@ def test_what_the_journal_says_is_enough_to_decide_every_step_again(strategy, mo
     table = Table(strategy, wait_for=wait_for)
     for _ in table.play(moves):
         pass
-    table.conductor.flush()
-    written = [(record.fresh, record.late) for record in table.records if isinstance(record, Stepped)]
+    table.coordinator.flush()
+    written = [(record.fresh, record.late) for record in table.records if isinstance(record, StepRecord)]
     decided = [
         tuple(tuple((share.worker, share.version) for share in shares) for shares in (step.fresh, step.late))
         for step in decided_again(table.records, strategy)
     ]
     assert decided[: len(written)] == written
-    assert len(decided) == len(written) or table.conductor.done
+    assert len(decided) == len(written) or table.coordinator.done
 
 
 @quick
@@ -82,19 +82,19 @@ def test_every_gradient_in_the_journal_ends_once_and_none_that_was_refused_is_in
     table = Table(strategy)
     for _ in table.play(moves):
         pass
-    table.conductor.flush()
+    table.coordinator.flush()
     arrived, ended, refused = Counter(), Counter(), 0
     for record in table.records:
-        if isinstance(record, Arrived | Stepped):
+        if isinstance(record, Arrived | StepRecord):
             arrived.update((arrival.worker, arrival.version) for arrival in record.arrivals)
             ended.update((dropped.worker, dropped.version) for dropped in record.dropped)
             assert all(dropped.reason for dropped in record.dropped)
-        if isinstance(record, Stepped):
+        if isinstance(record, StepRecord):
             ended.update((*record.fresh, *record.late))
         refused += isinstance(record, Refused)
     after_the_end = table.received - arrived.total() - refused
-    assert after_the_end == 0 or table.conductor.done
-    if not table.conductor.diverged:
+    assert after_the_end == 0 or table.coordinator.done
+    if not table.coordinator.diverged:
         assert arrived - ended == table.waiting
     assert not ended - arrived
 
@@ -105,21 +105,21 @@ def test_workers_that_are_alive_and_have_answered_all_are_waiting_for_others(str
     """Nobody is forgotten: who owes nothing is in the open round, or was late in it, and somebody else owes."""
     table = Table(strategy)
     for _ in table.play(moves):
-        conductor = table.conductor
-        if conductor.begun and not conductor.done and conductor.alive:
-            assert any(conductor.members[worker].owes for worker in conductor.alive)
+        coordinator = table.coordinator
+        if coordinator.begun and not coordinator.done and coordinator.alive:
+            assert any(coordinator.members[worker].owes for worker in coordinator.alive)
 
 
 def test_numbers_that_are_not_finite_never_reach_the_model_and_all_workers_sending_them_ends_the_run():
     table = Table(Full(), wait_for=2)
     list(table.play([("join", 0), ("join", 1), ("bad", 0), ("bad", 0)]))
-    assert not table.conductor.done
-    assert table.conductor.members[0].refused == 2
+    assert not table.coordinator.done
+    assert table.coordinator.members[0].refused == 2
     list(table.play([("deliver", 0, 4), ("deliver", 1, 4)]))
-    assert table.conductor.trainee.version == 1
+    assert table.coordinator.trainee.version == 1
     list(table.play([("bad", 1), ("bad", 0)]))
-    assert table.conductor.diverged
-    assert table.conductor.refused_reasons == {"not finite": 4}
+    assert table.coordinator.diverged
+    assert table.coordinator.refused_reasons == {"not finite": 4}
     assert table.received == len(table.released)
 
 
@@ -129,8 +129,8 @@ def test_numbers_that_are_not_finite_never_reach_the_model_and_all_workers_sendi
 def gone_on_with(strategy, saved):
     state, tensors = copy.deepcopy(saved)
     table = Table(strategy, seed=1)
-    table.conductor.trainee.load_state(state["trainee"], tensors)
-    table.conductor.load_boundary(state)
+    table.coordinator.trainee.load_state(state["trainee"], tensors)
+    table.coordinator.load_boundary(state)
     return table
 
 
@@ -147,19 +147,19 @@ def test_a_run_gone_on_with_from_a_boundary_decides_as_one_that_was_never_stoppe
     list(table.play(everybody))
     stepped = False
     while stopped_after > 0 or not stepped:  # on to a boundary, where nothing of the open round is in
-        version = table.conductor.trainee.version
+        version = table.coordinator.trainee.version
         list(table.play([next(moves)]))
-        stepped = table.conductor.trainee.version > version
+        stepped = table.coordinator.trainee.version > version
         stopped_after -= 1
     clock, first = table.clock, len(table.records)
-    again = gone_on_with(strategy, on_disk(table.conductor))
-    again.conductor.wait_for, again.clock = SHARDS, clock - 0.25 * SHARDS  # so that all get the model now
+    again = gone_on_with(strategy, on_disk(table.coordinator))
+    again.coordinator.wait_for, again.clock = SHARDS, clock - 0.25 * SHARDS  # so that all get the model now
     list(again.play(everybody))
     left = list(moves)
     for one in (table, again):
         list(one.play(left))
     assert decisions(again.records) == decisions(table.records[first:])
-    known, known_later = (json.loads(json.dumps(one.conductor.boundary)) for one in (table, again))
+    known, known_later = (json.loads(json.dumps(one.coordinator.boundary)) for one in (table, again))
     assert known_later["roster"] == known["roster"]
     assert known_later["strategy"]["chooser"] == known["strategy"]["chooser"]
 
@@ -170,25 +170,25 @@ def test_a_boundary_holds_nobody_and_nothing_of_the_open_round(strategy, moves):
     table = Table(strategy)
     for _ in table.play(moves):
         pass
-    again = gone_on_with(strategy, on_disk(table.conductor))
-    assert again.conductor.alive == []
-    assert not again.conductor.begun
-    assert again.conductor.trainee.version == table.conductor.trainee.version
-    assert all(again.conductor.roster.next_draw(w) <= table.conductor.roster.next_draw(w) for w in range(MOST))
+    again = gone_on_with(strategy, on_disk(table.coordinator))
+    assert again.coordinator.alive == []
+    assert not again.coordinator.begun
+    assert again.coordinator.trainee.version == table.coordinator.trainee.version
+    assert all(again.coordinator.seats.next_draw(w) <= table.coordinator.seats.next_draw(w) for w in range(MOST))
 
 
 def test_a_boundary_holds_what_the_gradient_told_that_closed_the_round():
     table = Table(LGC(k="auto"), wait_for=3)
     list(table.play([("join", 0), ("join", 1), ("join", 2), ("deliver", 0, 4), ("deliver", 2, 4)]))
-    assert table.conductor.trainee.version == 1
-    assert table.conductor.boundary["strategy"] == table.conductor.strategy.state_dict()
+    assert table.coordinator.trainee.version == 1
+    assert table.coordinator.boundary["strategy"] == table.coordinator.strategy.state_dict()
 
 
 def test_workers_that_go_because_the_run_is_stopped_do_not_close_the_open_round():
     table = Table(Full(), wait_for=3)
     list(table.play([("join", 0), ("join", 1), ("join", 2), ("deliver", 0, 4)]))
-    table.conductor.stop()
+    table.coordinator.stop()
     list(table.play([("deliver", 1, 4), ("leave", 0), ("leave", 1), ("leave", 2)]))
-    assert table.conductor.trainee.version == 0
-    assert not any(isinstance(record, Stepped) for record in table.records)
-    assert table.conductor.boundary["roster"] == {"next_draws": []}
+    assert table.coordinator.trainee.version == 0
+    assert not any(isinstance(record, StepRecord) for record in table.records)
+    assert table.coordinator.boundary["roster"] == {"next_draws": []}

@@ -1,4 +1,4 @@
-"""How what is written down is told to a strategy: the same words when it happens and when it is replayed."""
+"""The events that a strategy gets for what a journal records: the same when it happens and when it is replayed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.traces.journal import Arrival
 
 
 def events_of(arrival: Arrival) -> tuple[Event, ...]:
-    """What a strategy hears of a gradient that has arrived, in this order."""
+    """Return the events for a gradient that has arrived, in their order."""
     events: list[Event] = [
         GradientArrived(
             worker=arrival.worker,
@@ -34,10 +34,10 @@ def events_of(arrival: Arrival) -> tuple[Event, ...]:
     return tuple(events)
 
 
-def nobody_there(strategy_state: dict[str, Any]) -> dict[str, Any]:
-    """A strategy's state after everybody has gone.
+def without_workers(strategy_state: dict[str, Any]) -> dict[str, Any]:
+    """Return a strategy's state after all workers have gone.
 
-    >>> nobody_there({"version": 3, "alive": [0, 1]})
+    >>> without_workers({"version": 3, "alive": [0, 1]})
     {'version': 3, 'alive': []}
     """
     return {name: [] if name in ("alive", "fresh") else value for name, value in strategy_state.items()}

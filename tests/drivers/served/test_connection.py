@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paceline.codecs.naming import parse_codec
-from paceline.drivers.served.incoming import Incoming
+from paceline.drivers.served.connection import IncomingModel
 from paceline.drivers.served.messages import Model, ProtocolError
 from paceline.training.outgoing import Outgoing
 from paceline.workers.flat import FlatModel
@@ -27,7 +27,7 @@ def test_it_gets_what_the_server_holds_whole_and_by_changes(name):
     codec = parse_codec(name)
     parameters, model = torch.randn(ELEMENTS), FlatModel(nn.Linear(2, 2))
     outgoing = Outgoing(codec, parameters, model.shapes)
-    incoming = Incoming(codec, elements=ELEMENTS, buffers=0)
+    incoming = IncomingModel(codec, elements=ELEMENTS, buffers=0)
     receive(incoming, 0, outgoing.whole())
     for version in range(1, 6):
         parameters += 0.1 * torch.randn(ELEMENTS)
@@ -43,14 +43,14 @@ def test_it_gets_what_the_server_holds_whole_and_by_changes(name):
 
 def test_changes_that_do_not_follow_are_refused():
     codec = parse_codec("one-bit")
-    incoming, change = Incoming(codec, elements=ELEMENTS, buffers=0), codec.encode(torch.ones(ELEMENTS))
+    incoming, change = IncomingModel(codec, elements=ELEMENTS, buffers=0), codec.encode(torch.ones(ELEMENTS))
     with pytest.raises(ProtocolError, match="since version 0 came, and version None is held"):
         receive(incoming, 1, change, since=0)
     receive(incoming, 4, parse_codec("identity").encode(torch.zeros(ELEMENTS)))
     with pytest.raises(ProtocolError, match="since version 5 came, and version 4 is held"):
         receive(incoming, 6, change, since=5)
     with pytest.raises(ProtocolError, match="since version 3 came, and version None is held"):
-        receive(Incoming(parse_codec("identity"), elements=ELEMENTS, buffers=0), 4, change, since=3)
+        receive(IncomingModel(parse_codec("identity"), elements=ELEMENTS, buffers=0), 4, change, since=3)
 
 
 def load(incoming, model, payload):
@@ -62,7 +62,7 @@ def load(incoming, model, payload):
 @pytest.mark.parametrize("name", ["identity", "one-bit"])
 def test_a_model_of_another_length_or_of_garbage_is_refused(name, elements):
     codec = parse_codec(name)
-    incoming, model = Incoming(codec, elements=ELEMENTS, buffers=0), FlatModel(nn.Linear(2, 2))
+    incoming, model = IncomingModel(codec, elements=ELEMENTS, buffers=0), FlatModel(nn.Linear(2, 2))
     before = model.parameters.clone()
     for payload in (parse_codec("identity").encode(torch.zeros(elements)), torch.zeros(20, dtype=torch.uint8)):
         with pytest.raises(ProtocolError):

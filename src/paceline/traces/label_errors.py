@@ -1,4 +1,4 @@
-"""Which labels look wrong: confident learning (Northcutt, Jiang and Chuang 2021) in its plain form.
+"""Labels that look wrong, found by confident learning (Northcutt, Jiang and Chuang 2021) in its plain form.
 
     threshold of a class   the mean probability that the model gives to the class over the samples labelled so
     a label looks wrong    where the model's guess is another class, with at least that class's threshold,
@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from paceline.traces.pruning_record import PruningRecord
 
 
-def thresholds(record: PruningRecord) -> NDArray[np.float64]:
-    """Of each class, from which probability the model counts as sure of it; infinite where nothing is labelled so.
+def class_thresholds(record: PruningRecord) -> NDArray[np.float64]:
+    """Return for each class the probability from which the model counts as sure of it; infinite without samples of it.
 
     >>> from paceline.traces.pruning_record import empty_record
-    >>> thresholds(empty_record())
+    >>> class_thresholds(empty_record())
     array([1.])
     """
     classes = len(record.classes)
@@ -36,7 +36,7 @@ def thresholds(record: PruningRecord) -> NDArray[np.float64]:
 
 
 def looks_wrong(record: PruningRecord) -> NDArray[np.bool_]:
-    """Of each sample, whether its label looks wrong.
+    """Mark the samples whose label looks wrong.
 
     >>> record = PruningRecord(
     ...     policy="none", epochs=0, classes=("cat", "dog"), label=[0, 0, 1, 1], guess=[0, 0, 1, 0],
@@ -45,15 +45,15 @@ def looks_wrong(record: PruningRecord) -> NDArray[np.bool_]:
     >>> looks_wrong(record)
     array([False, False, False,  True])
     """
-    sure = record.guess_probability >= thresholds(record)[record.guess]
+    sure = record.guess_probability >= class_thresholds(record)[record.guess]
     return np.asarray(sure & (record.guess != record.label) & (record.guess_probability > record.label_probability))
 
 
-def suspects(record: PruningRecord) -> NDArray[np.int64]:
-    """The numbers of the samples whose label looks wrong, the surest first: by guess less label, then by number.
+def find_label_errors(record: PruningRecord) -> NDArray[np.int64]:
+    """Return the samples whose label looks wrong, the surest first: by guess less label, then by number.
 
     >>> from paceline.traces.pruning_record import empty_record
-    >>> suspects(empty_record())
+    >>> find_label_errors(empty_record())
     array([], dtype=int64)
     """
     found = np.flatnonzero(looks_wrong(record))
