@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from paceline.cli.options import UsageError
+from paceline.terminal import WIDTH
 
 if TYPE_CHECKING:
     from paceline.reports.pruning_facts import PruningFacts
     from paceline.traces.pruning_record import PruningRecord
 
 PAGE = "pruning.html"
-MOST_WIDTH = 80
-MOST_CLASSES, MOST_SUSPECTS = 20, 10  # in the terminal; the page and --json have more
+MOST_CLASSES, MOST_LABEL_ERRORS = 20, 10  # in the terminal; the page and --json have more
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class InspectPruningOptions:
 def inspect_pruning(options: InspectPruningOptions, overrides: dict[str, str]) -> None:
     """`paceline inspect-pruning`."""
     from paceline.reports.pruning_facts import PruningFacts
-    from paceline.reports.pruning_page import shown
+    from paceline.reports.pruning_page import shown_samples
 
     notes, folder = Console(stderr=True), Path(options.run)
     path = Path(options.out) if options.out else folder / PAGE
     _check(options, folder, path)
     record = _record(options, folder, notes)
-    facts, whom = PruningFacts(record), shown(record, most=options.most)
-    written = _written(options, record, whom.numbers, path)  # before anything is told: who reads us may stop reading
+    facts, numbers = PruningFacts(record), shown_samples(record, most=options.most).numbers
+    written = _write_page(options, record, numbers, path)  # before anything is printed: a reader may close the pipe
     if options.json:
         print(json.dumps(document(facts), indent=2, allow_nan=False))
     else:
@@ -65,8 +65,8 @@ def _check(options: InspectPruningOptions, folder: Path, path: Path) -> None:
     from paceline.reports.pruning_page import MOST_IMAGES
 
     if not folder.is_dir():
-        what = "is no folder; give the run's" if folder.exists() else "is not there"
-        raise UsageError(f"{folder} {what}")
+        problem = "is no folder; give the run's" if folder.exists() else "is not there"
+        raise UsageError(f"{folder} {problem}")
     if not 1 <= options.most <= MOST_IMAGES:
         raise UsageError(f"--most must be between 1 and {MOST_IMAGES} images in a row (it is {options.most})")
     if path.is_dir() or not path.parent.is_dir():
@@ -77,18 +77,18 @@ def _record(options: InspectPruningOptions, folder: Path, notes: Console) -> Pru
     from paceline.analysis.pruning import record_of_folder
     from paceline.runs.cluster import WorkerOptions
 
-    own = WorkerOptions(model=options.model, data_directory=options.data_directory)
+    worker_options = WorkerOptions(model=options.model, data_directory=options.data_directory)
     with Progress(console=notes, transient=True, disable=not notes.is_terminal) as progress:
         task = progress.add_task("replaying", total=None, visible=False)
         return record_of_folder(
             folder,
-            own,
+            worker_options,
             on_step=lambda step, steps: progress.update(task, completed=step, total=steps, visible=True),
         )
 
 
-def _written(options: InspectPruningOptions, record: PruningRecord, numbers: list[int], path: Path) -> str:
-    """Write the page; returns what is to be told of it."""
+def _write_page(options: InspectPruningOptions, record: PruningRecord, numbers: list[int], path: Path) -> str:
+    """Write the page; return what is to be printed about it."""
     from paceline.analysis.pruning import images_of
     from paceline.files import write_file
     from paceline.reports.pruning_page import pruning_page
@@ -102,18 +102,17 @@ def _written(options: InspectPruningOptions, record: PruningRecord, numbers: lis
         notes=[note] if note else [],
     )
     try:
-        told = f"page: {write_file(path, page)}"
-    except OSError as error:  # the findings are told; that they cannot be kept does not undo them
-        told = f"cannot write the page to {path}: {error.strerror or error}"
-    return f"{note}\n{told}" if note else told
+        message = f"page: {write_file(path, page)}"
+    except OSError as error:  # what was found is printed all the same
+        message = f"cannot write the page to {path}: {error.strerror or error}"
+    return f"{note}\n{message}" if note else message
 
 
 def _print(facts: PruningFacts) -> None:
-    from paceline.reports.pruning_tables import class_table, suspect_table
-    from paceline.reports.pruning_words import conditions, headline, sentences
+    from paceline.reports.pruning_facts import class_table, conditions, headline, label_error_table, sentences
 
     console = Console(highlight=False, markup=False)
-    width = min(console.width, MOST_WIDTH)
+    width = min(console.width, WIDTH)
     console.print(f"{headline(facts)}.", style="bold", width=width)
     for sentence in sentences(facts):
         console.print(sentence, width=width)
@@ -122,13 +121,13 @@ def _print(facts: PruningFacts) -> None:
         console.print(f"  {phrase}", width=width)
     console.print()
     console.print(class_table(facts, most=MOST_CLASSES).rich(), width=width)
-    if len(facts.suspects):
+    if len(facts.label_errors):
         console.print()
-        console.print(suspect_table(facts, most=MOST_SUSPECTS).rich(), width=width)
+        console.print(label_error_table(facts, most=MOST_LABEL_ERRORS).rich(), width=width)
 
 
 def document(facts: PruningFacts) -> dict[str, Any]:
-    """All that was found, as plain values.
+    """Return all that was found, as plain values.
 
     >>> from paceline.reports.pruning_facts import PruningFacts
     >>> from paceline.traces.pruning_record import empty_record
@@ -170,6 +169,6 @@ def document(facts: PruningFacts) -> dict[str, Any]:
                 "loss": float(record.loss[number]),
                 "times_pruned": int(record.times_pruned[number]),
             }
-            for number in facts.suspects.tolist()
+            for number in facts.label_errors.tolist()
         ],
     }

@@ -242,7 +242,14 @@ def _torch_sgd(layers: Layers, group: dict[str, Any]) -> None:
 
 def _check_settings(group: dict[str, Any]) -> None:
     """Refuse a group's settings that cannot be, with the value and what is allowed."""
-    _check_types(group)
+    for name in ("lr", "momentum", "weight_decay", "trust"):
+        value = group[name]
+        fits = isinstance(value, Real) or (name == "lr" and isinstance(value, Tensor))
+        if isinstance(value, bool) or not (fits or (name == "trust" and value is None)):
+            raise TypeError(f"{name} must be a number ({name}={value!r})")
+    for name in ("exclude_bias_and_norm", "nesterov", "clip", "maximize", "differentiable", "foreach", "fused"):
+        if not isinstance(group[name], bool) and not (name in ("foreach", "fused") and group[name] is None):
+            raise TypeError(f"{name} must be True or False ({name}={group[name]!r})")
     lr = group["lr"]
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError(f"Tensor lr must be 1-element (lr has shape {tuple(lr.shape)})")  # as torch says it
@@ -259,17 +266,6 @@ def _check_settings(group: dict[str, Any]) -> None:
         raise ValueError("fused and foreach are two ways of one step: choose one (fused=True, foreach=True)")
     if group["differentiable"] and (group["fused"] or group["foreach"]):
         raise ValueError("differentiable goes step by step, neither fused nor foreach (differentiable=True)")
-
-
-def _check_types(group: dict[str, Any]) -> None:
-    for name in ("lr", "momentum", "weight_decay", "trust"):
-        value = group[name]
-        fits = isinstance(value, Real) or (name == "lr" and isinstance(value, Tensor))
-        if isinstance(value, bool) or not (fits or (name == "trust" and value is None)):
-            raise TypeError(f"{name} must be a number ({name}={value!r})")
-    for name in ("exclude_bias_and_norm", "nesterov", "clip", "maximize", "differentiable", "foreach", "fused"):
-        if not isinstance(group[name], bool) and not (name in ("foreach", "fused") and group[name] is None):
-            raise TypeError(f"{name} must be True or False ({name}={group[name]!r})")
 
 
 def _check_parameter(parameter: Tensor, *, fused: bool | None) -> None:

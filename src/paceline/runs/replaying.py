@@ -38,13 +38,13 @@ def replay(
         return _replay_ranks(Path(folder), options if options is not None else WorkerOptions(), on_step, on_end)
     from paceline.drivers.replayed import Replay, Verdict
     from paceline.traces.checkpoints import read_newest
-    from paceline.traces.journal import TRACE, Stepped
+    from paceline.traces.journal import TRACE, StepRecord
     from paceline.traces.journal_files import read_journal
 
     journal = read_journal(Path(folder) / TRACE)
     recipe = _recipe(journal.began.recipe, options if options is not None else WorkerOptions())
     training = make_training(recipe, load_data(recipe))
-    steps = sum(isinstance(record, Stepped) for record in journal.records)
+    steps = sum(isinstance(record, StepRecord) for record in journal.records)
     replayed = Replay(journal.records, training, make_strategy(recipe))
     for taken in replayed:
         on_step(taken, steps)

@@ -26,7 +26,7 @@ from paceline.traces.journal import (
     JournalRecord,
     Resumed,
     RunEnded,
-    Stepped,
+    StepRecord,
     WorkerJoined,
     WorkerLeft,
 )
@@ -47,7 +47,7 @@ def trace_of(journal: Journal) -> Trace:
     ...                  signature="", codec="none")
     >>> arrival = Arrival(worker=0, version=0, draw=0, blocks_done=1, blocks=1, at_seconds=2.0, work_seconds=1.0,
     ...                   transfer_seconds=0.5, loss_mean=None, loss_variance=None, samples=8)
-    >>> step = Stepped(at_seconds=2.0, version=0, opened_seconds=0.0, fresh=((0, 0),), late=(), dropped=(),
+    >>> step = StepRecord(at_seconds=2.0, version=0, opened_seconds=0.0, fresh=((0, 0),), late=(), dropped=(),
     ...                arrivals=(arrival,), fingerprint=0, sent_bytes=10, received_bytes=20)
     >>> trace = trace_of(Journal(records=(began, step), torn=False))
     >>> trace.clock, trace.rounds_done, trace.works[0].started_seconds, trace.works[0].finished_seconds
@@ -99,7 +99,7 @@ class _Books:
 
     def take(self, record: JournalRecord) -> None:
         match record:
-            case Stepped():
+            case StepRecord():
                 self._stepped(record)
             case Arrived():
                 self._arrived(record.arrivals)
@@ -118,7 +118,7 @@ class _Books:
                 self._keep(arrival, "dropped", reason)
         self._pending.clear()
 
-    def _stepped(self, step: Stepped) -> None:
+    def _stepped(self, step: StepRecord) -> None:
         self.used += len(step.fresh)
         self.late += len(step.late)
         self.sent_bytes += step.sent_bytes
@@ -204,7 +204,7 @@ class _Presence:
                 self._there(record.worker, record.at_seconds)
             case WorkerLeft():
                 self._gone(record.worker, record.at_seconds, record.reason)
-            case Stepped() | Arrived():
+            case StepRecord() | Arrived():
                 # Who delivers is there, also where the record of its coming is lost (a full disk).
                 for arrival in record.arrivals:
                     self._there(arrival.worker, max(0.0, arrival.at_seconds - (arrival.work_seconds or 0.0)))
@@ -251,7 +251,7 @@ def _after_the_end(record: JournalRecord, ended: str) -> bool:
 
 
 def _last_seconds(record: JournalRecord) -> float:
-    arrivals = record.arrivals if isinstance(record, Stepped | Arrived) else ()
+    arrivals = record.arrivals if isinstance(record, StepRecord | Arrived) else ()
     own: float = getattr(record, "at_seconds", 0.0)
     return max([own, *(arrival.at_seconds for arrival in arrivals)])
 
@@ -272,7 +272,7 @@ def recorded_delays(journal: Journal) -> tuple[tuple[float, ...], ...]:
     """
     measured: defaultdict[int, dict[int, float]] = defaultdict(dict)
     for record in effective(journal.records):
-        if isinstance(record, Stepped | Arrived):
+        if isinstance(record, StepRecord | Arrived):
             for arrival in record.arrivals:
                 if arrival.work_seconds is not None:
                     seconds = arrival.work_seconds * arrival.blocks / arrival.blocks_done

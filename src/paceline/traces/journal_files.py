@@ -16,8 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from paceline.traces.journal import Checkpointed, Evaluated, JournalError, JournalRecord, Resumed, RunBegan, Stepped
-from paceline.traces.journal_lines import line_of, record_from
+from paceline.traces.journal import (
+    Checkpointed,
+    Evaluated,
+    JournalError,
+    JournalRecord,
+    Resumed,
+    RunBegan,
+    StepRecord,
+    line_of,
+    record_from,
+)
 
 LONGEST_LINE_BYTES = 64_000_000
 _BYTES_AT_ONCE = 65_536
@@ -220,7 +229,7 @@ def _standing(kept: Sequence[JournalRecord], version: int) -> list[JournalRecord
     Checkpoints and evaluations are made beside the rounds, so they may be noted after steps that are void now.
     """
     valid = kept[: _valid_until(kept, version)]
-    void = ((place, r) for place, r in enumerate(valid) if isinstance(r, Stepped) and r.version >= version)
+    void = ((place, r) for place, r in enumerate(valid) if isinstance(r, StepRecord) and r.version >= version)
     first, step = next(void, (len(valid), None))
     if step is None:
         return list(valid)
@@ -247,4 +256,4 @@ def _valid_until(kept: Sequence[JournalRecord], version: int) -> int:
 
 
 def _stands(record: JournalRecord, version: int) -> bool:
-    return isinstance(record, RunBegan) or (isinstance(record, Stepped) and record.version < version)
+    return isinstance(record, RunBegan) or (isinstance(record, StepRecord) and record.version < version)

@@ -22,8 +22,8 @@ from paceline.codecs.payload import NotFiniteError
 from paceline.events import Drop, Event, Joined, Left, Share, Step
 from paceline.optim import make_optimizer
 from paceline.strategies import Strategy
-from paceline.traces.journal import Arrival, Arrived, JournalRecord, Resumed, Stepped, WorkerJoined, WorkerLeft
-from paceline.traces.told import events_of, nobody_there
+from paceline.traces.journal import Arrival, Arrived, JournalRecord, Resumed, StepRecord, WorkerJoined, WorkerLeft
+from paceline.traces.replay_events import events_of, without_workers
 from paceline.training import Batches, Training, TrainState, WorkerCodecs, fingerprint
 from paceline.workers.gradients import LoopGradients
 
@@ -112,7 +112,7 @@ class Replay:
         try:
             for record in self._records:
                 self._play(record)
-                if isinstance(record, Stepped):
+                if isinstance(record, StepRecord):
                     yield self._taken
         except _Differs as found:
             self._difference = str(found)
@@ -127,7 +127,7 @@ class Replay:
                 self._left(record)
             case Arrived():
                 self._arrived(record.arrivals)
-            case Stepped():
+            case StepRecord():
                 self._arrived(record.arrivals)
                 self._stepped(record)
             case Resumed():
@@ -179,7 +179,7 @@ class Replay:
 
     # -- steps -------------------------------------------------------------------------------------------------
 
-    def _stepped(self, record: Stepped) -> None:
+    def _stepped(self, record: StepRecord) -> None:
         version = self.trainee.version
         if record.version != version:
             raise ReplayError(f"steps {version} to {record.version - 1} are missing in the trace")
@@ -249,7 +249,7 @@ class Replay:
             raise ReplayError(f"the run went on from step {record.version}, which the trace does not reach")
         plain, tensors, strategy = self._saved[record.version]
         self.trainee.load_state(plain, tensors)
-        self._strategy.load_state_dict(nobody_there(strategy))
+        self._strategy.load_state_dict(without_workers(strategy))
         self._pending, self._steps, self._seats, self._waiting = {}, [], {}, set()
         self._started_seconds = record.at_seconds
         self._models = {}
@@ -262,15 +262,15 @@ def _last_use(records: Sequence[JournalRecord], *, of_all: bool) -> dict[int, in
     step = 0
     for record in records:
         used: list[int] = []
-        if isinstance(record, Stepped):
+        if isinstance(record, StepRecord):
             step = record.version
             used += [version for _, version in (*record.late, *record.fresh)]
         elif isinstance(record, Resumed):
             step = record.version
-        if of_all and isinstance(record, Stepped | Arrived):
+        if of_all and isinstance(record, StepRecord | Arrived):
             used += [arrival.version for arrival in record.arrivals]
         for version in used:
             last[version] = max(step, last.get(version, 0))
-        if isinstance(record, Stepped):
+        if isinstance(record, StepRecord):
             step += 1
     return last
