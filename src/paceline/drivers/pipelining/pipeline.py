@@ -123,7 +123,7 @@ class Pipeline:
         accumulate: bool = False,
         record: bool | None = None,
     ) -> torch.Tensor:
-        """Forward and backward of one batch: the mean loss, on every rank; gradients are in the parameters' `.grad`.
+        """Run one batch forward and backward; return the mean loss, on every rank. Gradients are in the weights' `.grad`.
 
         The first stage needs inputs, the last targets and the loss function; what others are given is not looked at.
         The loss function returns the mean over samples, or has `reduction == "sum"`, itself or as a partial; nobody can
