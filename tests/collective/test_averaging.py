@@ -172,7 +172,7 @@ def test_states_of_something_else_are_refused(trio):
         assert "load the model's state, then the averaging's" in found["moved"]
         different = "the ranks have loaded different checkpoints: rank 0 in average 2, rank 1 in average 5, rank 2 in"
         assert different in found["different"]
-        assert found["ended"].startswith("RuntimeError: averaging has ended with an error")
+        assert found["ended"].startswith("AveragingError: averaging has ended with an error")
 
 
 # -- misuse -------------------------------------------------------------------------------------------------------

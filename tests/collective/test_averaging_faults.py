@@ -41,7 +41,7 @@ def test_a_rank_that_never_comes_is_named_and_so_is_where_it_is(trio):
 
 def test_a_size_that_no_payload_has_is_refused_before_there_is_room_made_for_it(trio):
     for said in trio.do("lying", culprit=1):
-        assert said.startswith("MessageError: rank 1 says that its payload has 1,125,899,906,842,624 bytes")
+        assert said.startswith("AveragingError: rank 1 says that its payload has 1,125,899,906,842,624 bytes")
 
 
 def wait_for(files, seconds=40):

@@ -126,7 +126,7 @@ def test_any_other_failure_to_encode_is_an_error_on_all_ranks(pair):
 @pytest.mark.parametrize("codec", ["qsgd", "entropy"])
 def test_a_rank_that_does_not_come_is_an_error_after_the_timeout_that_says_what_was_waited_for(pair, codec):
     message, seconds = pair.do("silent", codec=codec, timeout_seconds=1.0)[0]
-    assert message.startswith("RuntimeError: rank 0 waited for the payloads of all 2 ranks for bucket 0 of step 1 (")
+    assert message.startswith("RankGoneError: rank 0 waited for the payloads of all 2 ranks for bucket 0 of step 1 (")
     assert "not heard of for 1 s" in message
     assert 1.0 <= seconds < 20.0
 

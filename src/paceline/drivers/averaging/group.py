@@ -15,6 +15,7 @@ from paceline.distributed import RankGoneError, first_line
 from paceline.distributed.agreement import gather_rows, raise_difference, raise_refusals, refusal_text, short_text
 from paceline.distributed.collectives import PendingCollective, start_gather
 from paceline.distributed.groups import close_group, make_group, message_device
+from paceline.drivers.averaging.transport import AveragingError
 
 DESCRIPTION_BYTES = 4096
 GRACE_SECONDS = 30.0  # a wait ends with our error, which names a rank, before it ends with the backend's
@@ -30,7 +31,7 @@ class AveragingGroup:
         self, given: dist.ProcessGroup | None, timeout_seconds: float, refusal: Exception | None = None
     ) -> None:
         if not (dist.is_available() and dist.is_initialized()):
-            raise refusal or RuntimeError(
+            raise refusal or AveragingError(
                 "averaging needs a process group, and none is initialised: start the script with "
                 "`torchrun --nproc-per-node 2 script.py`, and call torch.distributed.init_process_group() in it"
             )
@@ -55,7 +56,7 @@ class AveragingGroup:
     def group(self) -> dist.ProcessGroup:
         """The process group, until this rank closes it."""
         if self._group is None:
-            raise RuntimeError("this rank has left its averaging group")
+            raise AveragingError("this rank has left its averaging group")
         return self._group
 
     @contextlib.contextmanager

@@ -1,4 +1,9 @@
-"""The commands of a real cluster: train, serve, work, keys, replay."""
+"""The commands of a real cluster: train, serve, work, keys, replay.
+
+`paceline train` runs a recipe in one of two ways, depending on its strategy: with a parameter server, as `paceline
+serve` does, or with ranks, which have no server and average or are the stages of pipelines. Ranks are forked here, or
+the command is itself a rank of a launch by torchrun.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +19,23 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress
 
-from paceline.cli.folders import new_folder
-from paceline.cli.options import UsageError
-from paceline.cli.ranks import by_ranks, is_ranks_run, train_ranks
-from paceline.cli.telling import tell_results
+from paceline.cli.options import RecipeFile, UsageError, given_recipe
+from paceline.cli.output import new_folder, note, show_results
+from paceline.cli.progress import RunBars, RunView, printed_log
 from paceline.drivers.ranks.launch import place_in
-from paceline.recipes import Recipe, read_recipe
+from paceline.drivers.simulated.progress import Progress as RunProgress
+from paceline.errors import PacelineError
+from paceline.recipes import Recipe
+from paceline.recipes.assembly import averages
+from paceline.runs.ranks import RECIPE, read_recipe_of
 from paceline.traces.journal import TRACE, RunEnded
 from paceline.traces.journal_files import read_journal
 
 if TYPE_CHECKING:
-    from paceline.cli.live import LiveRun
+    from paceline.drivers.ranks.launch import Place
+    from paceline.pipeline.plan import Plan
     from paceline.runs.cluster import Trained
+    from paceline.traces import Evaluation
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,7 @@ class TrainOptions:
     Ranks (hpsgd, local-sgd, ...; stages = 2) also join a launch: torchrun ... -m paceline train RECIPE --out DIR
     """
 
-    recipe_file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(name="recipe", metavar="[RECIPE]")] = ""
+    recipe_file: RecipeFile = ""
     """A recipe (TOML); without one, the default."""
     out: str = ""
     """Folder for trace, checkpoints and report [runs/train, or the next that is free]."""
@@ -53,7 +63,7 @@ class TrainOptions:
 class ServeOptions:
     """Serve a recipe to workers on other machines."""
 
-    recipe_file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(name="recipe", metavar="[RECIPE]")] = ""
+    recipe_file: RecipeFile = ""
     """A recipe (TOML); without one, the default."""
     listen: str = "127.0.0.1:29400"
     """HOST:PORT to listen on; 0.0.0.0:29400 for every interface."""
@@ -128,49 +138,47 @@ class ReplayOptions:
 
 
 def train(options: TrainOptions, overrides: dict[str, str]) -> None:
-    """`paceline train`."""
     from paceline.runs import cluster
 
     place = place_in(os.environ)
-    if options.resume and is_ranks_run(options.resume):
-        _check_nothing_beside_resume(options, overrides)
-        return train_ranks(options, None, place)
-    recipe = read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
-    if by_ranks(recipe) and not options.resume:
-        return train_ranks(options, recipe, place)
+    if options.resume and _is_ranks_run(options.resume):
+        _check_resume_alone(options, overrides)
+        return _train_ranks(options, None, place)
+    recipe = given_recipe(options.recipe_file, overrides)
+    if _by_ranks(recipe) and not options.resume:
+        return _train_ranks(options, recipe, place)
     if place is not None:
         raise UsageError(
             f"{recipe.strategy.name} has a server, and starts its workers itself: run it without torchrun, or use "
             "`paceline serve` and `paceline work`; hpsgd and its family run under torchrun, and pipelines do"
         )
 
-    def run(recipe: Recipe, folder: Path, live: LiveRun, resume: bool) -> Trained:
+    def run(recipe: Recipe, folder: Path, view: RunView, resume: bool) -> Trained:
         def opened(address: str) -> None:
-            live.note(f"server at {address}; more workers: paceline work {address}")
+            view.note(f"server at {address}; more workers: paceline work {address}")
 
         return cluster.train(
-            recipe, folder=folder, resume=resume, listen=options.listen, on_open=opened, on_standing=live.show
+            recipe, folder=folder, resume=resume, listen=options.listen, on_open=opened, on_standing=view.show
         )
 
     _serve(options, overrides, "train", run)
 
 
 def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
-    """`paceline serve`."""
     from paceline.runs import cluster
 
-    door = cluster.ServerEndpoint(listen=options.listen, tls=options.tls or None, insecure=options.insecure)
+    endpoint = cluster.ServerEndpoint(listen=options.listen, tls=options.tls or None, insecure=options.insecure)
     if not options.resume:
-        recipe = read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
-        if by_ranks(recipe):
-            what = "a pipeline" if recipe.pipeline.on else "averaging"
-            raise UsageError(f"{what} has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE")
+        recipe = given_recipe(options.recipe_file, overrides)
+        if _by_ranks(recipe):
+            kind = "a pipeline" if recipe.pipeline.on else "averaging"
+            raise UsageError(f"{kind} has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE")
 
-    def run(recipe: Recipe, folder: Path, live: LiveRun, resume: bool) -> Trained:
+    def run(recipe: Recipe, folder: Path, view: RunView, resume: bool) -> Trained:
         def opened(address: str) -> None:
-            live.note(f"server at {address}: waiting for {recipe.cluster.workers} workers")
+            view.note(f"server at {address}: waiting for {recipe.cluster.workers} workers")
 
-        return cluster.serve_recipe(recipe, door, folder, resume=resume, on_open=opened, on_standing=live.show)
+        return cluster.serve_recipe(recipe, endpoint, folder, resume=resume, on_open=opened, on_standing=view.show)
 
     _serve(options, overrides, "serve", run)
 
@@ -179,31 +187,32 @@ def _serve(
     options: TrainOptions | ServeOptions,
     overrides: dict[str, str],
     name: str,
-    run: Callable[[Recipe, Path, LiveRun, bool], Trained],
+    run: Callable[[Recipe, Path, RunView, bool], Trained],
 ) -> None:
-    from paceline.cli.live import LiveRun
-
     resume = bool(options.resume)
     notes = Console(stderr=True)
-    recipe, folder = _resumed(options, overrides) if resume else _new(options, overrides, name)
+    if resume:
+        recipe, folder = _resumed(options, overrides)
+    else:
+        recipe, folder = given_recipe(options.recipe_file, overrides), new_folder(options.out, name)
     if resume and _is_finished(folder, recipe):
-        notes.print(f"{folder} is finished: all {recipe.rounds} rounds are done", highlight=False, markup=False)
+        note(notes, f"{folder} is finished: all {recipe.rounds} rounds are done")
         return
     with notes.status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
         import paceline.drivers.served.run  # noqa: F401 - it takes seconds, and somebody is watching
-    with LiveRun(notes) as live:
-        trained = run(recipe, folder, live, resume)
+    with RunView(notes) as view:
+        trained = run(recipe, folder, view, resume)
     for error in dict.fromkeys(trained.outcome.errors):
-        notes.print(f"error: {error}", style="red", soft_wrap=True, highlight=False, markup=False)
-    tell_results(recipe, [trained.result], folder, notes, as_json=options.json)
+        note(notes, f"error: {error}", style="red")
+    show_results(recipe, [trained.result], folder, notes, as_json=options.json)
     if not trained.outcome.finished:
-        go_on = f"paceline {name} --resume {folder}{_as_before(options)}"
-        notes.print(f"{trained.outcome.reason}; go on with: {go_on}", soft_wrap=True, highlight=False, markup=False)
+        command = f"paceline {name} --resume {folder}{_options_to_repeat(options)}"
+        note(notes, f"{trained.outcome.reason}; go on with: {command}")
         raise KeyboardInterrupt
 
 
-def _as_before(options: TrainOptions | ServeOptions) -> str:
-    """The options that must be given again: they are of the machine, not of the run."""
+def _options_to_repeat(options: TrainOptions | ServeOptions) -> str:
+    """Return the options that must be given again: they belong to the machine, not to the run."""
     if isinstance(options, TrainOptions):
         return ""
     tls = f" --tls {options.tls}" if options.tls else ""
@@ -215,13 +224,8 @@ def _is_finished(folder: Path, recipe: Recipe) -> bool:
     return isinstance(last, RunEnded) and last.rounds_done >= recipe.rounds
 
 
-def _new(options: TrainOptions | ServeOptions, overrides: dict[str, str], name: str) -> tuple[Recipe, Path]:
-    recipe = read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
-    return recipe, new_folder(options.out, name)
-
-
 def _resumed(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> tuple[Recipe, Path]:
-    _check_nothing_beside_resume(options, overrides)
+    _check_resume_alone(options, overrides)
     folder = _run_folder(options.resume)
     document = read_journal(folder / TRACE).began.recipe
     if not document:
@@ -229,31 +233,150 @@ def _resumed(options: TrainOptions | ServeOptions, overrides: dict[str, str]) ->
     return Recipe.from_document(document), folder
 
 
-def _check_nothing_beside_resume(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> None:
+def _check_resume_alone(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> None:
     if options.recipe_file or overrides or options.out:
         raise UsageError("--resume goes on with the run's own recipe, in its own folder: give neither with it")
 
 
 def _run_folder(text: str) -> Path:
-    if not Path(text, TRACE).is_file() and not is_ranks_run(text):
+    if not Path(text, TRACE).is_file() and not _is_ranks_run(text):
         raise UsageError(f"{text} is not a run: it has no {TRACE}")
     return Path(text)
 
 
+# -- training by ranks, without a server -------------------------------------------------------------------------------
+
+
+def _is_ranks_run(folder: str) -> bool:
+    return Path(folder, RECIPE).is_file()
+
+
+def _by_ranks(recipe: Recipe) -> bool:
+    """Tell whether a recipe is carried out by ranks, without a server.
+
+    >>> _by_ranks(Recipe()), _by_ranks(Recipe().with_strategy("hpsgd"))
+    (False, True)
+    """
+    return averages(recipe) or recipe.pipeline.on
+
+
+def _train_ranks(options: TrainOptions, recipe: Recipe | None, place: Place | None) -> None:
+    """Be a rank, or start the ranks and wait for them; without a recipe, go on with the run in `options.resume`."""
+    if options.listen != type(options).listen:
+        raise UsageError("--listen is for a parameter server, and ranks have none: torchrun says where they meet")
+    if recipe is not None:
+        recipe = _for_world(recipe, place)
+    if place is None:
+        _start(options, recipe)
+    else:
+        _join(options, recipe, place)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RankJob:
+    """The work of each rank of a run."""
+
+    recipe: Recipe
+    folder: Path
+    resume: bool
+    options: TrainOptions
+
+    def run_forked(self, place: Place) -> int:
+        """Train as a rank that was forked, and return the exit code."""
+        from paceline.cli.main import exit_code
+
+        return exit_code(lambda: self.train(place), debug=self.options.debug)
+
+    def train(self, place: Place) -> None:
+        """Train as a rank; rank 0 shows progress and results."""
+        from paceline.runs.pipelines import train_stage
+        from paceline.runs.ranks import train_rank
+
+        recipe = _for_world(self.recipe, place)
+        notes = Console(stderr=True, quiet=place.rank != 0)
+        with RunBars(notes, [recipe.strategy.name], rounds=recipe.rounds) as bars:
+
+            def show(at: Evaluation) -> None:
+                bars.show(0, RunProgress(round=at.round, seconds=at.seconds, loss=at.loss, accuracy=at.accuracy))
+
+            def show_plan(plan: Plan) -> None:
+                from paceline.pipeline.text import headline
+
+                bars.note(f"pipeline: {headline(plan)}")
+
+            if recipe.pipeline.on:
+                result = train_stage(
+                    recipe, place, folder=self.folder, resume=self.resume, on_plan=show_plan, on_progress=show
+                )
+            else:
+                result = train_rank(recipe, place, folder=self.folder, resume=self.resume, on_progress=show)
+        if result is not None:
+            show_results(recipe, [result], self.folder, notes, as_json=self.options.json)
+
+
+def _join(options: TrainOptions, recipe: Recipe | None, place: Place) -> None:
+    if not options.resume and not options.out:
+        raise UsageError("under torchrun, give --out: all ranks, and those of a restart, must find the same folder")
+    folder = Path(options.resume or options.out)
+    recipe = recipe if recipe is not None else read_recipe_of(folder)
+    # Whether a folder that holds a run belongs to this launch, started again, is known only when its ranks have met.
+    _RankJob(recipe=recipe, folder=folder, resume=bool(options.resume), options=options).train(place)
+
+
+def _for_world(recipe: Recipe, place: Place | None) -> Recipe:
+    """Return the recipe with the launch's number of ranks; without a launch, with its own."""
+    if recipe.pipeline.on:
+        from paceline.runs.pipelines import for_ranks
+
+        return for_ranks(recipe, None if place is None else place.world)
+    if place is None or recipe.cluster.workers == place.world:
+        return recipe
+    return recipe.with_settings(cluster={"workers": place.world})
+
+
+def _start(options: TrainOptions, recipe: Recipe | None) -> None:
+    from paceline.drivers.ranks.launch import LocalRanks
+
+    folder = Path(options.resume) if options.resume else new_folder(options.out, "train")
+    recipe = read_recipe_of(folder) if recipe is None else recipe
+    job = _RankJob(recipe=recipe, folder=folder, resume=bool(options.resume), options=options)
+    with Console(stderr=True).status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
+        if recipe.pipeline.on:  # once, before the ranks fork
+            import paceline.drivers.pipelining.job
+            import paceline.drivers.pipelining.planning
+        else:
+            import paceline.drivers.averaging.job  # noqa: F401
+    before = signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # a command that is asked to stop ends its ranks first
+    try:
+        world = recipe.pipeline.ranks if recipe.pipeline.on else recipe.cluster.workers
+        code = LocalRanks(job.run_forked, world, logs=folder).wait()
+    except BaseException:
+        if any((folder / "rank-0").glob("checkpoint-*")):
+            note(Console(stderr=True), f"go on from the last checkpoint with: paceline train --resume {folder}")
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+    if code:
+        raise SystemExit(code)  # rank 0 has printed the reason
+
+
+# -- workers, keys and replays -----------------------------------------------------------------------------------------
+
+
 def work(options: WorkOptions, overrides: dict[str, str]) -> None:
-    """`paceline work`."""
-    from paceline.cli.live import told
     from paceline.runs.cluster import WorkerOptions, work_for
 
     notes = Console(stderr=True)
 
     def welcomed(worker: int, recipe: Recipe) -> None:
-        what = f"worker {worker}: {recipe.model.name} on {recipe.data.name}"
+        message = f"worker {worker}: {recipe.model.name} on {recipe.data.name}"
         if options.number not in (-1, worker):
-            what += f" (number {options.number} is taken)"
-        notes.print(what, soft_wrap=True, highlight=False, markup=False)
+            message += f" (number {options.number} is taken)"
+        note(notes, message)
 
-    own = WorkerOptions(
+    settings = WorkerOptions(
         tls=options.tls or None,
         model=options.model,
         data_directory=options.data_directory,
@@ -262,14 +385,13 @@ def work(options: WorkOptions, overrides: dict[str, str]) -> None:
         patience_seconds=options.patience_seconds,
         threads=options.threads,
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever is told to go says goodbye first
-    with told(notes):
-        work_for(options.address, own, on_welcome=welcomed)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a worker that is asked to stop signs off first
+    with printed_log(notes):
+        work_for(options.address, settings, on_welcome=welcomed)
     notes.print("training is over")
 
 
 def keys(options: KeysOptions, overrides: dict[str, str]) -> None:
-    """`paceline keys`."""
     from paceline.drivers.served.keys import key_files, make_keys
 
     hosts = [host.strip() for host in options.hosts.split(",") if host.strip()]
@@ -286,17 +408,15 @@ def keys(options: KeysOptions, overrides: dict[str, str]) -> None:
 
 
 def replay(options: ReplayOptions, overrides: dict[str, str]) -> None:
-    """`paceline replay`."""
     from paceline.runs.cluster import WorkerOptions
     from paceline.runs.replaying import replay as replay_run
 
     notes = Console(stderr=True)
-    own = WorkerOptions(model=options.model, data_directory=options.data_directory)
     with Progress(console=notes, transient=True, disable=not notes.is_terminal) as progress:
         task = progress.add_task("replaying", total=None)
         verdict = replay_run(
             _run_folder(options.run),
-            own,
+            WorkerOptions(model=options.model, data_directory=options.data_directory),
             on_step=lambda step, steps: progress.update(task, completed=step, total=steps),
         )
     if options.json:
@@ -309,10 +429,10 @@ def replay(options: ReplayOptions, overrides: dict[str, str]) -> None:
         raise RunDiffers(f"not identical: {verdict.difference} ({verdict.steps} steps before it are)")
 
 
-class RunDiffers(OSError):  # noqa: N818 - a finding, not a fault
-    """A replay that came out differently: the run's fault or the machine's, not that of what was typed.
+class RunDiffers(PacelineError, OSError):  # noqa: N818 - a finding, not a fault
+    """A replay that came out differently, which is not the fault of the command line.
 
     >>> raise RunDiffers("not identical: step 3")
     Traceback (most recent call last):
-    paceline.cli.cluster_commands.RunDiffers: not identical: step 3
+    paceline.cli.cluster.RunDiffers: not identical: step 3
     """
