@@ -322,8 +322,8 @@ def _fork_ranks(job: _RankJob) -> None:
     recipe, folder = job.recipe, job.folder
     with Console(stderr=True).status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
         if recipe.pipeline.on:  # once, before the ranks fork
-            import paceline.drivers.collective.pipeline_job
-            import paceline.drivers.collective.pipeline_plans
+            import paceline.drivers.pipelining.job
+            import paceline.drivers.pipelining.planning
         else:
             import paceline.drivers.averaging.job  # noqa: F401
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the ranks as well
