@@ -244,6 +244,13 @@ def test_a_whole_state_goes_into_another_pipeline_whose_ranks_keep_only_their_ow
         assert "it has no embed.weight" in rank["missing"]
 
 
+def test_a_weight_with_two_names_on_a_later_stage_is_collected_once(four, names):
+    found = four.do("saved_again")
+    assert found[1] is None
+    assert sorted(found[0]) == names("again")[0]
+    assert set(found[0].values()) == {0.0}
+
+
 def test_a_model_too_big_for_one_device_trains_in_two_stages_that_fit(four):
     found = four.do("in_memory")
     assert [rank["planned"] for rank in found] == [found[0]["planned"], found[1]["planned"]] * 2  # one plan for all

@@ -325,7 +325,9 @@ def test_a_shared_model_is_as_good_whoever_is_asked(digits):
 
 @pytest.mark.parametrize("name", ["ssgd", "hpsgd", "psgd"])
 def test_a_run_that_diverges_ends(digits, name):
-    run = simulate(AVERAGING[name], trained(digits, lr=1e20, rounds=50), rounds=50, evaluate_every=1000)
+    run = simulate(
+        AVERAGING[name], trained(digits, lr=1e6, weight_decay=1e14, rounds=50), rounds=50, evaluate_every=1000
+    )
     assert run.trace.diverged
     assert run.trace.rounds_done < 50
 

@@ -121,7 +121,12 @@ def ratio_chart(bars: Sequence[RatioBar], *, rate: float | None = None) -> Chart
     data = [_bars(group, numbered) for group in COLOURS if any(bar.group == group for bar in shown)]
     data += _dots(numbered)
     pixels = 26 if len(shown) <= 24 else 19 if len(shown) <= 70 else 15
-    annotations = _remarks(numbered, low) + ([_rate_label(rate)] if rate is not None else [])
+    annotations, shapes = _remarks(numbered, low), list[Json]()
+    if rate is not None:
+        place: Json = {"x": math.log10(rate), "yref": "paper", "y": 1, "yanchor": "bottom", "showarrow": False}
+        annotations.append({**place, "text": f"rate {rate:.3g}", "font": {"size": 12, "color": "ink"}})
+        dashed = {"color": "ink", "width": 1.5, "dash": "dash"}
+        shapes.append({"type": "line", "x0": rate, "x1": rate, "yref": "paper", "y0": 0, "y1": 1, "line": dashed})
     return Chart(
         name="ratios",
         title="How much rate each layer bears",
@@ -139,7 +144,7 @@ def ratio_chart(bars: Sequence[RatioBar], *, rate: float | None = None) -> Chart
                 ticktext=[plot_text(shortened(bar.name, MOST_LABEL, cut="early")) for bar in shown],
             ),
             margin={"l": 8, "r": 12, "t": 26, "b": 8},
-            shapes=[_rate_line(rate)] if rate is not None else [],
+            shapes=shapes,
             annotations=annotations,
         ),
         wide=True,
@@ -157,19 +162,18 @@ def course_chart(bars: Sequence[RatioBar]) -> Chart | None:
     if not drawn:
         return None
     low, high = _range([ratio for bar in drawn for _, ratio in bar.course if ratio is not None and drawable(ratio)])
-    data: list[Json] = []
-    for bar in sorted(drawn, key=lambda bar: bar.limiting):  # the limiting one on top
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": plot_text(bar.name),
-                "x": [step for step, _ in bar.course],
-                "y": [_rounded(ratio) if drawable(ratio) else None for _, ratio in bar.course],
-                "line": {"color": "dropped" if bar.limiting else "used/0.5", "width": 2.5 if bar.limiting else 1.2},
-                "hovertemplate": "%{fullData.name}<br>step %{x}: %{y:.3g}<extra></extra>",
-            }
-        )
+    data: list[Json] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": plot_text(bar.name),
+            "x": [step for step, _ in bar.course],
+            "y": [_rounded(ratio) if drawable(ratio) else None for _, ratio in bar.course],
+            "line": {"color": "dropped" if bar.limiting else "used/0.5", "width": 2.5 if bar.limiting else 1.2},
+            "hovertemplate": "%{fullData.name}<br>step %{x}: %{y:.3g}<extra></extra>",
+        }
+        for bar in sorted(drawn, key=lambda bar: bar.limiting)  # the limiting one on top
+    ]
     return Chart(
         name="course",
         title="The same ratios while it trains",
@@ -186,15 +190,16 @@ def course_chart(bars: Sequence[RatioBar]) -> Chart | None:
 
 
 def _caption(bars: Sequence[RatioBar], shown: Sequence[RatioBar], rate: float | None) -> str:
-    words = "The length of a layer's weights over the length of its gradient. A plain gradient step at this rate would "
-    words += "move the layer by as much as it is long."
-    if rate is not None:
-        words += " Dashed: the recipe's rate at the first step."
-    if any(bar.later is not None for bar in shown):
-        words += f" Dots: after {max(bar.course[-1][0] for bar in shown if bar.course):,} steps."
-    if len(shown) < len(bars):
-        words += f" {len(bars) - len(shown)} biases and scales of normalisation are not drawn; the table has them."
-    return words
+    dots = any(bar.later is not None for bar in shown)
+    left_out = len(bars) - len(shown)
+    sentences = [
+        "The length of a layer's weights over the length of its gradient.",
+        "A plain gradient step at this rate would move the layer by as much as it is long.",
+        "Dashed: the recipe's rate at the first step." if rate is not None else "",
+        f"Dots: after {max(bar.course[-1][0] for bar in shown if bar.course):,} steps." if dots else "",
+        f"{left_out} biases and scales of normalisation are not drawn; the table has them." if left_out else "",
+    ]
+    return " ".join(filter(None, sentences))
 
 
 def _bars(group: str, numbered: Sequence[tuple[int, RatioBar]]) -> Json:
@@ -243,16 +248,6 @@ def _remarks(numbered: Sequence[tuple[int, RatioBar]], low: float) -> list[Json]
         for number, bar in numbered
         if not drawable(bar.ratio)
     ]
-
-
-def _rate_line(rate: float) -> Json:
-    style = {"color": "ink", "width": 1.5, "dash": "dash"}
-    return {"type": "line", "x0": rate, "x1": rate, "yref": "paper", "y0": 0, "y1": 1, "line": style}
-
-
-def _rate_label(rate: float) -> Json:
-    place: Json = {"x": math.log10(rate), "yref": "paper", "y": 1, "yanchor": "bottom", "showarrow": False}
-    return {**place, "text": f"rate {rate:.3g}", "font": {"size": 12, "color": "ink"}}
 
 
 def _ticks(low: float, high: float) -> Json:

@@ -1,4 +1,4 @@
-"""What comes in: checked before anything is computed, and cut into full micro-batches and the rest.
+"""Batches: checked before anything is computed, and cut into full micro-batches and the rest.
 
     plan: 4 micro-batches of 3              F F F F
     a batch of 12 samples                   4 of 3                  the plan's own schedule
@@ -26,7 +26,7 @@ Loss = Callable[[Any, Any], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """So many micro-batches of one size, from sample `first` on."""
+    """A number of micro-batches of one size, from sample `first` on."""
 
     first: int
     count: int
@@ -34,12 +34,11 @@ class Pass:
 
     @property
     def samples(self) -> slice:
-        """Which samples of the batch these are."""
         return slice(self.first, self.first + self.count * self.size)
 
 
 def passes(samples: int, size: int) -> list[Pass]:
-    """How a batch goes through a pipeline for micro-batches of `size`.
+    """Return how a batch goes through a pipeline for micro-batches of `size`.
 
     >>> passes(8, 3)
     [Pass(first=0, count=2, size=3), Pass(first=6, count=1, size=2)]
@@ -51,8 +50,8 @@ def passes(samples: int, size: int) -> list[Pass]:
     return found + ([Pass(first=full * size, count=1, size=rest)] if rest else [])
 
 
-def as_tuple(tensors: Any, what: str) -> tuple[torch.Tensor, ...]:
-    """A tensor or several, as a tuple.
+def as_tuple(tensors: Any, name: str) -> tuple[torch.Tensor, ...]:
+    """Return a tensor or several, as a tuple.
 
     >>> as_tuple(3, "inputs")
     Traceback (most recent call last):
@@ -61,12 +60,12 @@ def as_tuple(tensors: Any, what: str) -> tuple[torch.Tensor, ...]:
     every = tuple(tensors) if isinstance(tensors, tuple | list) else (tensors,)
     for each in every:
         if not isinstance(each, torch.Tensor):
-            raise PipelineError(f"{what} must be a tensor or a tuple of tensors ({type(each).__name__})")
+            raise PipelineError(f"{name} must be a tensor or a tuple of tensors ({type(each).__name__})")
     return every
 
 
 def count_inputs(inputs: Any, shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]) -> int:
-    """How many samples the inputs have; PipelineError if they are not what the plan was made for.
+    """Return how many samples the inputs have; PipelineError if they are not what the plan was made for.
 
     >>> count_inputs(torch.ones(8, 4), [(2, 4)], [torch.float32])
     8
@@ -88,7 +87,7 @@ def count_inputs(inputs: Any, shapes: Sequence[Sequence[int]], dtypes: Sequence[
 
 
 def count_targets(targets: Any) -> int:
-    """How many samples the targets are for.
+    """Return how many samples the targets are for.
 
     >>> count_targets(torch.zeros(3, dtype=torch.long))
     3
@@ -96,13 +95,13 @@ def count_targets(targets: Any) -> int:
     return _count(as_tuple(targets, "targets"), "targets")
 
 
-def _count(tensors: Sequence[torch.Tensor], what: str) -> int:
+def _count(tensors: Sequence[torch.Tensor], name: str) -> int:
     counts = {len(each) if each.dim() else 0 for each in tensors}
     if len(counts) > 1:
-        raise PipelineError(f"{what} must all have the same number of samples ({', '.join(map(str, sorted(counts)))})")
+        raise PipelineError(f"{name} must all have the same number of samples ({', '.join(map(str, sorted(counts)))})")
     samples = counts.pop()
     if not samples:
-        raise PipelineError(f"{what} must have at least one sample (samples=0)")
+        raise PipelineError(f"{name} must have at least one sample (samples=0)")
     return samples
 
 

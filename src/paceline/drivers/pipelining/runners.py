@@ -27,15 +27,16 @@ from torch.distributed.pipelining import (
     ScheduleLoopedBFS,
 )
 
-from paceline.drivers.collective.pipelining.batches import Loss, Pass, as_tuple
-from paceline.drivers.collective.pipelining.crew import Crew
-from paceline.drivers.collective.pipelining.splitting import splits
-from paceline.drivers.collective.pipelining.stages import Log, Stage, described
-from paceline.drivers.collective.pipelining.standins import stand_ins
+from paceline.drivers.pipelining.batches import Loss, Pass, as_tuple
+from paceline.drivers.pipelining.ranks import PipelineRanks
+from paceline.drivers.pipelining.stages import Stage, StageLog, without_content
+from paceline.drivers.pipelining.torch_internals import can_split
+from paceline.drivers.pipelining.weights import placeholders
 from paceline.pipeline import PipelineError
-from paceline.pipeline.graph import ModelGraph, PieceModule, cut_piece
+from paceline.pipeline.graph import ModelGraph, cut_piece
 from paceline.pipeline.plan import Plan
 from paceline.pipeline.schedules import find, why_not
+from paceline.pipeline.tracing import modes_kept
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -43,7 +44,7 @@ SCHEDULES: dict[str, Any] = {
     "interleaved": ScheduleInterleaved1F1B,
     "zero-bubble": ScheduleInterleavedZeroBubble,
 }
-"""Name -> what runs it."""
+"""The schedules of torch by our names."""
 
 MOST_SIZES, MOST_RUNNERS = 3, 6
 
@@ -51,12 +52,12 @@ Key = TypeVar("Key")
 Made = TypeVar("Made")
 
 
-class Workshop:
-    """Makes runners for a model cut by a plan, and keeps the last few."""
+class PipelineRunners:
+    """The runners of a model cut by a plan: made when they are asked for, of which the last few are kept."""
 
-    def __init__(self, model: nn.Module, plan: Plan, crew: Crew) -> None:
-        self.model, self.plan, self.crew = model, plan, crew
-        self.log = Log()
+    def __init__(self, model: nn.Module, plan: Plan, ranks: PipelineRanks) -> None:
+        self.model, self.plan, self.ranks = model, plan, ranks
+        self.log = StageLog()
         self.weights: dict[str, torch.Tensor] = {}
         self.size = int(plan.shapes[0][0])
         self.graph = self._trace(self.size)
@@ -66,11 +67,11 @@ class Workshop:
 
     def _trace(self, size: int) -> ModelGraph:
         inputs = [
-            torch.zeros((size, *shape[1:]), dtype=dtype, device=self.crew.device)
+            torch.zeros((size, *shape[1:]), dtype=dtype, device=self.ranks.device)
             for shape, dtype in zip(self.plan.shapes, self.plan.dtypes, strict=True)
         ]
         # A trace also serves later steps, so it knows of gradients even where a prediction asks for it.
-        with torch.inference_mode(False), torch.enable_grad(), stand_ins(self.model, self.crew.device):
+        with torch.inference_mode(False), torch.enable_grad(), placeholders(self.model, self.ranks.device):
             try:
                 graph = ModelGraph(self.model, tuple(inputs))
             except PipelineError as error:
@@ -88,23 +89,23 @@ class Workshop:
 
     @property
     def planned(self) -> Pass:
-        """What the plan was made for."""
+        """The pass that the plan was made for."""
         return Pass(first=0, count=int(self.plan.microbatches), size=self.size)
 
-    def hold(self, weights: dict[str, torch.Tensor], name_of: dict[str, str]) -> None:
-        """From now on pieces hold these weights: a trace may have seen stand-ins, or others that are elsewhere now."""
+    def hold_weights(self, weights: dict[str, torch.Tensor], name_of: dict[str, str]) -> None:
+        """Let pieces hold these weights: a trace may have seen placeholders, or weights that are elsewhere now."""
         self.weights = {name: weights[real] for name, real in name_of.items() if real in weights}
         self.graph.attributes.update(self._known(self.graph))
 
     def _known(self, graph: ModelGraph) -> dict[str, torch.Tensor]:
         return {name: self.weights[name] for name in graph.attributes if name in self.weights}
 
-    def sizes_of(self, parts: Sequence[Pass]) -> dict[str, str]:
-        """What must be the same on all ranks for these passes, which the fingerprint leaves out: all tensors' sizes."""
+    def tensor_sizes(self, parts: Sequence[Pass]) -> dict[str, str]:
+        """Return hashes of all tensors' sizes in these passes, which must be the same on all ranks."""
         return {f"tensor sizes for {part.size} samples": _sizes(self._sized(part.size)) for part in parts}
 
-    def rows(self) -> list[int]:
-        """How many rows each output has for each sample; PipelineError if that is not certain.
+    def output_rows(self) -> list[int]:
+        """Return how many rows each output has for each sample; PipelineError if that is not certain.
 
         [samples, ...] is one. [samples * 5, ...] is five if another number of samples shows it: 10 rows for 2 samples
         may be anything.
@@ -112,11 +113,11 @@ class Workshop:
         if self._rows is None:
             here = [_shape(node) for node in self.graph.outputs]
             clear = all(shape[:1] == (self.size,) and self.size not in shape[1:] for shape in here)
-            self._rows = [1] * len(here) if clear else self._rows_by(here, self.size + 1)
+            self._rows = [1] * len(here) if clear else self._rows_by_trace(here, self.size + 1)
         return self._rows
 
-    def _rows_by(self, here: Sequence[tuple[int, ...]], other: int) -> list[int]:
-        """What a trace with another number of samples says."""
+    def _rows_by_trace(self, here: Sequence[tuple[int, ...]], other: int) -> list[int]:
+        """Return the same as a trace with another number of samples shows it."""
         try:
             there = [_shape(node) for node in self._sized(other).outputs]
             counts = [shape[0] // self.size for shape in here]
@@ -135,7 +136,7 @@ class Workshop:
         )
 
     def runner(self, part: Pass, *, trains: bool) -> Runner:
-        """What runs a pass."""
+        """Return what runs a pass."""
         key = (part.count, part.size, trains)
         made = self._runners.get(key)
         if made is None:
@@ -158,11 +159,11 @@ class Workshop:
 
 
 def _sizes(graph: ModelGraph) -> str:
-    """A hash of what all tensors between layers are, and which weights are trained."""
+    """Return a hash of what all tensors between layers are, and which weights are trained."""
     values = [*graph.inputs, *(value.node for value in graph.values), *graph.outputs]
-    said = [f"{node.name} {_size(node.meta.get('val'))}" for node in values]
-    said += [f"{weight.name} {weight.trained}" for weight in graph.weights]
-    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+    lines = [f"{node.name} {_size(node.meta.get('val'))}" for node in values]
+    lines += [f"{weight.name} {weight.trained}" for weight in graph.weights]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
@@ -176,7 +177,7 @@ def _size(value: Any) -> str:
 
 
 def _newest(kept: OrderedDict[Key, Made], key: Key, most: int) -> Made:
-    """What is kept under a key, now the last to be let go of."""
+    """Return what is kept under a key, now the last to be let go of."""
     kept.move_to_end(key)
     while len(kept) > most:
         kept.popitem(last=False)
@@ -186,26 +187,27 @@ def _newest(kept: OrderedDict[Key, Made], key: Key, most: int) -> Made:
 class Runner:
     """This rank's pieces under one of torch's schedules, for so many micro-batches of one size."""
 
-    def __init__(self, workshop: Workshop, graph: ModelGraph, count: int, *, trains: bool) -> None:
-        plan, crew = workshop.plan, workshop.crew
-        self.graph, self._count, self._log = graph, count, workshop.log
+    def __init__(self, runners: PipelineRunners, graph: ModelGraph, count: int, *, trains: bool) -> None:
+        plan, ranks = runners.plan, runners.ranks
+        self._count, self._log = count, runners.log
         name = plan.schedule if trains and why_not(plan.schedule, plan.stages, count, plan.chunks) is None else "gpipe"
         ends = [0, *plan.cuts, len(graph.layers)]
-        numbers = range(crew.stage, len(ends) - 1, plan.stages)
+        numbers = range(ranks.stage, len(ends) - 1, plan.stages)
         self._stages = []
         for number in numbers:
             piece = cut_piece(graph, ends[number], ends[number + 1])
             piece.module.training = trains  # of its operations; modules taken whole are in their own modes
+            given = graph.outputs if number == len(ends) - 2 else [value.node for value in piece.gives]
             self._stages.append(
                 Stage(
                     piece,
                     number,
                     len(ends) - 1,
-                    outputs=self._outputs(piece, last=number == len(ends) - 2),
-                    device=crew.device,
-                    group=crew.row,
+                    outputs=without_content(node.meta["val"] for node in given),
+                    device=ranks.device,
+                    group=ranks.row,
                     log=self._log,
-                    whole_backward=trains and find(name).splits_backward and not splits(piece),
+                    splits=not trains or not find(name).splits_backward or can_split(piece),
                 )
             )
         self._weight, self._targets = 1.0, list[Any]()
@@ -219,14 +221,10 @@ class Runner:
                 self._stages if takes_list else self._stages[0], n_microbatches=count, scale_grads=False, **loss
             )
 
-    def _outputs(self, piece: PieceModule, *, last: bool) -> tuple[torch.Tensor, ...]:
-        given = [node.meta["val"] for node in self.graph.outputs]
-        return described(given) if last else described([value.node.meta["val"] for value in piece.gives])
-
     def train(
         self, inputs: tuple[torch.Tensor, ...], targets: list[Any], loss_function: Loss | None, weight: float
     ) -> float:
-        """Forward and backward of all micro-batches; the weighted sum of their losses, where the last stage is.
+        """Run all micro-batches forward and backward; return the weighted sum of their losses, where the last stage is.
 
         `inputs` are of the first stage, and `targets`, one for each micro-batch, of the last.
         """
@@ -242,9 +240,11 @@ class Runner:
             self._clear()
 
     def predict(self, inputs: tuple[torch.Tensor, ...]) -> Any:
-        """Forward alone; what the model returns, where the last stage is."""
+        """Run all micro-batches forward alone; return what the model returns, where the last stage is."""
         try:
-            with _quiet(), torch.no_grad(), _evaluating([stage.submod for stage in self._stages]):
+            with _quiet(), torch.no_grad(), modes_kept(*(stage.submod for stage in self._stages)):
+                for stage in self._stages:
+                    stage.submod.eval()
                 return self._schedule.eval(*inputs)
         finally:
             self._clear()
@@ -272,21 +272,8 @@ class Runner:
 
 
 @contextmanager
-def _evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Eval mode for a while; then every module in the mode that it was in."""
-    before = {inner: inner.training for module in modules for inner in module.modules()}
-    try:
-        for module in modules:
-            module.eval()
-        yield
-    finally:
-        for inner, training in before.items():
-            inner.training = training
-
-
-@contextmanager
 def _quiet() -> Iterator[None]:
-    """torch logs a whole schedule where it fails; we say which rank, and why."""
+    """Silence torch, which logs a whole schedule where it fails; our errors say which rank, and why."""
     logger = logging.getLogger("torch.distributed.pipelining.schedules")
     before, logger.disabled = logger.disabled, True
     try:

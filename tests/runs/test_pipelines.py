@@ -11,8 +11,8 @@ import torch.distributed as dist
 from paceline import Race, Recipe, simulate
 from paceline.cli.main import main
 from paceline.distributed.stores import StoreGather
-from paceline.drivers.collective.pipeline_plans import difference
-from paceline.drivers.collective.pipeline_story import PipelineStory
+from paceline.drivers.pipelining.job import PipelineRecorder
+from paceline.drivers.pipelining.planning import difference
 from paceline.pipeline.schedules import SCHEDULES, why_not
 from paceline.pipeline.settings import PipelineSettings
 from paceline.recipes import SettingError, read_recipe
@@ -142,20 +142,20 @@ def test_a_plan_for_something_else_is_refused_in_words_that_say_what():
     assert "takes 1.0 MB of a device, and memory_mb is 1.0: plan again" in difference(plan(), less, 32, "my.json")
 
 
-def test_a_story_goes_on_where_it_was_kept_and_tells_every_step():
-    story = PipelineStory(stages=1, replicas=1)
-    story.began(50.0)
-    story.evaluations.append(Evaluation(round=0, seconds=0.0, loss=2.0, accuracy=0.1))
-    story.stepped(50.0, 51.0)
-    kept = story.state_dict(51.5)
-    again = PipelineStory(stages=1, replicas=1)
+def test_a_recorder_goes_on_where_it_was_kept_and_tells_every_step():
+    recorder = PipelineRecorder(stages=1, replicas=1)
+    recorder.start_clock(50.0)
+    recorder.evaluations.append(Evaluation(round=0, seconds=0.0, loss=2.0, accuracy=0.1))
+    recorder.add_step(50.0, 51.0)
+    kept = recorder.state_dict(51.5)
+    again = PipelineRecorder(stages=1, replicas=1)
     again.load_state_dict(kept)
-    again.began(1000.0)
-    again.stepped(1000.0, 1002.0)
+    again.start_clock(1000.0)
+    again.add_step(1000.0, 1002.0)
     again.gather(StoreGather(dist.HashStore(), 0, 1, timeout_seconds=1.0))
     recipe = for_ranks(pipelined())
     about = {"strategy": "full", "seed": 0, "recipe": recipe.to_document(), "rounds_done": 2, "seconds": 3.5}
-    trace = again.trace(about=about)
+    trace = again.trace(used=again.steps, **about)
     assert [(each.started_seconds, each.finished_seconds) for each in trace.works] == [(0.0, 1.0), (1.5, 3.5)]
     assert [round_.closed_seconds for round_ in trace.rounds] == [1.0, 3.5]
     assert (trace.used, trace.workers, len(trace.evaluations)) == (2, 1, 1)

@@ -1,4 +1,4 @@
-"""`paceline bench`: what this machine can do."""
+"""`paceline bench`: measurements of this machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paceline.bench import BENCHES
 from paceline.cli.options import UsageError
+from paceline.cli.output import note, results_folder
+from paceline.cli.progress import step_bar
 from paceline.files import write_file
 from paceline.lookup import unknown
 
@@ -28,7 +29,7 @@ class BenchOptions:
     """Measure this machine: `paceline bench codecs`."""
 
     what: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[WHAT]")] = ""
-    """What to measure; without it, what there is is listed."""
+    """What to measure; without it, the benchmarks are listed."""
     size: int = 11_000_000
     """codecs: elements of the gradient."""
     codecs: str = ""
@@ -44,69 +45,52 @@ class BenchOptions:
 
 
 def bench(options: BenchOptions, overrides: dict[str, str]) -> None:
-    """`paceline bench`."""
     if not options.what:
         for name, description in BENCHES.items():
             print(f"paceline bench {name:<8} {description}")
         return
     if options.what not in BENCHES:
         raise UsageError(str(unknown("benchmark", options.what, BENCHES)))
-    _bench_codecs(options)
-
-
-def _bench_codecs(options: BenchOptions) -> None:
-    notes, out = Console(stderr=True), Path(options.out)
+    notes = Console(stderr=True)
     with notes.status("loading torch"):
         from paceline.bench.codecs import check_repeats, measure, steps, variants
         from paceline.bench.gradients import check_size, real_gradient
     chosen = variants(name.strip() for name in options.codecs.split(",") if name.strip())
     check_size(options.size)
     check_repeats(options.repeats)
-    try:
-        out.mkdir(parents=True, exist_ok=True)  # better refused now than after the run
-    except OSError as error:
-        raise UsageError(f"cannot write results to {out}: {error.strerror or error}; give another --out") from None
+    out = results_folder(options.out)
     with notes.status("training a network for a gradient to measure on"):
         gradient, small = real_gradient(options.size), real_gradient(min(options.size, SMALL))
-    with _progress(notes) as progress:
-        task = progress.add_task("codecs", total=steps(chosen, options.repeats))
-
-        def told(what: str) -> None:
-            progress.update(task, description=what, advance=1)
-
-        measured = measure(gradient, small, chosen, repeats=options.repeats, on_step=told)
-    _tell(options, measured, gradient, out, notes)
+    with step_bar(notes, total=steps(chosen, options.repeats)) as advance:
+        measured = measure(gradient, small, chosen, repeats=options.repeats, on_step=advance)
+    _show(options, measured, gradient, out, notes)
 
 
-def _progress(notes: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description:<30}"), BarColumn(bar_width=None), TimeRemainingColumn(), console=notes,
-        expand=True, transient=True,
-    )  # fmt: skip
-
-
-def _tell(
+def _show(
     options: BenchOptions, measured: list[CodecMeasurement], gradient: SampleGradient, out: Path, notes: Console
 ) -> None:
     from paceline.bench import tables
-    from paceline.bench.tables import exchanges
     from paceline.reports.codec_page import codec_page
 
-    rows = exchanges(measured)
-    both = [tables.codecs_table(measured, gradient), tables.links_table(rows)]
+    rows = tables.exchanges(measured)
+    links = tables.links_table(rows)
     document = json.dumps(tables.document(measured, gradient, options.repeats), indent=2, allow_nan=False)
     if options.json:
         print(document)
     else:
         console = Console(highlight=False)
-        for table in (tables.codecs_table(measured, gradient, letters=True), both[1]):
+        for table in (tables.codecs_table(measured, gradient, letters=True), links):
             console.print(table.rich(), "")
         console.print("\n".join(tables.scatter_lines(measured)), markup=False)
     try:
         write_file(out / "results.json", document + "\n")
-        said = [f"{measured[0].elements:,} float32", gradient.description, f"best of {options.repeats}"]
-        page = codec_page(tables.points(measured), both, headline=tables.headline(rows), conditions=said)
-        told = f"report: {write_file(out / 'report.html', page)}"
-    except OSError as error:  # the results are told; that they cannot be kept does not undo them
-        told = f"cannot write the report to {out}: {error.strerror or error}"
-    notes.print(told, soft_wrap=True, highlight=False, markup=False)
+        page = codec_page(
+            tables.points(measured),
+            [tables.codecs_table(measured, gradient), links],
+            headline=tables.headline(rows),
+            conditions=[f"{measured[0].elements:,} float32", gradient.description, f"best of {options.repeats}"],
+        )
+        message = f"report: {write_file(out / 'report.html', page)}"
+    except OSError as error:  # the results are printed; that they cannot be kept does not undo them
+        message = f"cannot write the report to {out}: {error.strerror or error}"
+    note(notes, message)
