@@ -10,7 +10,6 @@ import gc
 import inspect
 import os
 import signal
-import sys
 import tempfile
 
 import pytest

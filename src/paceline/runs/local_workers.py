@@ -13,7 +13,7 @@ import sys
 from dataclasses import replace
 
 from paceline.drivers.served.pack import run_pack
-from paceline.runs.cluster import work_for, worker_options
+from paceline.runs.cluster import WorkerOptions, work_for
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,10 +27,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--numbers", required=True)
     for name in ("--model", "--data-directory", "--delay-file"):
-        parser.add_argument(name)
+        parser.add_argument(name, default="")
     given = parser.parse_args(arguments)
     logging.getLogger("paceline.served").setLevel(logging.ERROR)  # the server is in the same terminal, and tells it
-    options = replace(worker_options(vars(given)), threads=1)
+    options = WorkerOptions(
+        model=given.model, data_directory=given.data_directory, delay_file=given.delay_file, threads=1
+    )
     torch.set_num_threads(1)
     address = sys.stdin.readline().strip()
     if not address:

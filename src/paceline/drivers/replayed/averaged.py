@@ -64,7 +64,7 @@ def replayed_team(
     >>> from paceline.strategies.averaging import make_averaging
     >>> training = make_training(Recipe(), load_data(Recipe()))
     >>> averages = [(Window(steps=2), Window(steps=2))]
-    >>> len(replayed_team(averages, training, make_averaging("local-sgd", period=2)).players)
+    >>> len(replayed_team(averages, training, make_averaging("local-sgd", period=2)).models)
     2
     """
     if not averages:
