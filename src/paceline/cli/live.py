@@ -17,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from paceline.drivers.served.run import RunStatus, WorkerStatus
+    from paceline.drivers.served.membership import WorkerStatus
+    from paceline.drivers.served.run import RunStatus
 
 MOST_LANES = 24
 _PACE_SECONDS = 10.0

@@ -27,7 +27,7 @@ from paceline import __version__
 from paceline.codecs import Codec
 from paceline.codecs.naming import parse_codec, text_of
 from paceline.drivers.served.coordinator import Coordinator
-from paceline.drivers.served.membership import Seats
+from paceline.drivers.served.membership import Seats, WorkerStatus
 from paceline.drivers.served.security import check_exposed, join_address, parse_address, server_credentials
 from paceline.drivers.served.server import Server
 from paceline.drivers.served.settings import Limits, Measure, ServerSettings
@@ -226,23 +226,6 @@ def _begin_journal(journal: JournalWriter, settings: ServerSettings, checkpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStatus:
-    """The state of one worker, for whoever watches the run.
-
-    >>> WorkerStatus(worker=0, alive=True, last="on time", used=3, late=1, dropped=0, refused=0).used
-    3
-    """
-
-    worker: int
-    alive: bool
-    last: str
-    used: int
-    late: int
-    dropped: int
-    refused: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
     """The state of the run, for whoever watches it.
 
@@ -311,23 +294,12 @@ class ServerRun:
         """The state of the run, for whoever watches it."""
         return RunStatus(
             round=self.rounds_done,
-            rounds=self.coordinator.total_steps // self._steps_per_round,
+            rounds=self._settings.rounds,
             seconds=self.server.now(),
             loss=self._loss,
             accuracy=self._accuracy,
             begun=self.coordinator.begun,
-            workers=tuple(
-                WorkerStatus(
-                    worker=number,
-                    alive=member.alive,
-                    last=member.last,
-                    used=member.used,
-                    late=member.late,
-                    dropped=member.dropped,
-                    refused=member.refused,
-                )
-                for number, member in sorted(self.coordinator.members.items())
-            ),
+            workers=tuple(member.status for _, member in sorted(self.coordinator.members.items())),
         )
 
     async def serve(
