@@ -217,7 +217,7 @@ class _Presence:
 
 
 def _after_the_end(record: JournalRecord, ended: str) -> bool:
-    """Return whether a record is of the time after the last round, in which a model is saved and workers are sent away."""
+    """Return whether a record is of the time after the last round, which is no part of the time that a run took."""
     goodbye = bool(ended) and isinstance(record, WorkerLeft) and record.reason == ended
     return goodbye or isinstance(record, Checkpointed)
 

@@ -10,7 +10,6 @@ gets is a whole number of microseconds, as it is in the journal, so that a repla
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,8 +33,6 @@ from paceline.traces.journal import (
 )
 from paceline.traces.replay_events import events_of, without_workers
 from paceline.training import TrainState, all_finite, fingerprint
-
-MOST_REASONS = 1000
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -87,7 +84,6 @@ class Coordinator:
         self.total_steps, self.wait_for = total_steps, wait_for
         self.begun = self.diverged = self.stopped = False
         self.members: dict[int, Member] = {}
-        self.refused_reasons: Counter[str] = Counter()
         self.sent_bytes = self.received_bytes = 0  # since the last step
         self.to_send: list[int] = []
         self.boundary = self._boundary_state()
@@ -226,9 +222,7 @@ class Coordinator:
             self.to_send.append(received.worker)
 
     def refused(self, reason: str, *, worker: int | None, peer: str, now: float) -> None:
-        """Count a refusal, and write it to the journal."""
-        if reason in self.refused_reasons or len(self.refused_reasons) < MOST_REASONS:  # strangers word some of them
-            self.refused_reasons[reason] += 1
+        """Write a refusal to the journal."""
         self.flush()
         self._write(Refused(at_seconds=now, worker=worker, peer=peer, reason=reason))
 
