@@ -1,13 +1,19 @@
-"""How every test runs: torch on one thread, and with as little time as can be for memory.
+"""How every test runs: torch on one thread, with as little time as can be for memory, and never for ever.
 
-Tests run side by side, and small tensors make threads wait more than work.
+Tests run side by side, and small tensors make threads wait more than work. A test that takes longer than `timeout` in
+pyproject.toml fails, with the stacks of its threads and of the processes that it started. Where not even that helps
+(its main thread stays in C code), the tester is ended 90 seconds later, stacks first.
 """
 
+import faulthandler
 import gc
 import os
+import signal
+import tempfile
 
 import pytest
 from hypothesis import settings
+from pytest_timeout import is_debugging
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, and for the processes that tests start
 
@@ -20,8 +26,15 @@ settings.register_profile("paceline", deadline=None, derandomize=True)  # this m
 settings.load_profile("paceline")
 
 
+AGAIN_SECONDS, STUCK_SECONDS = 20.0, 90.0  # beyond a test's limit
+STACKS = pytest.StashKey[str]()
+_stderr = os.dup(2)  # the terminal, whatever is captured
+
+
 def pytest_configure(config):
-    """Set it where testers are started, and take it away again in each of them."""
+    """Let SIGINT interrupt; set the memory's settings where testers are started, not in what they start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as under nohup: what tests start would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         if config.getoption("numprocesses", None):
             os.environ.setdefault("GLIBC_TUNABLES", KEEP_MEMORY)
@@ -34,3 +47,47 @@ def pytest_collection_finish():
     """Let the garbage collector pass over what stays until the end: torch, thousands of tests and their modules."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_timeout_set_timer(item, settings):
+    """Interrupt the test when its time is over, again where its cleaning up hangs too, and else end the tester."""
+    if not hasattr(signal, "SIGALRM"):
+        return None
+
+    def out_of_time(number, frame):
+        if not is_debugging():
+            item.stash.setdefault(STACKS, _stacks_of_all())
+            pytest.fail(f"Timeout (>{settings.timeout:g} s)")
+
+    signal.signal(signal.SIGALRM, out_of_time)
+    signal.setitimer(signal.ITIMER_REAL, settings.timeout, AGAIN_SECONDS)
+    faulthandler.dump_traceback_later(settings.timeout + STUCK_SECONDS, exit=True, file=_stderr)
+    return True
+
+
+def pytest_timeout_cancel_timer(item):
+    """Stop what `pytest_timeout_set_timer` has begun."""
+    if not hasattr(signal, "SIGALRM"):
+        return None
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    faulthandler.cancel_dump_traceback_later()
+    return True
+
+
+def _stacks_of_all():
+    """Return the stacks of this process's threads and of the processes that tests have started, as text."""
+    from tests import warm
+
+    with tempfile.TemporaryFile("w+") as stacks:
+        faulthandler.dump_traceback(stacks)
+        stacks.seek(0)
+        return stacks.read() + warm.stacks_of_children()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Show where threads and processes stood when the test's time was over."""
+    report = yield
+    if STACKS in item.stash:
+        report.sections.append(("stacks when the time was over", item.stash[STACKS]))
+    return report

@@ -12,7 +12,8 @@ import dataclasses
 import functools
 import math
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -114,6 +115,22 @@ class Checked:
                 rule.check(field.name, value)
 
 
+def refuse_settings_of_others(settings: Any, owners: Mapping[str, Sequence[str]], kind: str) -> None:
+    """Refuse a changed setting that only other choices of `settings.name` have; `owners` says who has which.
+
+    >>> from dataclasses import make_dataclass
+    >>> chosen = make_dataclass("Chosen", [("name", str, "top-k"), ("levels", int, 7)])(levels=3)
+    >>> refuse_settings_of_others(chosen, {"levels": ["qsgd"]}, "codec")
+    Traceback (most recent call last):
+    paceline.settings.SettingError: levels is a setting of qsgd, and the codec is top-k
+    """
+    for field in dataclasses.fields(settings):
+        whose = owners.get(field.name, (settings.name,))
+        if settings.name not in whose and getattr(settings, field.name) != field.default:
+            message = f"{field.name} is a setting of {' and '.join(whose)}, and the {kind} is {settings.name}"
+            raise SettingError((field.name,), message)
+
+
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
@@ -160,10 +177,8 @@ def convert(value: Any, hint: Any) -> Any:
 
 def _first(value: Any, hints: tuple[Any, ...]) -> Any:
     for hint in hints:
-        try:
+        with suppress(ValueError):
             return convert(value, hint)
-        except ValueError:
-            continue
     raise ValueError(value)
 
 

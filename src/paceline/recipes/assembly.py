@@ -14,7 +14,6 @@ from paceline.drivers.simulated.delays import Delays, Pareto, ShiftedExponential
 from paceline.drivers.simulated.network import Network
 from paceline.models import MODELS
 from paceline.recipes.recipe import Recipe
-from paceline.recipes.sections import DelaySection
 from paceline.strategies import STRATEGIES, Strategy
 from paceline.strategies.averaging import AVERAGING, Averaging, make_averaging
 from paceline.strategies.averaging.members import SETTINGS
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from paceline.data import Dataset
-    from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
-    from paceline.drivers.simulated.simulation import Simulation
     from paceline.training import Training
 
 
@@ -73,7 +70,13 @@ def make_delays(recipe: Recipe) -> Delays:
             scale_seconds=delay.scale_seconds, shape=delay.shape, persistence=delay.persistence, seed=recipe.seed
         )
     if delay.name == "recorded":
-        return _recorded(delay, recipe.cluster.workers)
+        recorded, workers = read_recorded(Path(delay.file)), recipe.cluster.workers
+        if recorded.workers < workers:
+            raise ValueError(
+                f"{delay.file} has times for {recorded.workers} workers, and the cluster has {workers}; "
+                f"give cluster.workers {recorded.workers} or fewer"
+            )
+        return recorded
     base = ShiftedExponential(
         shift_seconds=delay.shift_seconds,
         mean_seconds=delay.mean_seconds,
@@ -83,16 +86,6 @@ def make_delays(recipe: Recipe) -> Delays:
     if delay.name == "slow-worker":
         return SlowWorkers(base=base, slow=delay.slow_workers, factor=delay.slow_factor)
     return base
-
-
-def _recorded(delay: DelaySection, workers: int) -> Delays:
-    recorded = read_recorded(Path(delay.file))
-    if recorded.workers < workers:
-        raise ValueError(
-            f"{delay.file} has times for {recorded.workers} workers, and the cluster has {workers}; "
-            f"give cluster.workers {recorded.workers} or fewer"
-        )
-    return recorded
 
 
 def make_network(recipe: Recipe) -> Network:
@@ -290,28 +283,3 @@ def make_averaging_setup(recipe: Recipe) -> AveragingSetup:
         seed=recipe.seed,
         recipe=recipe.to_dict(),
     )
-
-
-def make_averaged_simulation(recipe: Recipe, dataset: Dataset) -> AveragedSimulation:
-    """Put together the whole run of workers that average, ready to be iterated over.
-
-    >>> recipe = Recipe(rounds=2).with_strategy("ssgd")
-    >>> len(list(make_averaged_simulation(recipe, load_data(recipe))))
-    3
-    """
-    from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
-
-    training = make_training(recipe, dataset)
-    return AveragedSimulation(make_averaging_setup(recipe), training=training, evaluate_every=recipe.evaluate_every)
-
-
-def make_simulation(recipe: Recipe, dataset: Dataset) -> Simulation:
-    """Put together the whole run, ready to be iterated over.
-
-    >>> len(list(make_simulation(Recipe(rounds=2), load_data(Recipe()))))
-    3
-    """
-    from paceline.drivers.simulated.simulation import Simulation
-
-    training = make_training(recipe, dataset)
-    return Simulation(make_setup(recipe), training=training, evaluate_every=recipe.evaluate_every)

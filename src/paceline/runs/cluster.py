@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -294,13 +293,14 @@ def _all_gone(workers: subprocess.Popen[bytes], standing: RunStatus) -> str | No
 
 def start_workers(recipe: Recipe, numbers: Sequence[int]) -> subprocess.Popen[bytes]:
     """Start workers on this machine, which wait for the address of the server (`send_address`)."""
-    arguments = [sys.executable, "-m", "paceline.runs.local_workers", "--numbers", ",".join(map(str, numbers))]
-    options = {"data_directory": recipe.data.directory, "delay_file": recipe.delay.file}
-    if ":" in recipe.model.name:
-        options["model"] = recipe.model.name
-    for name, value in options.items():
-        if value:
-            arguments += [f"--{name.replace('_', '-')}", str(value)]
+    options = {
+        "--model": recipe.model.name if ":" in recipe.model.name else "",
+        "--data-directory": recipe.data.directory,
+        "--delay-file": recipe.delay.file,
+    }
+    given = [word for name, value in options.items() if value for word in (name, value)]
+    numbers_text = ",".join(map(str, numbers))
+    arguments = [sys.executable, "-m", "paceline.runs.local_workers", "--numbers", numbers_text, *given]
     # In a session of its own: a Ctrl-C in the terminal is for the server, which then says what happens to its workers.
     return subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True)
 
@@ -323,13 +323,3 @@ def end_process(process: subprocess.Popen[bytes], *, by_itself: bool, seconds: f
         with suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
             return
-
-
-def worker_options(arguments: Mapping[str, Any]) -> WorkerOptions:
-    """Return `WorkerOptions` from parsed arguments; other arguments are left out.
-
-    >>> worker_options({"model": "my:net", "numbers": "1,2"}).model
-    'my:net'
-    """
-    known = {field.name for field in dataclasses.fields(WorkerOptions)}
-    return WorkerOptions(**{name: value for name, value in arguments.items() if name in known and value is not None})

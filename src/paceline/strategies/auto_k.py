@@ -56,23 +56,18 @@ class LateWorkUse:
     unfinished_shrinks_step: bool
     noise_always: float
     noise_with_skew: float
-    skew_power: int
     persistence_power: float
 
     def noise(self, skew: float) -> float:
         """Return the factor of 1/K - 1/N."""
-        return self.noise_always + self.noise_with_skew * skew**self.skew_power
+        return self.noise_always + self.noise_with_skew * skew**2
 
 
-COMPENSATED = LateWorkUse(
-    unfinished_shrinks_step=True, noise_always=0.1, noise_with_skew=3.0, skew_power=2, persistence_power=0.2
-)
+COMPENSATED = LateWorkUse(unfinished_shrinks_step=True, noise_always=0.1, noise_with_skew=3.0, persistence_power=0.2)
 COMPENSATED_UNSCALED = LateWorkUse(
-    unfinished_shrinks_step=False, noise_always=0.1, noise_with_skew=3.0, skew_power=2, persistence_power=0.2
+    unfinished_shrinks_step=False, noise_always=0.1, noise_with_skew=3.0, persistence_power=0.2
 )
-DISCARDED = LateWorkUse(
-    unfinished_shrinks_step=False, noise_always=1.6, noise_with_skew=13.0, skew_power=2, persistence_power=0.5
-)
+DISCARDED = LateWorkUse(unfinished_shrinks_step=False, noise_always=1.6, noise_with_skew=13.0, persistence_power=0.5)
 
 
 def make_chooser(k: int | Literal["auto"], use: LateWorkUse) -> Chooser:
