@@ -119,7 +119,7 @@ def pruning_page(
     return Template(asset("pruning.html")).substitute(
         title=escape(title),
         headline=prose(headline(facts)),
-        said="".join(f"<p>{prose(sentence)}</p>" for sentence in (*sentences(facts), *notes)),
+        sentences="".join(f"<p>{prose(sentence)}</p>" for sentence in (*sentences(facts), *notes)),
         conditions="".join(f"<li>{escape(phrase)}</li>" for phrase in conditions(facts)),
         times=time_bars(facts),
         classes=class_bars(facts),
