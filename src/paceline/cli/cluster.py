@@ -7,6 +7,7 @@ the command is itself a rank of a launch by torchrun.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -140,9 +141,9 @@ class ReplayOptions:
 def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     from paceline.runs import cluster
 
+    _check_resume_alone(options, overrides)
     place = place_in(os.environ)
     if options.resume and _is_ranks_run(options.resume):
-        _check_resume_alone(options, overrides)
         return _train_ranks(options, None, place)
     recipe = given_recipe(options.recipe_file, overrides)
     if _by_ranks(recipe) and not options.resume:
@@ -152,62 +153,53 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
             f"{recipe.strategy.name} has a server, and starts its workers itself: run it without torchrun, or use "
             "`paceline serve` and `paceline work`; hpsgd and its family run under torchrun, and pipelines do"
         )
-
-    def run(recipe: Recipe, folder: Path, view: RunView, resume: bool) -> Trained:
-        def opened(address: str) -> None:
-            view.note(f"server at {address}; more workers: paceline work {address}")
-
-        return cluster.train(
-            recipe, folder=folder, resume=resume, listen=options.listen, on_open=opened, on_standing=view.show
-        )
-
-    _serve(options, overrides, "train", run)
+    greeting = "server at {address}; more workers: paceline work {address}"
+    _serve(options, recipe, functools.partial(cluster.train, listen=options.listen), command="train", greeting=greeting)
 
 
 def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
     from paceline.runs import cluster
 
+    _check_resume_alone(options, overrides)
     endpoint = cluster.ServerEndpoint(listen=options.listen, tls=options.tls or None, insecure=options.insecure)
-    if not options.resume:
-        recipe = given_recipe(options.recipe_file, overrides)
-        if _by_ranks(recipe):
-            kind = "a pipeline" if recipe.pipeline.on else "averaging"
-            raise UsageError(f"{kind} has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE")
+    recipe = given_recipe(options.recipe_file, overrides)
+    if _by_ranks(recipe) and not options.resume:
+        kind = "a pipeline" if recipe.pipeline.on else "averaging"
+        raise UsageError(f"{kind} has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE")
+    greeting = "server at {address}: waiting for {workers} workers"
+    run = functools.partial(cluster.serve_recipe, endpoint=endpoint)
+    _serve(options, recipe, run, command="serve", greeting=greeting)
 
-    def run(recipe: Recipe, folder: Path, view: RunView, resume: bool) -> Trained:
-        def opened(address: str) -> None:
-            view.note(f"server at {address}: waiting for {recipe.cluster.workers} workers")
 
-        return cluster.serve_recipe(recipe, endpoint, folder, resume=resume, on_open=opened, on_standing=view.show)
-
-    _serve(options, overrides, "serve", run)
+def _check_resume_alone(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> None:
+    if options.resume and (options.recipe_file or overrides or options.out):
+        raise UsageError("--resume goes on with the run's own recipe, in its own folder: give neither with it")
 
 
 def _serve(
-    options: TrainOptions | ServeOptions,
-    overrides: dict[str, str],
-    name: str,
-    run: Callable[[Recipe, Path, RunView, bool], Trained],
+    options: TrainOptions | ServeOptions, recipe: Recipe, run: Callable[..., Trained], *, command: str, greeting: str
 ) -> None:
-    resume = bool(options.resume)
-    notes = Console(stderr=True)
+    """Train with a server: the recipe that was given, or the one of the run to resume."""
+    notes, resume = Console(stderr=True), bool(options.resume)
+    folder = _run_folder(options.resume) if resume else new_folder(options.out, command)
     if resume:
-        recipe, folder = _resumed(options, overrides)
-    else:
-        recipe, folder = given_recipe(options.recipe_file, overrides), new_folder(options.out, name)
-    if resume and _is_finished(folder, recipe):
-        note(notes, f"{folder} is finished: all {recipe.rounds} rounds are done")
-        return
+        recipe = _recorded_recipe(folder)
+        if _is_finished(folder, recipe):
+            return note(notes, f"{folder} is finished: all {recipe.rounds} rounds are done")
     with notes.status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
         import paceline.drivers.served.run  # noqa: F401 - it takes seconds, and somebody is watching
     with RunView(notes) as view:
-        trained = run(recipe, folder, view, resume)
+
+        def greet(address: str) -> None:
+            view.note(greeting.format(address=address, workers=recipe.cluster.workers))
+
+        trained = run(recipe, folder=folder, resume=resume, on_open=greet, on_standing=view.show)
     for error in dict.fromkeys(trained.outcome.errors):
         note(notes, f"error: {error}", style="red")
     show_results(recipe, [trained.result], folder, notes, as_json=options.json)
     if not trained.outcome.finished:
-        command = f"paceline {name} --resume {folder}{_options_to_repeat(options)}"
-        note(notes, f"{trained.outcome.reason}; go on with: {command}")
+        again = f"paceline {command} --resume {folder}{_options_to_repeat(options)}"
+        note(notes, f"{trained.outcome.reason}; go on with: {again}")
         raise KeyboardInterrupt
 
 
@@ -224,18 +216,11 @@ def _is_finished(folder: Path, recipe: Recipe) -> bool:
     return isinstance(last, RunEnded) and last.rounds_done >= recipe.rounds
 
 
-def _resumed(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> tuple[Recipe, Path]:
-    _check_resume_alone(options, overrides)
-    folder = _run_folder(options.resume)
+def _recorded_recipe(folder: Path) -> Recipe:
     document = read_journal(folder / TRACE).began.recipe
     if not document:
         raise UsageError(f"{folder} is a run of a script: resume it there (paceline.serve(..., resume=True))")
-    return Recipe.from_document(document), folder
-
-
-def _check_resume_alone(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> None:
-    if options.recipe_file or overrides or options.out:
-        raise UsageError("--resume goes on with the run's own recipe, in its own folder: give neither with it")
+    return Recipe.from_document(document)
 
 
 def _run_folder(text: str) -> Path:
@@ -266,10 +251,16 @@ def _train_ranks(options: TrainOptions, recipe: Recipe | None, place: Place | No
         raise UsageError("--listen is for a parameter server, and ranks have none: torchrun says where they meet")
     if recipe is not None:
         recipe = _for_world(recipe, place)
+    if place is not None and not options.resume and not options.out:
+        raise UsageError("under torchrun, give --out: all ranks, and those of a restart, must find the same folder")
+    # Whether a folder that holds a run belongs to this launch, started again, is known only when its ranks have met.
+    as_named = options.resume or (place is not None and options.out)
+    folder = Path(as_named) if as_named else new_folder(options.out, "train")
+    job = _RankJob(recipe=recipe or read_recipe_of(folder), folder=folder, resume=bool(options.resume), options=options)
     if place is None:
-        _start(options, recipe)
+        _fork_ranks(job)
     else:
-        _join(options, recipe, place)
+        job.train(place)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,15 +305,6 @@ class _RankJob:
             show_results(recipe, [result], self.folder, notes, as_json=self.options.json)
 
 
-def _join(options: TrainOptions, recipe: Recipe | None, place: Place) -> None:
-    if not options.resume and not options.out:
-        raise UsageError("under torchrun, give --out: all ranks, and those of a restart, must find the same folder")
-    folder = Path(options.resume or options.out)
-    recipe = recipe if recipe is not None else read_recipe_of(folder)
-    # Whether a folder that holds a run belongs to this launch, started again, is known only when its ranks have met.
-    _RankJob(recipe=recipe, folder=folder, resume=bool(options.resume), options=options).train(place)
-
-
 def _for_world(recipe: Recipe, place: Place | None) -> Recipe:
     """Return the recipe with the launch's number of ranks; without a launch, with its own."""
     if recipe.pipeline.on:
@@ -334,21 +316,17 @@ def _for_world(recipe: Recipe, place: Place | None) -> Recipe:
     return recipe.with_settings(cluster={"workers": place.world})
 
 
-def _start(options: TrainOptions, recipe: Recipe | None) -> None:
+def _fork_ranks(job: _RankJob) -> None:
     from paceline.drivers.ranks.launch import LocalRanks
 
-    folder = Path(options.resume) if options.resume else new_folder(options.out, "train")
-    recipe = read_recipe_of(folder) if recipe is None else recipe
-    job = _RankJob(recipe=recipe, folder=folder, resume=bool(options.resume), options=options)
+    recipe, folder = job.recipe, job.folder
     with Console(stderr=True).status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
         if recipe.pipeline.on:  # once, before the ranks fork
             import paceline.drivers.pipelining.job
             import paceline.drivers.pipelining.planning
         else:
             import paceline.drivers.averaging.job  # noqa: F401
-    before = signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # a command that is asked to stop ends its ranks first
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the ranks as well
     try:
         world = recipe.pipeline.ranks if recipe.pipeline.on else recipe.cluster.workers
         code = LocalRanks(job.run_forked, world, logs=folder).wait()
@@ -397,14 +375,15 @@ def keys(options: KeysOptions, overrides: dict[str, str]) -> None:
     hosts = [host.strip() for host in options.hosts.split(",") if host.strip()]
     directory = Path(options.directory)
     made = make_keys(directory, hosts=hosts, workers=options.workers, days=options.days)
-    notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    for path in key_files(directory, workers=options.workers):
-        notes.print(f"{'made ' if path in made else 'kept '} {path}")
-    notes.print(f"server:  paceline serve RECIPE --listen 0.0.0.0:29400 --tls {directory / 'server'}")
-    notes.print(f"worker:  paceline work HOST:29400 --tls {directory / 'worker'}")
-    if not hosts:
-        notes.print("The server's certificate is for this machine's own name; give --hosts for any other.")
-    notes.print(f"Give workers ca.crt, worker.crt and worker.key; {directory / 'ca.key'} stays with you.")
+    this_machine = "The server's certificate is for this machine's own name; give --hosts for any other."
+    lines = [
+        *(f"{'made ' if path in made else 'kept '} {path}" for path in key_files(directory, workers=options.workers)),
+        f"server:  paceline serve RECIPE --listen 0.0.0.0:29400 --tls {directory / 'server'}",
+        f"worker:  paceline work HOST:29400 --tls {directory / 'worker'}",
+        *([] if hosts else [this_machine]),
+        f"Give workers ca.crt, worker.crt and worker.key; {directory / 'ca.key'} stays with you.",
+    ]
+    note(Console(stderr=True), "\n".join(lines))
 
 
 def replay(options: ReplayOptions, overrides: dict[str, str]) -> None:

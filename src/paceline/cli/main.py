@@ -22,10 +22,9 @@ from paceline.cli.cluster import (
     work,
 )
 from paceline.cli.inspect import InspectOptions, inspect
-from paceline.cli.inspect_pruning_command import InspectPruningOptions, inspect_pruning
 from paceline.cli.options import UsageError, parse
-from paceline.cli.plan_command import PlanOptions, plan
-from paceline.cli.plan_pruning_command import PlanPruningOptions, plan_pruning
+from paceline.cli.plan import PlanOptions, plan
+from paceline.cli.pruning_commands import InspectPruningOptions, PlanPruningOptions, inspect_pruning, plan_pruning
 from paceline.cli.simulate import RaceOptions, SimulateOptions, race, simulate
 from paceline.lookup import unknown
 

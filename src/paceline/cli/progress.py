@@ -144,18 +144,18 @@ class RunView:
         """Print a line above the view."""
         note(self._console, text)
 
-    def show(self, standing: RunStatus) -> None:
+    def show(self, status: RunStatus) -> None:
         """Show where the run stands now."""
-        self._seen.append((time.monotonic(), standing.round))
+        self._seen.append((time.monotonic(), status.round))
         while self._seen[-1][0] - self._seen[0][0] > _PACE_SECONDS:
             self._seen.popleft()
         if self._console.is_terminal:
             (first, before), (last, now) = self._seen[0], self._seen[-1]
             pace = (now - before) / (last - first) if last > first else 0.0
-            self._live.update(Group(*run_view(standing, pace)), refresh=True)
+            self._live.update(Group(*run_view(status, pace)), refresh=True)
 
 
-def run_view(standing: RunStatus, rounds_per_second: float) -> list[Table | Text]:
+def run_view(status: RunStatus, rounds_per_second: float) -> list[Table | Text]:
     """Return the bar of the rounds and the lines of the workers.
 
     >>> from paceline.drivers.served.run import RunStatus
@@ -165,29 +165,29 @@ def run_view(standing: RunStatus, rounds_per_second: float) -> list[Table | Text
     head = Table.grid(padding=(0, 1), expand=True)
     head.add_column(ratio=1)
     head.add_column(no_wrap=True)
-    facts = [f"{standing.round}/{standing.rounds}", f"{standing.seconds:.1f} s", f"{rounds_per_second:.1f} rounds/s"]
-    if standing.loss is not None:
-        facts.append(f"loss {standing.loss:.4f}")
-    if standing.accuracy is not None:
-        facts.append(f"test {standing.accuracy:.1%}")
-    head.add_row(ProgressBar(total=standing.rounds, completed=standing.round), "  ".join(facts))
-    return [head, _worker_lines(standing)]
+    facts = [f"{status.round}/{status.rounds}", f"{status.seconds:.1f} s", f"{rounds_per_second:.1f} rounds/s"]
+    if status.loss is not None:
+        facts.append(f"loss {status.loss:.4f}")
+    if status.accuracy is not None:
+        facts.append(f"test {status.accuracy:.1%}")
+    head.add_row(ProgressBar(total=status.rounds, completed=status.round), "  ".join(facts))
+    return [head, _worker_lines(status)]
 
 
-def _worker_lines(standing: RunStatus) -> Table | Text:
-    if not standing.begun:
-        here = sum(worker.alive for worker in standing.workers)
+def _worker_lines(status: RunStatus) -> Table | Text:
+    if not status.begun:
+        here = sum(worker.alive for worker in status.workers)
         return Text(f"waiting for workers: {here} here", style="cyan")
     table = Table.grid(padding=(0, 2))
     for _ in range(4):
         table.add_column(no_wrap=True)  # what does not fit ends in an ellipsis
-    for worker in standing.workers[:MOST_WORKERS]:
+    for worker in status.workers[:MOST_WORKERS]:
         counts = f"{worker.used} on time, {worker.late} late, {worker.dropped} dropped"
         counts += f", {worker.refused} refused" if worker.refused else ""
         table.add_row(f"worker {worker.worker}", _state(worker), counts, "" if worker.alive else worker.last)
-    if len(standing.workers) > MOST_WORKERS:
-        gone = sum(not worker.alive for worker in standing.workers)
-        table.add_row(f"and {len(standing.workers) - MOST_WORKERS} more", "", f"{gone} of all are gone", "")
+    if len(status.workers) > MOST_WORKERS:
+        gone = sum(not worker.alive for worker in status.workers)
+        table.add_row(f"and {len(status.workers) - MOST_WORKERS} more", "", f"{gone} of all are gone", "")
     return table
 
 

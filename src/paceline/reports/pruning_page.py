@@ -23,15 +23,13 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from string import Template
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.quantities import percent_text
-from paceline.reports.chart import PAGE_COLOURS
-from paceline.reports.page import asset, colour_variables, prose
+from paceline.reports.page import page_html
 from paceline.reports.pruning_facts import (
     CAUTION,
     Bin,
@@ -116,16 +114,16 @@ def pruning_page(
     facts, shown = PruningFacts(record), shown_samples(record, most=most)
     given = images if images is not None else {}
     figures = _Figures(facts, data_uris({number: given[number] for number in shown.numbers if number in given}))
-    return Template(asset("pruning.html")).substitute(
-        title=escape(title),
-        headline=prose(headline(facts)),
-        said="".join(f"<p>{prose(sentence)}</p>" for sentence in (*sentences(facts), *notes)),
-        conditions="".join(f"<li>{escape(phrase)}</li>" for phrase in conditions(facts)),
+    return page_html(
+        "pruning.html",
+        title=title,
+        headline=headline(facts),
+        sentences=(*sentences(facts), *notes),
+        conditions=conditions(facts),
         times=time_bars(facts),
         classes=class_bars(facts),
         suspects=_label_errors(facts, shown, figures),
         rows=_rows(facts, shown, figures),
-        style=colour_variables(PAGE_COLOURS) + asset("page.css"),
     )
 
 
@@ -143,6 +141,7 @@ class _Figures:
         record, wrong = self._facts.record, bool(self._facts.wrong[number])
         label, guess = (escape(record.classes[which[number]]) for which in (record.label, record.guess))
         times = f"{record.times_pruned[number]}&times;"
+        sure = percent_text(float(record.guess_probability[number])).replace(" ", "\u00a0")
         picture = f'<div class="number">#{number}</div>'
         if number in self._uris:
             picture = f'<img src="{self._uris[number]}" alt="Sample {number}, labelled {label}" loading="lazy">'
@@ -150,11 +149,8 @@ class _Figures:
         return (
             f"<figure{' class=looks-wrong' if wrong else ''}>{picture}{MARK if wrong else ''}"
             f"<figcaption><b>{times}</b> #{number}<span>label {label}</span>"
-            f"<span{other}>model {guess} <i>{self._sure(number)}</i></span></figcaption></figure>"
+            f"<span{other}>model {guess} <i>{sure}</i></span></figcaption></figure>"
         )
-
-    def _sure(self, number: int) -> str:
-        return percent_text(float(self._facts.record.guess_probability[number])).replace(" ", "\u00a0")
 
 
 def _label_errors(facts: PruningFacts, shown: ShownSamples, figures: _Figures) -> str:

@@ -1,4 +1,4 @@
-"""What a rank of a recipe with a pipeline does: its stage of every batch, its optimiser, evaluation, checkpoints.
+"""One rank of a recipe with a pipeline: its stage of every batch, its optimiser, evaluation, checkpoints.
 
     replica 0   rank 0 ──> rank 1      batch 0 of worker 0, in micro-batches      one step of all ranks is a round:
     replica 1   rank 2 ──> rank 3      batch 0 of worker 1                        synchronous SGD
@@ -37,7 +37,7 @@ from paceline.training import measure
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PipelineJob(RankJob):
-    """What is trained, by which plan, for how long, and where what is kept goes."""
+    """A RankJob with the plan of its pipeline."""
 
     plan: Plan
     strategy: str = "full"

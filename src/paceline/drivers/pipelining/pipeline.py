@@ -123,12 +123,13 @@ class Pipeline:
         accumulate: bool = False,
         record: bool | None = None,
     ) -> torch.Tensor:
-        """Forward and backward of one batch: the mean loss, on every rank; gradients are in the parameters' `.grad`.
+        """Run one batch forward and backward; return the mean loss, on every rank.
 
-        The first stage needs inputs, the last targets and the loss function; what others are given is not looked at.
-        The loss function returns the mean over samples, or has `reduction == "sum"`, itself or as a partial; nobody can
-        see through a lambda, which must be a mean. Of several replicas each has its own batch, and the loss and
-        gradients are those of all of them. With `accumulate` gradients are added to those that are there.
+        Gradients are in the parameters' `.grad`; with `accumulate` they are added to those that are there. The first
+        stage needs inputs, the last targets and the loss function; what others are given is not looked at. The loss
+        function returns the mean over samples, or has `reduction == "sum"`, itself or as a partial; nobody can see
+        through a lambda, which must be a mean. Of several replicas each has its own batch, and the loss and gradients
+        are those of all of them.
         """
         rows = self._ranks.agree(self._step_words(inputs, targets, loss_function), "take a step")
         samples, sums = self._samples(rows), bool(rows[self._ranks.stages - 1]["sums"])

@@ -24,7 +24,7 @@ from paceline.pipeline.schedules import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGH
 
 
 class StageSpan(NamedTuple):
-    """What a stage did when, by time.perf_counter(): kind "F", "B" (the whole backward), "I" or "W" (its parts).
+    """One thing that a stage did, in time.perf_counter(): kind "F", "B" (the whole backward), "I" or "W" (its parts).
 
     >>> StageSpan(stage=1, piece=3, kind="F", microbatch=0, begin_seconds=0.25, end_seconds=0.5).seconds
     0.25
@@ -43,7 +43,7 @@ class StageSpan(NamedTuple):
 
 
 class StageLog:
-    """What the stages of a rank record: spans if wanted, and the error that was the user's own code's."""
+    """The record of the stages of a rank: spans if wanted, and the error that was the user's own code's."""
 
     def __init__(self) -> None:
         self.spans: list[StageSpan] | None = None
