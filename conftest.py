@@ -1,13 +1,20 @@
-"""How every test runs: torch on one thread, and with as little time as can be for memory.
+"""How every test runs: torch on one thread, with as little time as can be for memory, and never for ever.
 
-Tests run side by side, and small tensors make threads wait more than work.
+Tests run side by side, and small tensors make threads wait more than work. A test that takes longer than `timeout` in
+pyproject.toml fails, with the stacks of its threads and of the processes that it started. Where not even that helps
+(its main thread stays in C code), the tester is ended 90 seconds later, stacks first.
 """
 
+import faulthandler
 import gc
+import inspect
 import os
+import signal
+import tempfile
 
 import pytest
 from hypothesis import settings
+from pytest_timeout import is_debugging
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, and for the processes that tests start
 
@@ -20,8 +27,16 @@ settings.register_profile("paceline", deadline=None, derandomize=True)  # this m
 settings.load_profile("paceline")
 
 
+STARTERS = {"tests.warm", "subprocess", "multiprocessing", "torch.multiprocessing"}
+AGAIN_SECONDS, STUCK_SECONDS = 20.0, 90.0  # beyond a test's limit
+STACKS = pytest.StashKey[str]()
+_stderr = os.dup(2)  # the terminal, whatever is captured
+
+
 def pytest_configure(config):
-    """Set it where testers are started, and take it away again in each of them."""
+    """Let SIGINT interrupt; set the memory's settings where testers are started, not in what they start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as under nohup: what tests start would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         if config.getoption("numprocesses", None):
             os.environ.setdefault("GLIBC_TUNABLES", KEEP_MEMORY)
@@ -29,8 +44,93 @@ def pytest_configure(config):
         del os.environ["GLIBC_TUNABLES"]
 
 
+def pytest_collection_modifyitems(items):
+    """Mark what starts processes, so that `make quick` can leave it out; nobody has to keep a list."""
+    found: dict[object, bool] = {}
+    for item in items:
+        fixtures = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {}).values()
+        functions = [getattr(item, "function", None), *(fixture.func for several in fixtures for fixture in several)]
+        if any(_starts_processes(function, found) for function in functions):
+            item.add_marker("processes")
+
+
+def _starts_processes(thing, found):
+    """Whether a function or class of the tests names what starts processes, or another that does."""
+    thing = inspect.unwrap(getattr(getattr(thing, "hypothesis", None), "inner_test", thing))
+    home = thing.__name__ if inspect.ismodule(thing) else getattr(thing, "__module__", None) or ""
+    if home in STARTERS:
+        return True
+    if not home.startswith(("tests.", "benchmarks.")) or not (inspect.isfunction(thing) or inspect.isclass(thing)):
+        return False
+    if thing not in found:
+        found[thing] = False  # while it is looked into: functions may name each other
+        parts = [thing]
+        if inspect.isclass(thing):
+            members = [member for kind in thing.__mro__ for member in vars(kind).values()]
+            parts = [getattr(member, "fget", getattr(member, "__func__", member)) for member in members]
+        names = [value for part in map(inspect.unwrap, parts) if inspect.isfunction(part) for value in _named_by(part)]
+        found[thing] = any(_starts_processes(value, found) for value in names)
+    return found[thing]
+
+
+def _named_by(function):
+    """Yield the globals that a function's code names, and what it names of the tests' own modules."""
+    codes = [function.__code__]
+    for code in codes:
+        codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
+        for name in code.co_names:
+            value = function.__globals__.get(name)
+            yield value
+            if inspect.ismodule(value) and value.__name__.startswith(("tests.", "benchmarks.")):
+                yield from (vars(value).get(other) for other in code.co_names)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish():
     """Let the garbage collector pass over what stays until the end: torch, thousands of tests and their modules."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_timeout_set_timer(item, settings):
+    """Interrupt the test when its time is over, again where its cleaning up hangs too, and else end the tester."""
+    if not hasattr(signal, "SIGALRM"):
+        return None
+
+    def out_of_time(number, frame):
+        if not is_debugging():
+            item.stash.setdefault(STACKS, _stacks_of_all())
+            pytest.fail(f"Timeout (>{settings.timeout:g} s)")
+
+    signal.signal(signal.SIGALRM, out_of_time)
+    signal.setitimer(signal.ITIMER_REAL, settings.timeout, AGAIN_SECONDS)
+    faulthandler.dump_traceback_later(settings.timeout + STUCK_SECONDS, exit=True, file=_stderr)
+    return True
+
+
+def pytest_timeout_cancel_timer(item):
+    """Stop what `pytest_timeout_set_timer` has begun."""
+    if not hasattr(signal, "SIGALRM"):
+        return None
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    faulthandler.cancel_dump_traceback_later()
+    return True
+
+
+def _stacks_of_all():
+    """Return the stacks of this process's threads and of the processes that tests have started, as text."""
+    from tests import warm
+
+    with tempfile.TemporaryFile("w+") as stacks:
+        faulthandler.dump_traceback(stacks)
+        stacks.seek(0)
+        return stacks.read() + warm.stacks_of_children()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Show where threads and processes stood when the test's time was over."""
+    report = yield
+    if STACKS in item.stash:
+        report.sections.append(("stacks when the time was over", item.stash[STACKS]))
+    return report

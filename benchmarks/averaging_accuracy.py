@@ -55,7 +55,7 @@ from benchmarks.averaging_accuracy_tables import BEHIND, show
 from benchmarks.options import Options
 from benchmarks.output import progress_bar, save
 from paceline.data import Dataset, Samples
-from paceline.data.errors import DatasetError
+from paceline.data.reading import DatasetError
 from paceline.drivers.simulated.network import Network, ring_seconds
 from paceline.models import count_parameters
 from paceline.recipes import Recipe

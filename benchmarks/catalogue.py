@@ -50,7 +50,7 @@ BENCHMARKS = MappingProxyType(
             "benchmarks.pipeline_balance:run", "the slowest stage of our cut against equal counts and torchgpipe's"
         ),
         "pipeline-idle": Benchmark(
-            "benchmarks.pipeline_idle:run", "idle share of a pipeline: the lecture's, counted, predicted, measured"
+            "benchmarks.pipeline_idle:run", "idle share of a pipeline: by formula, counted, predicted, measured"
         ),
         "pipeline-placement": Benchmark(
             "benchmarks.pipeline_placement:run", "seconds for the exact cut of 1,000 layers over 64 devices"

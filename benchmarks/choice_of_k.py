@@ -29,7 +29,7 @@ from paceline.data import Dataset
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import load_data
 from paceline.runs.simulation import make_run
-from paceline.traces.summary import seconds_to_target
+from paceline.traces.records import seconds_to_target
 
 K: TypeAlias = int | Literal["auto"]
 

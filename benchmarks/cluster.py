@@ -36,7 +36,7 @@ from paceline.runs import simulate
 from paceline.runs.cluster import train
 from paceline.runs.replaying import replay
 from paceline.traces.history import recorded_delays, write_recorded
-from paceline.traces.journal import JournalRecord, Stepped
+from paceline.traces.journal import JournalRecord, StepRecord
 from paceline.traces.journal_files import Journal, effective, read_journal
 
 ROUNDS, QUICK_ROUNDS = 300, 12
@@ -149,7 +149,7 @@ def _round_trips(records: Sequence[JournalRecord]) -> list[float]:
     found: list[float] = []
     on_time: set[tuple[int, int]] = set()
     for record in records:
-        if isinstance(record, Stepped):
+        if isinstance(record, StepRecord):
             fresh = set(record.fresh)
             found += [
                 arrival.transfer_seconds

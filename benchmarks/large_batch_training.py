@@ -14,7 +14,7 @@ from torch.nn.functional import avg_pool2d, cross_entropy
 
 from benchmarks.large_batch_cases import TUNING, WITH_LARS, Ending, Size, Task, model_location
 from paceline.data import Samples, load_dataset
-from paceline.data.errors import DatasetError
+from paceline.data.reading import DatasetError
 from paceline.models import build_model
 from paceline.optim.accumulate import Accumulate
 from paceline.optim.lars import LARS

@@ -42,7 +42,7 @@ def worker_side(address: str, elements: int) -> None:
 def server_rounds(elements: int, workers: int, rounds: int, codec: str) -> list[float]:
     """Seconds of each round, from the first byte of a model to the next step of it."""
     from paceline import Full, serve
-    from paceline.traces.journal import Stepped
+    from paceline.traces.journal import StepRecord
     from paceline.traces.journal_files import read_journal
 
     context = multiprocessing.get_context("spawn")
@@ -71,7 +71,7 @@ def server_rounds(elements: int, workers: int, rounds: int, codec: str) -> list[
         for process in packs:
             process.join(30)
         records = read_journal(Path(folder, "run", "trace.jsonl")).records
-        times = [0.0, *(record.at_seconds for record in records if isinstance(record, Stepped))]
+        times = [0.0, *(record.at_seconds for record in records if isinstance(record, StepRecord))]
     return [after - before for before, after in pairwise(times)]
 
 
@@ -116,8 +116,7 @@ def gloo_all_reduces(elements: int, workers: int, repeats: int) -> list[float]:
 def server_parts(elements: int, workers: int, codec_name: str, repeats: int) -> dict[str, float]:
     """Best seconds of what the server does in a round besides sending and receiving, one by one."""
     from paceline.codecs import make_codec
-    from paceline.drivers.served.frames import frames
-    from paceline.drivers.served.messages import Model
+    from paceline.drivers.served.messages import Model, frames
     from paceline.events import Share, Step
     from paceline.training import TrainState, fingerprint
 

@@ -3,7 +3,7 @@
 Two stages that take equally long are two processes on two cores, one thread each; micro-batches have the same size
 whatever their number. Four stages need four cores: theirs is simulated, and the table says so.
 
-    lecture     (1/2)(1 - m/(k-1+m)), as printed
+    formula     (1/2)(1 - m/(k-1+m)), as the lecture prints it
     count       every idle slot: (k-1)/(k-1+m) for gpipe and 1f1b; for others counted from the schedule, with F as long
                 as B, and I and W half as long
     predicted   the timeline of the schedule with each stage's measured seconds, which knows that B takes longer than F,
@@ -160,13 +160,13 @@ def _tell(rows: Sequence[dict[str, Any]], told: dict[str, Any], subject: Subject
         f"thread; k = {SIMULATED_STAGES}: simulated, no step was run.\nA stage takes {stage:.0f} ms for "
         f"{subject.microbatch} samples, a message {1000 * told['message_seconds']:.2f} ms; with both at work a stage "
         f"takes {told['together']:.2f} times as long as alone.\noff: measured against the count; bar {OFF}, for "
-        "gpipe and 1f1b. points: measured - count.",
+        "gpipe and 1f1b. points: measured - count.\nformula: (1/2)(1 - m/(k-1+m)), half of gpipe's count.",
         padding=(0, 2, 0, 0),
         pad_edge=False,
     )
     table.add_column("k")
     table.add_column("schedule")
-    for name in ("m", "lecture", "count", "predicted", "measured", "points", "off"):
+    for name in ("m", "formula", "count", "predicted", "measured", "points", "off"):
         table.add_column(name, justify="right")
     table.add_column("verdict")
     for row in rows:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.pipeline_models import Subject
-from paceline.drivers.collective.pipelining.pipeline import Pipeline
+from paceline.drivers.pipelining.pipeline import Pipeline
 from paceline.pipeline.plan import Plan
 
 TIMEOUT_SECONDS = 120.0

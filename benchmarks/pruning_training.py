@@ -25,8 +25,8 @@ from torch.utils.data import BatchSampler, RandomSampler
 from benchmarks.large_batch_training import accuracy
 from benchmarks.pruning_cases import MODELS, POLICIES, Ending, Size, Task
 from paceline.data import PadCropFlip, Samples, load_dataset
-from paceline.data.errors import DatasetError
-from paceline.data.places import VARIABLE
+from paceline.data.download import VARIABLE
+from paceline.data.reading import DatasetError
 from paceline.models import build_model
 from paceline.randomness import torch_generator
 

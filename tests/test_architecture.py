@@ -39,7 +39,7 @@ LEVELS = [
     {"traces", "training", "pipeline", "reference", "reference_averaging", "reference_pruning", "reference_pipeline"},
     {"data", "models", "workers", "codecs", "strategies", "optim"},
     {"distributed"},
-    {"settings", "quantities", "terminal", "files", "processes"},
+    {"settings", "quantities", "terminal", "files", "decoding", "processes"},
     {"events", "randomness", "lookup", "lazy", "errors"},
 ]
 BOTTOM = LEVELS[-1] | LEVELS[-2]

@@ -13,6 +13,9 @@ from nothing: its own arguments, folder, environment and files, an exit code, si
 
 `Popen` and `run` are those of `subprocess`, and start any other command as those do. A process that is started with
 `nursing=True` has a nursery of its own, for what it starts itself (with `subprocess`, or with multiprocessing's spawn).
+Whoever is forked here writes its stacks to one file when it gets SIGUSR1, and so do the processes that it forks: when a
+test hangs, `stacks_of_children` tells where each of them stands.
+
 What only a first start can show (what is imported when, and in which order) is tested with `subprocess` itself; and
 with PACELINE_TESTS_START_FROM_NOTHING=1 in the environment every process is started so.
 """
@@ -22,6 +25,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import gc
 import importlib
@@ -31,9 +35,12 @@ import multiprocessing.process
 import os
 import pkgutil
 import runpy
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER, CLONE_NEWNET = 15, 36, 0x40000000
@@ -107,6 +114,7 @@ def _of_this_python(args):
 # -- the tester's side --------------------------------------------------------------------------------------------
 
 _nursery: socket.socket | None = None
+_stacks = None  # the file to which processes write their stacks
 
 
 def born(arguments, files, *, cwd=None, env=None, session=False, host=None, nursing=False):
@@ -129,15 +137,19 @@ def born(arguments, files, *, cwd=None, env=None, session=False, host=None, nurs
 
 
 def _open_nursery():
-    global _nursery
+    global _nursery, _stacks
     if _nursery is None:
+        if os.environ.get("PACELINE_TESTS_START_NOTHING"):
+            raise RuntimeError("a process is started in `make quick`: conftest.py did not see that this test does")
         _nursery, theirs = socket.socketpair()
+        _stacks = tempfile.TemporaryFile("a+")  # noqa: SIM115 - open as long as there are tests
         with theirs:
-            code = f"from tests.warm import nurse; nurse({theirs.fileno()})"  # its __main__ has nothing in it
+            files = [theirs.fileno(), _stacks.fileno()]
+            code = f"from tests.warm import nurse; nurse{tuple(files)}"  # its __main__ has nothing in it
             nothing = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
             nursery = COLD(
                 [sys.executable, "-c", code],
-                pass_fds=[theirs.fileno()],
+                pass_fds=files,
                 cwd=ROOT,
                 env=os.environ | ONE_THREAD,
                 **nothing,
@@ -154,6 +166,42 @@ def _close_nursery(process):
 def _adopting(willing):
     """Orphans among our descendants become our children, or not."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, int(willing), 0, 0, 0)
+
+
+def stacks_of_children(within_seconds=2.0):
+    """Return the stacks of all processes that descend from this one and were forked from the nursery, as text."""
+    if _stacks is None:
+        return ""
+    _stacks.seek(0)
+    _stacks.truncate()
+    asked = [pid for pid in _descendants(os.getpid()) if _catches(pid, signal.SIGUSR1)]
+    for pid in asked:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+    deadline, text = time.monotonic() + within_seconds, ""
+    while text.count("most recent call first") < len(asked) and time.monotonic() < deadline:
+        time.sleep(0.05)
+        _stacks.seek(0)
+        text = _stacks.read()
+    return f"processes {asked}:\n{text}"
+
+
+def _descendants(pid):
+    found = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, children.read_text().split()):
+                found += [child, *_descendants(child)]
+    return found
+
+
+def _catches(pid, number):
+    """Whether a process has a handler for a signal: else the signal would end it."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def _say(connection, message, files=()):
@@ -179,9 +227,12 @@ def _hear(connection):
 # -- the nursery's side -------------------------------------------------------------------------------------------
 
 
-def nurse(connection):
+def nurse(connection, stacks):
     """Be the nursery, and in each process that was asked for, whatever it is to be."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
     _load()
+    faulthandler.register(signal.SIGUSR1, file=fcntl.fcntl(stacks, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY))
+    os.close(stacks)
     connection = socket.socket(fileno=connection)
     while connection is not None:
         order, files = _next_order(connection)

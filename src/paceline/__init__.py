@@ -17,14 +17,14 @@ from paceline.lazy import lazy_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from paceline.analysis.pruning_of_script import pruning_page
+    from paceline.analysis.pruning import pruning_page
     from paceline.data.pruning.policy import PruningError
     from paceline.data.pruning.sampler import FinePruning, InfoBatch
     from paceline.drivers.averaging.averager import BMUF, HPSGD, PSGD, SSGD, DiLoCo, LocalSGD
-    from paceline.drivers.collective.pipelining.pipeline import Pipeline
-    from paceline.drivers.collective.planning import plan_pipeline
     from paceline.drivers.ddp import compress
-    from paceline.drivers.served.serving import serve
+    from paceline.drivers.pipelining.pipeline import Pipeline
+    from paceline.drivers.pipelining.planning import plan_pipeline
+    from paceline.drivers.served.run import serve
     from paceline.drivers.served.worker import Worker
     from paceline.errors import PacelineError
     from paceline.optim.accumulate import Accumulate
@@ -47,10 +47,10 @@ _HOMES = {
     "Result": "runs",
     "Worker": "drivers.served.worker",
     "compress": "drivers.ddp",
-    "plan_pipeline": "drivers.collective.planning",
-    "pruning_page": "analysis.pruning_of_script",
+    "plan_pipeline": "drivers.pipelining.planning",
+    "pruning_page": "analysis.pruning",
     "replay": "runs.replaying",
-    "serve": "drivers.served.serving",
+    "serve": "drivers.served.run",
     "simulate": "runs",
     "train": "runs.cluster",
     "BMUF": "drivers.averaging.averager",
@@ -63,7 +63,7 @@ _HOMES = {
     "FinePruning": "data.pruning.sampler",
     "InfoBatch": "data.pruning.sampler",
     "PruningError": "data.pruning.policy",
-    "Pipeline": "drivers.collective.pipelining.pipeline",
+    "Pipeline": "drivers.pipelining.pipeline",
     "PipelineError": "pipeline",
     "Accumulate": "optim.accumulate",
     "LARS": "optim.lars",

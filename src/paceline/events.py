@@ -1,18 +1,18 @@
-"""What can happen, and what can be asked: the vocabulary of the core.
+"""The events that happen in a run, and the actions that answer them: the vocabulary of the core.
 
-A driver (the simulator, the parameter server) tells a strategy what happened; the strategy answers with
-what is to be done. Nothing here or in a strategy reads a clock, opens a socket, draws a random number or
-touches a tensor: a gradient is known by who computed it and at which version of the model.
+A driver (the simulator, the parameter server) reports an event to a strategy; the strategy returns the actions that
+follow. Nothing here or in a strategy reads a clock, opens a socket, draws a random number or touches a tensor: a
+gradient is known by who computed it and at which version of the model.
 
     driver  -- Joined, Left, GradientArrived, LossSeen -->  strategy
     driver  <-- Step, Send, Drop -------------------------  strategy
 
 A *version* counts the steps the model has taken. For synchronous strategies it is the round.
 
-Where workers average among themselves there is no server, and every worker has a core of its own:
+Where workers average among themselves there is no server, and every worker has an averaging state of its own:
 
-    driver  -- Stepped, Averaged, Asked -------->  a worker's course
-    driver  <-- Begin, Wait, Merge, Release -----  a worker's course
+    driver  -- Stepped, Averaged, Asked -------->  averaging state of one worker
+    driver  <-- Begin, Wait, Merge, Release -----  averaging state of one worker
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """A worker is there, with nothing to do yet.
+    """A worker has joined, with nothing to do yet.
 
     >>> Joined(worker=3)
     Joined(worker=3, at_seconds=0.0)
@@ -37,7 +37,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """A worker is gone, politely or not. What it had delivered stays valid.
+    """A worker is gone, in good order or not. The gradients that it delivered stay valid.
 
     >>> Left(worker=3, at_seconds=1.5)
     Left(worker=3, at_seconds=1.5)
@@ -49,7 +49,9 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientArrived:
-    """A worker's gradient for one version is in: the sum over the blocks it did, divided by `blocks`.
+    """A worker's gradient at one version has arrived: the sum over the blocks it did, divided by `blocks`.
+
+    A batch is cut into equal blocks. A worker that is late stops between two, and sends what it has.
 
     `work_seconds` is how long the worker computed on the blocks it did, `transfer_seconds` how long the model and the
     gradient were on the wire; `None` where nobody measured it.
@@ -80,9 +82,9 @@ class GradientArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSeen:
-    """What a worker's gradient was the gradient of: the mean and the variance of its samples' losses.
+    """The losses behind a worker's gradient: the mean and the variance over its samples.
 
-    Comes with the gradient or after it, or not at all. It closes no round; strategies may learn from it.
+    The event comes with the gradient or after it, or not at all. It closes no round; strategies may learn from it.
 
     >>> LossSeen(worker=0, version=4, mean=0.7, variance=0.2, samples=32).samples
     32
@@ -113,7 +115,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Give the optimiser one update; the model moves from `version` to `version + 1`.
+    """The driver is to give the optimiser one update; the model moves from `version` to `version + 1`.
 
         update =   sum of weight * gradient over `fresh`
                  + sum of weight * gradient over `late`
@@ -134,7 +136,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """Give these workers the current model; each then begins on its next batch.
+    """The driver is to send these workers the current model; each then begins on its next batch.
 
     >>> Send(workers=(0, 1))
     Send(workers=(0, 1))
@@ -145,7 +147,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """A gradient that is in no update, and why: nothing is lost in silence.
+    """A gradient is in no update, for a reason: nothing is lost in silence.
 
     >>> Drop(worker=1, version=3, reason="its round had closed").reason
     'its round had closed'
@@ -163,24 +165,24 @@ Action: TypeAlias = Step | Send | Drop
 
 
 class Standing(IntEnum):
-    """What a worker is about when it enters an average; the higher holds all that the lower ask for.
+    """What a worker wants of the average that it enters; a higher standing includes what the lower ones want.
 
     >>> Standing.LEAVING > Standing.FLUSHING
     True
     """
 
     TRAINING = 0
-    SETTLING = 1  # nothing of its open window is in the average: it only wants everybody at the same place
-    FLUSHING = 2  # all that it has is in the average, and it trains on when everybody's is
-    LEAVING = 3  # as flushing, and it comes to no average after the one in which all are leaving
+    SETTLING = 1  # all workers at the same average; nothing of its open window is in it
+    FLUSHING = 2  # all steps of all workers merged; then it trains on
+    LEAVING = 3  # as flushing, and it enters no average after the one in which all are leaving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What a worker says of itself in an average: the steps of its open window, and what it is about.
+    """A worker's message about itself in an average: the steps since it entered the last one, and its standing.
 
-    `merged_after` is how many of the steps it had taken when it merged the average before: with the steps, all that is
-    needed to play a run again.
+    `merged_after` is how many of these steps it had taken when it merged the average before. The two numbers are all
+    that a replay needs.
 
     >>> Window(steps=3).brought, Window(steps=3, standing=Standing.SETTLING).brought
     (3, 0)
@@ -204,7 +206,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """The worker has taken a local step; where gradients are averaged, it has one and is about to.
+    """The worker has taken a local step; where gradients are averaged, it has a gradient and is about to.
 
     >>> Stepped()
     Stepped()
@@ -213,7 +215,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Averaged:
-    """The average this worker is in is done; `windows` is what all workers said of themselves, in their order.
+    """The average that this worker has entered is done; `windows` are those of all workers, in their order.
 
     >>> Averaged(number=0, windows=(Window(steps=1), Window(steps=2))).number
     0
@@ -224,7 +226,7 @@ class Averaged:
 
     @property
     def moves(self) -> bool:
-        """Whether there is anything to merge: a change, or buffers where everybody flushes.
+        """Whether there is anything to merge: a change, or buffers where every worker flushes.
 
         >>> Averaged(number=0, windows=(Window(), Window(standing=Standing.FLUSHING))).moves
         False
@@ -233,13 +235,13 @@ class Averaged:
 
 
 def moves(windows: Sequence[Window]) -> bool:
-    """Whether an average of these windows is merged: somebody brings a change, or everybody flushes."""
+    """Return whether an average of these windows is merged: a worker brings a change, or every worker flushes."""
     return any(window.brought for window in windows) or all(w.standing >= Standing.FLUSHING for w in windows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The worker's owner wants all workers at one place.
+    """The program that this worker belongs to asks that all workers come to the same point.
 
     >>> Asked(standing=Standing.FLUSHING).standing.name
     'FLUSHING'
@@ -253,9 +255,9 @@ Happening: TypeAlias = Stepped | Averaged | Asked
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """Enter average `number`: close the window, send its change times `scale`, begin the next window.
+    """The worker is to enter average `number`: close its window, send the change times `scale`, begin the next.
 
-    One that brings nothing sends zeros; if it is settling its window stays open.
+    A worker that brings no change sends zeros; if it is settling its window stays open.
 
     >>> Begin(number=0, window=Window(steps=2)).scale
     1.0
@@ -268,7 +270,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Do not train on before average `number` is done.
+    """The worker is not to train on before average `number` is done.
 
     >>> Wait(number=3)
     Wait(number=3)
@@ -279,9 +281,9 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
-    """Move the shared model by `weight` times the sum of what all workers sent in average `number`.
+    """The worker is to move the shared model by `weight` times the sum of what all workers sent in average `number`.
 
-    A weight of 0 says that nobody brought a change, and everybody flushes: buffers are made equal, and nothing moves.
+    A weight of 0 means that no worker brought a change and all flush: buffers are made equal, and no parameter moves.
 
     >>> Merge(number=0, weight=0.5, open_steps=0).open_steps
     0
@@ -289,12 +291,12 @@ class Merge:
 
     number: int
     weight: float
-    open_steps: int  # of this worker's, in the window that goes on
+    open_steps: int  # that this worker has taken in its open window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """What was asked for is there: everybody is at the same place.
+    """What was asked for has come about: all workers are at the same point.
 
     >>> Release(standing=Standing.SETTLING).standing.value
     1

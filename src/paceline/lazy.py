@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """A `__getattr__` for a package: {public name: submodule it lives in}.
+    """Return a `__getattr__` for a package, from {public name: submodule it lives in}.
 
     >>> lazy_names("paceline", {"Joined": "events"})("Joined")
     <class 'paceline.events.Joined'>

@@ -1,4 +1,4 @@
-"""One way to say that a name is not known: list the choices, and the nearest one first."""
+"""The error for an unknown name: it lists the choices, and the nearest one first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> ValueError:
-    """The error for a name that is in no table.
+    """Return the error for a name that is in no table.
 
     >>> raise unknown("strategy", "fastestk", ["full", "fastest-k", "lgc"])
     Traceback (most recent call last):

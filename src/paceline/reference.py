@@ -47,7 +47,7 @@ class PlainRound:
 
     @property
     def workers(self) -> int:
-        """N: everybody who takes part.
+        """N, the number of workers that take part.
 
         >>> PlainRound(block_gradients=[[[1.0]], [[5.0]]], order=[1, 0]).workers
         2
@@ -55,7 +55,7 @@ class PlainRound:
         return len(self.order)
 
     def gradient(self, worker: int) -> list[float]:
-        """A whole gradient: the mean over all blocks.
+        """Return a whole gradient: the mean over all blocks.
 
         >>> PlainRound(block_gradients=[[[1.0, 0.0], [3.0, 2.0]]], order=[0]).gradient(0)
         [2.0, 1.0]
@@ -63,7 +63,7 @@ class PlainRound:
         return mean(self.block_gradients[worker])
 
     def late_gradient(self, worker: int, *, scale_partial: bool) -> list[float]:
-        """What a straggler sends: the sum over the r blocks it did, divided by all s, or else by r.
+        """Return what a straggler sends: the sum over the r blocks it did, divided by all s, or else by r.
 
         >>> late = PlainRound(block_gradients=[[[1.0], [3.0], [9.0], [9.0]]], order=[0], late_blocks_done={0: 2})
         >>> late.late_gradient(0, scale_partial=True), late.late_gradient(0, scale_partial=False)
@@ -75,7 +75,7 @@ class PlainRound:
 
 
 def total(vectors: Sequence[Vector]) -> list[float]:
-    """The sum, element by element.
+    """Return the sum, element by element.
 
     >>> total([[1.0, 2.0], [3.0, 4.0]])
     [4.0, 6.0]
@@ -84,7 +84,7 @@ def total(vectors: Sequence[Vector]) -> list[float]:
 
 
 def mean(vectors: Sequence[Vector]) -> list[float]:
-    """The mean, element by element.
+    """Return the mean, element by element.
 
     >>> mean([[1.0, 2.0], [3.0, 4.0]])
     [2.0, 3.0]
@@ -93,7 +93,7 @@ def mean(vectors: Sequence[Vector]) -> list[float]:
 
 
 def full(rounds: Sequence[PlainRound]) -> list[list[float]]:
-    """The update of every round when the server waits for everybody.
+    """Return the update of every round when the server waits for everybody.
 
     >>> full([PlainRound(block_gradients=[[[1.0]], [[5.0]]], order=[1, 0])])
     [[3.0]]
@@ -102,7 +102,7 @@ def full(rounds: Sequence[PlainRound]) -> list[list[float]]:
 
 
 def fastest_k(rounds: Sequence[PlainRound], *, k: int, warmup_rounds: int = 0) -> list[list[float]]:
-    """The update of every round when the server takes the first K; the first rounds run as `full`.
+    """Return the update of every round when the server takes the first K; the first rounds run as `full`.
 
     >>> fastest_k([PlainRound(block_gradients=[[[1.0]], [[5.0]]], order=[1, 0])], k=1)
     [[5.0]]
@@ -117,7 +117,7 @@ def fastest_k(rounds: Sequence[PlainRound], *, k: int, warmup_rounds: int = 0) -
 def lgc(
     rounds: Sequence[PlainRound], *, k: int, warmup_rounds: int = 0, scale_partial: bool = True
 ) -> list[list[float]]:
-    """The update of every round when late gradients make up for the bias one round later.
+    """Return the update of every round when late gradients make up for the bias one round later.
 
     >>> plain = PlainRound(block_gradients=[[[1.0]], [[5.0]]], order=[1, 0], late_blocks_done={0: 1})
     >>> lgc([plain, plain], k=1)  # the second: 5 + 1/2 * 1 - 1/2 * 5
@@ -137,7 +137,7 @@ def lgc(
 
 
 def asynchronous(arrivals: Sequence[tuple[Vector, int]], *, staleness_scaling: bool = True) -> list[list[float]]:
-    """The update of every gradient, each with the version it was computed at; the model's version counts updates.
+    """Return the update of every gradient, given with the version it was computed at; each update is a version.
 
     >>> asynchronous([([4.0], 0), ([4.0], 0), ([4.0], 1)])
     [[4.0], [2.0], [2.0]]
@@ -150,7 +150,7 @@ def asynchronous(arrivals: Sequence[tuple[Vector, int]], *, staleness_scaling: b
 
 
 def complete_rounds(seconds: Sequence[Sequence[float]], *, k: int) -> list[float]:
-    """How long each round is open when late workers finish for nothing: the K-th of the sorted times.
+    """Return how long each round is open when late workers finish at no cost: the K-th of the sorted times.
 
     The paper's figure 1 takes 6.5 with everybody and 4 with the fastest two:
 
@@ -162,26 +162,26 @@ def complete_rounds(seconds: Sequence[Sequence[float]], *, k: int) -> list[float
 
 
 def stop_at_block_boundary(
-    *, started_seconds: float, seconds: float, blocks: int, told_seconds: float
+    *, started_seconds: float, seconds: float, blocks: int, heard_seconds: float
 ) -> tuple[int, float]:
-    """How many blocks a worker has done, and when it stops, if it is told at some time that its round has closed.
+    """Return how many blocks a worker has done, and when it stops, if it hears at some time that its round has closed.
 
         |####|####|####|####|        a batch of 4 blocks
-                ^ told        ^      stops here: 2 blocks done
+                ^ hears       ^      stops here: 2 blocks done
 
-    >>> stop_at_block_boundary(started_seconds=0.0, seconds=4.0, blocks=4, told_seconds=1.5)
+    >>> stop_at_block_boundary(started_seconds=0.0, seconds=4.0, blocks=4, heard_seconds=1.5)
     (2, 2.0)
     """
     for done in range(1, blocks):
         boundary = started_seconds + done * (seconds / blocks)
-        if boundary >= told_seconds:
+        if boundary >= heard_seconds:
             return done, boundary
     return blocks, started_seconds + seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartialRound:
-    """What `partial_rounds` says of a round: when it closed, who was fresh, whose late blocks its update takes.
+    """A round of `partial_rounds`: when it closed, who was fresh, whose late blocks its update takes.
 
     >>> PartialRound(closed_seconds=1.0, fresh={0}, late_blocks_done={}).fresh
     {0}
@@ -193,7 +193,7 @@ class PartialRound:
 
 
 def partial_rounds(seconds: Sequence[Sequence[float]], *, k: int, blocks: int, rounds: int) -> list[PartialRound]:
-    """The rounds of a cluster whose late workers stop at a block boundary and join the next round from there.
+    """Return the rounds of a cluster whose late workers stop at a block boundary and join the next round from there.
 
     `seconds[d][i]` is how long worker i needs for its d-th batch. No network; no two times may be equal.
     A late gradient is used if it is there when the next round closes. A worker whose block outlasts that
@@ -216,7 +216,7 @@ def partial_rounds(seconds: Sequence[Sequence[float]], *, k: int, blocks: int, r
         for i in workers:
             if i not in fresh and free_seconds[i] < closed:
                 late[i] = stop_at_block_boundary(
-                    started_seconds=free_seconds[i], seconds=seconds[draws[i]][i], blocks=blocks, told_seconds=closed
+                    started_seconds=free_seconds[i], seconds=seconds[draws[i]][i], blocks=blocks, heard_seconds=closed
                 )
         for i in fresh | set(late):
             free_seconds[i] = late[i][1] if i in late else closed
@@ -229,7 +229,7 @@ def partial_rounds(seconds: Sequence[Sequence[float]], *, k: int, blocks: int, r
 
 
 def single(value: float) -> float:
-    """The nearest float32: what memory and payloads hold. One operation on two of them, then this, is float32's own.
+    """Return the nearest float32, as memory and payloads hold it: after one operation on two of them, float32's result.
 
     >>> single(0.1)
     0.10000000149011612
@@ -239,7 +239,7 @@ def single(value: float) -> float:
 
 
 def one_bit(gradient: Vector) -> list[float]:
-    """What arrives of a gradient by its signs: the mean of those elements that have the same sign.
+    """Return what arrives of a gradient by its signs: the mean of those elements that have the same sign.
 
     >>> one_bit([0.1, 0.15, -0.2, 20.0, 15.3, -1.222])  # the lecture's
     [8.887499809265137, 8.887499809265137, -0.7110000252723694, 8.887499809265137, 8.887499809265137, -0.71100002527...]
@@ -254,7 +254,7 @@ def one_bit(gradient: Vector) -> list[float]:
 def qsgd(
     gradient: Vector, uniform: Vector, *, levels: int, bucket: int = 0, norm: str = "max"
 ) -> tuple[list[float], list[int]]:
-    """The norm of each bucket (0: one for all), and the level of each element, rounded up if its random number says so.
+    """Return the norm of each bucket (0: one for all), and the level of each element, rounded by its random number.
 
     Three quarters of the way from 2 to 3, a random number in [0, 1) rounds up if it is a quarter or more:
 
@@ -275,7 +275,7 @@ def qsgd(
 
 
 def qsgd_decoded(norms: Vector, quantised: Sequence[int], *, levels: int, bucket: int = 0) -> list[float]:
-    """What arrives: the level's share of its bucket's norm.
+    """Return what arrives: the level's share of its bucket's norm.
 
     >>> qsgd_decoded([1.0], [4, -2, 3], levels=4)
     [1.0, -0.5, 0.75]
@@ -295,7 +295,7 @@ def lars(
     warmup: int = 0,
     decay_from: str = "start",
 ) -> list[list[float]]:
-    """Algorithm 1 of the LARS paper: `gradients[t][l]` is layer l's gradient at step t; the rate falls as poly(2).
+    """Run Algorithm 1 of the LARS paper: `gradients[t][l]` is layer l's gradient at step t; the rate falls as poly(2).
 
     Its first `warmup` steps may be a warm-up; `warm_rate` says which rate that is, and where the fall is counted from.
 

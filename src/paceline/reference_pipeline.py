@@ -22,7 +22,7 @@ Link: TypeAlias = Any
 
 
 def possible_cuts(layers: int, pieces: int, bound: Collection[int] = ()) -> Iterator[tuple[int, ...]]:
-    """Every way to cut layers in a row into pieces of at least one layer, in lexicographic order.
+    """Yield every way to cut layers in a row into pieces of at least one layer, in lexicographic order.
 
     >>> list(possible_cuts(4, 3, bound={1}))
     [(2, 3)]
@@ -31,25 +31,25 @@ def possible_cuts(layers: int, pieces: int, bound: Collection[int] = ()) -> Iter
 
 
 def crossing(profile: Profile, cut: int) -> list[Any]:
-    """The tensors that cross a cut; the ends of the model are no cuts."""
+    """Return the tensors that cross a cut; the ends of the model are no cuts."""
     if cut in (0, len(profile.layers)):
         return []
     return [tensor for tensor in profile.tensors if tensor.producer < cut <= tensor.last_use]
 
 
 def message_bytes(tensors: Sequence[Any], *, gradients: bool) -> int:
-    """What these tensors, or the gradients of those that need one, weigh."""
+    """Return the bytes of these tensors, or of the gradients of those that need one."""
     return sum(tensor.bytes for tensor in tensors if tensor.needs_gradient or not gradients)
 
 
 def message_seconds(link: Link, size: int) -> float:
-    """How long a message takes; an empty one is not sent."""
+    """Return how long a message takes; an empty one is not sent."""
     seconds: float = link.latency_seconds + size / link.bytes_per_second if size else 0.0
     return seconds
 
 
 def piece_seconds(profile: Profile, first: int, last: int, device: Device, before: Link, behind: Link) -> float:
-    """The time of layers `first` to `last - 1` for one micro-batch, with what they send in both directions."""
+    """Return the time of layers `first` to `last - 1` for one micro-batch, with what they send in both directions."""
     computing = sum(
         layer.forward_seconds + layer.input_seconds + layer.weight_seconds for layer in profile.layers[first:last]
     )
@@ -62,7 +62,7 @@ def piece_seconds(profile: Profile, first: int, last: int, device: Device, befor
 def piece_bytes(
     profile: Profile, first: int, last: int, *, in_flight: int, microbatches: int, states: float = 1.0
 ) -> int:
-    """The memory of layers `first` to `last - 1`.
+    """Return the memory of layers `first` to `last - 1`.
 
     Weights with gradients and optimiser states; for each micro-batch in flight the activations, and the outputs that no
     layer has counted among them; for every micro-batch a buffer for what comes in from either side.
@@ -88,7 +88,7 @@ def fitting_cuts(
     chunks: int = 1,
     states: float = 1.0,
 ) -> Iterator[tuple[float, int, tuple[int, ...]]]:
-    """Of every cut that fits on the devices: the slowest piece's seconds, all bytes that cross, and the cuts.
+    """Yield of every cut that fits on the devices the slowest piece's seconds, all bytes that cross, and the cuts.
 
     Piece p is on device p mod k. `links` has one behind each device, the last leading back to the first. The best is
     the least of these.
@@ -110,7 +110,7 @@ def fitting_cuts(
 
 
 def equal_counts(layers: int, pieces: int, bound: Collection[int] = ()) -> tuple[int, ...]:
-    """Cuts that give every piece as many layers; where a cut is bound, the nearest that is not.
+    """Return cuts that give every piece as many layers; where a cut is bound, the nearest that is not.
 
     >>> equal_counts(10, 4), equal_counts(10, 2, bound={5})
     ((2, 5, 8), (4,))
@@ -127,7 +127,7 @@ def equal_counts(layers: int, pieces: int, bound: Collection[int] = ()) -> tuple
 
 
 def block_partition(costs: Sequence[int], pieces: int) -> tuple[int, ...]:
-    """Cuts whose sums differ by no more than the largest cost.
+    """Return cuts whose sums differ by no more than the largest cost.
 
     Begin with any cut. While the largest sum exceeds the smallest by more than the largest cost: of the smallest blocks
     take the one nearest to the largest block, and move into it the neighbouring element on the side of the largest.
@@ -162,7 +162,7 @@ def block_partition(costs: Sequence[int], pieces: int) -> tuple[int, ...]:
 
 
 def balanced(seconds: Sequence[float], pieces: int, bound: Collection[int] = ()) -> tuple[int, ...]:
-    """The block partition of layers by their whole microseconds; layers that no cut may part go together.
+    """Return the block partition of layers by their whole microseconds; layers that no cut may part go together.
 
     >>> balanced([0.001, 0.001, 0.004, 0.001, 0.001, 0.001], 2)
     (3,)

@@ -25,7 +25,7 @@ Draw: TypeAlias = Callable[[int, int], Sequence[float]]
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean.
+    """Return the mean.
 
     >>> mean([1.0, 2.0, 6.0])
     3.0

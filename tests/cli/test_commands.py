@@ -138,7 +138,7 @@ def test_an_interrupted_race_tells_what_was_done(tmp_path, monkeypatch, capsys) 
             raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("paceline.cli.lanes.Lanes.show", shown)
+    monkeypatch.setattr("paceline.cli.progress.RunBars.show", shown)
     assert main(["race", "--strategies", "full,lgc", "--rounds", "50", "--evaluate-every", "1"]) == 130
     out, err = capsys.readouterr()
     assert "what was done so far" in err

@@ -12,18 +12,17 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from paceline.analysis.pruning import images_of, predictions, record_of_folder
-from paceline.analysis.pruning_of_script import record_of
+from paceline.analysis.pruning import images_of, predictions, record_of, record_of_folder
 from paceline.cli import main
 from paceline.drivers.averaging.job import AveragingRecorder
 from paceline.drivers.ranks.checkpoints import RankCheckpoints
-from paceline.drivers.replayed.averaged import replay_averages
+from paceline.drivers.replayed.averaged_run import replay_averages
 from paceline.events import Window
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import load_data, make_member, make_training
 from paceline.runs.ranks import write_recipe
+from paceline.traces.label_errors import find_label_errors
 from paceline.traces.pruning_record import PRUNING, empty_record, read_pruning
-from paceline.traces.suspects import suspects
 
 SMALL = ["--data", "synthetic", "--data.samples", "80", "--data.size", "4", "--data.channels", "1", "--data.split",
          "iid", "--workers", "2", "--k", "2", "--worker.batch-size", "8", "--rounds", "20"]  # fmt: skip
@@ -65,7 +64,7 @@ def test_the_document_adds_up_to_what_the_record_holds(run, capsys) -> None:
     assert record.prunings > 0
     assert found["prunings"] == record.prunings == sum(each["prunings"] for each in found["classes"])
     assert found["samples"] == record.samples == sum(each["samples"] for each in found["times_pruned"])
-    assert [each["sample"] for each in found["suspects"]] == suspects(record).tolist()
+    assert [each["sample"] for each in found["suspects"]] == find_label_errors(record).tolist()
     assert found["settings"] == record.settings
     assert not (run / "pruning.html").exists()
     assert (run / "here.html").read_text(encoding="utf-8").count("<figure") <= 10 * 2 * 2 + 4
@@ -158,7 +157,8 @@ def of_ranks(folder, *, apart=0.0, **settings) -> None:
         data={"name": "synthetic", "samples": 80, "size": 4, "channels": 1, "split": "iid"},
         strategy={"name": "local-sgd", "period": 2}, cluster={"workers": 2}, worker={"batch_size": 8}, **settings,
     )  # fmt: skip
-    shared = replay_averages(windows, make_training(recipe, load_data(recipe)), make_member(recipe)) * (1 + apart)
+    team = replay_averages(windows, make_training(recipe, load_data(recipe)), make_member(recipe))
+    shared = team.parameters * (1 + apart)
     write_recipe(recipe, folder)
     story = AveragingRecorder(2, []).state_dict(0.0) | {"windows": torch.tensor([[[2, 0, 0]] * 2] * 12)}
     state = {"recipe": recipe.to_document(), "story": story, "sync": {"replica": {"shared": shared}}}
@@ -225,7 +225,7 @@ def test_labels_changed_on_purpose_are_found_and_are_the_hardest(tmp_path, polic
     model = trained(pruning, dataset, 14)
     model.train()
     record = record_of(pruning, dataset, model=model, classes=["left", "right"])
-    assert set(suspects(record).tolist()) == wrong
+    assert set(find_label_errors(record).tolist()) == wrong
     theirs = sorted(wrong)
     assert record.difficulty[theirs].min() >= np.quantile(record.difficulty, 0.9)
     if policy == "fine-pruning":

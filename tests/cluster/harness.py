@@ -18,8 +18,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.traces.journal import Arrived, Stepped, WorkerJoined, WorkerLeft
-from paceline.traces.journal_lines import record_from
+from paceline.traces.journal import Arrived, StepRecord, WorkerJoined, WorkerLeft, record_from
 from tests import warm
 
 DEADLINE_SECONDS = 60.0
@@ -152,7 +151,7 @@ class Cluster:
     @property
     def round(self):
         """Steps the model has taken, as the trace says."""
-        steps = [record.version + 1 for record in self.records if isinstance(record, Stepped)]
+        steps = [record.version + 1 for record in self.records if isinstance(record, StepRecord)]
         return steps[-1] if steps else 0
 
     @property
@@ -202,7 +201,7 @@ class Cluster:
         """Gradients of a worker that have arrived at a version not below `since`."""
         return sum(
             arrival.worker == worker and arrival.version >= since
-            for record in self.events(Stepped | Arrived)
+            for record in self.events(StepRecord | Arrived)
             for arrival in record.arrivals
         )
 

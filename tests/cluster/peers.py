@@ -200,8 +200,8 @@ class BadWorker(Worker):
         return self._held().gradient
 
     @property
-    def link(self):
-        return self._link
+    def connection(self):
+        return self._connection
 
     def send(self, losses=None):
         self.sends += 1

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 
 from paceline.runs.replaying import replay
-from paceline.traces.journal import Arrived, Stepped, WorkerJoined, WorkerLeft
+from paceline.traces.journal import Arrived, StepRecord, WorkerJoined, WorkerLeft
 from tests.cluster.harness import Cluster, until
 
 STOPPED_BY_SIGTERM = 130
@@ -17,11 +17,11 @@ PACED = (("inject-delays", "true"), ("delay.shift-seconds", 0.04), ("delay.mean-
 def assert_every_gradient_ended(cluster):
     """On time, late, or dropped for a reason; but for those of the last round, which was still open."""
     arrived, ended = Counter(), Counter()
-    for record in cluster.events(Stepped | Arrived):
+    for record in cluster.events(StepRecord | Arrived):
         arrived.update((arrival.worker, arrival.version) for arrival in record.arrivals)
         ended.update((dropped.worker, dropped.version) for dropped in record.dropped)
         assert all(dropped.reason for dropped in record.dropped)
-    for record in cluster.events(Stepped):
+    for record in cluster.events(StepRecord):
         ended.update((*record.fresh, *record.late))
     assert not ended - arrived
     assert {version for _, version in arrived - ended} <= {cluster.round - 1, cluster.round}
@@ -106,7 +106,7 @@ def test_a_full_round_does_not_wait_for_workers_that_are_dead_or_frozen(tmp_path
         cluster.until_delivers(1)
         assert cluster.pids[1] == pid
         cluster.until_goes_on()
-        assert {fresh[0] for fresh in cluster.events(Stepped)[-1].fresh} == {0, 1, 2}
+        assert {fresh[0] for fresh in cluster.events(StepRecord)[-1].fresh} == {0, 1, 2}
 
         assert_stops_and_replays(cluster)
         assert_every_gradient_ended(cluster)

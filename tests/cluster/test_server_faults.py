@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from paceline.traces.checkpoints import read_newest
-from paceline.traces.journal import Resumed, RunEnded, Stepped
+from paceline.traces.journal import Resumed, RunEnded, StepRecord
 from tests import warm
 from tests.cluster.harness import PACELINE, Cluster, until
 from tests.cluster.test_faults import PACED, STOPPED_BY_SIGTERM, assert_stops_and_replays, lines
@@ -126,7 +126,7 @@ def test_training_goes_on_when_the_disk_is_full_and_an_older_checkpoint_stays(tm
         cluster.until_log("the disk takes them again")
         newest = read_newest(cluster.run)[0]
         assert newest.version > stays.version
-        taken = [record.version for record in cluster.events(Stepped)]
+        taken = [record.version for record in cluster.events(StepRecord)]
         assert taken == sorted(set(taken)), "with holes, and in order"
         assert cluster.stop() == STOPPED_BY_SIGTERM, cluster.log
         assert "Traceback" not in cluster.log

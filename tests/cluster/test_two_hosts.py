@@ -9,7 +9,7 @@ from benchmarks.cable import ADDRESSES, Cable, why_not
 
 from paceline import Recipe, simulate
 from paceline.drivers.served.keys import make_keys
-from paceline.traces.journal import Evaluated, Stepped, WorkerJoined, WorkerLeft
+from paceline.traces.journal import Evaluated, StepRecord, WorkerJoined, WorkerLeft
 from tests import warm
 from tests.cluster.harness import PACELINE, Late, end, until
 from tests.cluster.peers import Visited
@@ -79,7 +79,7 @@ def test_a_run_with_qsgd_trains_as_well_and_counts_the_bytes_that_the_interface_
         for pack in cluster._packs:
             assert pack.wait(20) == 0
         on_the_wire = [now - then for now, then in zip(cable.bytes_at_first(), before, strict=True)]
-        steps = [record for record in cluster.records if isinstance(record, Stepped)]
+        steps = [record for record in cluster.records if isinstance(record, StepRecord)]
         counted = [sum(step.sent_bytes for step in steps), sum(step.received_bytes for step in steps)]
         assert counted == [pytest.approx(measured, rel=0.03) for measured in on_the_wire]
         losses = [record.loss for record in cluster.records if isinstance(record, Evaluated)]

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import paceline
 from paceline.distributed import RankGoneError
-from paceline.drivers.collective.pipelining.standins import tensors_of
+from paceline.drivers.pipelining.weights import tensors_of
 from paceline.pipeline.graph import ModelGraph
 from tests.collective.pipeline_memory import within_memory
 from tests.collective.pipeline_models import MODELS, batches_of, data_of, model_of, pool
@@ -146,7 +146,7 @@ def replicated(codec, sizes, seeds=(0, 0)):
     with pipeline_of(name, "1f1b", 2, microbatches=2, codec=codec, seed=seed) as pipe:
         found = compared(pipe, ran(pipe, name, sizes, replicas=2), expected)
         state = {name: tensor.sum().item() for name, tensor in pipe.state_dict().items()}
-        return found | {"state": state, "sent": pipe._replicas.sent_bytes}
+        return found | {"state": state, "sent": pipe._gradients.sent_bytes}
 
 
 def refused():
@@ -250,7 +250,7 @@ def failing(where):
     loss = {"loss": bad, "shape": no_number, "detached": detached}.get(where, functional.cross_entropy)
     with pipeline_of("mlp", "zero-bubble", 4, timeout_seconds=120.0) as pipe:
         if where == "layer" and dist.get_rank() == 1:
-            runner = pipe._stepper._workshop._runners[4, 3, True]
+            runner = pipe._runners._runners[4, 3, True]
             runner._stages[0].submod.register_forward_pre_hook(lambda *_: raise_(LookupError("my layer fails")))
         began = time.monotonic()
         told = said(pipe.step, inputs, targets, loss)
@@ -284,6 +284,13 @@ def predicted(name, schedule, samples):
             with torch.no_grad():
                 found["far"] = float((model.eval()(*given) - first).abs().max())
         return found | {"modes": [module.training for module in pipe.model.modules()]}
+
+
+def saved_again():
+    """The whole state of a model whose weight has two names on a stage behind the first."""
+    with pipeline_of("again", "gpipe", 2, world=2, size=4) as pipe:
+        whole, ours = pipe.full_state_dict(), model_of("again").state_dict()
+        return None if whole is None else {name: float((whole[name] - ours[name]).abs().max()) for name in whole}
 
 
 def saved():
@@ -365,7 +372,7 @@ def small_rests():
         runners = []
         for samples in (6, 7, 10, 14, 15, 18, 6):
             pipe.step(inputs[0][:samples], targets[:samples], functional.cross_entropy)
-            runners.append(len(pipe._stepper._workshop._runners))
+            runners.append(len(pipe._runners._runners))
         return {"told": told, "loss": loss, "counted": counted, "runners": max(runners)}
 
 

@@ -108,6 +108,12 @@ def row():
     return nn.Sequential(first, Bent(), nn.Tanh(), last, nn.Linear(5, 3))
 
 
+def again():
+    """One module that the last of two stages calls twice: its weights have two names there, and none elsewhere."""
+    twice = nn.Linear(4, 4)
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), twice, nn.Tanh(), twice)
+
+
 def pool(size=2):
     """Pools of different sizes have the same weights, and tensors of other sizes between layers."""
     return nn.Sequential(nn.Linear(5, 8), nn.MaxPool1d(size, size), nn.AdaptiveAvgPool1d(3), nn.Tanh())
@@ -148,6 +154,7 @@ MODELS = {
     "fixed": (Fixed, [floats(5), floats()]),
     "added": (Added, [floats(5)]),
     "row": (row, [floats(5)]),
+    "again": (again, [floats(5)]),
     "pool": (pool, [floats(5)]),
     "rows": (lambda: Turned("rows"), [floats(5)]),
     "turned": (lambda: Turned("turned"), [floats(5)]),

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import paceline
-from paceline.drivers.collective.pipelining import innards
-from paceline.drivers.collective.pipelining.batches import sums_of
-from paceline.drivers.collective.pipelining.farewell import Farewell
-from paceline.drivers.collective.pipelining.messages import MOST_CHARACTERS, plain, read, refusal_of, written
-from paceline.drivers.collective.pipelining.splitting import splits
+from paceline.distributed.agreement import MOST_CHARACTERS, decode_row, encode_row, plain_text, refusal_text
+from paceline.drivers.pipelining import torch_internals
+from paceline.drivers.pipelining.batches import sums_of
+from paceline.drivers.pipelining.ranks import FailurePropagation
+from paceline.drivers.pipelining.torch_internals import can_split
 from paceline.pipeline.graph import ModelGraph, cut_piece
 
 pytestmark = pytest.mark.xdist_group("collective")
@@ -72,7 +72,7 @@ def test_it_joins_the_launch_that_it_finds_and_leaves_it(launch):
 
 
 def test_a_torch_whose_stages_are_made_otherwise_is_refused_by_name(launch, monkeypatch):
-    monkeypatch.setattr(innards, "USED", (*innards.USED, "no_such_part"))
+    monkeypatch.setattr(torch_internals, "USED", (*torch_internals.USED, "no_such_part"))
     with pytest.raises(paceline.PipelineError, match=rf"torch {re.escape(torch.__version__)} .* has no no_such_part"):
         paceline.Pipeline(*model_and_plan(), timeout_seconds=20.0)
     assert not dist.is_initialized()
@@ -92,15 +92,17 @@ def test_what_a_loss_adds_up_over_is_seen_through_partials_and_methods():
 
 @given(st.text() | st.text('\x1b[31m\\"\0\n', min_size=300), st.integers(1, MOST_CHARACTERS))
 def test_words_are_no_longer_than_they_may_be_whatever_is_in_them(text, most):
-    assert len(json.dumps(plain(text, most))) <= most + 2  # and quotes
-    assert read(written({"refusal": refusal_of(text), "what": "take a step"}))["refusal"] == refusal_of(text)
+    assert len(json.dumps(plain_text(text, most))) <= most + 2  # and quotes
+    assert decode_row(encode_row({"refusal": refusal_text(text), "doing": "take a step"}))["refusal"] == refusal_text(
+        text
+    )
 
 
 def test_of_many_ranks_that_are_gone_only_some_are_named():
     def who(place):
         return f"stage {place} (rank {place})"
 
-    gone = Farewell(range(500), 0, store=None, talk=None, who=who, timeout_seconds=1.0).are_gone
+    gone = FailurePropagation(range(500), 0, store=None, group=None, name=who, timeout_seconds=1.0).are_gone
     assert gone([3]) == "stage 3 (rank 3) is gone"
     assert gone([3, 4]) == "stage 3 (rank 3) and stage 4 (rank 4) are gone"
     assert re.fullmatch(r"stage 1 \(rank 1\) and .* and 495 more are gone", gone(range(1, 500)))
@@ -129,9 +131,9 @@ def test_backward_is_taken_apart_only_where_every_weight_meets_the_path_of_the_i
     graph = ModelGraph(Late(), (torch.ones(2, 3), torch.zeros(2, dtype=torch.long)))
     names = [layer.name for layer in graph.layers]
     table, relu = names.index("table"), names.index("relu")
-    assert not splits(cut_piece(graph, 1, relu))  # the table's output leaves beside the path of what came in
-    assert splits(cut_piece(graph, table, len(names)))  # there it meets it
-    assert splits(cut_piece(graph, relu, len(names)))
+    assert not can_split(cut_piece(graph, 1, relu))  # the table's output leaves beside the path of what came in
+    assert can_split(cut_piece(graph, table, len(names)))  # there it meets it
+    assert can_split(cut_piece(graph, relu, len(names)))
     row = ModelGraph(nn.Sequential(nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 3)), (torch.ones(2, 3),))
-    assert not splits(cut_piece(row, 1, 3))  # nothing that comes in has a gradient
-    assert splits(cut_piece(row, 2, 3))
+    assert not can_split(cut_piece(row, 1, 3))  # nothing that comes in has a gradient
+    assert can_split(cut_piece(row, 2, 3))

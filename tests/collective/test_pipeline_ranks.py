@@ -8,7 +8,7 @@ import time
 import pytest
 
 from paceline.pipeline.schedules import SCHEDULES, orders
-from tests.collective.ranks import Ranks
+from tests.distributed.ranks import Ranks
 
 pytestmark = pytest.mark.xdist_group("collective")
 STEPS = 20
@@ -17,7 +17,7 @@ CLOSE = 1e-12  # all in float64: what is left is the order of sums
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    with Ranks(tmp_path_factory.mktemp("four"), 4, "pipeline_jobs") as ranks:
+    with Ranks(tmp_path_factory.mktemp("four"), 4, "tests.collective.pipeline_jobs") as ranks:
         yield ranks
 
 
@@ -242,6 +242,13 @@ def test_a_whole_state_goes_into_another_pipeline_whose_ranks_keep_only_their_ow
         assert rank["own"] == 0
         assert rank["losses"] < CLOSE
         assert "it has no embed.weight" in rank["missing"]
+
+
+def test_a_weight_with_two_names_on_a_later_stage_is_collected_once(four, names):
+    found = four.do("saved_again")
+    assert found[1] is None
+    assert sorted(found[0]) == names("again")[0]
+    assert set(found[0].values()) == {0.0}
 
 
 def test_a_model_too_big_for_one_device_trains_in_two_stages_that_fit(four):

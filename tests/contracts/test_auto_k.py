@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.events import GradientArrived, LossSeen
-from paceline.strategies.auto_k import COMPENSATED, DISCARDED, AutoK
-from paceline.strategies.skew import Skew
+from paceline.strategies.auto_k import COMPENSATED, DISCARDED, AutoK, Skew
 
 
 def chooser_after(times, *, use=COMPENSATED, rounds=20, skew=None, blocks=4, fresh=None):

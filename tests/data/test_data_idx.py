@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.data import DatasetError
-from paceline.data.idx import LARGEST_BYTES, read_idx
+from paceline.data.mnist import LARGEST_BYTES, read_idx
 from tests.data.data_files import idx_bytes
 
 GOOD = idx_bytes(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))

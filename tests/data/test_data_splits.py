@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from paceline.data import SPLITS, split
-from paceline.data.class_holders import holders_per_class
+from paceline.data.splits import holders_per_class
 
 SETTINGS = {"iid": {}, "non-iid": {"classes_per_worker": 2}, "dirichlet": {"alpha": 0.3}}
 

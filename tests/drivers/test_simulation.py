@@ -146,7 +146,7 @@ def test_divergence_ends_the_run_and_is_told(digits):
 
 def test_divergence_in_the_very_last_round_is_told_too(digits):
     """The update is finite, the parameters after it are not: there is no next gradient to show it."""
-    simulation = simulate(Full(), training(digits, lr=1e38, momentum=0.0, rounds=1), rounds=1)
+    simulation = simulate(Full(), training(digits, lr=1e6, weight_decay=1e36, momentum=0.0, rounds=1), rounds=1)
     finite = bool(torch.isfinite(simulation.learner.parameters).all())
     loss = simulation.trace.evaluations[-1].loss
     assert simulation.trace.diverged or (finite and math.isfinite(loss))

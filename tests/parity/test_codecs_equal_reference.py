@@ -30,7 +30,12 @@ def bits(tensor: torch.Tensor) -> list[int]:
 
 # What a GPU would do.
 NO_KERNELS = {
-    QSGD: mock.patch.multiple(qsgd, _OnCpu=qsgd._ByTorch, _unpack_by_kernel=qsgd._unpack_by_torch),
+    QSGD: mock.patch.multiple(
+        qsgd,
+        _pack_by_kernel=qsgd._pack_by_torch,
+        _quantise_by_kernel=qsgd._quantise_by_torch,
+        _unpack_by_kernel=qsgd._unpack_by_torch,
+    ),
     OneBit: mock.patch.multiple(
         one_bit, _encode_by_kernel=one_bit._encode_by_torch, _decode_by_kernel=one_bit._decode_by_torch
     ),

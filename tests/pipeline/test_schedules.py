@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 
 from paceline.pipeline import schedules
-from paceline.pipeline.schedules import SCHEDULES, Action, in_flight, orders, why_not
-from paceline.pipeline.timing import slot_timeline
+from paceline.pipeline.schedules import SCHEDULES, Action, counted_idle, in_flight, lecture_idle, orders, why_not
+from paceline.pipeline.timing import PieceCost, slot_timeline, slots, timeline
 
 CASES = [
     (name, stages, microbatches, chunks)
@@ -19,6 +19,7 @@ CASES = [
     for microbatches in (1, 2, 3, 4, 5, 7, 8, 10)
     for chunks in ((2, 3) if entry.takes_chunks else (1,))
 ]
+NUMBERS = [(stages, microbatches) for stages in range(1, 9) for microbatches in range(1, 17)]
 POSSIBLE = [case for case in CASES if why_not(*case) is None]
 PICTURE = re.compile(
     r"^    (\S+), (\d+) stages, (\d+) micro-batches(?:, (\d+) chunks)?.*\n((?:      device .*\n)+)", re.M
@@ -201,3 +202,54 @@ def test_planning_and_its_text_need_no_torch():
     modules = "advice, costs, devices, placement, plan, plan_file, profile, schedules, text, timing"
     code = f"import sys; from paceline.pipeline import {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+# -- idle time by formula ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_the_count_is_that_of_the_slots(name):
+    for stages, microbatches in NUMBERS:
+        if why_not(name, stages, microbatches) is None:
+            step = slot_timeline(name, stages, microbatches)
+            assert step.idle == pytest.approx(counted_idle(stages, microbatches))
+            assert step.idle_shares == pytest.approx([counted_idle(stages, microbatches)] * stages)
+            assert slots(name, stages, microbatches) == 2 * (stages - 1 + microbatches)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("seconds", [(1.0, 0.0, 0.0), (1.0, 1.5, 0.5), (3.0, 0.25, 0.5)])
+def test_the_count_holds_for_any_equal_costs(name, seconds):
+    forward, inputs, weights = seconds
+    cost = PieceCost(forward_seconds=forward, input_seconds=inputs, weight_seconds=weights)
+    for stages, microbatches in NUMBERS:
+        if why_not(name, stages, microbatches) is None:
+            idle = timeline(orders(name, stages, microbatches), [cost] * stages).idle
+            assert idle == pytest.approx(counted_idle(stages, microbatches))
+
+
+def test_the_lecture_counts_one_of_two_triangles():
+    """Its own sums: 2 (b/m) (1 + 2 + ... + k-1) idle slots of 2 (b + (k-1) b/m) k."""
+    for stages, microbatches in NUMBERS:
+        triangle = sum(range(stages))
+        printed = 2 / microbatches * triangle / (2 * (1 + (stages - 1) / microbatches) * stages)
+        assert lecture_idle(stages, microbatches) == pytest.approx(printed)
+        assert 2 * lecture_idle(stages, microbatches) == pytest.approx(counted_idle(stages, microbatches))
+        assert lecture_idle(stages, 1) == pytest.approx(2 * triangle / (2 * stages**2))
+
+
+def test_without_pipelining_is_with_one_microbatch():
+    for stages in range(1, 9):
+        assert counted_idle(stages, 1) == pytest.approx(1 - 1 / stages)
+        assert counted_idle(stages, 1) == pytest.approx(slot_timeline("gpipe", stages, 1).idle)
+        assert lecture_idle(stages, 1) == pytest.approx((1 - 1 / stages) / 2)
+
+
+def test_numbers_below_one_are_refused():
+    for formula in (lecture_idle, counted_idle):
+        with pytest.raises(ValueError, match=r"stages must be at least 1 \(stages=0\)"):
+            formula(0, 1)
+        with pytest.raises(ValueError, match=r"microbatches must be at least 1 \(microbatches=0\)"):
+            formula(1, 0)
+        with pytest.raises(ValueError, match=r"stages=-1"):
+            formula(-1, 1)

@@ -145,7 +145,7 @@ def test_a_document_of_a_run_from_before_prunes_nothing():
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"name": "coarse"}, "unknown name 'coarse'; choose from none, fine-pruning, info-batch"),
+        ({"name": "coarse"}, "unknown pruning 'coarse'; choose from none, fine-pruning, info-batch"),
         ({"ratio": 0.3}, "ratio is a setting of info-batch, and the pruning is none"),
         (
             {"name": "fine-pruning", "delta": 0.3},

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline import Recipe, simulate
-from paceline.cli.options import parse, settings
+from paceline.cli.options import parse, recipe_options
 from paceline.codecs import CODECS
 from paceline.codecs.naming import settings_of
 from paceline.recipes import RecipeError, read_recipe
@@ -32,7 +32,7 @@ def as_toml(value) -> str:
 
 def test_every_default_survives_a_file(tmp_path) -> None:
     lines, section = [], None
-    for setting in settings():
+    for setting in recipe_options():
         if setting.path[:-1] != (section,) and len(setting.path) == 2:
             section = setting.path[0]
             lines.append(f"[{section}]")
@@ -49,10 +49,10 @@ class NoOptions:
 
 
 def test_every_setting_has_an_option() -> None:
-    everything = {".".join(setting.path): f"text {number}" for number, setting in enumerate(settings())}
+    everything = {".".join(setting.path): f"text {number}" for number, setting in enumerate(recipe_options())}
     for pick in (0, -1):  # the dotted name, then the short one where there is one
         arguments = [
-            part for number, setting in enumerate(settings()) for part in (setting.flags[pick], f"text {number}")
+            part for number, setting in enumerate(recipe_options()) for part in (setting.flags[pick], f"text {number}")
         ]
         assert parse(NoOptions, arguments, prog="x")[1] == everything
 

@@ -13,10 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.reports.pictures import MOST_PIXELS, data_uris, png
-from paceline.reports.pruning_facts import MOST_BINS, OFTEN, PruningFacts
-from paceline.reports.pruning_page import MOST_IMAGES, pruning_page, shown
-from paceline.reports.pruning_words import headline, sentences
+from paceline.reports.pruning_facts import MOST_BINS, OFTEN, PruningFacts, headline, sentences
+from paceline.reports.pruning_page import MOST_IMAGES, MOST_PIXELS, data_uris, png, pruning_page, shown_samples
 from paceline.traces.pruning_record import PruningRecord, empty_record
 
 HOSTILE = "</script><img src=x onerror=alert(1)>$title"
@@ -46,7 +44,7 @@ def record_of(samples=200, classes=10, *, seed=0, wrong=(), hard_are_pruned=True
 
 def images_for(record, shape=(1, 8, 8), most=12):
     generator = np.random.default_rng(1)
-    return {number: generator.normal(size=shape) for number in shown(record, most=most).numbers}
+    return {number: generator.normal(size=shape) for number in shown_samples(record, most=most).numbers}
 
 
 # -- pictures ---------------------------------------------------------------------------------------------------------
@@ -106,7 +104,7 @@ def test_an_image_of_any_size_becomes_a_small_one(shape, size) -> None:
 def test_what_is_no_image_is_not_drawn_and_the_tables_stay(shape) -> None:
     record = record_of(wrong=[3])
     assert data_uris({0: np.zeros(shape)}) == {}
-    page = pruning_page(record, {number: np.zeros(shape) for number in shown(record).numbers})
+    page = pruning_page(record, {number: np.zeros(shape) for number in shown_samples(record).numbers})
     assert "<img" not in page
     assert '<div class="number">#3</div>' in page
     assert '<th scope="row">3</th>' in page
@@ -120,7 +118,7 @@ def test_what_is_no_image_is_not_drawn_and_the_tables_stay(shape) -> None:
 def test_rows_are_the_most_and_the_least_pruned_of_each_class(hard_are_pruned) -> None:
     record = record_of(hard_are_pruned=hard_are_pruned)
     times, difficulty = record.times_pruned, record.difficulty
-    for label, (most, least) in shown(record, most=4).classes.items():
+    for label, (most, least) in shown_samples(record, most=4).classes.items():
         mine = np.flatnonzero(record.label == label)
         assert len(most) == len(least) == 4
         assert set(most) | set(least) <= set(mine.tolist())
@@ -183,7 +181,7 @@ def test_the_headline_says_what_was_counted() -> None:
 def test_suspects_come_first_by_number_and_are_marked_wherever_they_are() -> None:
     record = record_of(wrong=[3, 77])
     page = pruning_page(record, images_for(record))
-    assert shown(record).suspects == (3, 77)
+    assert shown_samples(record).label_errors == (3, 77)
     assert len(re.findall(r'<figure class=looks-wrong><img src="data:image/png;base64,[^>]*>', page)) >= 2
     assert page.count("<figure class=looks-wrong>") == page.count('class="mark"')
     assert '<th scope="row">77</th><td>class 7</td><td>class 8</td><td>100.0 %</td>' in page
@@ -195,9 +193,9 @@ def test_a_page_has_at_most_so_many_images_and_stays_small(classes) -> None:
     page = pruning_page(record, images_for(record, shape=(3, 64, 64), most=MOST_IMAGES), most=MOST_IMAGES)
     assert 0 < page.count("<img") <= MOST_IMAGES
     assert len(page.encode()) < 2_000_000
-    assert (f"{classes - len(shown(record, most=MOST_IMAGES).classes)} classes that are pruned less" in page) == (
-        classes >= 100
-    )
+    assert (
+        f"{classes - len(shown_samples(record, most=MOST_IMAGES).classes)} classes that are pruned less" in page
+    ) == (classes >= 100)
 
 
 def test_a_name_cannot_break_the_page_and_it_runs_nothing() -> None:
@@ -214,4 +212,4 @@ def test_a_name_cannot_break_the_page_and_it_runs_nothing() -> None:
 def test_the_smallest_record_is_a_page_and_a_bad_number_is_refused() -> None:
     assert "<h1>Nothing was pruned in 0 epochs; no label looks wrong</h1>" in pruning_page(empty_record())
     with pytest.raises(ValueError, match=r"most must be between 1 and 200 images in a row \(most=0\)"):
-        shown(empty_record(), most=0)
+        shown_samples(empty_record(), most=0)

@@ -28,9 +28,9 @@ from paceline.traces.journal import (
     RunEnded,
     WorkerJoined,
     WorkerLeft,
+    line_of,
 )
 from paceline.traces.journal_files import JournalWriter, effective, read_journal
-from paceline.traces.journal_lines import line_of
 from tests.traces.test_journal_records import arrival, began, stepped
 
 DEADLINE_SECONDS = 20.0
@@ -119,27 +119,27 @@ BAD_LINES = {
     '{"kind":"checkpointed","at_seconds":1.0,"version":1,"version":2}': "field 'version' is there twice",
     '{"kind":"checkpointed","at_seconds":NaN,"version":1}': "NaN is no number",
     '{"kind":"checkpointed","at_seconds":1e999,"version":1}': "the number 1e999 is too large",
-    '{"kind":"checkpointed","at_seconds":-1.0,"version":1}': "at_seconds must be seconds of 0 or more, not -1.0",
-    '{"kind":"checkpointed","at_seconds":"1","version":1}': "at_seconds must be seconds of 0 or more, not '1'",
+    '{"kind":"checkpointed","at_seconds":-1.0,"version":1}': "at_seconds must be a number between 0 and 9007",
+    '{"kind":"checkpointed","at_seconds":"1","version":1}': "at_seconds must be a number between 0 and 9007",
     '{"kind":"checkpointed","at_seconds":1.0,"version":true}': "version must be a whole number of 0 or more, not True",
     '{"kind":"checkpointed","at_seconds":1.0,"version":1.0}': "version must be a whole number of 0 or more, not 1.0",
     '{"kind":"checkpointed","at_seconds":1.0,"version":' + "9" * 5000 + "}": "",
     '{"kind":"worker_left","at_seconds":1.0,"worker":null,"reason":""}': "worker must be a whole number",
     '{"kind":"worker_left","at_seconds":1.0,"worker":0,"reason":7}': "reason must be text, not 7",
-    '{"kind":"evaluated","at_seconds":1.0,"round":0,"loss":"x","accuracy":1}': "loss must be a number or null",
+    '{"kind":"evaluated","at_seconds":1.0,"round":0,"loss":"x","accuracy":1}': "loss must be a number, not",
     '{"kind":"evaluated","at_seconds":1.0,"round":0,"loss":1' + "0" * 400 + ',"accuracy":1}': "loss must be a number",
     '{"kind":"run_ended","at_seconds":1.0,"reason":"","rounds_done":1,"diverged":0}': "diverged must be true or false",
     line_of(began()).decode().strip(): "run_began is only for the first line",
     step_with(arrivals=7): "stepped: arrivals must be a list, not 7",
-    step_with(arrivals=[[0, 0]]): "arrivals[0] must be an arrival of 11 values",
+    step_with(arrivals=[[0, 0]]): "arrivals[0] must be a list of 11 values",
     step_with(arrivals=[[0, 0, 0, 5, 4, 0, 0, 0, 0, 0, 0]]): "between 1 and all blocks done, not 5 of 4",
     step_with(
         arrivals=[[0, 0, 0, 1, 1, 0.5, 0, 0, 0, 0, 0]]
-    ): "microseconds of 0 or more where it holds times, not 0.5",
-    step_with(arrivals=[[0, 0, 0, 1, 1, 0, -1, 0, 0, 0, 0]]): "microseconds of 0 or more where it holds times, not -1",
-    step_with(arrivals=[[-1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0]]): "arrivals[0] must be a whole number of 0 or more, not -1",
-    step_with(dropped=[[0, 0]]): "dropped[0] must be [worker, version, reason]",
-    step_with(fresh=[[0, 0], 1]): "fresh[1] must be [worker, version], not 1",
+    ): "arrivals[0].at_seconds must be microseconds of 0 or more, not 0.5",
+    step_with(arrivals=[[0, 0, 0, 1, 1, 0, -1, 0, 0, 0, 0]]): ".work_seconds must be microseconds of 0 or more, not -1",
+    step_with(arrivals=[[-1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0]]): "[0].worker must be a whole number of 0 or more, not -1",
+    step_with(dropped=[[0, 0]]): "dropped[0] must be a list of 3 values",
+    step_with(fresh=[[0, 0], 1]): "fresh[1] must be a list of 2 values, not 1",
 }
 
 

@@ -13,8 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.traces import journal
-from paceline.traces.journal import Arrival, Arrived, Dropped, JournalRecord, RunBegan, Stepped
-from paceline.traces.journal_lines import KINDS, line_of, record_from
+from paceline.traces.journal import (
+    KINDS,
+    Arrival,
+    Arrived,
+    Dropped,
+    JournalRecord,
+    RunBegan,
+    StepRecord,
+    line_of,
+    record_from,
+)
 
 COUNTS = st.integers(0, 2**40)
 SECONDS = st.integers(0, 10**13).map(lambda microseconds: microseconds / 1e6)
@@ -102,8 +111,8 @@ def arrival(worker: int = 0, version: int = 0, at_seconds: float = 1.0, **change
     return replace(plain, **changes)
 
 
-def stepped(version: int = 0, at_seconds: float = 1.0, **changes: Any) -> Stepped:
-    plain = Stepped(
+def stepped(version: int = 0, at_seconds: float = 1.0, **changes: Any) -> StepRecord:
+    plain = StepRecord(
         at_seconds=at_seconds,
         version=version,
         opened_seconds=at_seconds,
@@ -136,7 +145,7 @@ def test_a_record_is_read_back_as_it_was_written(kind: str, data: st.DataObject)
 def test_times_are_rounded_to_microseconds_once_and_alike_everywhere(seconds: float) -> None:
     record = stepped(at_seconds=seconds, arrivals=(arrival(at_seconds=seconds, work_seconds=seconds),))
     found = record_from(line_of(record))
-    assert isinstance(found, Stepped)
+    assert isinstance(found, StepRecord)
     assert found.at_seconds == round(seconds, 6)
     assert found.arrivals[0].at_seconds == found.at_seconds
     assert found.arrivals[0].work_seconds == pytest.approx(seconds, abs=1e-6)
@@ -187,18 +196,24 @@ def test_an_arrival_is_small() -> None:
 
 BAD_RECORDS = [
     (lambda: journal.WorkerLeft(at_seconds=0.0, worker=-1, reason=""), "worker_left: worker must be a whole number"),
-    (lambda: journal.WorkerLeft(at_seconds=-1.0, worker=1, reason=""), "at_seconds must be seconds of 0 or more"),
-    (lambda: journal.WorkerLeft(at_seconds=math.nan, worker=1, reason=""), "at_seconds must be seconds of 0 or more"),
-    (lambda: journal.WorkerLeft(at_seconds=0.0, worker=1.5, reason=""), "worker cannot be written"),  # type: ignore[arg-type]
+    (lambda: journal.WorkerLeft(at_seconds=-1.0, worker=1, reason=""), "at_seconds must be a number between 0 and"),
+    (lambda: journal.WorkerLeft(at_seconds=math.nan, worker=1, reason=""), "at_seconds must be a number between 0 and"),
+    (
+        lambda: journal.WorkerLeft(at_seconds=0.0, worker=1.5, reason=""),
+        "worker must be a whole number",
+    ),  # type: ignore[arg-type]
     (lambda: journal.WorkerLeft(at_seconds=0.0, worker=1, reason=None), "reason must be text, not None"),  # type: ignore[arg-type]
-    (lambda: began(format=2), "format must be 1, not 2"),
+    (lambda: began(format=2), "format 2 is not known (known: 1)"),
     (lambda: began(workers=0), "workers must be a whole number of 1 or more, not 0"),
     (lambda: began(recipe={"out": object()}), "recipe must be of plain values"),
     (lambda: stepped(arrivals=(arrival(), arrival(blocks_done=5))), "arrivals[1] must have between 1 and all blocks"),
-    (lambda: stepped(arrivals=(arrival(at_seconds=math.inf),)), "arrivals must be arrivals at seconds of 0 or more"),
-    (lambda: stepped(arrivals=(arrival(at_seconds=-1.0),)), "arrivals[0] must be microseconds of 0 or more"),
-    (lambda: stepped(fresh=((1, 2, 3),)), "fresh[0] must be [worker, version], not [1, 2, 3]"),
-    (lambda: stepped(fresh=((-1, 2),)), "fresh[0] must be a whole number of 0 or more, not -1"),
+    (
+        lambda: stepped(arrivals=(arrival(at_seconds=math.inf),)),
+        "[0].at_seconds must be microseconds",
+    ),
+    (lambda: stepped(arrivals=(arrival(at_seconds=-1.0),)), "arrivals[0].at_seconds must be microseconds of 0 or more"),
+    (lambda: stepped(fresh=((1, 2, 3),)), "fresh[0] must be a list of 2 values, not [1, 2, 3]"),
+    (lambda: stepped(fresh=((-1, 2),)), "fresh[0][0] must be a whole number of 0 or more, not -1"),
 ]
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
+from paceline.traces.label_errors import class_thresholds, find_label_errors, looks_wrong
 from paceline.traces.pruning_record import KINDS, PRUNING, PruningRecord, read_pruning
-from paceline.traces.suspects import looks_wrong, suspects, thresholds
 
 
 def record_of(samples=12, classes=3, **more) -> PruningRecord:
@@ -188,7 +188,7 @@ def test_planted_labels_that_the_model_contradicts_surely_are_found_and_no_other
         label_probability=np.where(wrong, 1 - sure, sure),
     )  # fmt: skip
     assert np.array_equal(looks_wrong(record), wrong)
-    assert sorted(suspects(record)) == np.flatnonzero(wrong).tolist()
+    assert sorted(find_label_errors(record)) == np.flatnonzero(wrong).tolist()
 
 
 def test_a_threshold_is_the_mean_over_the_samples_labelled_so() -> None:
@@ -198,8 +198,8 @@ def test_a_threshold_is_the_mean_over_the_samples_labelled_so() -> None:
         samples=6, classes=3, label=label, guess=[0, 0, 1, 0, 1, 0], label_probability=probability,
         guess_probability=[0.9, 0.5, 0.4, 0.69, 0.6, 0.71],
     )  # fmt: skip
-    assert thresholds(record).tolist() == pytest.approx([0.7, 0.35, np.inf])
-    assert suspects(record).tolist() == [5]  # 0.69 is more than the label has, and less than 0.7
+    assert class_thresholds(record).tolist() == pytest.approx([0.7, 0.35, np.inf])
+    assert find_label_errors(record).tolist() == [5]  # 0.69 is more than the label has, and less than 0.7
 
 
 def test_nothing_is_suspected_of_being_a_class_that_nobody_has() -> None:
@@ -209,7 +209,7 @@ def test_nothing_is_suspected_of_being_a_class_that_nobody_has() -> None:
         label_probability=np.zeros(12),
         guess_probability=np.ones(12),
     )
-    assert len(suspects(record)) == 0
+    assert len(find_label_errors(record)) == 0
 
 
 def test_the_surest_come_first() -> None:
@@ -222,4 +222,4 @@ def test_the_surest_come_first() -> None:
     record = record_of(
         classes=2, label=label, guess=guess, times_pruned=label, label_probability=probability, guess_probability=given
     )
-    assert suspects(record).tolist() == [1, 2, 0]
+    assert find_label_errors(record).tolist() == [1, 2, 0]

@@ -24,8 +24,6 @@ from paceline.recipes.assembly import load_data, make_training
 from paceline.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
-    import torch
-
     from paceline.optim.ratios import LayerRatio, LayerRatios
     from paceline.training import Training
 
@@ -108,7 +106,7 @@ def inspect_recipe(
         blocks=1,
     )
     with torch.random.fork_rng(devices=[]):
-        return _train(recipe, training, steps, on_step)
+        return _train(training, steps, on_step)
 
 
 def check(recipe: Recipe, *, steps: int, batch: int) -> None:
@@ -149,7 +147,8 @@ def moments_of(steps: int) -> list[int]:
     return [round(index * steps / pieces) for index in range(pieces + 1)] if pieces else [0]
 
 
-def _train(recipe: Recipe, training: Training, steps: int, on_step: Callable[[int], None]) -> Inspection:
+def _train(training: Training, steps: int, on_step: Callable[[int], None]) -> Inspection:
+    from paceline.optim.ratios import layer_ratios
     from paceline.training.batches import Batches
     from paceline.training.replica import local_gradient
 
@@ -160,7 +159,15 @@ def _train(recipe: Recipe, training: Training, steps: int, on_step: Callable[[in
         loss = local_gradient(module, batches, worker=0, draw=step)
         diverged = not math.isfinite(loss)
         if step in wanted or diverged:
-            moments.append(_moment(recipe, module, step, float(optimizer.param_groups[0]["lr"]), loss))
+            ratios = layer_ratios(
+                module,
+                trust=training.optimizer.trust,
+                weight_decay=training.optimizer.weight_decay,
+                exclude_bias_and_norm=training.optimizer.exclude_bias_and_norm,
+                clip=training.optimizer.clip,
+            )
+            rate = float(optimizer.param_groups[0]["lr"])
+            moments.append(Moment(step=step, rate=rate, loss=loss, ratios=ratios))
         on_step(step + 1)
         if diverged:
             break
@@ -168,17 +175,3 @@ def _train(recipe: Recipe, training: Training, steps: int, on_step: Callable[[in
             optimizer.step()
             schedule.step()
     return Inspection(batch=training.batch_size, moments=tuple(moments), diverged=diverged)
-
-
-def _moment(recipe: Recipe, module: torch.nn.Module, step: int, rate: float, loss: float) -> Moment:
-    from paceline.optim.ratios import layer_ratios
-
-    chosen = recipe.optimizer
-    ratios = layer_ratios(
-        module,
-        trust=chosen.trust,
-        weight_decay=chosen.weight_decay,
-        exclude_bias_and_norm=chosen.exclude_bias_and_norm,
-        clip=chosen.clip,
-    )
-    return Moment(step=step, rate=rate, loss=loss, ratios=ratios)

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.optim import OptimizerSettings
 from paceline.pipeline.devices import Link
 from paceline.pipeline.plan import Plan
 from paceline.pipeline.settings import PipelineSettings
@@ -52,14 +50,15 @@ def plan_recipe(
     settings = recipe.pipeline
     check_options(settings, speeds=speeds, states=states, repeats=repeats, threads=threads)
     from paceline.pipeline.planning import make_plan, optimizer_states
+    from paceline.workers.threads import torch_threads
 
     dataset = load_data(recipe)
     samples, found = recipe.worker.batch_size, len(dataset.train)
     if samples > found:
         given = f"the training samples of {recipe.data.name} (batch_size={samples})"
         raise ValueError(f"batch_size must be between 1 and {found:,}, {given}")
-    model, optimizer = make_model(recipe, dataset), OptimizerSettings(**dataclasses.asdict(recipe.optimizer))
-    with _threads(threads):
+    model = make_model(recipe, dataset)
+    with torch_threads(threads):
         plan = make_plan(
             model,
             dataset.train.inputs[:samples],
@@ -69,7 +68,7 @@ def plan_recipe(
             chunks=settings.chunks or None,
             devices=settings.devices(speeds),
             links=settings.link,
-            states=optimizer_states(optimizer) if states is None else states,
+            states=optimizer_states(recipe.optimizer) if states is None else states,
             repeats=repeats,
             on_round=on_round,
         )
@@ -137,19 +136,6 @@ def revised_plan(
     return plan.revised(
         schedule=settings.schedule, chunks=settings.chunks or None, devices=devices, links=links, states=states
     )
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    """Let torch use so many threads while layers are measured."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # -- a plan as JSON ----------------------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
-"""From a run that pruned to a record of it: what became of each sample, and what the trained model says of its label.
+"""Records and pages of pruning: what became of each sample of a run, and what the trained model says of its label.
 
     simulated run   ── at its end ─────────────────> record ──> pruning.safetensors in the run's folder
     real run        ── replayed from its journal ──> record ──> kept in the folder, so that it is replayed once
+
+    your own loop   ── at its end, paceline.pruning_page(pruning, dataset, "pruning.html", model=model) ──> page
 
 The model looks at every training sample once, in eval mode and without augmentation.
 """
@@ -15,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.data.pruning import PRUNINGS, PruningSettings, make_policy
+from paceline.data.pruning import PruningSettings, make_policy
+from paceline.files import write_file
 from paceline.recipes.recipe import Recipe
+from paceline.reports import pruning_page as page
 from paceline.traces.pruning_record import PRUNING, PruningRecord, read_pruning
 
 if TYPE_CHECKING:
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from paceline.data import Dataset
-    from paceline.data.pruning.policy import Policy
+    from paceline.data.pruning.sampler import PrunedBatches
     from paceline.runs.cluster import WorkerOptions
     from paceline.runs.simulation import Run
     from paceline.training import Batches, PruningTotals, Training
@@ -37,11 +41,11 @@ CLASSES = {
     "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     "fashion-mnist": ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"),
 }
-"""What the numbers of classes mean, where numbers say nothing."""
+"""The names of classes, for data sets whose labels are not digits."""
 
 
 def predictions(module: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, Any]:
-    """What a model says of labelled samples: its guess, how probable that and the label are, and the loss.
+    """Return what a model says of labelled samples: its guess, the probabilities of guess and label, and the loss.
 
     >>> import torch
     >>> found = predictions(torch.nn.Flatten(), [(torch.tensor([[0.0, 2.0]]), torch.tensor([0]))])
@@ -87,7 +91,7 @@ def _log_probabilities(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tens
 
 @contextmanager
 def _eval_mode(module: nn.Module) -> Iterator[None]:
-    """All parts in eval mode, and afterwards each in the mode that it was in."""
+    """Put all parts in eval mode, and afterwards each back in the mode that it was in."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -95,18 +99,6 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
-
-
-def settings_of(policy: Policy) -> dict[str, Any]:
-    """The settings of a policy, by their names in a recipe; none of a policy that is no recipe's.
-
-    >>> from paceline.data.pruning.info_batch import InfoPolicy
-    >>> settings_of(InfoPolicy(10, ratio=0.25))
-    {'ratio': 0.25, 'delta': 0.875}
-    """
-    names = PRUNINGS[policy.name].settings if policy.name in PRUNINGS else ()
-    holders = (policy, getattr(policy, "schedule", None))
-    return {name: getattr(holder, name) for name in names for holder in holders if hasattr(holder, name)}
 
 
 def make_record(
@@ -117,7 +109,7 @@ def make_record(
     *,
     source: Mapping[str, Any] | None = None,
 ) -> PruningRecord:
-    """The record of a run: what was pruned (`totals`), by which settings, and what the trained module says.
+    """Return the record of a run: what was pruned (`totals`), by which settings, and what the trained module says.
 
     >>> import torch
     >>> from paceline.recipes.assembly import load_data, make_model
@@ -136,7 +128,7 @@ def make_record(
     names = CLASSES.get(dataset.name, ())
     return PruningRecord(
         policy=pruning.name,
-        settings=settings_of(make_policy(pruning, 1, seed=0)),
+        settings=dict(make_policy(pruning, 1, seed=0).settings),
         epochs=int(totals.passes.max()),
         classes=names if len(names) == dataset.classes else tuple(map(str, range(dataset.classes))),
         times_pruned=totals.times_pruned,
@@ -147,7 +139,7 @@ def make_record(
 
 
 def record_of_run(recipe: Recipe, run: Run) -> PruningRecord:
-    """The record of a simulated run that has ended.
+    """Return the record of a simulated run that has ended.
 
     >>> from paceline.runs.simulation import make_run
     >>> recipe = Recipe(rounds=10).with_settings(pruning={"name": "info-batch"}, cluster={"workers": 8})
@@ -173,12 +165,12 @@ def _recorded(batches: Batches, training: Training, module: nn.Module, source: M
 
 def record_of_folder(
     folder: Path,
-    own: WorkerOptions | None = None,
+    worker_options: WorkerOptions | None = None,
     *,
     on_step: Callable[[int, int], None] = lambda step, steps: None,
     keep: bool = True,
 ) -> PruningRecord:
-    """The record of the run in a folder: read if it is there, else made by replaying the run, and kept.
+    """Return the record of the run in a folder: read if it is there, else made by replaying the run, and kept.
 
     >>> record_of_folder(Path("/nowhere"))
     Traceback (most recent call last):
@@ -188,13 +180,13 @@ def record_of_folder(
         raise ValueError(f"there is no folder {folder}")
     if (folder / PRUNING).exists():
         return read_pruning(folder)
-    record = _replayed(folder, own, on_step)
+    record = _replayed(folder, worker_options, on_step)
     if keep:
         record.write(folder)
     return record
 
 
-def _replayed(folder: Path, own: WorkerOptions | None, on_step: Callable[[int, int], None]) -> PruningRecord:
+def _replayed(folder: Path, worker_options: WorkerOptions | None, on_step: Callable[[int, int], None]) -> PruningRecord:
     from paceline.runs.replaying import replay
 
     document = _recipe_of(folder)
@@ -207,14 +199,14 @@ def _replayed(folder: Path, own: WorkerOptions | None, on_step: Callable[[int, i
     def ended(batches: Batches, training: Training, module: nn.Module) -> None:
         made.append(_recorded(batches, training, module, document))
 
-    verdict = replay(folder, own, on_step=on_step, on_end=ended)
+    verdict = replay(folder, worker_options, on_step=on_step, on_end=ended)
     if not verdict.identical and not verdict.nearly:
         raise ValueError(f"the replay of {folder} is not the run: {verdict.difference}; so it tells nothing of it")
     return made[0]
 
 
 def _recipe_of(folder: Path) -> dict[str, Any]:
-    """The recipe's document of a real run."""
+    """Return the recipe's document of a real run."""
     from paceline.runs.ranks import RECIPE, read_recipe_of
     from paceline.traces.journal import TRACE
     from paceline.traces.journal_files import read_journal
@@ -232,7 +224,7 @@ def _recipe_of(folder: Path) -> dict[str, Any]:
 def images_of(
     record: PruningRecord, numbers: Sequence[int], *, data_directory: str = ""
 ) -> tuple[dict[int, NDArray[Any]], str]:
-    """The training images of a record's data set with these numbers, and a note on why there are none.
+    """Return the training images of a record's data set with these numbers, and a note on why there are none.
 
     Nothing is downloaded, and no code is run that a record names.
 
@@ -255,3 +247,78 @@ def images_of(
     if not np.array_equal(train.targets.numpy(), record.label):
         return {}, f"Without images: {recipe.data.name} as it is found here has other labels than the run had."
     return {number: train.inputs[number].numpy() for number in numbers}, ""
+
+
+# -- a training loop of your own ---------------------------------------------------------------------------------------
+
+
+def pruning_page(
+    pruning: PrunedBatches,
+    dataset: torch.utils.data.Dataset[Any],
+    path: str | Path,
+    *,
+    model: nn.Module,
+    classes: Sequence[str] = (),
+    most: int = 12,
+    title: str = "paceline: who is pruned",
+) -> Path:
+    """Write a page that shows which samples a sampler left out again and again, and whose label looks wrong.
+
+    `dataset` gives (input, label) for each number, the same for the same number: leave random augmentation out of it.
+    `model` gives a score for each class; it is asked in eval mode, where it is. `classes` are their names, 0, 1, ...
+    if there are none; `most` is how many images a row may have.
+
+    >>> import tempfile, torch, paceline
+    >>> dataset = torch.utils.data.TensorDataset(torch.rand(40, 1, 8, 8), torch.arange(40) % 4)
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4))
+    >>> pruning = paceline.InfoBatch(40, batch_size=8, epochs=8)
+    >>> for epoch in range(3):
+    ...     for batch in pruning:
+    ...         loss = pruning.observe(torch.rand(len(batch)))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     written = pruning_page(pruning, dataset, Path(folder, "pruning.html"), model=model)
+    ...     "<h1>" in written.read_text(encoding="utf-8")
+    True
+    """
+    record = record_of(pruning, dataset, model=model, classes=classes)
+    images = {number: _as_array(dataset[number][0]) for number in page.shown_samples(record, most=most).numbers}
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise ValueError(f"cannot write the page to {target}: give a file in a folder that is there")
+    return write_file(target, page.pruning_page(record, images, title=title, most=most))
+
+
+def record_of(
+    pruning: PrunedBatches, dataset: torch.utils.data.Dataset[Any], *, model: nn.Module, classes: Sequence[str] = ()
+) -> PruningRecord:
+    """Return the record of a sampler, its data set and the trained model, which `inspect-pruning` reads once written.
+
+    >>> import torch, paceline
+    >>> pruning = paceline.InfoBatch(5, batch_size=2, epochs=8)
+    >>> record_of(pruning, [(torch.zeros(3), 0)] * 4, model=torch.nn.Linear(3, 2))
+    Traceback (most recent call last):
+    ValueError: the data set has 4 samples, and the sampler is over 5: give the data set that it drew from
+    """
+    from torch.utils.data import DataLoader
+
+    samples = len(dataset)  # type: ignore[arg-type]
+    if samples != len(pruning.times_pruned):
+        raise ValueError(
+            f"the data set has {samples:,} samples, and the sampler is over {len(pruning.times_pruned):,}: "
+            "give the data set that it drew from"
+        )
+    found = predictions(model, DataLoader(dataset, batch_size=BATCH))
+    last = int(max(found["label"].max(), found["guess"].max()))
+    return PruningRecord(
+        policy=pruning.policy.name,
+        settings=dict(pruning.policy.settings),
+        epochs=pruning.epoch - 1,
+        classes=tuple(classes) or tuple(map(str, range(last + 1))),
+        times_pruned=pruning.times_pruned.copy(),
+        difficulty=pruning.difficulty(),
+        **found,
+    )
+
+
+def _as_array(image: Any) -> Any:
+    return image.detach().cpu().numpy() if hasattr(image, "detach") else np.asarray(image)

@@ -134,16 +134,12 @@ def lines(inspection: Inspection) -> list[str]:
     """Return the table of the terminal, the limiting layer marked with a `>`."""
     from paceline.optim.ratios import ratio_lines
 
-    first, last = inspection.first, inspection.last
-    if last is first:
-        heading = first.ratios.rate_heading
-        return ratio_lines(first.ratios.rows, limiting=inspection.limiting(), rate_heading=heading)
-    heading = f"step {last.step}"
+    ratios, last, limiting = inspection.first.ratios, inspection.last, inspection.limiting()
+    if last is inspection.first:
+        return ratio_lines(ratios.rows, limiting=limiting, rate_heading=ratios.rate_heading)
+    heading, later = f"step {last.step}", {row.name: row.ratio for row in last.ratios}
     return ratio_lines(
-        first.ratios.rows,
-        limiting=inspection.limiting(),
-        later={row.name: row.ratio for row in last.ratios},
-        later_heading=heading if len(heading) <= 9 else "at last",
+        ratios.rows, limiting=limiting, later=later, later_heading=heading if len(heading) <= 9 else "at last"
     )
 
 

@@ -1,4 +1,4 @@
-"""The entry point: which command, and how an error is told."""
+"""The entry point: which command runs, and how its errors are printed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline import __version__
-from paceline.cli.bench_commands import BenchOptions, bench
-from paceline.cli.cluster_commands import (
+from paceline.cli.bench import BenchOptions, bench
+from paceline.cli.cluster import (
     KeysOptions,
     ReplayOptions,
     ServeOptions,
@@ -21,12 +21,11 @@ from paceline.cli.cluster_commands import (
     train,
     work,
 )
-from paceline.cli.commands import RaceOptions, SimulateOptions, race, simulate
 from paceline.cli.inspect import InspectOptions, inspect
-from paceline.cli.inspect_pruning_command import InspectPruningOptions, inspect_pruning
 from paceline.cli.options import UsageError, parse
-from paceline.cli.plan_command import PlanOptions, plan
-from paceline.cli.plan_pruning_command import PlanPruningOptions, plan_pruning
+from paceline.cli.plan import PlanOptions, plan
+from paceline.cli.pruning_commands import InspectPruningOptions, PlanPruningOptions, inspect_pruning, plan_pruning
+from paceline.cli.simulate import RaceOptions, SimulateOptions, race, simulate
 from paceline.lookup import unknown
 
 COMMANDS: dict[str, tuple[type[Any], Callable[[Any, dict[str, str]], None]]] = {
@@ -49,37 +48,37 @@ USER_ERROR, OTHER_ERROR, INTERRUPTED = 2, 1, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code.
+    """Run a command and return its exit code.
 
     >>> main(["--version"])
     paceline 0.1.0
     0
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    return told(lambda: _dispatch(given), debug="--debug" in given)
+    return exit_code(lambda: _dispatch(given), debug="--debug" in given)
 
 
-def told(call: Callable[[], int | None], *, debug: bool) -> int:
-    """Call it; what goes wrong is told in one line. Returns the exit code.
+def exit_code(call: Callable[[], int | None], *, debug: bool) -> int:
+    """Call a command and return the exit code; an error is printed in one line.
 
-    >>> told(lambda: None, debug=False)
+    >>> exit_code(lambda: None, debug=False)
     0
     """
     try:
         return call() or 0
-    except (UsageError, ValueError) as error:
-        return _tell(error, USER_ERROR, debug=debug)
+    except ValueError as error:
+        return _failed(error, USER_ERROR, debug=debug)
     except KeyboardInterrupt:
         print("paceline: stopped", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read us is gone; there is nobody to tell
+        sys.stderr.close()  # the reader of our output is gone, and nobody is left to read an error
         return OTHER_ERROR
     except (OSError, MemoryError) as error:
-        return _tell(error, OTHER_ERROR, debug=debug)
+        return _failed(error, OTHER_ERROR, debug=debug)
     except Exception as error:
         hint = "" if debug else " (a bug in paceline or in your model; --debug shows where)"
-        return _tell(error, OTHER_ERROR, debug=debug, prefix=f"{type(error).__name__}: ", suffix=hint)
+        return _failed(error, OTHER_ERROR, debug=debug, prefix=f"{type(error).__name__}: ", suffix=hint)
 
 
 def _dispatch(given: list[str]) -> int:
@@ -108,7 +107,7 @@ def _help() -> str:
     return "\n".join(lines)
 
 
-def _tell(error: BaseException, code: int, *, debug: bool, prefix: str = "", suffix: str = "") -> int:
+def _failed(error: BaseException, code: int, *, debug: bool, prefix: str = "", suffix: str = "") -> int:
     if debug:
         traceback.print_exception(error)
     text = " ".join(str(error).split()) or type(error).__name__

@@ -14,20 +14,26 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import tyro
 
-from paceline.recipes import Recipe
+from paceline.errors import PacelineError
+from paceline.recipes import Recipe, read_recipe
 from paceline.settings import Rule, describe
 
 UNSET = "\x00unset"
 
+RecipeFile = Annotated[tyro.conf.Positional[str], tyro.conf.arg(name="recipe", metavar="[RECIPE]")]
+"""The first argument of every command that takes a recipe."""
+
 Command = TypeVar("Command")
 
 
-class UsageError(ValueError):
-    """What was typed cannot be understood.
+class UsageError(PacelineError, ValueError):
+    """A command line that cannot be understood or carried out.
 
     >>> raise UsageError("unknown option --rouds")
     Traceback (most recent call last):
@@ -36,7 +42,7 @@ class UsageError(ValueError):
 
 
 @dataclass(frozen=True)
-class Setting:
+class RecipeOption:
     """One setting of a recipe as an option."""
 
     path: tuple[str, ...]
@@ -46,9 +52,9 @@ class Setting:
 
     @property
     def flags(self) -> list[str]:
-        """`--strategy.k`, and its short form where it has one.
+        """The option's dotted form, and its short form where it has one.
 
-        >>> next(setting for setting in settings() if setting.path == ("strategy", "k")).flags
+        >>> next(setting for setting in recipe_options() if setting.path == ("strategy", "k")).flags
         ['--strategy.k', '--k']
         """
         dotted = "--" + ".".join(self.path).replace("_", "-")
@@ -56,10 +62,10 @@ class Setting:
         return [dotted] if short == dotted else [dotted, short]
 
 
-def settings() -> Iterator[Setting]:
-    """Every setting of a recipe.
+def recipe_options() -> Iterator[RecipeOption]:
+    """Yield every setting of a recipe.
 
-    >>> len(list(settings())) > 30
+    >>> len(list(recipe_options())) > 30
     True
     """
     hints = get_type_hints(Recipe)
@@ -69,15 +75,20 @@ def settings() -> Iterator[Setting]:
             inner_hints = get_type_hints(kind)
             for inner in dataclasses.fields(kind):
                 path = (field.name, inner.name)
-                yield Setting(path, inner_hints[inner.name], inner.default, inner.metadata["rule"])
+                yield RecipeOption(path, inner_hints[inner.name], inner.default, inner.metadata["rule"])
         else:
-            yield Setting((field.name,), kind, field.default, field.metadata["rule"])
+            yield RecipeOption((field.name,), kind, field.default, field.metadata["rule"])
+
+
+def given_recipe(file: str, overrides: dict[str, str]) -> Recipe:
+    """Return the recipe of a file, or the default one, with the settings that were typed."""
+    return read_recipe(Path(file) if file else None, overrides)
 
 
 def parse(
     command: type[Command], arguments: Sequence[str], *, prog: str, with_recipe: bool = True
 ) -> tuple[Command, dict[str, str]]:
-    """The options of a command, and the recipe settings among them as {dotted name: text}.
+    """Return the options of a command, and the recipe's settings among them as {dotted name: text}.
 
     >>> @dataclass(frozen=True)
     ... class Example:
@@ -88,9 +99,9 @@ def parse(
     Traceback (most recent call last):
     paceline.cli.options.UsageError: unknown option --rouds; did you mean --rounds?
     """
-    said = io.StringIO()
+    message = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(message):
             parsed: Any
             parsed, extra = tyro.cli(
                 _options_of(cast(Any, command), with_recipe=with_recipe),
@@ -103,7 +114,7 @@ def parse(
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise UsageError(_one_line(said.getvalue())) from None
+        raise UsageError(_one_line(message.getvalue())) from None
     if extra:
         raise _unknown_option(extra[0], command, with_recipe=with_recipe)
     return parsed.command, dict(_given(parsed.recipe)) if with_recipe else {}
@@ -111,20 +122,20 @@ def parse(
 
 @functools.cache
 def _options_of(command: Any, *, with_recipe: bool) -> Any:
-    """All options as one dataclass. It is made once."""
+    """Return all options as one dataclass."""
     unprefixed = tyro.conf.arg(name="")
     parts: list[Any] = [("command", Annotated[command, unprefixed])]
     if with_recipe:
-        parts.append(("recipe", Annotated[_recipe_options(), unprefixed]))
+        parts.append(("recipe", Annotated[_recipe_dataclass(), unprefixed]))
     return dataclasses.make_dataclass(command.__name__, parts)
 
 
 @functools.cache
-def _recipe_options() -> type:
-    """A dataclass like `Recipe` whose every leaf is optional text."""
+def _recipe_dataclass() -> type:
+    """Return a dataclass like `Recipe` in which every setting is optional text."""
     groups: dict[str, list[Any]] = {}
     top: list[Any] = []
-    for setting in settings():
+    for setting in recipe_options():
         entry = (setting.path[-1], Annotated[str, _argument(setting)], UNSET)
         (top if len(setting.path) == 1 else groups.setdefault(setting.path[0], [])).append(entry)
     hints = get_type_hints(Recipe)
@@ -135,7 +146,7 @@ def _recipe_options() -> type:
     return dataclasses.make_dataclass("recipe", top, frozen=True)
 
 
-def _argument(setting: Setting) -> Any:
+def _argument(setting: RecipeOption) -> Any:
     choices = list(setting.rule.choices()) if setting.rule.choices and setting.hint is str else []
     return tyro.conf.arg(
         metavar="NAME" if choices else _metavar(setting.hint),
@@ -146,7 +157,7 @@ def _argument(setting: Setting) -> Any:
 
 
 def _metavar(hint: Any) -> str:
-    """What stands for a value in the help.
+    """Return the placeholder of a value in the help.
 
     >>> from typing import Literal
     >>> _metavar(int | Literal["auto"]), _metavar(tuple[float, ...]), _metavar(bool)
@@ -180,24 +191,16 @@ def _given(recipe: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 def _unknown_option(option: str, command: type, *, with_recipe: bool) -> UsageError:
     if not option.startswith("-"):
         return UsageError(f"unexpected argument {option!r}")
-    own = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(command)]
-    known = own + [flag for setting in settings() if with_recipe for flag in setting.flags]
+    flags = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(command)]
+    known = flags + [flag for setting in recipe_options() if with_recipe for flag in setting.flags]
     near = difflib.get_close_matches(option, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "--help lists all"
     return UsageError(f"unknown option {option}; {hint}")
 
 
 def _one_line(box: str) -> str:
-    """The first paragraph of tyro's framed message."""
+    """Return the first paragraph of tyro's framed message."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", box)
     lines = [line.strip("│ \t") for line in text.splitlines() if not re.match(r"\s*[╭╰]", line)]
-    body = list(_until_rule(lines))
+    body = takewhile(lambda line: not line.startswith("──"), lines)  # up to the first horizontal rule
     return " ".join(" ".join(body).split()) or "the options cannot be understood; --help lists all"
-
-
-def _until_rule(lines: Sequence[str]) -> Iterator[str]:
-    """Lines up to the first horizontal rule."""
-    for line in lines:
-        if line.startswith("──"):
-            return
-        yield line

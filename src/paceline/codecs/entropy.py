@@ -8,7 +8,8 @@
 
 Symbols that occur with frequencies p take n sum p log2(1 / p) bits and a word more. Every level is a symbol of its own
 (w = 1) until that histogram costs more than it saves, as it does with 32,767 levels: then neighbours share a symbol.
-The width w, a power of two, is the one that makes the sum of all parts least.
+The width w, a power of two, is the one that makes the sum of all parts least. That sum has logarithms in it: should two
+widths tie to the last bit, another processor may take the other. The payload says which, and every machine reads both.
 
 The decoder makes its model of the same whole numbers, by one division and one multiplication for each symbol in
 float64, where whole numbers are exact: the same model on every machine. After the last symbol its stack must be as
@@ -110,7 +111,7 @@ def _cost(counts: Any) -> float:
     present = np.flatnonzero(counts)
     some = counts[present]
     histogram = delta_lengths(np.diff(present, prepend=-1)).sum() + delta_lengths(some).sum()
-    return float(histogram + some @ (np.log2(some.sum()) - np.log2(some)))
+    return float(histogram + (some * (np.log2(some.sum()) - np.log2(some))).sum())
 
 
 # -- the coder of symbols -------------------------------------------------------------------------------------------

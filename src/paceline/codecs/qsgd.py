@@ -89,18 +89,17 @@ class QSGD(StatelessCodec):
         """Return norms and levels. The generator (on the CPU) gives one seed; without one, torch's own does."""
         vector = flat_vector(gradient)
         seed = int(torch.randint(2**62, (1,), generator=generator, device="cpu"))
-        low, high = seed & 0xFFFFFFFF, seed >> 32
-        work: Any = _OnCpu(self, vector) if vector.device.type == "cpu" else _ByTorch(self, vector)
+        low, high, on_cpu = seed & 0xFFFFFFFF, seed >> 32, vector.device.type == "cpu"
         if self.lossless == "packed":
-            payload, norms, words, rest = self._laid_out(vector)
-            codes = work.pack(norms, words, low, high)
-            _check_norms(norms, vector)  # before anything is done with the codes: those of NaN have no meaning
-            rest.copy_(pack_rest(codes, self.width))
-            return payload
-        norms = torch.empty(self._buckets(vector.numel()), dtype=torch.float32, device=vector.device)
-        codes = work.codes(norms, low, high)
+            return (_pack_by_kernel if on_cpu else _pack_by_torch)(self, vector, low, high)
+        norms, codes = (_quantise_by_kernel if on_cpu else _quantise_by_torch)(self, vector, low, high)
         _check_norms(norms, vector)
-        return self._lossless(vector, norms, codes)
+        coded = torch.from_numpy(_coder(self.lossless).encode(codes.to(torch.int32).cpu().numpy(), self.levels))
+        if coded.numel() >= packed_bytes(vector.numel(), self.width):
+            return self._packed(norms, codes)
+        payload = self._header(vector.numel(), self.lossless).payload(4 * norms.numel() + coded.numel(), vector.device)
+        payload[HEADER_BYTES:].copy_(torch.cat([norms.view(torch.uint8), coded.to(vector.device)]))
+        return payload
 
     def decode(
         self, payload: torch.Tensor, *, expected_length: int | None = None, out: torch.Tensor | None = None
@@ -116,11 +115,14 @@ class QSGD(StatelessCodec):
             raise PayloadError("the norms must be finite and not negative")
         if sender.lossless == "packed":
             check_bytes(coded, packed_bytes(elements, sender.width))
-            return _unpacked(sender, norms, coded, output_vector(elements, out, body.device))
+            vector, rows = output_vector(elements, out, body.device), in_rows(elements)
+            words, rest = coded[: rows // 8 * sender.width], coded[rows // 8 * sender.width :]
+            unpack = _unpack_by_kernel if coded.device.type == "cpu" else _unpack_by_torch
+            unpack(sender, norms, words, unpack_rest(rest, elements - rows, sender.width), vector)
+            return vector
         check_claim(elements, expected_length, out)
         codes = _coder(sender.lossless).decode(coded.cpu().numpy(), elements, sender.levels)
-        vector = output_vector(elements, out, body.device)
-        return vector.copy_(_scaled(sender, norms.cpu(), codes))
+        return output_vector(elements, out, body.device).copy_(_scale_by_kernel(sender, norms.cpu(), codes))
 
     def most_bytes(self, elements: int) -> int:
         """Return what the levels take packed; other coders are used only where they take less."""
@@ -139,27 +141,22 @@ class QSGD(StatelessCodec):
         first = self.levels | NORMS.index(self.norm) << 16 | LOSSLESS.index(lossless) << 20
         return Header(codec=self.NUMBER, elements=elements, first=first, second=self.bucket)
 
-    def _laid_out(self, vector: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _laid_out(
+        self, elements: int, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return an empty packed payload, and in it: the norms, the words of the rows, the bytes of the rest."""
-        elements = vector.numel()
-        header = self._header(elements, "packed")
-        payload = header.payload(self.most_bytes(elements) - HEADER_BYTES, vector.device)
+        payload = self._header(elements, "packed").payload(self.most_bytes(elements) - HEADER_BYTES, device)
         norms_end = HEADER_BYTES + 4 * self._buckets(elements)
         words_end = norms_end + packed_bytes(in_rows(elements), self.width)
         norms, words = payload[HEADER_BYTES:norms_end].view(torch.float32), payload[norms_end:words_end]
         return payload, norms, words.view(torch.int32), payload[words_end:]
 
-    def _lossless(self, vector: torch.Tensor, norms: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        coded = torch.from_numpy(_coder(self.lossless).encode(codes.numpy(), self.levels))
-        if coded.numel() >= packed_bytes(vector.numel(), self.width):
-            payload, into, words, rest = self._laid_out(vector)
-            into.copy_(norms)
-            _pack_codes(codes, words, self.width)
-            rest.copy_(pack_rest(codes[in_rows(vector.numel()) :].tolist(), self.width))
-            return payload
-        header = self._header(vector.numel(), self.lossless)
-        payload = header.payload(4 * norms.numel() + coded.numel(), vector.device)
-        payload[HEADER_BYTES:].copy_(torch.cat([norms.view(torch.uint8), coded.to(vector.device)]))
+    def _packed(self, norms: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        """Return a packed payload of norms and the codes of all elements."""
+        payload, into, words, rest = self._laid_out(codes.numel(), norms.device)
+        into.copy_(norms)
+        words.copy_(tensors.pack(codes.to(norms.device, torch.int64), self.width))
+        rest.copy_(pack_rest(codes[in_rows(codes.numel()) :].tolist(), self.width))
         return payload
 
 
@@ -177,82 +174,107 @@ class Sparsifier(QSGD):
         super().__init__(levels=1, bucket=0, norm="l2", lossless=lossless)
 
 
-class _OnCpu:
-    """The kernels, over the threads torch has."""
-
-    def __init__(self, codec: QSGD, vector: torch.Tensor) -> None:
-        self._codec, self._vector, self._values = codec, vector, vector.numpy()
-        self._bucket = codec._bucket(vector.numel())
-
-    def pack(self, norms: torch.Tensor, words: torch.Tensor, low: int, high: int) -> list[int]:
-        """Fill norms and words; return the codes that are not packed in rows."""
-        from paceline.codecs import kernels
-
-        codec, rows, found = self._codec, in_rows(self._vector.numel()), norms.numpy()
-        fused = UNIT % self._bucket == 0
-        self._norms(found, after=buckets_of(rows, self._bucket) if fused else 0)
-        common = codec.levels, codec.width, np.uint32(low), np.uint32(high)
-        kind = NORMS.index(codec.norm)
-        in_threads(
-            kernels.qsgd_encode, units_of(rows), UNIT, self._values, self._bucket, fused, kind, found, *common,
-            words.numpy().view(np.uint32),
-        )  # fmt: skip
-        rest = np.empty(self._vector.numel() - rows, np.uint32)
-        kernels.quantise_buckets(rows, self._values, self._bucket, found, *common, self._vector.numel(), rest)
-        return [int(code) for code in rest]
-
-    def codes(self, norms: torch.Tensor, low: int, high: int) -> torch.Tensor:
-        """Fill the norms; return the codes of all elements (as int32)."""
-        from paceline.codecs import kernels
-
-        codec, found = self._codec, norms.numpy()
-        self._norms(found, after=0)
-        codes = np.empty(self._vector.numel(), np.uint32)
-        in_threads(
-            kernels.qsgd_codes, -(-codes.size // UNIT), UNIT, self._values, self._bucket, found, codec.levels,
-            codec.width, np.uint32(low), np.uint32(high), codes,
-        )  # fmt: skip
-        return torch.from_numpy(codes.view(np.int32))
-
-    def _norms(self, found: Any, *, after: int) -> None:
-        """Fill in the norms of all buckets from number `after` on."""
-        from paceline.codecs import kernels
-
-        bucket, kind = self._bucket, NORMS.index(self._codec.norm)
-        if bucket <= UNIT:
-            values = self._values[after * bucket :]
-            in_threads(kernels.small_norms, found.size - after, bucket, values, bucket, kind, found[after:])
-            return
-        pieces = -(-bucket // UNIT)
-        parts = np.empty(found.size * pieces)
-        in_threads(kernels.piece_norms, parts.size, UNIT, self._values, bucket, kind, pieces, parts)
-        by_bucket = torch.from_numpy(parts).view(found.size, pieces)
-        whole = by_bucket.amax(1) if self._codec.norm == "max" else tensors.halved(by_bucket).sqrt()
-        found[:] = whole.to(torch.float32).numpy()
+# -- on the CPU: kernels, over the threads that torch has -----------------------------------------------------------
 
 
-class _ByTorch:
-    """The same in torch's operations."""
+def _pack_by_kernel(codec: QSGD, vector: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    """Return the packed payload of a vector: norms, levels and packing in one pass where buckets fit a unit."""
+    from paceline.codecs import kernels
 
-    def __init__(self, codec: QSGD, vector: torch.Tensor) -> None:
-        self._codec, self._vector = codec, vector
-        self._bucket = codec._bucket(vector.numel())
+    payload, norms, words, rest = codec._laid_out(vector.numel(), vector.device)
+    elements, rows, values, found = vector.numel(), in_rows(vector.numel()), vector.numpy(), norms.numpy()
+    bucket, kind = codec._bucket(elements), NORMS.index(codec.norm)
+    fused = UNIT % bucket == 0
+    _norms_by_kernel(values, bucket, kind, found, after=buckets_of(rows, bucket) if fused else 0)
+    common = codec.levels, codec.width, np.uint32(low), np.uint32(high)
+    in_threads(
+        kernels.qsgd_encode, units_of(rows), UNIT, values, bucket, fused, kind, found, *common,
+        words.numpy().view(np.uint32),
+    )  # fmt: skip
+    codes = np.empty(elements - rows, np.uint32)
+    kernels.quantise_buckets(rows, values, bucket, found, *common, elements, codes)
+    _check_norms(norms, vector)  # before anything is done with the codes: those of NaN have no meaning
+    rest.copy_(pack_rest(codes.tolist(), codec.width))
+    return payload
 
-    def pack(self, norms: torch.Tensor, words: torch.Tensor, low: int, high: int) -> list[int]:
-        """Fill norms and words; return the codes that are not packed in rows."""
-        codes = self._codes(norms, low, high)
-        words.copy_(tensors.pack(codes, self._codec.width))
-        rest: list[int] = codes[in_rows(codes.numel()) :].tolist()
-        return rest
 
-    def codes(self, norms: torch.Tensor, low: int, high: int) -> torch.Tensor:
-        """Fill the norms; return the codes of all elements (as int32), on the CPU."""
-        return self._codes(norms, low, high).to(torch.int32).cpu()
+def _quantise_by_kernel(codec: QSGD, vector: torch.Tensor, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the norms, and the codes of all elements (as int32)."""
+    from paceline.codecs import kernels
 
-    def _codes(self, norms: torch.Tensor, low: int, high: int) -> torch.Tensor:
-        codec = self._codec
-        norms.copy_(tensors.bucket_norms(self._vector, self._bucket, codec.norm))
-        return tensors.codes_of(self._vector, norms, self._bucket, codec.levels, codec.width, low, high)
+    values, bucket = vector.numpy(), codec._bucket(vector.numel())
+    norms, codes = np.empty(codec._buckets(values.size), np.float32), np.empty(values.size, np.uint32)
+    _norms_by_kernel(values, bucket, NORMS.index(codec.norm), norms)
+    in_threads(
+        kernels.qsgd_codes, -(-codes.size // UNIT), UNIT, values, bucket, norms, codec.levels, codec.width,
+        np.uint32(low), np.uint32(high), codes,
+    )  # fmt: skip
+    return torch.from_numpy(norms), torch.from_numpy(codes.view(np.int32))
+
+
+def _norms_by_kernel(values: Any, bucket: int, kind: int, norms: Any, *, after: int = 0) -> None:
+    """Fill in the norms of all buckets from number `after` on."""
+    from paceline.codecs import kernels
+
+    if bucket <= UNIT:
+        values = values[after * bucket :]
+        in_threads(kernels.small_norms, norms.size - after, bucket, values, bucket, kind, norms[after:])
+        return
+    pieces = -(-bucket // UNIT)
+    parts = np.empty(norms.size * pieces)
+    in_threads(kernels.piece_norms, parts.size, UNIT, values, bucket, kind, pieces, parts)
+    by_bucket = torch.from_numpy(parts).view(norms.size, pieces)
+    whole = by_bucket.amax(1) if kind == kernels.MAX else tensors.halved(by_bucket).sqrt()
+    norms[:] = whole.to(torch.float32).numpy()
+
+
+def _unpack_by_kernel(
+    sender: QSGD, norms: torch.Tensor, words: torch.Tensor, left: list[int], vector: torch.Tensor
+) -> None:
+    from paceline.codecs import kernels
+
+    elements, rows, ours = vector.numel(), in_rows(vector.numel()), vector.numpy()
+    common = sender._bucket(elements), norms.numpy(), sender.levels, sender.width
+    in_threads(kernels.qsgd_decode, units_of(rows), UNIT, words.numpy().view(np.uint32), *common, ours)
+    kernels.scale_buckets(rows, np.array(left, np.uint32), *common, elements, ours)
+
+
+def _scale_by_kernel(sender: QSGD, norms: torch.Tensor, codes: Any) -> torch.Tensor:
+    """Return the values of codes (uint32, numpy)."""
+    from paceline.codecs import kernels
+
+    vector = torch.empty(codes.size, dtype=torch.float32, device="cpu")
+    in_threads(
+        kernels.qsgd_values, -(-codes.size // UNIT), UNIT, codes, sender._bucket(codes.size), norms.numpy(),
+        sender.levels, sender.width, vector.numpy(),
+    )  # fmt: skip
+    return vector
+
+
+# -- elsewhere, and as the reference: torch's operations ------------------------------------------------------------
+
+
+def _pack_by_torch(codec: QSGD, vector: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    norms, codes = _quantise_by_torch(codec, vector, low, high)
+    _check_norms(norms, vector)
+    return codec._packed(norms, codes)
+
+
+def _quantise_by_torch(codec: QSGD, vector: torch.Tensor, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
+    bucket = codec._bucket(vector.numel())
+    norms = tensors.bucket_norms(vector, bucket, codec.norm)
+    return norms, tensors.codes_of(vector, norms, bucket, codec.levels, codec.width, low, high)
+
+
+def _unpack_by_torch(
+    sender: QSGD, norms: torch.Tensor, words: torch.Tensor, left: list[int], vector: torch.Tensor
+) -> None:
+    rows, rest = in_rows(vector.numel()), torch.tensor(left, dtype=torch.int64, device=vector.device)
+    codes = torch.cat([tensors.unpack(words.view(torch.int32), rows, sender.width), rest])
+    vector.copy_(tensors.values_of(codes, norms, sender._bucket(vector.numel()), sender.levels, sender.width))
+
+
+# -- both -----------------------------------------------------------------------------------------------------------
 
 
 def _check_norms(norms: torch.Tensor, vector: torch.Tensor) -> None:
@@ -268,50 +290,6 @@ def _sender(header: Header) -> QSGD:
     if not 1 <= levels <= MOST_LEVELS or norm >= len(NORMS) or lossless >= len(LOSSLESS):
         raise PayloadError(f"no qsgd has these parameters (levels={levels}, norm={norm}, lossless={lossless})")
     return QSGD(levels=levels, bucket=header.second, norm=NORMS[norm], lossless=LOSSLESS[lossless])  # type: ignore[arg-type]
-
-
-def _unpacked(sender: QSGD, norms: torch.Tensor, coded: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    elements, rows = vector.numel(), in_rows(vector.numel())
-    words, rest = coded[: rows // 8 * sender.width], coded[rows // 8 * sender.width :]
-    left = unpack_rest(rest, elements - rows, sender.width)
-    unpack = _unpack_by_kernel if coded.device.type == "cpu" else _unpack_by_torch
-    unpack(sender, norms, words, left, vector)
-    return vector
-
-
-def _unpack_by_kernel(
-    sender: QSGD, norms: torch.Tensor, words: torch.Tensor, left: list[int], vector: torch.Tensor
-) -> None:
-    from paceline.codecs import kernels
-
-    elements, rows, ours = vector.numel(), in_rows(vector.numel()), vector.numpy()
-    common = sender._bucket(elements), norms.numpy(), sender.levels, sender.width
-    in_threads(kernels.qsgd_decode, units_of(rows), UNIT, words.numpy().view(np.uint32), *common, ours)
-    kernels.scale_buckets(rows, np.array(left, np.uint32), *common, elements, ours)
-
-
-def _unpack_by_torch(
-    sender: QSGD, norms: torch.Tensor, words: torch.Tensor, left: list[int], vector: torch.Tensor
-) -> None:
-    rows, rest = in_rows(vector.numel()), torch.tensor(left, dtype=torch.int64, device=vector.device)
-    codes = torch.cat([tensors.unpack(words.view(torch.int32), rows, sender.width), rest])
-    vector.copy_(tensors.values_of(codes, norms, sender._bucket(vector.numel()), sender.levels, sender.width))
-
-
-def _scaled(sender: QSGD, norms: torch.Tensor, codes: Any) -> torch.Tensor:
-    """Return the values of codes (uint32, numpy)."""
-    from paceline.codecs import kernels
-
-    vector = torch.empty(codes.size, dtype=torch.float32, device="cpu")
-    in_threads(
-        kernels.qsgd_values, -(-codes.size // UNIT), UNIT, codes, sender._bucket(codes.size), norms.numpy(),
-        sender.levels, sender.width, vector.numpy(),
-    )  # fmt: skip
-    return vector
-
-
-def _pack_codes(codes: torch.Tensor, words: torch.Tensor, width: int) -> None:
-    words.copy_(tensors.pack(codes.to(words.device, torch.int64), width))
 
 
 def _coder(name: str) -> Any:

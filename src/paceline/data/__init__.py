@@ -1,4 +1,4 @@
-"""Which samples: data sets, who holds which of them, in what order they come, and how they are varied.
+"""Samples: data sets, which worker holds which samples, in what order they come, and how they are varied.
 
 The rule of this package: files are data, never programs. Nothing read from a disk or a network is run,
 unpacked to a path of its own choosing, or believed about its own size. And nothing here touches a global
@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.data.errors import DatasetError
-from paceline.data.request import Request
+from paceline.data.reading import DatasetError
 from paceline.lazy import lazy_names
 from paceline.lookup import unknown
 
@@ -46,8 +45,26 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
+class Request:
+    """The settings of `load_dataset`; each loader reads those that concern it.
+
+    >>> Request(download=False).samples
+    2000
+    """
+
+    directory: Path | None = None
+    download: bool = True
+    mirror: str | None = None
+    seed: int = 0
+    samples: int = 2000
+    classes: int = 10
+    channels: int = 3
+    size: int = 16
+
+
+@dataclass(frozen=True, kw_only=True)
 class DatasetEntry:
-    """One line of the table: what a data set is, and where its loader is found when it is wanted.
+    """One line of the table: what a data set is, and the function that loads it.
 
     `classes` is None where the caller chooses.
 
@@ -62,7 +79,7 @@ class DatasetEntry:
     classes: int | None = 10
 
     def loader(self) -> Callable[[Request], Dataset]:
-        """The function that reads it; only now is its module imported.
+        """Import the module of the data set, and return the function that reads it.
 
         >>> DATASETS["digits"].loader().__name__
         'load_digits'
@@ -123,7 +140,7 @@ def load_dataset(
     channels: int = 3,
     size: int = 16,
 ) -> Dataset:
-    """A data set by name, its images normalised by the training images' mean and deviation per channel.
+    """Load a data set by name, its images normalised by the training images' mean and deviation per channel.
 
     Files are looked for in `directory`, else in $PACELINE_DATA, else in ~/.cache/paceline, and in the
     folders there that other tools make. Missing ones are downloaded unless `download` is off, from

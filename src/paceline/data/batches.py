@@ -18,6 +18,23 @@ import torch
 from paceline.randomness import torch_generator
 
 
+def check_shard(shard: torch.Tensor, *, batch_size: int, worker: int) -> None:
+    """Refuse what no worker can draw batches from.
+
+    >>> check_shard(torch.arange(3), batch_size=0, worker=0)
+    Traceback (most recent call last):
+    ValueError: batch_size must be at least 1 (batch_size=0)
+    """
+    if shard.ndim != 1 or shard.dtype != torch.int64 or len(shard) == 0:
+        raise ValueError(
+            f"shard must be an int64 tensor of at least one sample index (shape={tuple(shard.shape)}, "
+            f"dtype={shard.dtype})"
+        )
+    for name, value, least in (("batch_size", batch_size, 1), ("worker", worker, 0)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least} ({name}={value})")
+
+
 class BatchOrder:
     """Endless batches of sample indices for one worker.
 
@@ -29,24 +46,13 @@ class BatchOrder:
     """
 
     def __init__(self, shard: torch.Tensor, batch_size: int, *, seed: int, worker: int) -> None:
-        if shard.ndim != 1 or shard.dtype != torch.int64 or len(shard) == 0:
-            raise ValueError(
-                "shard must be an int64 tensor of at least one sample index "
-                f"(shape={tuple(shard.shape)}, dtype={shard.dtype})"
-            )
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1 (batch_size={batch_size})")
-        if worker < 0:
-            raise ValueError(f"worker must be at least 0 (worker={worker})")
-        self._shard = shard
-        self._batch_size = batch_size
-        self._seed = seed
-        self._worker = worker
+        check_shard(shard, batch_size=batch_size, worker=worker)
+        self._shard, self._batch_size, self._seed, self._worker = shard, batch_size, seed, worker
         self._begin_pass(0)
 
     @property
     def samples(self) -> int:
-        """How many samples the shard has.
+        """The number of samples of the shard.
 
         >>> BatchOrder(torch.arange(3), 2, seed=0, worker=0).samples
         3
@@ -54,7 +60,7 @@ class BatchOrder:
         return len(self._shard)
 
     def next(self) -> torch.Tensor:
-        """The indices of the next batch, exactly `batch_size` of them.
+        """Return the indices of the next batch, exactly `batch_size` of them.
 
         >>> len(BatchOrder(torch.arange(3), 8, seed=0, worker=0).next())
         8
@@ -77,7 +83,7 @@ class BatchOrder:
         return self.next()
 
     def state_dict(self) -> dict[str, int]:
-        """How many passes are done, and how far the present one is.
+        """Return how many passes are done, and how far the present one is.
 
         >>> BatchOrder(torch.arange(3), 2, seed=0, worker=0).state_dict()
         {'passes': 0, 'position': 0}
@@ -107,6 +113,5 @@ class BatchOrder:
 
     def _begin_pass(self, number: int) -> None:
         generator = torch_generator(self._seed, "batches", self._worker, number)
-        self._passes = number
-        self._position = 0
+        self._passes, self._position = number, 0
         self._permuted = self._shard[torch.randperm(len(self._shard), generator=generator)]

@@ -15,13 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.archives import read_members
-from paceline.data.download import RemoteFile
-from paceline.data.errors import DatasetError
-from paceline.data.places import Places, fetch, places_for
+from paceline.data import Request
+from paceline.data.download import Places, RemoteFile, fetch, places_for
 from paceline.data.plain_pickle import read_plain_pickle
-from paceline.data.reading import naming, read_file
-from paceline.data.request import Request
+from paceline.data.reading import DatasetError, naming, read_file, read_members
 from paceline.data.samples import Dataset, Pixels, from_pixels
 
 BASE = "https://www.cs.toronto.edu/~kriz/"
@@ -97,7 +94,7 @@ def load_cifar10(request: Request, *, archive: RemoteFile = BINARY.archive) -> D
 
     >>> load_cifar10(Request(directory=Path("/nowhere"), download=False))
     Traceback (most recent call last):
-    paceline.data.errors.DatasetError: cifar10 is not in /nowhere: put cifar-10-binary.tar.gz (or ...) there
+    paceline.data.reading.DatasetError: cifar10 is not in /nowhere: put cifar-10-binary.tar.gz (or ...) there
     """
     places = places_for("cifar10", request, subfolders=(BINARY.folder, PYTHON.folder))
     batches = _find(places)

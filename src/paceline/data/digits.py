@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.request import Request
+from paceline.data import Request
 from paceline.data.samples import Dataset, Pixels, from_pixels
 from paceline.randomness import uniform
 

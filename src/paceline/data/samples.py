@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.data.errors import DatasetError
+from paceline.data.reading import DatasetError
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline.data.request import Request
+from paceline.data import Request
 from paceline.data.samples import Dataset, Samples
 from paceline.randomness import torch_generator
 

@@ -1,8 +1,7 @@
 """What everything on torch.distributed shares, whatever the ranks do together.
 
     groups        the one place that makes process groups, each with a timeout
-    collectives   gathers that are started now and waited for later
-    payloads      every rank's encoded gradient to every rank, bucket by bucket
+    collectives   gathers that are started now and waited for later; payloads to every rank, bucket by bucket
     stores        a few words of every rank to every rank, through the launch's store
     agreement     all ranks agree, or all ranks raise
 
@@ -41,3 +40,15 @@ def first_line(error: BaseException) -> str:
     'no such rank'
     """
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def check_limits(**limits: float) -> None:
+    """Refuse time limits that are not positive and finite.
+
+    >>> check_limits(timeout_seconds=0.0)
+    Traceback (most recent call last):
+    ValueError: timeout_seconds must be above 0 and finite (timeout_seconds=0.0)
+    """
+    for name, value in limits.items():
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name} must be above 0 and finite ({name}={value})")

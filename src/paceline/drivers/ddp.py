@@ -35,10 +35,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.codecs import Codec, ErrorFeedback, NotFiniteError
 from paceline.codecs.naming import resolve_codec
-from paceline.distributed import first_line
+from paceline.distributed import RankGoneError, check_limits, first_line
 from paceline.distributed.agreement import describe, gather_rows, raise_difference, short_text
+from paceline.distributed.collectives import AnySizeExchange, Delivery, FixedSizeExchange, PayloadExchange, Trouble
 from paceline.distributed.groups import make_group
-from paceline.distributed.payloads import AnySizeExchange, Delivery, FixedSizeExchange, PayloadExchange, Trouble
 from paceline.randomness import torch_generator
 
 TIMEOUT_SECONDS = 600.0
@@ -71,39 +71,60 @@ def compress(
     """
     if not isinstance(model, DistributedDataParallel):
         raise ValueError(f"compress wants a DistributedDataParallel model (this is a {type(model).__name__})")
-    if not 0 < timeout_seconds < float("inf"):
-        raise ValueError(f"timeout_seconds must be above 0 and finite (timeout_seconds={timeout_seconds})")
+    check_limits(timeout_seconds=timeout_seconds)
     codec = resolve_codec(codec)
     if getattr(model, "_comm_hooks", None):
         raise ValueError("this model has a communication hook already; a DistributedDataParallel model takes one")
-    compression = Compression(model, codec, seed, _Groups(model, codec, process_group, timeout_seconds))
+    compression = Compression(model, codec, seed, process_group, timeout_seconds)
     try:
-        model.register_comm_hook(compression, _hook)
+        model.register_comm_hook(compression, Compression._send)
     except RuntimeError as error:  # one of PyTorch's own, which are not in the list above
         raise ValueError(f"this model takes no communication hook: {first_line(error)}") from error
     return compression
 
 
-def _hook(state: "Compression", bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-    return state._send(bucket)
-
-
 class Compression:
     """What `compress` returns: what was sent, and the memories of the codecs for a checkpoint."""
 
-    def __init__(self, model: DistributedDataParallel, codec: Codec, seed: int, groups: "_Groups") -> None:
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        codec: Codec,
+        seed: int,
+        process_group: dist.ProcessGroup | None,
+        timeout_seconds: float,
+    ) -> None:
         self.codec = codec
-        self.steps = 0
-        self.payload_bytes = 0
-        self.gradient_bytes = 0
-        self._groups = groups
+        self.steps = self.payload_bytes = self.gradient_bytes = 0
+        self._timeout_seconds = timeout_seconds
+        self._connect(model, process_group)
         self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
         self._shapes = {name: parameter.shape for name, parameter in model.module.named_parameters()}
-        self._generator = torch_generator(seed, "compress", groups.rank)
+        self._generator = torch_generator(seed, "compress", self._rank)
         self._memories = BucketCodecs(codec)
         self._failures: dict[int, Exception] = {}  # by bucket, of this step
         self._sent: list[Codec] = []  # those whose payloads of this step are on their way
         self._decoded: dict[int, torch.Tensor] = {}  # by bucket: kept, for new memory costs more than decoding into it
+
+    def _connect(self, model: DistributedDataParallel, given: dist.ProcessGroup | None) -> None:
+        """Make the groups through which payloads travel, with all ranks or none."""
+        theirs: dist.ProcessGroup = model.process_group
+        self._ranks, self._rank = dist.get_process_group_ranks(given or theirs), dist.get_rank()
+        if self._ranks != dist.get_process_group_ranks(theirs):
+            raise ValueError(f"process_group must have the ranks of the model's own group (it has {self._ranks})")
+        device = next(model.parameters()).device
+        group = given or make_group(self._ranks, dist.get_backend_config(theirs), self._timeout_seconds)
+        raise_difference(  # payloads of ranks that encode differently would not fit in each other's places
+            gather_rows({"codec": short_text(describe(self.codec))}, group, device),
+            "all ranks must compress alike: {who} with {theirs}, this one with {ours}",
+            names=[f"rank {rank}" for rank in self._ranks],
+            reference=self._ranks.index(self._rank),
+        )
+        shapes = [parameter.shape for parameter in model.parameters()]
+        self._fixed_size: bool = getattr(self.codec.fresh(shapes), "fixed_size", False)
+        self._exchange: PayloadExchange = FixedSizeExchange(group, device)
+        if not self._fixed_size:
+            self._exchange = AnySizeExchange(group, make_group(self._ranks, "gloo", self._timeout_seconds), device)
 
     def __repr__(self) -> str:
         times = self.gradient_bytes / max(1, self.payload_bytes)
@@ -124,7 +145,7 @@ class Compression:
         """Return what this rank's codecs remember, and its generator's state: every rank has its own to save."""
         return {
             "codec": describe(self.codec),
-            "rank": self._groups.rank,
+            "rank": self._rank,
             "steps": self.steps,
             "payload_bytes": self.payload_bytes,
             "gradient_bytes": self.gradient_bytes,
@@ -136,8 +157,8 @@ class Compression:
         """Go on from this rank's `state_dict`."""
         if state["codec"] != describe(self.codec):
             raise ValueError(f"this state is of {state['codec']} (this codec is {describe(self.codec)})")
-        if state["rank"] != self._groups.rank:
-            raise ValueError(f"this state is of rank {state['rank']} (this is rank {self._groups.rank})")
+        if state["rank"] != self._rank:
+            raise ValueError(f"this state is of rank {state['rank']} (this is rank {self._rank})")
         self._memories.load_state_dict(state, self._shapes)
         self._generator.set_state(state["generator"])
         self.steps, self.payload_bytes = state["steps"], state["payload_bytes"]
@@ -145,14 +166,14 @@ class Compression:
 
     # -- one bucket ------------------------------------------------------------------------------------------------
 
-    def _send(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    def _send(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         """Encode and send a bucket; return a future of the mean of all ranks."""
         index, buffer, last = bucket.index(), bucket.buffer(), bucket.is_last()
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
         shapes = [parameter.shape for parameter in bucket.parameters()]
         codec = self._memories.codec_of(names, shapes)
         payload, cause = self._encoded(codec, buffer)
-        delivery = self._groups.exchange.send(payload, codec.most_bytes(buffer.numel()), last=last)
+        delivery = self._exchange.send(payload, codec.most_bytes(buffer.numel()), last=last)
         what = f"bucket {index} of step {self.steps + 1} ({names[0]} .. {names[-1]})"
         if last:
             self.steps += 1
@@ -164,7 +185,7 @@ class Compression:
         try:
             payload = codec.encode(buffer, self._generator)
             most = codec.most_bytes(buffer.numel())
-            if payload.numel() > most or (payload.numel() < most and self._groups.of_one_size):
+            if payload.numel() > most or (payload.numel() < most and self._fixed_size):
                 raise ValueError(f"{codec!r} promises {most:,} bytes, and has made {payload.numel():,}")
         except Exception as error:  # the others wait for a payload: whatever it is, they must hear of it
             return Trouble.NOT_FINITE if isinstance(error, NotFiniteError) else Trouble.OTHER, error
@@ -185,10 +206,9 @@ class Compression:
     ) -> torch.Tensor:
         """Put the mean of all payloads into the bucket; runs in the backend's thread, raises nothing."""
         try:
-            _value(done, what, self._groups)
-            payloads = delivery.payloads()
+            payloads = self._arrived(delivery, done, what)
             if delivery.troubles:
-                raise self._groups.error(delivery.troubles, what) from cause
+                raise self._error(delivery.troubles, what) from cause
             decoded = self._decoded.get(index)
             if decoded is None or decoded.shape != buffer.shape:
                 decoded = self._decoded[index] = torch.empty_like(buffer, dtype=torch.float32)
@@ -197,6 +217,27 @@ class Compression:
             self._failures[index] = error
             buffer.fill_(float("nan"))
         return buffer
+
+    def _arrived(self, delivery: Delivery, done: torch.futures.Future[Any], what: str) -> list[torch.Tensor]:
+        try:
+            done.value()
+        except RuntimeError as error:
+            raise RankGoneError(
+                f"rank {self._rank} waited for the payloads of all {len(self._ranks)} ranks for {what}, and a rank is "
+                f"gone, or was not heard of for {self._timeout_seconds:g} s: {first_line(error)}"
+            ) from error
+        return delivery.payloads()
+
+    def _error(self, troubles: dict[int, Trouble], what: str) -> Exception:
+        """Return the error that all ranks raise."""
+        ranks = [self._ranks[place] for place in troubles]
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        if Trouble.NOT_FINITE in troubles.values():
+            return NotFiniteError(
+                f"{who}: the gradient is not finite in {what}; nothing was averaged. "
+                "Lower the learning rate or clip, and skip this step"
+            )
+        return RuntimeError(f"{who}: the gradient could not be encoded in {what}; the reason is with {who}")
 
     def _raise(self) -> None:
         failures, self._failures = self._failures, {}
@@ -209,7 +250,7 @@ class Compression:
 
 
 def _after_backward(callback: Any) -> None:
-    """Call it when backward is through, and DDP has finished its round."""
+    """Call `callback` when backward is through and DDP has finished its round."""
     later = torch.autograd.Variable._execution_engine.queue_callback
     try:
         # They are called in the order in which they are queued. DDP queues its own after the hook of the last
@@ -217,16 +258,6 @@ def _after_backward(callback: Any) -> None:
         later(lambda: later(callback))
     except RuntimeError:  # no backward: this rank is out of data, and keeps company in DDP's join()
         return
-
-
-def _value(done: torch.futures.Future[Any], what: str, groups: "_Groups") -> None:
-    try:
-        done.value()
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"rank {groups.rank} waited for the payloads of all {groups.world} ranks for {what}, and a rank is gone, "
-            f"or was not heard of for {groups.timeout_seconds:g} s: {first_line(error)}"
-        ) from error
 
 
 def _mean(codec: Codec, payloads: list[torch.Tensor], buffer: torch.Tensor, decoded: torch.Tensor) -> None:
@@ -238,52 +269,6 @@ def _mean(codec: Codec, payloads: list[torch.Tensor], buffer: torch.Tensor, deco
     total.div_(len(payloads))
     if total is not buffer:
         buffer.copy_(total)
-
-
-# -- before the first bucket ---------------------------------------------------------------------------------------
-
-
-class _Groups:
-    """The ranks that take part, and the groups through which their payloads travel."""
-
-    def __init__(
-        self, model: DistributedDataParallel, codec: Codec, given: dist.ProcessGroup | None, timeout_seconds: float
-    ) -> None:
-        theirs: dist.ProcessGroup = model.process_group
-        self.ranks = dist.get_process_group_ranks(given or theirs)
-        self.rank, self.world = dist.get_rank(), len(self.ranks)
-        self.timeout_seconds = timeout_seconds
-        if self.ranks != dist.get_process_group_ranks(theirs):
-            raise ValueError(f"process_group must have the ranks of the model's own group (it has {self.ranks})")
-        device = next(model.parameters()).device
-        group = given or self._group(dist.get_backend_config(theirs))
-        # Payloads of ranks that encode differently would not fit in each other's places.
-        gathered = gather_rows({"codec": short_text(describe(codec))}, group, device)
-        raise_difference(
-            gathered,
-            "all ranks must compress alike: {who} with {theirs}, this one with {ours}",
-            names=[f"rank {rank}" for rank in self.ranks],
-            reference=self.ranks.index(self.rank),
-        )
-        shapes = [parameter.shape for parameter in model.parameters()]
-        self.of_one_size: bool = getattr(codec.fresh(shapes), "fixed_size", False)  # else it may be of any
-        self.exchange: PayloadExchange = FixedSizeExchange(group, device)
-        if not self.of_one_size:
-            self.exchange = AnySizeExchange(group, self._group("gloo"), device)
-
-    def _group(self, backend: str) -> dist.ProcessGroup:
-        return make_group(self.ranks, backend, self.timeout_seconds)
-
-    def error(self, troubles: dict[int, Trouble], what: str) -> Exception:
-        """Return the error that all ranks raise."""
-        ranks = [self.ranks[place] for place in troubles]
-        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-        if Trouble.NOT_FINITE in troubles.values():
-            return NotFiniteError(
-                f"{who}: the gradient is not finite in {what}; nothing was averaged. "
-                "Lower the learning rate or clip, and skip this step"
-            )
-        return RuntimeError(f"{who}: the gradient could not be encoded in {what}; the reason is with {who}")
 
 
 # -- what the codecs remember ------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ class Accumulate:
     # -- the loop --------------------------------------------------------------------------------------------------
 
     def __call__(self, parts: Iterable[Part]) -> Generator[Part, None, None]:
-        """The parts of a loader, one after the other; the last ones are a group even if they are fewer than `steps`.
+        """Yield the parts of a loader; the last ones are a group even if they are fewer than `steps`.
 
         Any iterable will do. Its errors come up to one part early, for it is asked one part ahead.
         """
@@ -143,7 +143,7 @@ class Accumulate:
             self._stage = _Stage.OUTSIDE
 
     def _looking_ahead(self, parts: Iterable[Part]) -> Iterator[tuple[Part, bool]]:
-        """Each part, and whether it is the last of its group."""
+        """Yield each part, and whether it is the last of its group."""
         iterator, end = iter(parts), object()
         ahead: Any = next(iterator, end)
         while ahead is not end:
@@ -159,7 +159,7 @@ class Accumulate:
                 self.part = 0
 
     def _without_averaging(self) -> contextlib.ExitStack:
-        """Holds no_sync for a part that is not the last: for its forward too, as DDP wants it."""
+        """Hold no_sync for a part that is not the last: for its forward too, as DDP wants it."""
         held = contextlib.ExitStack()
         for module in self._quiet if not self._last else ():
             held.enter_context(module.no_sync())
@@ -217,7 +217,7 @@ class Accumulate:
             self._stage = _Stage.FORGOTTEN
 
     def _weights(self, samples: float | torch.Tensor | None) -> tuple[float, float]:
-        """What the gradients so far, and this part's loss, are multiplied with."""
+        """Return what the gradients so far, and this part's loss, are multiplied with."""
         if self.reduction == "sum":
             if samples is not None:
                 raise ValueError(f"samples is for means: with reduction='sum' losses just add up (samples={samples})")
@@ -264,11 +264,9 @@ class Accumulate:
 
 def _modules_of(model: torch.nn.Module | Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
     modules = [model] if isinstance(model, torch.nn.Module) or not isinstance(model, Iterable) else list(model)
-    for module in modules:
-        if not isinstance(module, torch.nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, or several of them (model={type(module).__name__})")
-    if not modules:
-        raise TypeError("model must be a torch.nn.Module, or several of them (model=[])")
+    others = [type(module).__name__ for module in modules if not isinstance(module, torch.nn.Module)]
+    if others or not modules:
+        raise TypeError(f"model must be a torch.nn.Module, or several of them (model={others[0] if others else []})")
     return modules
 
 
@@ -285,7 +283,7 @@ def _check_parts(module: torch.nn.Module, steps: int, reduction: str) -> None:
 
 
 def _with_no_sync(module: torch.nn.Module) -> Iterator[Any]:
-    """The outermost modules that average gradients by themselves: what is inside of one is its own affair."""
+    """Yield the outermost modules that average gradients by themselves; not what is inside of them."""
     if callable(getattr(module, "no_sync", None)):
         yield module
     else:
@@ -345,18 +343,17 @@ class Watched:
 
     def check(self) -> None:
         """Refuse to add another part to what is no longer the sum of the parts before."""
-        if self.parameter.grad is not self.gradient:
-            what = "the gradients of the parts before are gone"
-        elif self.gradient._version != self.versions[1]:
-            what = "the gradients of the parts before have been changed"
-        elif self.parameter._version != self.versions[0]:
-            what = "the parameters have been changed"
-        else:
-            return
-        raise RuntimeError(
-            f"{what} in the middle of a group ({self.name}): step, zero_grad and clipping belong where "
-            "accumulate.ready is True; to begin a group anew, call accumulate.forget()"
-        )
+        slips = {
+            "the gradients of the parts before are gone": self.parameter.grad is not self.gradient,
+            "the gradients of the parts before have been changed": self.gradient._version != self.versions[1],
+            "the parameters have been changed": self.parameter._version != self.versions[0],
+        }
+        found = next((words for words, happened in slips.items() if happened), None)
+        if found is not None:
+            raise RuntimeError(
+                f"{found} in the middle of a group ({self.name}): step, zero_grad and clipping belong where "
+                "accumulate.ready is True; to begin a group anew, call accumulate.forget()"
+            )
 
 
 def watch(modules: Iterable[torch.nn.Module]) -> Watched | None:

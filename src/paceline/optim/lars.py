@@ -39,7 +39,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -121,7 +121,7 @@ class LARS(Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Another group, with settings of its own where it names them.
+        """Add a group, with settings of its own where it names them.
 
         >>> optimizer = LARS([torch.zeros(2, 2)], lr=1.0)
         >>> optimizer.add_param_group({"params": [torch.zeros(2)], "trust": None, "lr": 0.1})
@@ -164,22 +164,24 @@ class LARS(Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @_use_grad_for_differentiable
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step with the gradients at hand; `closure` may compute them anew and return the loss."""
+        """Take one step with the gradients at hand; `closure` may compute them anew and return the loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
             layers = self._layers(group)
-            if layers.parameters:
+            if layers:
                 _take_step(layers, group)
         return loss
 
-    def _layers(self, group: dict[str, Any]) -> Layers:
-        """The parameters of a group that have a gradient."""
-        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-        velocities: list[Tensor] = []
-        for parameter in parameters:
+    def _layers(self, group: dict[str, Any]) -> list[LayerTensors]:
+        """Return the parameters of a group that have a gradient, each with its gradient and velocity."""
+        layers = []
+        for parameter in group["params"]:
+            velocity = None
+            if parameter.grad is None:
+                continue
             if parameter.grad.is_sparse:
                 raise RuntimeError(
                     "LARS needs dense gradients (a layer's norm is taken); build Embedding(sparse=False)"
@@ -188,25 +190,23 @@ class LARS(Optimizer):
                 state, name = self.state[parameter], _MOMENTUM if group["trust"] is None else _VELOCITY
                 if state.get(name) is None:
                     state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                velocities.append(state[name])
-        return Layers(
-            parameters=parameters, gradients=[parameter.grad for parameter in parameters], velocities=velocities
-        )
+                velocity = state[name]
+            layers.append(LayerTensors(parameter, parameter.grad, velocity))
+        return layers
 
 
-def _take_step(layers: Layers, group: dict[str, Any]) -> None:
+def _take_step(layers: list[LayerTensors], group: dict[str, Any]) -> None:
     if group["trust"] is None:
         _torch_sgd(layers, group)
         return
     settings = {name: group[name] for name in _STEP_SETTINGS}
     if isinstance(group["lr"], Tensor):
         settings["lr"] = group["lr"].squeeze()
-    step = LayerStep(**settings)
-    _way(layers.parameters, group)(layers, step)
+    _way([layer.parameter for layer in layers], group)(layers, LayerStep(**settings))
 
 
-def _way(parameters: list[Tensor], group: dict[str, Any]) -> Callable[[Layers, LayerStep], None]:
-    """Which of the three: the one asked for, or else the quickest that fits."""
+def _way(parameters: list[Tensor], group: dict[str, Any]) -> Callable[[list[LayerTensors], LayerStep], None]:
+    """Choose one of the three ways: the one asked for, or else the quickest that fits."""
     if group["fused"]:
         return one_pass
     if group["foreach"]:
@@ -221,11 +221,11 @@ def _way(parameters: list[Tensor], group: dict[str, Any]) -> Callable[[Layers, L
     return many_at_once if foreach else one_by_one
 
 
-def _torch_sgd(layers: Layers, group: dict[str, Any]) -> None:
+def _torch_sgd(layers: list[LayerTensors], group: dict[str, Any]) -> None:
     sgd(
-        layers.parameters,
-        layers.gradients,
-        list(layers.velocities) if layers.velocities else [None] * len(layers.parameters),
+        [layer.parameter for layer in layers],
+        [layer.gradient for layer in layers],
+        [layer.velocity for layer in layers],
         weight_decay=group["weight_decay"],
         momentum=group["momentum"],
         lr=group["lr"],
@@ -233,7 +233,7 @@ def _torch_sgd(layers: Layers, group: dict[str, Any]) -> None:
         nesterov=group["nesterov"],
         maximize=group["maximize"],
         foreach=False if group["differentiable"] else group["foreach"],
-        fused=group["fused"] and all(fits_the_kernel(layers, index) for index in range(len(layers.parameters))),
+        fused=group["fused"] and all(map(fits_the_kernel, layers)),
     )
 
 
@@ -242,7 +242,14 @@ def _torch_sgd(layers: Layers, group: dict[str, Any]) -> None:
 
 def _check_settings(group: dict[str, Any]) -> None:
     """Refuse a group's settings that cannot be, with the value and what is allowed."""
-    _check_types(group)
+    for name in ("lr", "momentum", "weight_decay", "trust"):
+        value = group[name]
+        fits = isinstance(value, Real) or (name == "lr" and isinstance(value, Tensor))
+        if isinstance(value, bool) or not (fits or (name == "trust" and value is None)):
+            raise TypeError(f"{name} must be a number ({name}={value!r})")
+    for name in ("exclude_bias_and_norm", "nesterov", "clip", "maximize", "differentiable", "foreach", "fused"):
+        if not isinstance(group[name], bool) and not (name in ("foreach", "fused") and group[name] is None):
+            raise TypeError(f"{name} must be True or False ({name}={group[name]!r})")
     lr = group["lr"]
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError(f"Tensor lr must be 1-element (lr has shape {tuple(lr.shape)})")  # as torch says it
@@ -261,17 +268,6 @@ def _check_settings(group: dict[str, Any]) -> None:
         raise ValueError("differentiable goes step by step, neither fused nor foreach (differentiable=True)")
 
 
-def _check_types(group: dict[str, Any]) -> None:
-    for name in ("lr", "momentum", "weight_decay", "trust"):
-        value = group[name]
-        fits = isinstance(value, Real) or (name == "lr" and isinstance(value, Tensor))
-        if isinstance(value, bool) or not (fits or (name == "trust" and value is None)):
-            raise TypeError(f"{name} must be a number ({name}={value!r})")
-    for name in ("exclude_bias_and_norm", "nesterov", "clip", "maximize", "differentiable", "foreach", "fused"):
-        if not isinstance(group[name], bool) and not (name in ("foreach", "fused") and group[name] is None):
-            raise TypeError(f"{name} must be True or False ({name}={group[name]!r})")
-
-
 def _check_parameter(parameter: Tensor, *, fused: bool | None) -> None:
     """Refuse a parameter whose length LARS cannot take, or that the fused kernel does not know."""
     if not parameter.is_floating_point():
@@ -286,7 +282,7 @@ def _check_parameter(parameter: Tensor, *, fused: bool | None) -> None:
 
 
 def is_bias_or_norm(parameter: Tensor) -> bool:
-    """What is commonly left out of the scaling: biases and the scales of normalisation have at most one dimension.
+    """Whether a parameter is commonly left out of the scaling: a bias or a scale of a normalisation, by its dimensions.
 
     >>> is_bias_or_norm(torch.zeros(8)), is_bias_or_norm(torch.zeros(8, 4))
     (True, False)
@@ -295,7 +291,7 @@ def is_bias_or_norm(parameter: Tensor) -> bool:
 
 
 def local_rate(weight_norm: float, gradient_norm: float, *, trust: float, weight_decay: float) -> float:
-    """The layer's own factor, where neither norm is 0.
+    """Return the layer's own factor, where neither norm is 0.
 
     >>> local_rate(3.0, 0.5, trust=0.001, weight_decay=0.0)
     0.006
@@ -352,7 +348,7 @@ class LayerStep:
         return torch.minimum(limited, self.lr) if isinstance(self.lr, Tensor) else limited.clamp(max=self.lr)
 
     def on(self, device: torch.device) -> LayerStep:
-        """The same step with a rate that can be used beside tensors on a device."""
+        """Return the same step with a rate that can be used beside tensors on a device."""
         if not isinstance(self.lr, Tensor) or self.lr.is_cpu or self.lr.device == device:
             return self
         return dataclasses.replace(self, lr=self.lr.to(device, non_blocking=True))
@@ -364,35 +360,31 @@ _STEP_SETTINGS = tuple(field.name for field in dataclasses.fields(LayerStep))  #
 # -- a step, in three ways ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layers:
-    """Parameters with their gradients and velocities (none without momentum), index by index."""
+class LayerTensors(NamedTuple):
+    """A parameter with its gradient and its velocity (None without momentum)."""
 
-    parameters: list[Tensor]
-    gradients: list[Tensor]
-    velocities: list[Tensor]
+    parameter: Tensor
+    gradient: Tensor
+    velocity: Tensor | None
 
-    def only(self, chosen: Sequence[int]) -> Layers:
-        """Some of them."""
-        return Layers(
-            parameters=[self.parameters[index] for index in chosen],
-            gradients=[self.gradients[index] for index in chosen],
-            velocities=[self.velocities[index] for index in chosen] if self.velocities else [],
-        )
+
+def _columns(layers: Sequence[LayerTensors]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Return parameters, gradients and velocities as torch's kernels take them: without momentum no velocities."""
+    velocities = [layer.velocity for layer in layers if layer.velocity is not None]
+    return [layer.parameter for layer in layers], [layer.gradient for layer in layers], velocities
 
 
 def norms_in(tensor: Tensor) -> torch.dtype | None:
-    """The type for sums of squares: half precision would overflow at 256, and on the CPU float32 loses digits."""
+    """Return the type for sums of squares: half precision overflows at 256, and on the CPU float32 loses digits."""
     if tensor.is_cpu:
         return torch.float64
     return torch.float32 if tensor.dtype in _HALVES else None
 
 
-def one_by_one(layers: Layers, step: LayerStep) -> None:
-    """Plain tensor arithmetic, layer by layer; the rates stay on their device."""
-    for index, parameter in enumerate(layers.parameters):
-        gradient = layers.gradients[index]
-        velocity = layers.velocities[index] if layers.velocities else None
+def one_by_one(layers: list[LayerTensors], step: LayerStep) -> None:
+    """Take the step by plain tensor arithmetic, layer by layer; the rates stay on their device."""
+    for layer in layers:
+        parameter, gradient, _ = layer
         # autograd keeps what the norm was taken of, and the parameter is about to be changed in place
         weights = parameter.clone() if step.differentiable else parameter
         near = step.on(parameter.device)
@@ -402,12 +394,11 @@ def one_by_one(layers: Layers, step: LayerStep) -> None:
                 weight_norms=torch.linalg.vector_norm(weights, dtype=norms_in(weights)),
                 gradient_norms=torch.linalg.vector_norm(gradient, dtype=norms_in(gradient)),
             )
-        _plainly(parameter, gradient, velocity, rate, step)
+        _plainly(layer, rate, step)
 
 
-def _plainly(
-    parameter: Tensor, gradient: Tensor, velocity: Tensor | None, rate: float | Tensor, step: LayerStep
-) -> None:
+def _plainly(layer: LayerTensors, rate: float | Tensor, step: LayerStep) -> None:
+    parameter, gradient, velocity = layer
     direction = gradient.neg() if step.maximize else gradient
     if step.weight_decay != 0:
         direction = direction.add(parameter, alpha=step.weight_decay)
@@ -419,50 +410,51 @@ def _plainly(
     parameter.sub_(moved.add(velocity, alpha=step.momentum) if step.nesterov else velocity)
 
 
-def many_at_once(layers: Layers, step: LayerStep) -> None:
-    """Foreach kernels; layers of all devices and types, one device and type at a time."""
-    alike: dict[tuple[torch.device, torch.dtype, torch.dtype], list[int]] = {}
-    for index, (parameter, gradient) in enumerate(zip(layers.parameters, layers.gradients, strict=True)):
-        alike.setdefault((parameter.device, parameter.dtype, gradient.dtype), []).append(index)
+def many_at_once(layers: list[LayerTensors], step: LayerStep) -> None:
+    """Take the step by foreach kernels, for layers of one device and type at a time."""
+    alike: dict[tuple[torch.device, torch.dtype, torch.dtype], list[LayerTensors]] = {}
+    for layer in layers:
+        parameter, gradient, _ = layer
+        alike.setdefault((parameter.device, parameter.dtype, gradient.dtype), []).append(layer)
     for chosen in alike.values():
-        _many_alike(layers.only(chosen), step)
+        _many_alike(*_columns(chosen), step)
 
 
-def _many_alike(layers: Layers, step: LayerStep) -> None:
-    rates = _rates_of_many(layers, step)
-    moved = layers.gradients
+def _many_alike(parameters: list[Tensor], gradients: list[Tensor], velocities: list[Tensor], step: LayerStep) -> None:
+    rates = _rates_of_many(parameters, gradients, step)
+    moved = gradients
     if step.maximize:
         moved = list(torch._foreach_neg(moved))
     if step.weight_decay != 0:
-        moved = list(torch._foreach_add(moved, layers.parameters, alpha=step.weight_decay))
-    if moved is layers.gradients:
+        moved = list(torch._foreach_add(moved, parameters, alpha=step.weight_decay))
+    if moved is gradients:
         moved = list(torch._foreach_mul(moved, rates))
     else:
         torch._foreach_mul_(moved, rates)
-    if layers.velocities:
-        torch._foreach_mul_(layers.velocities, step.momentum)
-        torch._foreach_add_(layers.velocities, moved)
+    if velocities:
+        torch._foreach_mul_(velocities, step.momentum)
+        torch._foreach_add_(velocities, moved)
         if step.nesterov:
-            torch._foreach_add_(moved, layers.velocities, alpha=step.momentum)
+            torch._foreach_add_(moved, velocities, alpha=step.momentum)
         else:
-            moved = layers.velocities
-    torch._foreach_sub_(layers.parameters, moved)
+            moved = velocities
+    torch._foreach_sub_(parameters, moved)
 
 
-def _rates_of_many(layers: Layers, step: LayerStep) -> list[Tensor]:
-    """One number per layer, each a tensor without dimensions on the layers' device."""
-    first = layers.parameters[0]
+def _rates_of_many(parameters: list[Tensor], gradients: list[Tensor], step: LayerStep) -> list[Tensor]:
+    """Return one rate per layer, each a tensor without dimensions on the layers' device."""
+    first = parameters[0]
     near = step.on(first.device)
     lr = near.lr
     if not isinstance(lr, Tensor):
         lr = torch.full((), lr, dtype=norms_in(first) or first.dtype, device=first.device)
-    rates = [lr] * len(layers.parameters)
-    scaled = [index for index, parameter in enumerate(layers.parameters) if step.scales(parameter)]
+    rates = [lr] * len(parameters)
+    scaled = [index for index, parameter in enumerate(parameters) if step.scales(parameter)]
     if scaled:
-        some = layers.only(scaled)
+        weights, slopes = [parameters[index] for index in scaled], [gradients[index] for index in scaled]
         found = near.rates(
-            weight_norms=torch.stack(torch._foreach_norm(some.parameters, 2, norms_in(first))),
-            gradient_norms=torch.stack(torch._foreach_norm(some.gradients, 2, norms_in(some.gradients[0]))),
+            weight_norms=torch.stack(torch._foreach_norm(weights, 2, norms_in(first))),
+            gradient_norms=torch.stack(torch._foreach_norm(slopes, 2, norms_in(slopes[0]))),
         )
         for index, rate in zip(scaled, found.unbind(), strict=True):
             rates[index] = rate
@@ -470,40 +462,37 @@ def _rates_of_many(layers: Layers, step: LayerStep) -> list[Tensor]:
 
 
 @_disable_dynamo  # reads numbers back: one break in the graph, as torch's fused steps are, and not one per layer
-def one_pass(layers: Layers, step: LayerStep) -> None:
-    """Torch's fused SGD kernel on the CPU, called with each layer's own rate; all that share one in one call."""
-    same_rate: list[int] = []
-    for index, parameter in enumerate(layers.parameters):
-        if parameter.dtype != torch.float32 or not fits_the_kernel(layers, index):
-            one_by_one(layers.only([index]), step)
-        elif step.scales(parameter):
-            gradient = layers.gradients[index]
-            rate = step.rate(weight_norm=cpu_norm(parameter), gradient_norm=cpu_norm(gradient))
-            _fused([parameter], [gradient], layers.velocities[index : index + 1], rate, step)
+def one_pass(layers: list[LayerTensors], step: LayerStep) -> None:
+    """Take the step by torch's fused SGD kernel on the CPU, with each layer's rate; all that share one in one call."""
+    same_rate = []
+    for layer in layers:
+        if layer.parameter.dtype != torch.float32 or not fits_the_kernel(layer):
+            one_by_one([layer], step)
+        elif step.scales(layer.parameter):
+            rate = step.rate(weight_norm=cpu_norm(layer.parameter), gradient_norm=cpu_norm(layer.gradient))
+            _fused([layer], rate, step)
         else:
-            same_rate.append(index)
+            same_rate.append(layer)
     if same_rate:
-        some = layers.only(same_rate)
-        _fused(some.parameters, some.gradients, some.velocities, float(step.lr), step)
+        _fused(same_rate, float(step.lr), step)
 
 
-def fits_the_kernel(layers: Layers, index: int) -> bool:
-    """The kernel walks through memory and does not look: a layer's tensors must be dense, of one type, in one order."""
-    parameter, gradient = layers.parameters[index], layers.gradients[index]
-    velocity = layers.velocities[index] if layers.velocities else parameter
+def fits_the_kernel(layer: LayerTensors) -> bool:
+    """Whether a layer's tensors are dense, of one type and in one order: the kernel walks through memory blindly."""
+    parameter, gradient, velocity = layer
+    velocity = parameter if velocity is None else velocity
     if parameter.dtype in _HALVES or not parameter.dtype == gradient.dtype == velocity.dtype:
         return False
     return any(fits(parameter) and fits(gradient) and fits(velocity) for fits in MEMORY_ORDERS)
 
 
-def _fused(
-    parameters: list[Tensor], gradients: list[Tensor], velocities: list[Tensor], rate: float, step: LayerStep
-) -> None:
+def _fused(layers: list[LayerTensors], rate: float, step: LayerStep) -> None:
+    parameters, gradients, velocities = _columns(layers)
     if not velocities:
         _kernel(parameters, gradients, [], step, lr=rate)
     elif not rate >= _LEAST_RATE_IN_ONE_PASS:  # or not a number
-        for parameter, gradient, velocity in zip(parameters, gradients, velocities, strict=True):
-            _plainly(parameter, gradient, velocity, rate, step)
+        for layer in layers:
+            _plainly(layer, rate, step)
     elif not step.nesterov:
         _kernel(parameters, gradients, velocities, step, lr=1.0, dampening=1 - rate)
     else:

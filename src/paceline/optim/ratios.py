@@ -205,8 +205,8 @@ def layer_ratios(
     ratios = LayerRatios(
         rows=(), trust=trust, weight_decay=weight_decay, exclude_bias_and_norm=exclude_bias_and_norm, clip=clip
     )
-    rows = (_row(name, _kind(owner, parameter), parameter) for name, owner, parameter in named)
-    return replace(ratios, rows=tuple(_with_local_rate(row, ratios) for row in rows))
+    rows = (_row(name, _kind(owner, parameter), parameter, ratios) for name, owner, parameter in named)
+    return replace(ratios, rows=tuple(rows))
 
 
 def smallest(rows: Iterable[LayerRatio]) -> LayerRatio | None:
@@ -241,35 +241,35 @@ def _check_gradients(parameters: list[nn.Parameter]) -> None:
         raise ValueError("no parameter has a gradient: call backward first")
 
 
-def _row(name: str, kind: Kind, parameter: nn.Parameter) -> LayerRatio:
-    weight = norm(parameter)
-    row = LayerRatio(name=name, shape=tuple(parameter.shape), kind=kind, weight_norm=weight)
-    if not parameter.requires_grad or parameter.grad is None:
-        return replace(row, remark="no gradient" if parameter.requires_grad else "frozen")
-    gradient = norm(parameter.grad)
-    row = replace(row, gradient_norm=gradient)
-    if not (math.isfinite(weight) and math.isfinite(gradient)):
-        return replace(row, remark="not finite")
-    if not gradient:
-        return replace(row, ratio=math.inf, remark="gradient is 0") if weight else replace(row, remark="both are 0")
-    return replace(row, ratio=weight / gradient, remark="" if weight else "weights are 0")
-
-
-def _with_local_rate(row: LayerRatio, settings: LayerRatios) -> LayerRatio:
-    """Add what LARS multiplies the rate of this row by, or with `clip` what it holds the rate to.
-
-    None where there is no gradient, or none that is finite.
-    """
-    weight, gradient = row.weight_norm, row.gradient_norm
-    left_out = settings.exclude_bias_and_norm and row.kind != "weight"
-    scaled = bool(weight and gradient) and not left_out
-    if gradient is None or not (math.isfinite(weight) and math.isfinite(gradient)):
-        return replace(row, scaled=scaled)
-    if scaled:
-        local = local_rate(weight, gradient, trust=settings.trust, weight_decay=settings.weight_decay)
+def _row(name: str, kind: Kind, parameter: nn.Parameter, settings: LayerRatios) -> LayerRatio:
+    """Measure one parameter; its local rate is what LARS multiplies lr by, or with `clip` what it holds lr to."""
+    given = parameter.grad if parameter.requires_grad else None
+    weight, gradient = norm(parameter), None if given is None else norm(given)
+    scaled = bool(weight and gradient) and not (settings.exclude_bias_and_norm and kind != "weight")
+    ratio = local = None
+    if gradient is None:
+        remark = "no gradient" if parameter.requires_grad else "frozen"
+    elif not (math.isfinite(weight) and math.isfinite(gradient)):
+        remark = "not finite"
     else:
+        if gradient:
+            ratio, remark = weight / gradient, "" if weight else "weights are 0"
+        else:
+            ratio, remark = (math.inf, "gradient is 0") if weight else (None, "both are 0")
         local = math.inf if settings.clip else 1.0
-    return replace(row, scaled=scaled, local_rate=local)
+        if scaled:
+            local = local_rate(weight, gradient, trust=settings.trust, weight_decay=settings.weight_decay)
+    return LayerRatio(
+        name=name,
+        shape=tuple(parameter.shape),
+        kind=kind,
+        weight_norm=weight,
+        gradient_norm=gradient,
+        ratio=ratio,
+        local_rate=local,
+        scaled=scaled,
+        remark=remark,
+    )
 
 
 def _kind(owner: nn.Module, parameter: nn.Parameter) -> Kind:

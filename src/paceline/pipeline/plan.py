@@ -64,7 +64,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How a model goes through a pipeline; `print` it for a table and a picture. `plan_pipeline` makes one."""
+    """A model's way through a pipeline; `print` it for a table and a picture. `plan_pipeline` makes one."""
 
     model: str
     profile: Profile
@@ -115,7 +115,7 @@ class Plan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the placement and the profile have to say."""
+        """The notes of the placement and of the profile."""
         return (*self.placement.notes, *self.profile.notes)
 
     @property

@@ -30,7 +30,7 @@ from paceline.pipeline.schedules import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGH
 
 @dataclass(frozen=True, kw_only=True)
 class PieceCost:
-    """What one micro-batch costs a piece, on the device it is on. The whole backward is input and weight together.
+    """The cost of one micro-batch for a piece, on the device it is on; the whole backward is input and weight together.
 
     >>> PieceCost(forward_seconds=1.0, input_seconds=1.0, weight_seconds=0.5).seconds
     2.5
@@ -55,7 +55,7 @@ class PieceCost:
 
 @dataclass(frozen=True, kw_only=True)
 class MessageCost:
-    """What one micro-batch's messages between piece p and piece p + 1 take: forward, and the gradient back.
+    """The cost of one micro-batch's messages between piece p and piece p + 1: forward, and the gradient back.
 
     >>> MessageCost(forward_seconds=0.1).gradient_seconds
     0.0
@@ -110,7 +110,7 @@ class Timeline:
 
     @property
     def step_seconds(self) -> float:
-        """From the first begin to the last end of all devices."""
+        """The time from the first begin to the last end of all devices."""
         return max((row[-1].end for row in self.rows if row), default=0.0)
 
     @property

@@ -263,7 +263,7 @@ class _Values:
             return operation(*arguments, **settings)
 
     def _replace_overwriting(self, node: fx.Node) -> None:
-        """Where a node overwrites an activation: let it make a new one, or bind together all that see the change."""
+        """Let a node that overwrites an activation make a new one, or bind together all that see the change."""
         for written in _overwritten(node):
             weight = self._weight_of(written)
             if weight is not None:

@@ -11,10 +11,8 @@ from paceline.codecs.naming import codec_text, parse_codec, settings_of
 from paceline.drivers.simulated.averaging_cluster import AveragingSetup
 from paceline.drivers.simulated.cluster import Setup
 from paceline.drivers.simulated.delays import Delays, Pareto, ShiftedExponential, SlowWorkers, read_recorded
-from paceline.drivers.simulated.network import Network
 from paceline.models import MODELS
 from paceline.recipes.recipe import Recipe
-from paceline.recipes.sections import DelaySection
 from paceline.strategies import STRATEGIES, Strategy
 from paceline.strategies.averaging import AVERAGING, Averaging, make_averaging
 from paceline.strategies.averaging.members import SETTINGS
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from paceline.data import Dataset
-    from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
-    from paceline.drivers.simulated.simulation import Simulation
     from paceline.training import Training
 
 
@@ -73,7 +69,13 @@ def make_delays(recipe: Recipe) -> Delays:
             scale_seconds=delay.scale_seconds, shape=delay.shape, persistence=delay.persistence, seed=recipe.seed
         )
     if delay.name == "recorded":
-        return _recorded(delay, recipe.cluster.workers)
+        recorded, workers = read_recorded(Path(delay.file)), recipe.cluster.workers
+        if recorded.workers < workers:
+            raise ValueError(
+                f"{delay.file} has times for {recorded.workers} workers, and the cluster has {workers}; "
+                f"give cluster.workers {recorded.workers} or fewer"
+            )
+        return recorded
     base = ShiftedExponential(
         shift_seconds=delay.shift_seconds,
         mean_seconds=delay.mean_seconds,
@@ -83,25 +85,6 @@ def make_delays(recipe: Recipe) -> Delays:
     if delay.name == "slow-worker":
         return SlowWorkers(base=base, slow=delay.slow_workers, factor=delay.slow_factor)
     return base
-
-
-def _recorded(delay: DelaySection, workers: int) -> Delays:
-    recorded = read_recorded(Path(delay.file))
-    if recorded.workers < workers:
-        raise ValueError(
-            f"{delay.file} has times for {recorded.workers} workers, and the cluster has {workers}; "
-            f"give cluster.workers {recorded.workers} or fewer"
-        )
-    return recorded
-
-
-def make_network(recipe: Recipe) -> Network:
-    """Make the model of the network.
-
-    >>> make_network(Recipe()).free
-    True
-    """
-    return Network(**dataclasses.asdict(recipe.network))
 
 
 def load_data(recipe: Recipe) -> Dataset:
@@ -239,6 +222,8 @@ def resolved(recipe: Recipe) -> Recipe:
         found["codec"]["lossless"] = lossless
     if recipe.model.name in MODELS and MODELS[recipe.model.name].norms and not recipe.model.norm:
         found["model"] = {"norm": MODELS[recipe.model.name].norms[0]}
+    if recipe.pipeline.on:
+        found["pipeline"] = {"chunks": recipe.pipeline.pieces}
     if averages(recipe):
         member = make_member(recipe)
         values = {
@@ -267,7 +252,7 @@ def make_setup(recipe: Recipe) -> Setup:
         workers=recipe.cluster.workers,
         rounds=recipe.rounds,
         delays=make_delays(recipe),
-        network=make_network(recipe),
+        network=recipe.network,
         late_work=recipe.cluster.late_work,
         blocks=recipe.worker.blocks,
         seed=recipe.seed,
@@ -286,32 +271,7 @@ def make_averaging_setup(recipe: Recipe) -> AveragingSetup:
         workers=recipe.cluster.workers,
         rounds=recipe.rounds,
         delays=make_delays(recipe),
-        network=make_network(recipe),
+        network=recipe.network,
         seed=recipe.seed,
         recipe=recipe.to_dict(),
     )
-
-
-def make_averaged_simulation(recipe: Recipe, dataset: Dataset) -> AveragedSimulation:
-    """Put together the whole run of workers that average, ready to be iterated over.
-
-    >>> recipe = Recipe(rounds=2).with_strategy("ssgd")
-    >>> len(list(make_averaged_simulation(recipe, load_data(recipe))))
-    3
-    """
-    from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
-
-    training = make_training(recipe, dataset)
-    return AveragedSimulation(make_averaging_setup(recipe), training=training, evaluate_every=recipe.evaluate_every)
-
-
-def make_simulation(recipe: Recipe, dataset: Dataset) -> Simulation:
-    """Put together the whole run, ready to be iterated over.
-
-    >>> len(list(make_simulation(Recipe(rounds=2), load_data(Recipe()))))
-    3
-    """
-    from paceline.drivers.simulated.simulation import Simulation
-
-    training = make_training(recipe, dataset)
-    return Simulation(make_setup(recipe), training=training, evaluate_every=recipe.evaluate_every)

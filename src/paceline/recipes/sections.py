@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +9,7 @@ from paceline.codecs import CODECS
 from paceline.data import DATASETS
 from paceline.lookup import unknown
 from paceline.models import MODELS
-from paceline.settings import Checked, SettingError, setting
+from paceline.settings import Checked, SettingError, refuse_settings_of_others, setting
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
 from paceline.strategies.averaging.members import MOST_PERIOD
@@ -132,19 +130,6 @@ class DelaySection(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkSection(Checked):
-    """What a message costs, in simulated runs.
-
-    >>> NetworkSection(latency_seconds=0.001).worker_bits_per_second
-    inf
-    """
-
-    latency_seconds: float = setting(0.0, "one way", least=0, most=1e6)
-    worker_bits_per_second: float = setting(math.inf, "a worker's link, each way", above=0, infinite=True)
-    server_bits_per_second: float = setting(math.inf, "the server's link, each way", above=0, infinite=True)
-
-
-@dataclass(frozen=True, kw_only=True)
 class StrategySection(Checked):
     """When to step, and with whose gradients; or when to average.
 
@@ -216,11 +201,7 @@ class CodecSection(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for each in dataclasses.fields(self):
-            owners = CODEC_SETTINGS.get(each.name, (self.name,))
-            if self.name not in owners and getattr(self, each.name) != each.default:
-                whose = " and ".join(owners)
-                raise SettingError((each.name,), f"{each.name} is a setting of {whose}, and the codec is {self.name}")
+        refuse_settings_of_others(self, CODEC_SETTINGS, "codec")
 
 
 @dataclass(frozen=True, kw_only=True)

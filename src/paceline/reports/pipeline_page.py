@@ -64,14 +64,14 @@ def pipeline_page(
         "pipeline.html",
         title=title,
         headline=headline(plan),
-        said=[balance(plan)],
+        sentences=[balance(plan)],
         conditions=conditions,
         figures=charts,
         colours=COLOURS,
         tiles=_tiles(plan),
-        stages=_table_card(stage_table(plan), "pieces" if plan.chunks > 1 else "stages"),
+        stages=stage_table(plan).card("pieces" if plan.chunks > 1 else "stages"),
         steps=_card(charts[0], plan),
-        schedules=_table_card(schedule_table(plan), "schedules"),
+        schedules=schedule_table(plan).card("schedules"),
         charts="\n".join([*(_card(chart, plan) for chart in charts[1:]), _running(plan, plan_file)]),
         notes=_notes(plan),
         recipe=_recipe(recipe),
@@ -129,10 +129,6 @@ def _tile(name: str, figure: str, facts: str) -> str:
         f'<div class="tile-number">{escape(number)}{small}</div>'
         f'<div class="tile-facts">{prose(facts)}</div></div>'
     )
-
-
-def _table_card(table: PlainTable, name: str) -> str:
-    return f'<section class="card {name}"><h2>{escape(table.title)}</h2>\n{table.html()}</section>'
 
 
 def _card(chart: Chart, plan: Plan) -> str:

@@ -5,67 +5,83 @@
     labels that look wrong: the surest as images, then a table
     by class: a row of its most pruned, a row of its least pruned
 
-A page holds at most `MOST_IMAGES` images. First the suspects get theirs; what is left is shared among the classes.
+A page holds at most `MOST_IMAGES` images: first those of labels that look wrong, then as many of each class.
+
+Images are small PNG files inside the page, written by hand: a header, zlib, and three checksums.
+
+    array, normalised somehow  ->  made smaller  ->  rescaled to 0..255, by channel  ->  PNG  ->  data:image/png,...
+
+An image is grey (height, width) or (1, height, width), or colour (3, height, width); channels may come last as well.
+Anything else is no image, and the page shows its number instead.
 """
 
 from __future__ import annotations
 
+import base64
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from string import Template
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.quantities import percent_text
-from paceline.reports.chart import PAGE_COLOURS
-from paceline.reports.page import asset, colour_variables, prose
-from paceline.reports.pictures import data_uris
-from paceline.reports.pruning_bars import class_bars, time_bars
-from paceline.reports.pruning_facts import PruningFacts
-from paceline.reports.pruning_tables import suspect_table
-from paceline.reports.pruning_words import CAUTION, conditions, headline, sentences
+from paceline.reports.page import page_html
+from paceline.reports.pruning_facts import (
+    CAUTION,
+    Bin,
+    PruningFacts,
+    conditions,
+    headline,
+    label_error_table,
+    sentences,
+)
 from paceline.traces.pruning_record import PruningRecord
 
 MOST_IMAGES = 200
-MOST_SUSPECTS = 24
+MOST_LABEL_ERRORS = 24
 FEWEST_IN_A_ROW = 3
 MOST_LISTED = 300
+MOST_CLASSES = 100
+WIDEST = 72  # percent of the room: beside the longest bar there is a place for its number
+MOST_PIXELS = 40  # along a side; larger images are averaged down, so that a page of 200 stays small
+GREY, COLOUR = 0, 2  # as PNG numbers them
 MARK = '<b class="mark" title="the label looks wrong">?</b>'
 ROWS = ("most pruned", "least pruned")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
-    """The samples that a page shows: the surest suspects, and of each class its most and its least pruned.
+class ShownSamples:
+    """The samples that a page shows: the surest wrong labels, and of each class its most and its least pruned.
 
-    >>> Shown(suspects=(4,), classes={0: ((4, 1), (7,))}).numbers
+    >>> ShownSamples(label_errors=(4,), classes={0: ((4, 1), (7,))}).numbers
     [1, 4, 7]
     """
 
-    suspects: tuple[int, ...]
+    label_errors: tuple[int, ...]
     classes: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]
 
     @property
     def numbers(self) -> list[int]:
-        """All of them, each once: the images that a page wants."""
+        """The numbers of all shown samples, each once."""
         rows = (number for pair in self.classes.values() for row in pair for number in row)
-        return sorted({*self.suspects, *rows})
+        return sorted({*self.label_errors, *rows})
 
 
-def shown(record: PruningRecord, *, most: int = 12) -> Shown:
-    """Whom the page of a record shows, with at most `most` samples in a row.
+def shown_samples(record: PruningRecord, *, most: int = 12) -> ShownSamples:
+    """Choose the samples that the page of a record shows, at most `most` in a row.
 
     >>> from paceline.traces.pruning_record import empty_record
-    >>> shown(empty_record()).classes
+    >>> shown_samples(empty_record()).classes
     {0: ((), (0,))}
     """
     if not 1 <= most <= MOST_IMAGES:
         raise ValueError(f"most must be between 1 and {MOST_IMAGES} images in a row (most={most})")
     facts = PruningFacts(record)
-    first = facts.suspects[: min(MOST_SUSPECTS, 2 * most)].tolist()
+    first = facts.label_errors[: min(MOST_LABEL_ERRORS, 2 * most)].tolist()
     held = [each for each in facts.classes if each.samples]
     room = (MOST_IMAGES - len(first)) // len(ROWS)
     if len(held) * FEWEST_IN_A_ROW > room:  # too many classes: those that are pruned beyond their share
@@ -78,7 +94,7 @@ def shown(record: PruningRecord, *, most: int = 12) -> Shown:
         )
         for one in sorted(held, key=lambda one: one.number)
     }
-    return Shown(suspects=tuple(first), classes=rows)
+    return ShownSamples(label_errors=tuple(first), classes=rows)
 
 
 def pruning_page(
@@ -89,30 +105,30 @@ def pruning_page(
     most: int = 12,
     notes: Sequence[str] = (),
 ) -> str:
-    """The page as text; `images` are those of `shown(record, most=most).numbers`, or none.
+    """Return the page as text; `images` are those of `shown_samples(record, most=most).numbers`, or none.
 
     >>> from paceline.traces.pruning_record import empty_record
     >>> "<h1>Nothing was pruned" in pruning_page(empty_record())
     True
     """
-    facts, whom = PruningFacts(record), shown(record, most=most)
+    facts, shown = PruningFacts(record), shown_samples(record, most=most)
     given = images if images is not None else {}
-    tiles = _Tiles(facts, data_uris({number: given[number] for number in whom.numbers if number in given}))
-    return Template(asset("pruning.html")).substitute(
-        title=escape(title),
-        headline=prose(headline(facts)),
-        said="".join(f"<p>{prose(sentence)}</p>" for sentence in (*sentences(facts), *notes)),
-        conditions="".join(f"<li>{escape(phrase)}</li>" for phrase in conditions(facts)),
+    figures = _Figures(facts, data_uris({number: given[number] for number in shown.numbers if number in given}))
+    return page_html(
+        "pruning.html",
+        title=title,
+        headline=headline(facts),
+        sentences=(*sentences(facts), *notes),
+        conditions=conditions(facts),
         times=time_bars(facts),
         classes=class_bars(facts),
-        suspects=_suspects(facts, whom, tiles),
-        rows=_rows(facts, whom, tiles),
-        style=colour_variables(PAGE_COLOURS) + asset("page.css"),
+        suspects=_label_errors(facts, shown, figures),
+        rows=_rows(facts, shown, figures),
     )
 
 
-class _Tiles:
-    """Samples as figures: the image if there is one, else the number."""
+class _Figures:
+    """Figures of samples: the image if there is one, else the number."""
 
     def __init__(self, facts: PruningFacts, uris: Mapping[int, str]) -> None:
         self._facts, self._uris = facts, uris
@@ -125,6 +141,7 @@ class _Tiles:
         record, wrong = self._facts.record, bool(self._facts.wrong[number])
         label, guess = (escape(record.classes[which[number]]) for which in (record.label, record.guess))
         times = f"{record.times_pruned[number]}&times;"
+        sure = percent_text(float(record.guess_probability[number])).replace(" ", "\u00a0")
         picture = f'<div class="number">#{number}</div>'
         if number in self._uris:
             picture = f'<img src="{self._uris[number]}" alt="Sample {number}, labelled {label}" loading="lazy">'
@@ -132,39 +149,160 @@ class _Tiles:
         return (
             f"<figure{' class=looks-wrong' if wrong else ''}>{picture}{MARK if wrong else ''}"
             f"<figcaption><b>{times}</b> #{number}<span>label {label}</span>"
-            f"<span{other}>model {guess} <i>{self._sure(number)}</i></span></figcaption></figure>"
+            f"<span{other}>model {guess} <i>{sure}</i></span></figcaption></figure>"
         )
 
-    def _sure(self, number: int) -> str:
-        return percent_text(float(self._facts.record.guess_probability[number])).replace(" ", "\u00a0")
 
-
-def _suspects(facts: PruningFacts, whom: Shown, tiles: _Tiles) -> str:
-    if not whom.suspects:
+def _label_errors(facts: PruningFacts, shown: ShownSamples, figures: _Figures) -> str:
+    if not shown.label_errors:
         return f'<section class="card"><h2>No label looks wrong</h2><p class="caption">{escape(CAUTION)}</p></section>'
-    table, all_of_them = suspect_table(facts, most=MOST_LISTED), len(facts.suspects)
-    cut = f" The {len(whom.suspects)} surest of {all_of_them:,}:" if len(whom.suspects) < all_of_them else ""
+    table, number = label_error_table(facts, most=MOST_LISTED), len(facts.label_errors)
+    cut = f" The {len(shown.label_errors)} surest of {number:,}:" if len(shown.label_errors) < number else ""
     return (
         f'<section class="card"><h2>{escape(table.title)}</h2><p class="caption">{escape(CAUTION + cut)}</p>'
-        f"{tiles.list(whom.suspects, table.title)}"
+        f"{figures.list(shown.label_errors, table.title)}"
         f"<details><summary>As a table</summary>{table.html()}</details></section>"
     )
 
 
-def _rows(facts: PruningFacts, whom: Shown, tiles: _Tiles) -> str:
+def _rows(facts: PruningFacts, shown: ShownSamples, figures: _Figures) -> str:
     kinds = ("hard", "easy") if facts.prunes_the_hard else ("easy", "hard")
     said = (
         f"Of each class the most pruned, which are {kinds[0]} here, and the least pruned, the {kinds[1]}. "
         "12\u00d7: pruned 12 times. #7: number 7 of the training data. Framed, with a ?: the label looks wrong."
     )
-    left_out = np.count_nonzero([each.samples for each in facts.classes]) - len(whom.classes)
+    left_out = np.count_nonzero([each.samples for each in facts.classes]) - len(shown.classes)
     if left_out:
         said += f" {left_out} classes that are pruned less for their size are not shown."
     parts = [f'<section class="card"><h2>Class by class</h2><p class="caption">{escape(said)}</p>']
-    for label, pair in whom.classes.items():
+    for label, pair in shown.classes.items():
         each = facts.classes[label]
         parts.append(f"<h3>{escape(each.name)}<small>{each.samples:,} samples, {each.prunings:,} prunings</small></h3>")
         for name, numbers in zip(ROWS, pair, strict=True):
             if numbers:
-                parts.append(f'<p class="row">{name}</p>{tiles.list(numbers, f"{each.name}, {name}")}')
+                parts.append(f'<p class="row">{name}</p>{figures.list(numbers, f"{each.name}, {name}")}')
     return "\n".join([*parts, "</section>"])
+
+
+# -- charts: bars of boxes, no script ----------------------------------------------------------------------------------
+
+
+def time_bars(facts: PruningFacts) -> str:
+    """Return a chart of how many samples were pruned how often, with labels that look wrong marked.
+
+    >>> from paceline.traces.pruning_record import empty_record
+    >>> "<small>1</small>" in time_bars(PruningFacts(empty_record()))
+    True
+    """
+    most = max(each.samples for each in facts.bins)
+    wrong = '<span class="key"><i class="swatch wrong-part"></i>of these, labels that look wrong</span>'
+    return (
+        '<section class="card"><h2>Times pruned</h2>'
+        '<p class="caption">How many samples sat out in so many epochs.</p>'
+        f'<div class="legend"><span class="key"><i class="swatch used"></i>samples</span>'
+        f'{wrong if len(facts.label_errors) else ""}</div><div class="bars times">'
+        f"{''.join(_time_bar(each, most) for each in facts.bins)}</div></section>"
+    )
+
+
+def _time_bar(each: Bin, most: int) -> str:
+    share = f'<b class="wrong-part" style="width: {100 * each.wrong / each.samples:.2f}%"></b>' if each.wrong else ""
+    numbers = f"{each.samples:,}" + (f", {each.wrong:,} look wrong" if each.wrong else "")
+    bar = f'<i class="used" style="width: {WIDEST * each.samples / most:.2f}%">{share}</i>' if each.samples else ""
+    return f'<span class="what">{each.text}&times;</span><span class="bar">{bar}<small>{numbers}</small></span>'
+
+
+def class_bars(facts: PruningFacts) -> str:
+    """Return a chart of each class's share of the samples beside its share of the prunings.
+
+    >>> from paceline.traces.pruning_record import empty_record
+    >>> '<span class="what">0</span>' in class_bars(PruningFacts(empty_record()))
+    True
+    """
+    rows, number = facts.most_pruned_classes(MOST_CLASSES), len(facts.classes)
+    cut = f" The {MOST_CLASSES} of {number:,} that are pruned most for their size." if number > MOST_CLASSES else ""
+    most = max(max(each.share, each.pruned_share) for each in rows)
+    bars = "".join(
+        f'<span class="what">{escape(each.name)}</span><span class="pair" title="{each.samples:,} samples, '
+        f'{each.prunings:,} prunings"><i class="share" style="width: {100 * each.share / most:.2f}%"></i>'
+        f'<i class="used" style="width: {100 * each.pruned_share / most:.2f}%"></i></span>'
+        f'<span class="how">{percent_text(each.pruned_share, 1)}, {each.beyond:.2f}&times;</span>'
+        for each in rows
+    )
+    return (
+        '<section class="card"><h2>Classes</h2>'
+        '<p class="caption">Are some classes pruned more than others? Share of all prunings, and how many times the '
+        f"share of the samples that is.{cut}</p>"
+        '<div class="legend"><span class="key"><i class="swatch share"></i>share of the samples</span>'
+        '<span class="key"><i class="swatch used"></i>share of the prunings</span></div>'
+        f'<div class="bars classes">{bars}</div></section>'
+    )
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+def data_uris(images: Mapping[int, NDArray[Any]]) -> dict[int, str]:
+    """Return images of one data set, by number, as addresses that hold the image; empty if they are no images.
+
+    They are rescaled together: what is white in one is white in all.
+
+    >>> found = data_uris({7: np.array([[0.0, 1.0]]), 9: np.array([[0.5, -1.0]])})
+    >>> found[7][:22], sorted(found)
+    ('data:image/png;base64,', [7, 9])
+    >>> data_uris({0: np.zeros(5)})
+    {}
+    """
+    shaped = {number: _height_width_channels(np.asarray(image)) for number, image in images.items()}
+    known = {number: _smaller(image) for number, image in shaped.items() if image is not None}
+    if not known or len(known) < len(images) or len({image.shape[2] for image in known.values()}) > 1:
+        return {}
+    low = np.min([image.min(axis=(0, 1)) for image in known.values()], axis=0)
+    span = np.max([image.max(axis=(0, 1)) for image in known.values()], axis=0) - low
+    span[span == 0] = 1.0
+    return {number: _uri(np.rint((image - low) / span * 255).astype(np.uint8)) for number, image in known.items()}
+
+
+def png(pixels: NDArray[np.uint8]) -> bytes:
+    """Return the PNG file of bytes [height, width, 1 or 3].
+
+    >>> png(np.zeros((2, 3, 1), np.uint8))[:8]
+    b'\\x89PNG\\r\\n\\x1a\\n'
+    """
+    height, width, channels = pixels.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, COLOUR if channels == 3 else GREY, 0, 0, 0)
+    lines = np.zeros((height, 1 + width * channels), np.uint8)  # each line begins with its filter: 0, none
+    lines[:, 1:] = pixels.reshape(height, -1)
+    body = zlib.compress(lines.tobytes(), 9)
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", body) + _chunk(b"IEND", b"")
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def _uri(pixels: NDArray[np.uint8]) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png(pixels)).decode()}"
+
+
+def _height_width_channels(image: NDArray[Any]) -> NDArray[np.float64] | None:
+    if image.ndim == 2:
+        image = image[:, :, None]
+    elif image.ndim == 3 and image.shape[0] in (1, 3):
+        image = image.transpose(1, 2, 0)
+    if image.ndim != 3 or image.shape[2] not in (1, 3) or 0 in image.shape or image.dtype.kind not in "biuf":
+        return None
+    return np.nan_to_num(image.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _smaller(image: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Average squares of pixels so that no side is longer than `MOST_PIXELS`."""
+    height, width, channels = image.shape
+    side = -(-max(height, width) // MOST_PIXELS)
+    if side == 1:
+        return image
+    high, wide = max(1, height // side), max(1, width // side)
+    whole = image[: high * side, : wide * side]
+    tall, broad = min(side, height), min(side, width)
+    means = whole.reshape(high, tall, wide, broad, channels).mean(axis=(1, 3))
+    return np.asarray(means, dtype=np.float64)

@@ -9,13 +9,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from string import Template
 from typing import Literal
 
-from plotly.offline import get_plotlyjs
-
-from paceline.reports.chart import PAGE_COLOURS, Chart, Json, axis, layout, plot_text
-from paceline.reports.page import asset, chart_card, colour_variables, prose, safe_json
+from paceline.reports.chart import Chart, Json, axis, layout, plot_text
+from paceline.reports.page import chart_card, page_html
 from paceline.reports.table import PlainTable
 from paceline.terminal import shortened
 
@@ -47,7 +44,7 @@ class RatioBar:
 
     @property
     def group(self) -> str:
-        """What it is coloured as."""
+        """The group of layers whose colour it has."""
         return LIMITING if self.limiting else KINDS[self.kind]
 
     @property
@@ -86,22 +83,15 @@ def ratio_page(
     course = course_chart(bars)
     charts = [ratio_chart(bars, rate=rate), *([course] if course is not None else [])]
     cards = [_with_key(charts[0], bars), *(chart_card(chart) for chart in charts[1:])]
-    return Template(asset("ratios.html")).substitute(
-        title=escape(title),
-        headline=prose(headline),
-        said="".join(f"<p>{prose(sentence)}</p>" for sentence in sentences),
-        conditions="".join(f"<li>{escape(phrase)}</li>" for phrase in conditions),
+    return page_html(
+        "ratios.html",
+        title=title,
+        headline=headline,
+        sentences=sentences,
+        conditions=conditions,
+        figures=charts,
         charts="\n".join(cards),
-        table=f'<section class="card"><h2>{escape(table.title)}</h2>\n{table.html()}</section>',
-        style=colour_variables(PAGE_COLOURS) + asset("page.css"),
-        data=safe_json(
-            {
-                "charts": {chart.name: {"data": chart.data, "layout": chart.layout} for chart in charts},
-                "colours": PAGE_COLOURS,
-            }
-        ),
-        plotly=get_plotlyjs(),
-        script=asset("page.js"),
+        table=table.card(),
     )
 
 
@@ -118,7 +108,7 @@ def _with_key(chart: Chart, bars: Sequence[RatioBar]) -> str:
 
 
 def ratio_chart(bars: Sequence[RatioBar], *, rate: float | None = None) -> Chart:
-    """A bar per layer; with `rate`, a line at the learning rate; a dot at the ratio after the last step.
+    """Draw a bar per layer; with `rate`, a line at the learning rate; a dot at the ratio after the last step.
 
     >>> chart = ratio_chart([RatioBar(name="fc.weight", kind="weight", ratio=6.0, limiting=True)])
     >>> chart.data[0]["x"], chart.data[0]["marker"]["color"]
@@ -131,7 +121,12 @@ def ratio_chart(bars: Sequence[RatioBar], *, rate: float | None = None) -> Chart
     data = [_bars(group, numbered) for group in COLOURS if any(bar.group == group for bar in shown)]
     data += _dots(numbered)
     pixels = 26 if len(shown) <= 24 else 19 if len(shown) <= 70 else 15
-    annotations = _remarks(numbered, low) + ([_rate_label(rate)] if rate is not None else [])
+    annotations, shapes = _remarks(numbered, low), list[Json]()
+    if rate is not None:
+        place: Json = {"x": math.log10(rate), "yref": "paper", "y": 1, "yanchor": "bottom", "showarrow": False}
+        annotations.append({**place, "text": f"rate {rate:.3g}", "font": {"size": 12, "color": "ink"}})
+        dashed = {"color": "ink", "width": 1.5, "dash": "dash"}
+        shapes.append({"type": "line", "x0": rate, "x1": rate, "yref": "paper", "y0": 0, "y1": 1, "line": dashed})
     return Chart(
         name="ratios",
         title="How much rate each layer bears",
@@ -149,7 +144,7 @@ def ratio_chart(bars: Sequence[RatioBar], *, rate: float | None = None) -> Chart
                 ticktext=[plot_text(shortened(bar.name, MOST_LABEL, cut="early")) for bar in shown],
             ),
             margin={"l": 8, "r": 12, "t": 26, "b": 8},
-            shapes=[_rate_line(rate)] if rate is not None else [],
+            shapes=shapes,
             annotations=annotations,
         ),
         wide=True,
@@ -157,7 +152,7 @@ def ratio_chart(bars: Sequence[RatioBar], *, rate: float | None = None) -> Chart
 
 
 def course_chart(bars: Sequence[RatioBar]) -> Chart | None:
-    """A line per layer of weights while it trains; None without a second moment.
+    """Draw a line per layer of weights while it trains; None without a second moment.
 
     >>> bar = RatioBar(name="fc.weight", kind="weight", ratio=6.0, course=((0, 6.0), (1, None), (2, 3.0)))
     >>> course_chart([bar]).data[0]["y"]
@@ -167,19 +162,18 @@ def course_chart(bars: Sequence[RatioBar]) -> Chart | None:
     if not drawn:
         return None
     low, high = _range([ratio for bar in drawn for _, ratio in bar.course if ratio is not None and drawable(ratio)])
-    data: list[Json] = []
-    for bar in sorted(drawn, key=lambda bar: bar.limiting):  # the limiting one on top
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": plot_text(bar.name),
-                "x": [step for step, _ in bar.course],
-                "y": [_rounded(ratio) if drawable(ratio) else None for _, ratio in bar.course],
-                "line": {"color": "dropped" if bar.limiting else "used/0.5", "width": 2.5 if bar.limiting else 1.2},
-                "hovertemplate": "%{fullData.name}<br>step %{x}: %{y:.3g}<extra></extra>",
-            }
-        )
+    data: list[Json] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": plot_text(bar.name),
+            "x": [step for step, _ in bar.course],
+            "y": [_rounded(ratio) if drawable(ratio) else None for _, ratio in bar.course],
+            "line": {"color": "dropped" if bar.limiting else "used/0.5", "width": 2.5 if bar.limiting else 1.2},
+            "hovertemplate": "%{fullData.name}<br>step %{x}: %{y:.3g}<extra></extra>",
+        }
+        for bar in sorted(drawn, key=lambda bar: bar.limiting)  # the limiting one on top
+    ]
     return Chart(
         name="course",
         title="The same ratios while it trains",
@@ -196,15 +190,16 @@ def course_chart(bars: Sequence[RatioBar]) -> Chart | None:
 
 
 def _caption(bars: Sequence[RatioBar], shown: Sequence[RatioBar], rate: float | None) -> str:
-    said = "The length of a layer's weights over the length of its gradient. A plain gradient step at this rate would "
-    said += "move the layer by as much as it is long."
-    if rate is not None:
-        said += " Dashed: the recipe's rate at the first step."
-    if any(bar.later is not None for bar in shown):
-        said += f" Dots: after {max(bar.course[-1][0] for bar in shown if bar.course):,} steps."
-    if len(shown) < len(bars):
-        said += f" {len(bars) - len(shown)} biases and scales of normalisation are not drawn; the table has them."
-    return said
+    dots = any(bar.later is not None for bar in shown)
+    left_out = len(bars) - len(shown)
+    sentences = [
+        "The length of a layer's weights over the length of its gradient.",
+        "A plain gradient step at this rate would move the layer by as much as it is long.",
+        "Dashed: the recipe's rate at the first step." if rate is not None else "",
+        f"Dots: after {max(bar.course[-1][0] for bar in shown if bar.course):,} steps." if dots else "",
+        f"{left_out} biases and scales of normalisation are not drawn; the table has them." if left_out else "",
+    ]
+    return " ".join(filter(None, sentences))
 
 
 def _bars(group: str, numbered: Sequence[tuple[int, RatioBar]]) -> Json:
@@ -246,7 +241,7 @@ def _dots(numbered: Sequence[tuple[int, RatioBar]]) -> list[Json]:
 
 
 def _remarks(numbered: Sequence[tuple[int, RatioBar]], low: float) -> list[Json]:
-    """Where there is no bar, why there is none."""
+    """Return notes that say why there is no bar, where there is none."""
     plain: Json = {"x": low, "xanchor": "left", "yanchor": "middle", "showarrow": False, "bgcolor": "card", "xshift": 6}
     return [
         {**plain, "y": number, "text": plot_text(bar.remark), "font": {"size": 11, "color": "soft"}, "borderpad": 0}
@@ -255,25 +250,15 @@ def _remarks(numbered: Sequence[tuple[int, RatioBar]], low: float) -> list[Json]
     ]
 
 
-def _rate_line(rate: float) -> Json:
-    style = {"color": "ink", "width": 1.5, "dash": "dash"}
-    return {"type": "line", "x0": rate, "x1": rate, "yref": "paper", "y0": 0, "y1": 1, "line": style}
-
-
-def _rate_label(rate: float) -> Json:
-    place: Json = {"x": math.log10(rate), "yref": "paper", "y": 1, "yanchor": "bottom", "showarrow": False}
-    return {**place, "text": f"rate {rate:.3g}", "font": {"size": 12, "color": "ink"}}
-
-
 def _ticks(low: float, high: float) -> Json:
-    """1, 2, 5, 10, ... between two powers of ten; over many decades only the powers of ten."""
+    """Return ticks at 1, 2, 5, 10, ... between two powers of ten; over many decades only the powers of ten."""
     steps = (1, 2, 5) if high - low <= 3.5 else (1,)
     values = [step * 10.0**decade for decade in range(math.floor(low), math.ceil(high) + 1) for step in steps]
     return {"tickvals": values, "ticktext": [f"{value:g}" for value in values]}
 
 
 def _range(values: Sequence[float]) -> list[float]:
-    """From a little below the smallest to a little above the largest, in powers of ten."""
+    """Return the range from a little below the smallest to a little above the largest, in powers of ten."""
     if not values:
         return [0.0, 1.0]
     low, high = math.log10(min(values)), math.log10(max(values))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +22,10 @@ from paceline.traces import summarise
 if TYPE_CHECKING:
     from paceline.data import Dataset
     from paceline.drivers.served.job import Delay
-    from paceline.drivers.served.opening import Served
-    from paceline.drivers.served.run import Outcome, Standing
+    from paceline.drivers.served.run import RunOutcome, RunStatus
+    from paceline.drivers.served.settings import ServerSettings
 
-OnStanding = Callable[["Standing"], None]
+OnStanding = Callable[["RunStatus"], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,24 +61,23 @@ class ServerEndpoint:
 class Trained:
     """A served run that is over: how it ended, and its result if it got anywhere."""
 
-    outcome: Outcome
+    outcome: RunOutcome
     result: Result
     folder: Path
 
 
-def make_served(recipe: Recipe, folder: Path, dataset: Dataset | None = None) -> Served:
+def make_served(recipe: Recipe, folder: Path, dataset: Dataset | None = None) -> ServerSettings:
     """Put together the server's side of a recipe."""
     refuse_pipeline(recipe.pipeline, "a pipeline has no server")
-    from paceline.drivers.served.limits import Limits
-    from paceline.drivers.served.opening import Served
-    from paceline.drivers.served.serving import measure_with
+    from paceline.drivers.served.run import measure_with
+    from paceline.drivers.served.settings import Limits, ServerSettings
     from paceline.optim import make_optimizer
     from paceline.training import measure
 
     training = make_training(recipe, load_data(recipe) if dataset is None else dataset)
     module = training.module
     optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
-    return Served(
+    return ServerSettings(
         module=module,
         optimizer=optimizer,
         schedule=schedule,
@@ -111,10 +109,10 @@ def serve_recipe(
     resume: bool = False,
     on_open: Callable[[str], None] = lambda address: None,
     on_standing: OnStanding = lambda standing: None,
-    reason_to_stop: Callable[[Standing], str | None] = lambda standing: None,
+    reason_to_stop: Callable[[RunStatus], str | None] = lambda standing: None,
 ) -> Trained:
     """Serve a recipe until all rounds are done, or somebody stops it."""
-    from paceline.drivers.served.opening import open_run
+    from paceline.drivers.served.run import open_run
     from paceline.drivers.served.security import join_address, server_credentials
     from paceline.traces.history import trace_of
     from paceline.traces.journal import TRACE
@@ -126,7 +124,7 @@ def serve_recipe(
     served = make_served(recipe if resume else resolved(recipe), folder)
     size = sum(parameter.numel() for parameter in served.module.parameters())
 
-    async def run() -> tuple[Outcome, Any]:
+    async def run() -> tuple[RunOutcome, Any]:
         opened = open_run(served, resume=resume)
         outcome = await opened.serve(
             join_address(host, port),
@@ -135,7 +133,7 @@ def serve_recipe(
             on_standing=on_standing,
             reason_to_stop=reason_to_stop,
         )
-        return outcome, opened.conductor.trainee.model.parameters
+        return outcome, opened.coordinator.trainee.model.parameters
 
     with threads_for(size):
         outcome, parameters = asyncio.run(run())
@@ -287,7 +285,7 @@ def check_loopback(endpoint: ServerEndpoint) -> None:
         raise ValueError(f"train is for this machine alone (listen={endpoint.listen}); `paceline serve` is for others")
 
 
-def _all_gone(workers: subprocess.Popen[bytes], standing: Standing) -> str | None:
+def _all_gone(workers: subprocess.Popen[bytes], standing: RunStatus) -> str | None:
     if workers.poll() is not None and not any(worker.alive for worker in standing.workers):
         return "all workers of this machine have ended"
     return None
@@ -295,13 +293,14 @@ def _all_gone(workers: subprocess.Popen[bytes], standing: Standing) -> str | Non
 
 def start_workers(recipe: Recipe, numbers: Sequence[int]) -> subprocess.Popen[bytes]:
     """Start workers on this machine, which wait for the address of the server (`send_address`)."""
-    arguments = [sys.executable, "-m", "paceline.runs.local_workers", "--numbers", ",".join(map(str, numbers))]
-    options = {"data_directory": recipe.data.directory, "delay_file": recipe.delay.file}
-    if ":" in recipe.model.name:
-        options["model"] = recipe.model.name
-    for name, value in options.items():
-        if value:
-            arguments += [f"--{name.replace('_', '-')}", str(value)]
+    options = {
+        "--model": recipe.model.name if ":" in recipe.model.name else "",
+        "--data-directory": recipe.data.directory,
+        "--delay-file": recipe.delay.file,
+    }
+    given = [word for name, value in options.items() if value for word in (name, value)]
+    numbers_text = ",".join(map(str, numbers))
+    arguments = [sys.executable, "-m", "paceline.runs.local_workers", "--numbers", numbers_text, *given]
     # In a session of its own: a Ctrl-C in the terminal is for the server, which then says what happens to its workers.
     return subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True)
 
@@ -324,13 +323,3 @@ def end_process(process: subprocess.Popen[bytes], *, by_itself: bool, seconds: f
         with suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
             return
-
-
-def worker_options(arguments: Mapping[str, Any]) -> WorkerOptions:
-    """Return `WorkerOptions` from parsed arguments; other arguments are left out.
-
-    >>> worker_options({"model": "my:net", "numbers": "1,2"}).model
-    'my:net'
-    """
-    known = {field.name for field in dataclasses.fields(WorkerOptions)}
-    return WorkerOptions(**{name: value for name, value in arguments.items() if name in known and value is not None})

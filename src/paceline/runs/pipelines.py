@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.drivers.ranks.launch import STORE
-from paceline.recipes.assembly import load_data, make_training
+from paceline.recipes.assembly import load_data, make_training, resolved
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.sections import ClusterSection
 from paceline.runs.cluster import delay_of
@@ -64,8 +63,9 @@ def check_pipelined(recipe: Recipe) -> None:
 
 
 def for_ranks(recipe: Recipe, ranks: int | None = None) -> Recipe:
-    """The same run with a worker for each replica. A launch of so many `ranks` says how many replicas there are, where
-    the recipe does not.
+    """Return the same run with a worker for each replica.
+
+    A launch of so many `ranks` says how many replicas there are, where the recipe does not.
 
     >>> recipe = Recipe().with_strategy("full").with_settings(pipeline={"stages": 2})
     >>> for_ranks(recipe).cluster.workers, for_ranks(recipe, 6).pipeline.replicas
@@ -102,27 +102,37 @@ def train_stage(
     on_plan: Callable[[Plan], None] = lambda plan: None,
     on_progress: Callable[[Evaluation], None] = lambda evaluation: None,
 ) -> Result | None:
-    """Be one rank of a recipe's pipelines; rank 0 returns what they came to.
+    """Run one rank of a recipe's pipelines; return on rank 0 what they came to.
 
-    Told to resume, it goes on from the checkpoints in the folder; else only from those of this very launch.
+    With `resume` it goes on from the checkpoints in the folder; else only from those of this very launch.
     """
-    from paceline.drivers.collective.pipeline_job import PipelineJob, StageRun
+    import torch
+
+    from paceline.drivers.pipelining.job import PipelineJob, PipelineRun
     from paceline.drivers.ranks.checkpoints import RankCheckpoints, agreed_start
     from paceline.drivers.ranks.rendezvous import joined
-    from paceline.workers.threads import threads_for
+    from paceline.workers.threads import threads_for, torch_threads
 
     recipe = for_ranks(recipe, place.world)
+    if not resume:  # a run that was begun before `resolved` existed goes on with its recipe as it was kept
+        recipe = resolved(recipe)
     training = make_training(recipe, load_data(recipe))
     size = sum(parameter.numel() for parameter in training.module.parameters())
     document, defaults = recipe.to_document(), Recipe().to_document()
     stall_seconds = recipe.server.stall_seconds
-    with joined(place, timeout_seconds=max(MEET_SECONDS, stall_seconds)) as roll, _fair_share(place), threads_for(size):
+    # Ranks that were started on this machine share its cores; whoever launches others says how many each has.
+    threads = max(1, torch.get_num_threads() // (place.world if STORE in os.environ else 1))
+    with (
+        joined(place, timeout_seconds=max(MEET_SECONDS, stall_seconds)) as gather,
+        torch_threads(threads),
+        threads_for(size),
+    ):
         state = agreed_start(
-            RankCheckpoints(folder, place.rank), roll, resume=resume, recipe=document, defaults=defaults
+            RankCheckpoints(folder, place.rank), gather, resume=resume, recipe=document, defaults=defaults
         )
         if state is None and not resume:
             write_recipe(recipe, folder)
-        plan = _plan(recipe, training, roll, folder, goes_on=state is not None)
+        plan = _plan(recipe, training, gather, folder, goes_on=state is not None)
         on_plan(plan)
         job = PipelineJob(
             training=training,
@@ -136,13 +146,13 @@ def train_stage(
             delay_seconds=delay_of(recipe),
             recipe=document,
         )
-        run = StageRun(job, roll, on_progress=on_progress)
+        run = PipelineRun(job, gather, on_progress=on_progress)
         trace = run.run(state)
     return None if trace is None else Result(summary=summarise(trace), trace=trace, parameters=run.parameters)
 
 
-def _plan(recipe: Recipe, training: Training, roll: StoreGather, folder: Path, *, goes_on: bool) -> Plan:
-    from paceline.drivers.collective.pipeline_plans import PLAN, keep_plan, plan_of_run
+def _plan(recipe: Recipe, training: Training, gather: StoreGather, folder: Path, *, goes_on: bool) -> Plan:
+    from paceline.drivers.pipelining.planning import PLAN, keep_plan, plan_of_run
     from paceline.pipeline.planning import optimizer_states
     from paceline.training import Batches
 
@@ -150,7 +160,7 @@ def _plan(recipe: Recipe, training: Training, roll: StoreGather, folder: Path, *
         recipe.pipeline,
         training.module,
         Batches(training).assignment(worker=0, draw=0, blocks=1).inputs,
-        roll,
+        gather,
         batch_size=recipe.worker.batch_size,
         states=optimizer_states(training.optimizer),
         kept=folder / PLAN if goes_on else None,
@@ -161,16 +171,3 @@ def _plan(recipe: Recipe, training: Training, roll: StoreGather, folder: Path, *
         plan = dataclasses.replace(plan, model=recipe.model.name)
     keep_plan(plan, folder)
     return plan
-
-
-@contextmanager
-def _fair_share(place: Place) -> Iterator[None]:
-    """Ranks that were started on this machine share its cores; whoever launches others says how many each has."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(1, before // place.world) if STORE in os.environ else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

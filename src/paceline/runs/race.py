@@ -8,7 +8,7 @@ from paceline.drivers.simulated.progress import Progress
 from paceline.lookup import unknown
 from paceline.recipes.assembly import load_data
 from paceline.recipes.recipe import Recipe
-from paceline.runs.simulation import Result, Run, make_run, result_of
+from paceline.runs.simulation import Result, make_run, result_of
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
 
@@ -18,8 +18,8 @@ MOST_SEEDS = 100
 class Race:
     """The same run under several strategies and seeds, side by side.
 
-    Whoever is behind on the cluster's clock goes next, so what one sees while it runs is the race as the cluster
-    would have run it.
+    Iterating yields (lane, progress). Whoever is behind on the cluster's clock goes next, so what one sees while it
+    runs is the race as the cluster would have run it. `runs` and `recipes` have one entry for each lane.
 
     >>> race = Race(Recipe(rounds=5), strategies=["full", "lgc"])
     >>> for lane, progress in race:
@@ -44,26 +44,21 @@ class Race:
         self.recipes = [recipe.with_strategy(name).with_seed(seed) for name, seed in entries]
         dataset = None if timing_only or recipe.data.name == "synthetic" else load_data(recipe)
         self.lanes = [f"{name} {seed}" if seeds > 1 else name for name, seed in entries]
-        self._runs = [make_run(each, timing_only=timing_only, dataset=dataset) for each in self.recipes]
-        self._results: list[Result | None] = [None] * len(self._runs)
+        self.runs = [make_run(each, timing_only=timing_only, dataset=dataset) for each in self.recipes]
+        self._results: list[Result | None] = [None] * len(self.runs)
 
     def __iter__(self) -> Iterator[tuple[int, Progress]]:
-        under_way = {lane: iter(run) for lane, run in enumerate(self._runs)}
+        under_way = {lane: iter(run) for lane, run in enumerate(self.runs)}
         clocks = dict.fromkeys(under_way, 0.0)
         while under_way:
             lane = min(under_way, key=lambda index: (clocks[index], index))
             progress = next(under_way[lane], None)
             if progress is None:
                 del under_way[lane]
-                self._results[lane] = result_of(self._runs[lane])
+                self._results[lane] = result_of(self.runs[lane])
             else:
                 clocks[lane] = progress.seconds
                 yield lane, progress
-
-    @property
-    def runs(self) -> list[Run]:
-        """The runs, one for each lane."""
-        return list(self._runs)
 
     @property
     def results(self) -> list[Result]:
@@ -73,7 +68,7 @@ class Race:
     @property
     def results_so_far(self) -> list[Result]:
         """The results of all runs, also of those that have not ended."""
-        return [result or result_of(run) for result, run in zip(self._results, self._runs, strict=True)]
+        return [result or result_of(run) for result, run in zip(self._results, self.runs, strict=True)]
 
 
 def check_strategies(names: Sequence[str]) -> None:

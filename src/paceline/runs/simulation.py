@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
 from paceline.drivers.simulated.progress import Progress
 from paceline.drivers.simulated.timing import AsyncTimes, RoundTimes
 from paceline.pipeline.settings import refuse_pipeline
 from paceline.recipes.assembly import (
     averages,
     load_data,
-    make_averaged_simulation,
     make_averaging_setup,
     make_codec_of,
     make_model,
     make_setup,
-    make_simulation,
+    make_training,
 )
 from paceline.recipes.recipe import Recipe
 from paceline.strategies import Async
@@ -123,9 +123,12 @@ def make_run(recipe: Recipe, *, timing_only: bool = False, dataset: Dataset | No
     refuse_pipeline(recipe.pipeline, "a pipeline is not simulated")
     if timing_only:
         return _make_averaged_timing(recipe) if averages(recipe) else _make_timing(recipe)
+    training = make_training(recipe, load_data(recipe) if dataset is None else dataset)
     if averages(recipe):
-        return make_averaged_simulation(recipe, load_data(recipe) if dataset is None else dataset)
-    return make_simulation(recipe, load_data(recipe) if dataset is None else dataset)
+        return AveragedSimulation(make_averaging_setup(recipe), training=training, evaluate_every=recipe.evaluate_every)
+    from paceline.drivers.simulated.simulation import Simulation
+
+    return Simulation(make_setup(recipe), training=training, evaluate_every=recipe.evaluate_every)
 
 
 def _make_timing(recipe: Recipe) -> Run:
@@ -154,8 +157,6 @@ def _make_timing_by_event(recipe: Recipe) -> Run:
 
 
 def _make_averaged_timing(recipe: Recipe) -> Run:
-    from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
-
     setup = make_averaging_setup(recipe)
     if setup.network.free:
         return AveragedSimulation(setup)

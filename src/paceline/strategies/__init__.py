@@ -28,7 +28,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 
 
 class Running(Protocol):
-    """A strategy in the middle of a run: what a driver talks to."""
+    """The state of a strategy during a run, which a driver feeds with events."""
 
     version: int
 
@@ -37,10 +37,10 @@ class Running(Protocol):
         """How many gradients close the open round."""
 
     def handle(self, event: Event) -> list[Action]:
-        """Take in what happened; answer with what is to be done."""
+        """Take in what happened; return what is to be done."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on later, as plain values."""
+        """Return all that is needed to go on later, as plain values."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""

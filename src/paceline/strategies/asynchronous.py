@@ -27,11 +27,11 @@ class Async:
     staleness_scaling: bool = True
 
     def start(self) -> AsyncSteps:
-        """The state of a run that begins now."""
+        """Return the state of a run that begins now."""
         return AsyncSteps(staleness_scaling=self.staleness_scaling)
 
     def updates_per_round(self, workers: int) -> int:
-        """Steps of the model in one round: as many as there are workers."""
+        """Return the steps of the model in one round: as many as there are workers."""
         return workers
 
 
@@ -55,7 +55,7 @@ class AsyncSteps:
         return 1
 
     def handle(self, event: Event) -> list[Action]:
-        """Take in what happened; answer with what is to be done."""
+        """Take in what happened; return what is to be done."""
         match event:
             case Joined():
                 self._alive.add(event.worker)
@@ -84,7 +84,7 @@ class AsyncSteps:
         return [step, Send(workers=(event.worker,))]
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on later, as plain values."""
+        """Return all that is needed to go on later, as plain values."""
         return {"version": self.version, "alive": sorted(self._alive)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,42 +1,49 @@
 """How many gradients close a round: what a round asks, and the two answers that never change.
 
-A chooser hears of events after they happened and answers one question, `k(alive)`, before a round closes.
+A chooser hears of events after they happened and answers one question, `k(alive)`, before a round closes. `auto_k.py`
+has the one that learns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from paceline.events import GradientArrived, LossSeen
 
 
-class Chooser(Protocol):
-    """What a round asks for its K."""
+class Chooser:
+    """Chooses the K of a round; this base learns nothing from what it hears.
+
+    >>> Chooser().state_dict()
+    {}
+    """
 
     def k(self, alive: int) -> int:
-        """Gradients that close the open round, with so many workers alive."""
+        """Return how many gradients close the open round, with so many workers alive."""
+        raise NotImplementedError
 
     def arrived(self, event: GradientArrived, *, round_seconds: float) -> None:
-        """A member's gradient came in, so long after the open round had opened."""
+        """Hear of a member's gradient, and how long after its round had opened it came in."""
 
     def loss_seen(self, event: LossSeen) -> None:
-        """What a gradient was the gradient of."""
+        """Hear of the losses behind a gradient."""
 
     def closed(self, fresh: Set[int]) -> None:
-        """A round closed with the gradients of these workers."""
+        """Hear that a round closed with the gradients of these workers."""
 
     def forget(self, worker: int) -> None:
-        """A worker is gone."""
+        """Hear that a worker is gone."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on later, as plain values."""
+        """Return all that is needed to go on later, as plain values."""
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""
 
 
-class FixedK:
+class FixedK(Chooser):
     """Always the same K.
 
     >>> FixedK(3).k(alive=10)
@@ -47,46 +54,22 @@ class FixedK:
         self._k = k
 
     def k(self, alive: int) -> int:
-        """The K given."""
         return self._k
 
-    def arrived(self, event: GradientArrived, *, round_seconds: float) -> None:
-        """Nothing to learn from it."""
 
-    def loss_seen(self, event: LossSeen) -> None:
-        """Nothing to learn from it."""
-
-    def closed(self, fresh: Set[int]) -> None:
-        """Nothing to learn from it."""
-
-    def forget(self, worker: int) -> None:
-        """Nothing was remembered."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """No state."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """No state."""
-
-
-class Everybody(FixedK):
+class Everybody(Chooser):
     """K is everybody alive.
 
     >>> Everybody().k(alive=10)
     10
     """
 
-    def __init__(self) -> None:
-        super().__init__(0)
-
     def k(self, alive: int) -> int:
-        """All of them."""
         return alive
 
 
 def check_k(k: int | Literal["auto"], warmup_rounds: int) -> None:
-    """Refuse what no cluster could run.
+    """Raise for settings that no cluster could run.
 
     >>> check_k(0, 0)
     Traceback (most recent call last):

@@ -13,11 +13,11 @@ from typing import Literal
 
 from paceline.strategies.auto_k import DISCARDED, make_chooser
 from paceline.strategies.choose_k import check_k
-from paceline.strategies.rounds import Rounds
+from paceline.strategies.rounds import Rounds, RoundStrategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FastestK:
+class FastestK(RoundStrategy):
     """The fastest K of N workers make the update; late gradients are discarded.
 
     `k` gradients close a round, or "auto". The first `warmup_rounds` run as `full`.
@@ -33,9 +33,5 @@ class FastestK:
         check_k(self.k, self.warmup_rounds)
 
     def start(self) -> Rounds:
-        """The state of a run that begins now."""
+        """Return the state of a run that begins now."""
         return Rounds(chooser=make_chooser(self.k, DISCARDED), warmup_rounds=self.warmup_rounds)
-
-    def updates_per_round(self, workers: int) -> int:
-        """Steps of the model in one round."""
-        return 1

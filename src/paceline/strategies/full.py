@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.strategies.choose_k import Everybody
-from paceline.strategies.rounds import Rounds
+from paceline.strategies.rounds import Rounds, RoundStrategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Full:
+class Full(RoundStrategy):
     """Synchronous SGD: every round takes all workers alive.
 
     >>> Full().start().k
@@ -22,9 +22,5 @@ class Full:
     """
 
     def start(self) -> Rounds:
-        """The state of a run that begins now."""
+        """Return the state of a run that begins now."""
         return Rounds(chooser=Everybody(), warmup_rounds=0)
-
-    def updates_per_round(self, workers: int) -> int:
-        """Steps of the model in one round."""
-        return 1

@@ -8,6 +8,9 @@
 Live gradient compensation, J. Xu. With whole late work the bias of a round is cancelled by the next, so
 the updates add up to what `full` would have added up to, at the pace of the K-th worker.
 
+As a `Step`: each fresh gradient has the weight 1/K, each late one 1/N, and `previous_mean_weight` is M/N. N is
+everybody who was in round t-1. The driver keeps the gradients; here they are known by worker and version alone.
+
 A late worker stops at the next block boundary and its gradient is the sum over the blocks it did divided by
 all blocks, so one that did r of s blocks counts r/s: the paper's linear scaling. `scale_partial=False`
 takes the unscaled mean over the r blocks instead.
@@ -24,11 +27,11 @@ from typing import Any, Literal
 from paceline.events import Action, Drop, GradientArrived, Share, Step
 from paceline.strategies.auto_k import COMPENSATED, COMPENSATED_UNSCALED, make_chooser
 from paceline.strategies.choose_k import Chooser, check_k
-from paceline.strategies.rounds import Rounds
+from paceline.strategies.rounds import Rounds, RoundStrategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LGC:
+class LGC(RoundStrategy):
     """The fastest K of N workers, with the late work of the others added one round later.
 
     `k` gradients close a round, or "auto". The first `warmup_rounds` run as `full`. With `scale_partial` a late
@@ -46,16 +49,12 @@ class LGC:
         check_k(self.k, self.warmup_rounds)
 
     def start(self) -> CompensatedRounds:
-        """The state of a run that begins now."""
+        """Return the state of a run that begins now."""
         return CompensatedRounds(
             chooser=make_chooser(self.k, COMPENSATED if self.scale_partial else COMPENSATED_UNSCALED),
             warmup_rounds=self.warmup_rounds,
             scale_partial=self.scale_partial,
         )
-
-    def updates_per_round(self, workers: int) -> int:
-        """Steps of the model in one round."""
-        return 1
 
 
 class CompensatedRounds(Rounds):
@@ -69,7 +68,7 @@ class CompensatedRounds(Rounds):
     def __init__(self, *, chooser: Chooser, warmup_rounds: int, scale_partial: bool) -> None:
         super().__init__(chooser=chooser, warmup_rounds=warmup_rounds)
         self._scale_partial = scale_partial
-        self._late_scales: dict[int, float] = {}
+        self._late_scales: dict[int, float] = {}  # late gradients that are in, by worker: 1, or what undoes the r/s
         self._previous_fresh: set[int] = set()
         self._previous_members: set[int] = set()
 
@@ -78,8 +77,7 @@ class CompensatedRounds(Rounds):
             return [Drop(worker=event.worker, version=event.version, reason="it came twice")]
         if event.worker not in self._previous_members:
             return [Drop(worker=event.worker, version=event.version, reason="its worker was not in that round")]
-        unscaled = 1.0 if self._scale_partial else event.blocks / event.blocks_done
-        self._late_scales[event.worker] = unscaled
+        self._late_scales[event.worker] = 1.0 if self._scale_partial else event.blocks / event.blocks_done
         return []
 
     def _step(self, at_seconds: float) -> Step:
@@ -101,7 +99,7 @@ class CompensatedRounds(Rounds):
         self._previous_members = self._alive | self._fresh
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on later, as plain values."""
+        """Return all that is needed to go on later, as plain values."""
         return super().state_dict() | {
             "late_scales": sorted(self._late_scales.items()),
             "previous_fresh": sorted(self._previous_fresh),

@@ -8,7 +8,8 @@
     w3 ################################ >                                 late: arrives in round 5
 
 A gradient of the open round is *fresh*, one of the round before is *late*, an older one is dropped.
-What becomes of late ones is the only thing in which the strategies differ.
+What becomes of late ones is the only thing in which the strategies differ: `full` and `fastest-k` drop them (`Rounds`
+itself), `lgc` takes them into the next update.
 """
 
 from __future__ import annotations
@@ -20,8 +21,18 @@ from paceline.events import Action, Drop, Event, GradientArrived, Joined, Left, 
 from paceline.strategies.choose_k import Chooser
 
 
+class RoundStrategy:
+    """The base of the synchronous strategies: one round is one step of the model."""
+
+    __slots__ = ()
+
+    def updates_per_round(self, workers: int) -> int:
+        """Return the steps of the model in one round."""
+        return 1
+
+
 class Rounds:
-    """The state of a synchronous strategy; a subclass says what becomes of late gradients.
+    """The state of a synchronous strategy, which drops late gradients; a subclass may make use of them.
 
     >>> from paceline.strategies.choose_k import FixedK
     >>> rounds = Rounds(chooser=FixedK(1), warmup_rounds=0)
@@ -49,7 +60,7 @@ class Rounds:
         return min(self.chooser.k(members), members)
 
     def handle(self, event: Event) -> list[Action]:
-        """Take in what happened; answer with what is to be done."""
+        """Take in what happened; return what is to be done."""
         match event:
             case Joined():
                 if not self._alive:
@@ -67,6 +78,7 @@ class Rounds:
                 return []
 
     def _arrived(self, event: GradientArrived) -> list[Action]:
+        """Keep a fresh gradient and see whether it closes the round; pass on a late one; drop any other."""
         if event.version > self.version:
             raise ValueError(
                 f"worker {event.worker} sent a gradient of version {event.version}, "
@@ -90,7 +102,7 @@ class Rounds:
         return [_drop(event, "it missed the round after its own too")]
 
     def _close_if_due(self, at_seconds: float) -> list[Action]:
-        # A worker that delivered and then died still counts, so "everybody alive is in" is asked too.
+        """Close the round if K gradients are in, or those of everybody alive: then nobody is left to wait for."""
         if not self._fresh or (len(self._fresh) < self.k and not self._alive <= self._fresh):
             return []
         step = self._step(at_seconds)
@@ -105,21 +117,20 @@ class Rounds:
         return Step(version=self.version, fresh=self._fresh_shares(), at_seconds=at_seconds)
 
     def _fresh_shares(self) -> tuple[Share, ...]:
-        weight = 1.0 / len(self._fresh)
-        return shares(self._fresh, self.version, weight)
+        return shares(self._fresh, self.version, 1.0 / len(self._fresh))
 
     def _members(self) -> int:
-        """N of the open round: everybody alive, and those who delivered before they died."""
+        """Return N of the open round: everybody alive, and those who delivered before they died."""
         return len(self._alive | self._fresh)
 
     def _late_arrived(self, event: GradientArrived) -> list[Action]:
         return [_drop(event, "its round had closed")]
 
     def _round_closed(self) -> None:
-        """Called once a round, with the round's sets still in place."""
+        """Remember what the next round needs of this one, whose sets are still in place."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on later, as plain values."""
+        """Return all that is needed to go on later, as plain values."""
         return {
             "version": self.version,
             "alive": sorted(self._alive),
@@ -140,7 +151,7 @@ class Rounds:
 
 
 def shares(workers: Iterable[int], version: int, weight: float) -> tuple[Share, ...]:
-    """Equal shares of several workers' gradients, in the order of the workers.
+    """Return equal shares of several workers' gradients, in the order of the workers.
 
     >>> [share.worker for share in shares({2, 0}, 1, 0.5)]
     [0, 2]

@@ -3,7 +3,6 @@
 Nothing here computes a gradient or knows a driver: a trace says who did what when, and what came of it.
 """
 
-from paceline.traces.records import Evaluation, Outcome, Pruned, Round, Trace, Work
-from paceline.traces.summary import Summary, summarise
+from paceline.traces.records import Evaluation, Outcome, Pruned, Round, Summary, Trace, Work, summarise
 
 __all__ = ["Evaluation", "Outcome", "Pruned", "Round", "Summary", "Trace", "Work", "summarise"]

@@ -1,31 +1,70 @@
-"""What a real run writes down while it goes on: one record for each thing that happened, in the order it happened.
+"""The journal of a real run: one record for each thing that happened, in the order it happened, a line of JSON each.
 
 All times are seconds since the run began, on the server's clock. A gradient is known by its worker and the version of
-the model it was computed at. Its arrival is told in the next `Stepped` record; where somebody joins or leaves before
-that step, an `Arrived` record comes first, so that the order of records is the order of events:
+the model it was computed at. Its arrival is part of the next `StepRecord`; where somebody joins or leaves before that
+step, an `Arrived` record comes first, so that the order of records is the order of events:
 
-    RunBegan  WorkerJoined  WorkerJoined  Stepped  Arrived  WorkerLeft  Stepped  Checkpointed  ...  RunEnded
+    RunBegan  WorkerJoined  WorkerJoined  StepRecord  Arrived  WorkerLeft  StepRecord  Checkpointed  ...  RunEnded
+
+A line holds all of its record, and is read back as the same record:
+
+    {"kind":"worker_left","at_seconds":9.5,"worker":2,"reason":"no sign of life for 5 s"}
+
+Arrivals are by far the most numerous, so each is an array instead of an object, with times in whole microseconds:
+
+    [worker, version, draw, blocks_done, blocks, at, work or null, transfer, loss_mean, loss_variance, samples]
+
+A dropped gradient is [worker, version, reason], any other [worker, version]. Times are rounded to microseconds; all
+other numbers survive to the last bit. JSON has no NaN: a loss that is not finite is null. A duration below zero or not
+finite is an error of a clock and no event; it is written as 0, an unknown `work_seconds` as null.
 
 `traces.journal_files` writes and reads the file, `traces.history` makes a `Trace` of it.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
+
+from paceline.decoding import (
+    MOST_WHOLE,
+    DecodingError,
+    bounded,
+    list_reader,
+    must_be,
+    parse_object,
+    read_fields,
+    read_with,
+    reader_of,
+)
+from paceline.errors import PacelineError
+from paceline.lookup import unknown
 
 FORMAT = 1
 TRACE = "trace.jsonl"  # in a run's folder
+MICRO = 1_000_000
+LATEST_MICROSECONDS = 2**53  # up to here a float tells microseconds apart
+LATEST_SECONDS = LATEST_MICROSECONDS / MICRO
 
 
-class JournalError(ValueError):
+class JournalError(PacelineError, ValueError):
     """A journal that cannot be read, or not be opened for writing; the message names the file and the line.
 
     >>> raise JournalError("trace.jsonl:17: not JSON")
     Traceback (most recent call last):
     paceline.traces.journal.JournalError: trace.jsonl:17: not JSON
     """
+
+
+def _seconds(value: Any) -> float:
+    """Read a time of an arrival."""
+    if type(value) is int and 0 <= value <= LATEST_MICROSECONDS:
+        return value / MICRO
+    raise must_be("microseconds of 0 or more", value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +76,12 @@ class RunBegan:
     3
     """
 
-    format: int
+    format: int = bounded(1)
     paceline: str
     strategy: str
-    seed: int
-    workers: int
-    blocks: int
+    seed: int = bounded(-MOST_WHOLE)
+    workers: int = bounded(1)
+    blocks: int = bounded(1)
     recipe: Mapping[str, Any]
     signature: str
     codec: str
@@ -56,7 +95,7 @@ class WorkerJoined:
     'node-7'
     """
 
-    at_seconds: float
+    at_seconds: float = bounded(0, LATEST_SECONDS)
     worker: int
     shard: int
     first_draw: int
@@ -72,14 +111,14 @@ class WorkerLeft:
     2
     """
 
-    at_seconds: float
+    at_seconds: float = bounded(0, LATEST_SECONDS)
     worker: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A gradient came in. Not a record of its own: `Stepped` and `Arrived` hold arrivals.
+    """A gradient came in. Not a record of its own: `StepRecord` and `Arrived` hold arrivals.
 
     `work_seconds` is how long the worker computed, `transfer_seconds` how long model and gradient were on the wire.
     What was not measured is None.
@@ -94,9 +133,9 @@ class Arrival:
     draw: int
     blocks_done: int
     blocks: int
-    at_seconds: float
-    work_seconds: float | None
-    transfer_seconds: float
+    at_seconds: float = read_with(_seconds)
+    work_seconds: float | None = read_with(lambda value: None if value is None else _seconds(value))
+    transfer_seconds: float = read_with(_seconds)
     loss_mean: float | None
     loss_variance: float | None
     samples: int
@@ -115,39 +154,49 @@ class Dropped:
     reason: str
 
 
+_read_arrival = reader_of(Arrival)
+
+
+def _whole_arrival(value: Any) -> Arrival:
+    arrival: Arrival = _read_arrival(value)
+    if 1 <= arrival.blocks_done <= arrival.blocks:
+        return arrival
+    raise DecodingError(f" must have between 1 and all blocks done, not {arrival.blocks_done} of {arrival.blocks}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stepped:
+class StepRecord:
     """The model went from `version` to `version + 1`, with these gradients, each as (worker, version).
 
     `arrivals` are all since the record before, in order, also of gradients that wait for a later step. Bytes are those
     since the step before. `fingerprint` tells the parameters after the step from any others.
 
-    >>> Stepped(at_seconds=2.5, version=4, opened_seconds=2.0, fresh=((0, 4), (2, 4)), late=((1, 3),), dropped=(),
+    >>> StepRecord(at_seconds=2.5, version=4, opened_seconds=2.0, fresh=((0, 4), (2, 4)), late=((1, 3),), dropped=(),
     ...         arrivals=(), fingerprint=0x5EED, sent_bytes=800, received_bytes=1200).fresh[1]
     (2, 4)
     """
 
-    at_seconds: float
+    at_seconds: float = bounded(0, LATEST_SECONDS)
     version: int
-    opened_seconds: float
+    opened_seconds: float = bounded(0, LATEST_SECONDS)
     fresh: tuple[tuple[int, int], ...]
     late: tuple[tuple[int, int], ...]
     dropped: tuple[Dropped, ...]
-    arrivals: tuple[Arrival, ...]
-    fingerprint: int
+    arrivals: tuple[Arrival, ...] = read_with(list_reader(_whole_arrival))
+    fingerprint: int = bounded(-MOST_WHOLE)
     sent_bytes: int
     received_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
-    """What came in before a join, a departure or the end, and was in no `Stepped` record yet.
+    """What came in before a join, a departure or the end, and was in no `StepRecord` record yet.
 
     >>> Arrived(arrivals=(), dropped=(Dropped(worker=1, version=3, reason="it came twice"),)).arrivals
     ()
     """
 
-    arrivals: tuple[Arrival, ...]
+    arrivals: tuple[Arrival, ...] = read_with(list_reader(_whole_arrival))
     dropped: tuple[Dropped, ...]
 
 
@@ -159,7 +208,7 @@ class Refused:
     '10.0.0.9:51514'
     """
 
-    at_seconds: float
+    at_seconds: float = bounded(0, LATEST_SECONDS)
     worker: int | None
     peer: str
     reason: str
@@ -173,7 +222,7 @@ class Evaluated:
     10
     """
 
-    at_seconds: float
+    at_seconds: float = bounded(0, LATEST_SECONDS)
     round: int
     loss: float | None
     accuracy: float | None
@@ -187,7 +236,7 @@ class Checkpointed:
     100
     """
 
-    at_seconds: float
+    at_seconds: float = bounded(0, LATEST_SECONDS)
     version: int
 
 
@@ -199,7 +248,7 @@ class Resumed:
     100
     """
 
-    at_seconds: float
+    at_seconds: float = bounded(0, LATEST_SECONDS)
     version: int
     reason: str
 
@@ -212,12 +261,139 @@ class RunEnded:
     False
     """
 
-    at_seconds: float
+    at_seconds: float = bounded(0, LATEST_SECONDS)
     reason: str
     rounds_done: int
     diverged: bool
 
 
 JournalRecord: TypeAlias = (
-    RunBegan | WorkerJoined | WorkerLeft | Stepped | Arrived | Refused | Evaluated | Checkpointed | Resumed | RunEnded
+    RunBegan
+    | WorkerJoined
+    | WorkerLeft
+    | StepRecord
+    | Arrived
+    | Refused
+    | Evaluated
+    | Checkpointed
+    | Resumed
+    | RunEnded
 )
+KINDS: dict[str, type[JournalRecord]] = {
+    "run_began": RunBegan,
+    "worker_joined": WorkerJoined,
+    "worker_left": WorkerLeft,
+    "stepped": StepRecord,
+    "arrived": Arrived,
+    "refused": Refused,
+    "evaluated": Evaluated,
+    "checkpointed": Checkpointed,
+    "resumed": Resumed,
+    "run_ended": RunEnded,
+}
+_text = reader_of(str)
+_KIND_OF = {record: kind for kind, record in KINDS.items()}
+
+
+# -- lines --------------------------------------------------------------------------------------------------------
+
+
+def line_of(record: JournalRecord) -> bytes:
+    """Return the line of a record, with its line end; ValueError for a record that could not be read back.
+
+    >>> line_of(Checkpointed(at_seconds=1.23456789, version=7))
+    b'{"kind":"checkpointed","at_seconds":1.234568,"version":7}\\n'
+    >>> line_of(Checkpointed(at_seconds=1.5, version=-7))
+    Traceback (most recent call last):
+    paceline.decoding.DecodingError: checkpointed: version must be a whole number of 0 or more, not -7
+    """
+    kind = _KIND_OF[type(record)]
+    written = {}
+    for name in (each.name for each in fields(record)):
+        try:
+            written[name] = _written(name, getattr(record, name))
+        except (ValueError, TypeError, OverflowError) as error:
+            raise DecodingError(f"{kind}: {name}{error}") from None
+    _record(kind, written)
+    return json.dumps({"kind": kind, **written}, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+
+
+def record_from(line: bytes) -> JournalRecord:
+    """Return the record of a line; ValueError says in one sentence what is wrong with the line.
+
+    >>> record_from(b'{"kind":"checkpointed","at_seconds":1.5,"version":7}')
+    Checkpointed(at_seconds=1.5, version=7)
+    >>> record_from(b'{"kind":"checkpointed","at_seconds":1.5}')
+    Traceback (most recent call last):
+    paceline.decoding.DecodingError: checkpointed: field 'version' is missing
+    """
+    found = parse_object(line)
+    if "kind" not in found:
+        raise DecodingError("field 'kind' is missing")
+    kind = found.pop("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise unknown("kind of record", kind if isinstance(kind, str) else type(kind).__name__, KINDS)
+    return _record(kind, found)
+
+
+def _record(kind: str, values: dict[str, Any]) -> JournalRecord:
+    # Asked first: of another format nobody knows which fields it has.
+    if kind == "run_began" and values.get("format", FORMAT) != FORMAT:
+        raise DecodingError(
+            f"format {values['format']!r:.40} is not known (known: {FORMAT}); read it with the paceline that wrote it"
+        )
+    try:
+        return read_fields(KINDS[kind], values)
+    except DecodingError as error:
+        raise DecodingError(f"{kind}: {error}") from None
+
+
+def _written(name: str, value: Any) -> Any:
+    """Return a field's value as JSON holds it."""
+    if name in ("at_seconds", "opened_seconds"):
+        return round(float(value), 6) + 0.0  # adding 0.0 turns -0.0 into 0.0
+    return _finite(value) if name in ("loss", "accuracy") else _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Arrival():
+            return _packed(value)
+        case Dropped():
+            return [operator.index(value.worker), operator.index(value.version), value.reason]
+        case list() | tuple():
+            return [_plain(inner) for inner in value]
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return _finite(value)
+        case Mapping():
+            return {_text(name): _plain(inner) for name, inner in value.items()}
+    try:
+        return operator.index(value)  # numpy's whole numbers
+    except TypeError:
+        raise must_be("of plain values", value) from None
+
+
+def _packed(arrival: Arrival) -> list[Any]:
+    whole = (arrival.worker, arrival.version, arrival.draw, arrival.blocks_done, arrival.blocks)
+    at = arrival.at_seconds
+    return [
+        *map(operator.index, whole),
+        round(round(at, 6) * MICRO) if math.isfinite(at) else None,  # as other times: no arrival after its own step
+        _duration(arrival.work_seconds),
+        _duration(arrival.transfer_seconds) or 0,
+        _finite(arrival.loss_mean),
+        _finite(arrival.loss_variance),
+        operator.index(arrival.samples),
+    ]
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _duration(seconds: float | None) -> int | None:
+    if seconds is None or not math.isfinite(seconds):
+        return None
+    return min(max(0, round(seconds * MICRO)), LATEST_MICROSECONDS)

@@ -72,7 +72,6 @@ class PrunedOrders:
         self._first: dict[int, int] = {}
         self._times_pruned = np.zeros(len(training.dataset.train), np.int64)  # in memberships that have ended
         self._passes = np.zeros(len(training.dataset.train), np.int64)
-        self._ended_sat_out = self._ended_met = 0
         self._ended_passes: dict[int, int] = {}
 
     def joined(self, worker: int, draw: int) -> None:
@@ -86,8 +85,6 @@ class PrunedOrders:
         held, order = self._training.shards[member.shard].numpy(), member.order
         self._times_pruned[held] += order.policy.times_pruned
         self._passes[held] += order.whole_passes
-        self._ended_sat_out += order.sat_out
-        self._ended_met += order.whole_passes * len(held)
         self._ended_passes[member.worker] = self._ended_passes.get(member.worker, 0) + order.whole_passes
 
     def next(self, *, worker: int, shard: int, draw: int) -> PrunedBatch:
@@ -139,13 +136,13 @@ class PrunedOrders:
     @property
     def sat_out(self) -> int:
         """The number of samples that sat out, in all whole passes of all workers together."""
-        return self._ended_sat_out + sum(member.order.sat_out for member in self._members.values())
+        return int(self._times_pruned.sum()) + sum(member.order.sat_out for member in self._members.values())
 
     @property
     def share_pruned(self) -> float:
         """The share of the samples that sat out, of those that whole passes would have met."""
         shards = self._training.shards
-        met = self._ended_met + sum(
+        met = int(self._passes.sum()) + sum(
             member.order.whole_passes * len(shards[member.shard]) for member in self._members.values()
         )
         return self.sat_out / met if met else 0.0

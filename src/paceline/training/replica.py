@@ -34,140 +34,6 @@ from paceline.workers.gradients import accumulate
 COUNTER = "num_batches_tracked"
 
 
-def local_gradient(module: nn.Module, batches: Batches, *, worker: int, draw: int) -> float:
-    """Leave the gradient of a worker's batch number `draw` in `.grad`; return the mean loss.
-
-    >>> from paceline.recipes import Recipe
-    >>> from paceline.recipes.assembly import load_data, make_training
-    >>> training = make_training(Recipe(), load_data(Recipe()))
-    >>> local_gradient(training.module, Batches(training), worker=0, draw=0) > 0
-    True
-    """
-    assignment = batches.assignment(worker=worker, draw=draw, blocks=1)
-    module.train()
-    module.zero_grad(set_to_none=True)
-    torch.default_generator.manual_seed(assignment.seed)
-    losses, _ = accumulate(module, assignment, parts=1)
-    batches.judge(worker=worker, draw=draw, losses=losses)
-    return float(losses.mean())
-
-
-def check_codec(member: Averaging, codec: Codec) -> None:
-    """Refuse a codec that a member's changes cannot travel by.
-
-    >>> from paceline.codecs.naming import parse_codec
-    >>> from paceline.strategies.averaging import make_averaging
-    >>> check_codec(make_averaging("hpsgd", normalize=True), parse_codec("one-bit"))
-    Traceback (most recent call last):
-    ValueError: normalize does not go with error feedback: choose one of the two (codec=ErrorFeedback(OneBit()))
-    """
-    if member.normalize and isinstance(codec, ErrorFeedback):
-        # What is held back would be of one window's scale, and be sent at the next one's.
-        raise ValueError(f"normalize does not go with error feedback: choose one of the two (codec={codec!r})")
-
-
-# -- vectors -----------------------------------------------------------------------------------------------------------
-
-
-class Flat:
-    """Tensors of any shape and type, read and written as one vector.
-
-    >>> flat = Flat([torch.ones(2, 2), torch.zeros(1, dtype=torch.int64)], torch.float32)
-    >>> flat.read(torch.empty(5))
-    tensor([1., 1., 1., 1., 0.])
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
-        self.tensors, self.dtype = list(tensors), dtype
-        self.size = sum(tensor.numel() for tensor in self.tensors)
-
-    def parts(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """Return the vector cut into views of the tensors' shapes."""
-        cut = torch.split(vector[: self.size], [tensor.numel() for tensor in self.tensors])
-        return [part.view(tensor.shape) for part, tensor in zip(cut, self.tensors, strict=True)]
-
-    @torch.no_grad()
-    def read(self, out: torch.Tensor) -> torch.Tensor:
-        """Write the tensors into `out`, and return it."""
-        for part, tensor in zip(self.parts(out), self.tensors, strict=True):
-            part.copy_(tensor)
-        return out
-
-    @torch.no_grad()
-    def write(self, vector: torch.Tensor) -> None:
-        """Set the tensors from a vector; whole numbers are rounded."""
-        for part, tensor in zip(self.parts(vector), self.tensors, strict=True):
-            tensor.copy_(part if tensor.is_floating_point() else part.round())
-
-
-def message_dtype(parameters: Sequence[torch.Tensor]) -> torch.dtype:
-    """Return the type in which changes are added up: float32, or float64 if a parameter has it.
-
-    >>> message_dtype([torch.zeros(1, dtype=torch.bfloat16)])
-    torch.float32
-    """
-    return torch.float64 if any(parameter.dtype is torch.float64 for parameter in parameters) else torch.float32
-
-
-# -- buffers -----------------------------------------------------------------------------------------------------------
-
-
-def averaged_buffers(module: nn.Module) -> list[torch.Tensor]:
-    """Return the buffers that are averaged: floating ones that a checkpoint would hold, and BatchNorm's counter.
-
-    Those in float64 travel as the parameters do, in float32 beside float32.
-
-    >>> [tuple(buffer.shape) for buffer in averaged_buffers(nn.BatchNorm1d(3))]
-    [(3,), (3,), ()]
-    """
-    kept = set(module.state_dict(keep_vars=True))
-    return [
-        buffer
-        for name, buffer in module.named_buffers()  # each once, also where modules share it
-        if name in kept and (buffer.is_floating_point() or name.rpartition(".")[2] == COUNTER)
-    ]
-
-
-class Buffers:
-    """A worker's buffers: what of a model is not trained and yet learns, such as BatchNorm's statistics.
-
-    >>> mean, mask = torch.zeros(1), torch.tensor([-3e38])
-    >>> buffers = Buffers([mean, mask], torch.float32, workers=2)
-    >>> message = torch.empty(buffers.size)
-    >>> _ = mean.add_(4.0)
-    >>> buffers.send(message)
-    >>> buffers.take(message)
-    >>> mean, mask
-    (tensor([2.]), tensor([-3.0000e+38]))
-    """
-
-    def __init__(self, buffers: Sequence[torch.Tensor], dtype: torch.dtype, *, workers: int) -> None:
-        self._flat, self._workers = Flat(buffers, dtype), workers
-        self.size = self._flat.size + len(self._flat.tensors)
-        self._agreed = [buffer.detach().clone() for buffer in self._flat.tensors]
-
-    def send(self, out: torch.Tensor) -> None:
-        """Fill `out`, of `size` elements, with what this worker has."""
-        self._flat.read(out[: self._flat.size])
-        out[: self._flat.size].div_(self._workers)
-        changed = [not torch.equal(*pair) for pair in zip(self._flat.tensors, self._agreed, strict=True)]
-        out[self._flat.size :] = torch.tensor(changed, dtype=out.dtype)
-
-    @torch.no_grad()
-    def take(self, total: torch.Tensor) -> None:
-        """Take over the mean of the buffers that any worker has changed, from the sum of what all sent."""
-        changes = total[self._flat.size :].tolist()
-        for buffer, agreed, part, changed in zip(
-            self._flat.tensors, self._agreed, self._flat.parts(total), changes, strict=True
-        ):
-            if changed:
-                buffer.copy_(part if buffer.is_floating_point() else part.round())
-                agreed.copy_(buffer)
-
-
-# -- parameters --------------------------------------------------------------------------------------------------------
-
-
 class Replica:
     """Parameters that train on their own between averages of their changes.
 
@@ -216,7 +82,7 @@ class Replica:
             change.mul_(scale)
 
     def merge(self, total: torch.Tensor, *, weight: float, open_steps: int) -> None:
-        """Move the shared model; the replica follows at once, or where a window is open later: see `catch_up`."""
+        """Move the shared model; the replica follows at once, or once its open window ends (`catch_up`)."""
         if weight:  # else nobody brought anything: only the buffers are to be made equal
             self._outer.move(self.shared, total[: self._parameters.size], weight)
         if open_steps:
@@ -280,7 +146,7 @@ class OuterStep:
         self._velocity: torch.Tensor | None = None
 
     def move(self, shared: torch.Tensor, total: torch.Tensor, weight: float) -> None:
-        """shared <- shared + the step that `weight * total` comes to."""
+        """Move the shared model by the step that the mean change `weight * total` comes to."""
         rate = self._settings.rate
         if self._momentum == 0.0:
             shared.add_(total, alpha=weight * rate)
@@ -322,11 +188,11 @@ class GradientReplica:
 
     def __init__(
         self,
-        parameters: Sequence[torch.nn.Parameter],
+        parameters: Sequence[nn.Parameter],
         buffers: Sequence[torch.Tensor],
         *,
         workers: int,
-        step: Callable[[], None],
+        step: Callable[[], object],
     ) -> None:
         self.dtype = message_dtype(parameters)
         self._parameters, self._buffers = list(parameters), Buffers(buffers, self.dtype, workers=workers)
@@ -378,3 +244,158 @@ class GradientReplica:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""
+
+
+def make_replica(
+    parameters: Sequence[nn.Parameter],
+    buffers: Sequence[torch.Tensor],
+    member: Averaging,
+    *,
+    workers: int,
+    step: Callable[[], object],
+) -> Replica | GradientReplica:
+    """Return the replica for what a member averages; `step` takes the optimiser's step.
+
+    >>> type(make_replica([nn.Parameter(torch.zeros(1))], [], Averaging(name="x"), workers=2, step=list)).__name__
+    'Replica'
+    """
+    if member.averages == "gradients":
+        return GradientReplica(parameters, buffers, workers=workers, step=step)
+    return Replica(parameters, buffers, member, workers=workers)
+
+
+# -- buffers -----------------------------------------------------------------------------------------------------------
+
+
+def averaged_buffers(module: nn.Module) -> list[torch.Tensor]:
+    """Return the buffers that are averaged: floating ones that a checkpoint would hold, and BatchNorm's counter.
+
+    Those in float64 travel as the parameters do, in float32 beside float32.
+
+    >>> [tuple(buffer.shape) for buffer in averaged_buffers(nn.BatchNorm1d(3))]
+    [(3,), (3,), ()]
+    """
+    kept = set(module.state_dict(keep_vars=True))
+    return [
+        buffer
+        for name, buffer in module.named_buffers()  # each once, also where modules share it
+        if name in kept and (buffer.is_floating_point() or name.rpartition(".")[2] == COUNTER)
+    ]
+
+
+class Buffers:
+    """A worker's buffers: what of a model is not trained and yet learns, such as BatchNorm's statistics.
+
+    >>> mean, mask = torch.zeros(1), torch.tensor([-3e38])
+    >>> buffers = Buffers([mean, mask], torch.float32, workers=2)
+    >>> message = torch.empty(buffers.size)
+    >>> _ = mean.add_(4.0)
+    >>> buffers.send(message)
+    >>> buffers.take(message)
+    >>> mean, mask
+    (tensor([2.]), tensor([-3.0000e+38]))
+    """
+
+    def __init__(self, buffers: Sequence[torch.Tensor], dtype: torch.dtype, *, workers: int) -> None:
+        self._flat, self._workers = Flat(buffers, dtype), workers
+        self.size = self._flat.size + len(self._flat.tensors)
+        self._agreed = [buffer.detach().clone() for buffer in self._flat.tensors]
+
+    def send(self, out: torch.Tensor) -> None:
+        """Fill `out`, of `size` elements, with what this worker has."""
+        self._flat.read(out[: self._flat.size])
+        out[: self._flat.size].div_(self._workers)
+        for number, pair in enumerate(zip(self._flat.tensors, self._agreed, strict=True), start=self._flat.size):
+            out[number] = torch.ne(*pair).any()  # stays on the device: no GPU is waited for
+
+    @torch.no_grad()
+    def take(self, total: torch.Tensor) -> None:
+        """Take over the mean of the buffers that any worker has changed, from the sum of what all sent."""
+        changes = total[self._flat.size :].unbind()
+        for buffer, agreed, part, changed in zip(
+            self._flat.tensors, self._agreed, self._flat.parts(total), changes, strict=True
+        ):
+            mean = part if buffer.is_floating_point() else part.round()
+            buffer.copy_(torch.where(changed != 0, mean.to(buffer.dtype), buffer))
+            agreed.copy_(buffer)
+
+
+# -- vectors -----------------------------------------------------------------------------------------------------------
+
+
+class Flat:
+    """Tensors of any shape and type, read and written as one vector.
+
+    >>> flat = Flat([torch.ones(2, 2), torch.zeros(1, dtype=torch.int64)], torch.float32)
+    >>> flat.read(torch.empty(5))
+    tensor([1., 1., 1., 1., 0.])
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
+        self.tensors, self.dtype = list(tensors), dtype
+        self.size = sum(tensor.numel() for tensor in self.tensors)
+
+    def parts(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """Return the vector cut into views of the tensors' shapes."""
+        cut = torch.split(vector[: self.size], [tensor.numel() for tensor in self.tensors])
+        return [part.view(tensor.shape) for part, tensor in zip(cut, self.tensors, strict=True)]
+
+    @torch.no_grad()
+    def read(self, out: torch.Tensor) -> torch.Tensor:
+        """Write the tensors into `out`, and return it."""
+        for part, tensor in zip(self.parts(out), self.tensors, strict=True):
+            part.copy_(tensor)
+        return out
+
+    @torch.no_grad()
+    def write(self, vector: torch.Tensor) -> None:
+        """Set the tensors from a vector; whole numbers are rounded."""
+        for part, tensor in zip(self.parts(vector), self.tensors, strict=True):
+            tensor.copy_(part if tensor.is_floating_point() else part.round())
+
+
+def message_dtype(parameters: Sequence[torch.Tensor]) -> torch.dtype:
+    """Return the type in which changes are added up: float32, or float64 if a parameter has it.
+
+    >>> message_dtype([torch.zeros(1, dtype=torch.bfloat16)])
+    torch.float32
+    """
+    return torch.float64 if any(parameter.dtype is torch.float64 for parameter in parameters) else torch.float32
+
+
+# -- local steps -------------------------------------------------------------------------------------------------------
+
+
+def local_gradient(module: nn.Module, batches: Batches, *, worker: int, draw: int) -> float:
+    """Leave the gradient of a worker's batch number `draw` in `.grad`; return the mean loss.
+
+    >>> from paceline.data import load_dataset
+    >>> from paceline.optim import OptimizerSettings
+    >>> from paceline.training.training import Training
+    >>> digits, network = load_dataset("digits"), nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    >>> shards = torch.arange(400).split(100)
+    >>> training = Training(module=network, dataset=digits, shards=shards, optimizer=OptimizerSettings(), total_steps=1)
+    >>> local_gradient(network, Batches(training), worker=0, draw=0) > 0
+    True
+    """
+    assignment = batches.assignment(worker=worker, draw=draw, blocks=1)
+    module.train()
+    module.zero_grad(set_to_none=True)
+    torch.default_generator.manual_seed(assignment.seed)
+    losses, _ = accumulate(module, assignment, parts=1)
+    batches.judge(worker=worker, draw=draw, losses=losses)
+    return float(losses.mean())
+
+
+def check_codec(member: Averaging, codec: Codec) -> None:
+    """Refuse a codec that a member's changes cannot travel by.
+
+    >>> from paceline.codecs.naming import parse_codec
+    >>> from paceline.strategies.averaging import make_averaging
+    >>> check_codec(make_averaging("hpsgd", normalize=True), parse_codec("one-bit"))
+    Traceback (most recent call last):
+    ValueError: normalize does not go with error feedback: choose one of the two (codec=ErrorFeedback(OneBit()))
+    """
+    if member.normalize and isinstance(codec, ErrorFeedback):
+        # What is held back would be of one window's scale, and be sent at the next one's.
+        raise ValueError(f"normalize does not go with error feedback: choose one of the two (codec={codec!r})")

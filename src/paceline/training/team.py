@@ -26,7 +26,7 @@ from paceline.optim import make_optimizer
 from paceline.randomness import torch_generator
 from paceline.strategies.averaging import Averaging
 from paceline.training.batches import Batches
-from paceline.training.replica import Flat, GradientReplica, Replica, averaged_buffers, check_codec, local_gradient
+from paceline.training.replica import Flat, averaged_buffers, check_codec, local_gradient, make_replica
 from paceline.training.train_state import all_finite
 from paceline.training.training import Training, measure
 from paceline.workers.threads import threads_for
@@ -35,32 +35,26 @@ WINDOW_BYTES = 16  # what a worker says of itself, beside its numbers
 BUFFER_ELEMENT_BYTES = 4
 
 
-class Player:
-    """One worker: its model, its optimiser and schedule, its replica's books, its codec."""
+class WorkerModel:
+    """One worker's model, with its optimiser and schedule, its replica and its codec."""
 
     def __init__(self, training: Training, member: Averaging, *, workers: int) -> None:
         self.module = copy.deepcopy(training.module)
         self.trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        buffers = averaged_buffers(self.module)
         self.optimizer, self.schedule = make_optimizer(
             training.optimizer, self.module.parameters(), total_steps=training.total_steps
         )
-        self.replica: Replica | GradientReplica
-        if member.averages == "gradients":
-            self.replica = GradientReplica(self.trained, buffers, workers=workers, step=self._step)
-        else:
-            self.replica = Replica(self.trained, buffers, member, workers=workers)
+        self.replica = make_replica(
+            self.trained, averaged_buffers(self.module), member, workers=workers, step=self.optimizer.step
+        )
         self.codec: Codec = training.codec.fresh([parameter.shape for parameter in self.trained])
         self.step_is_due = False  # it has a gradient, and its optimiser has not stepped
         self.merged = False  # anything, ever
         self.scheduled = self.to_schedule = 0
 
-    def _step(self) -> None:
-        self.optimizer.step()
-
     @property
-    def own(self) -> torch.Tensor:
-        """Its own parameters, in one vector."""
+    def parameters(self) -> torch.Tensor:
+        """This worker's parameters, in one vector."""
         return torch.cat([parameter.detach().reshape(-1) for parameter in self.trained])
 
     def settle(self) -> None:
@@ -75,12 +69,15 @@ class Player:
 
 
 class Team:
-    """The workers of an averaging run, moved as their courses order.
+    """The models of all workers of an averaging run, moved as the workers' averaging states order.
 
-    >>> from paceline.recipes import Recipe
-    >>> from paceline.recipes.assembly import load_data, make_training
+    >>> from paceline.data import load_dataset
+    >>> from paceline.optim import OptimizerSettings
     >>> from paceline.strategies.averaging import make_averaging
-    >>> team = Team(make_training(Recipe(), load_data(Recipe())), make_averaging("local-sgd"), workers=2)
+    >>> digits, network = load_dataset("digits"), torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    >>> shards = torch.arange(400).split(200)
+    >>> training = Training(module=network, dataset=digits, shards=shards, optimizer=OptimizerSettings(), total_steps=1)
+    >>> team = Team(training, make_averaging("local-sgd"), workers=2)
     >>> team.compute(0, draw=0)
     >>> team.enter(0, Begin(number=0, window=Window(steps=1))) > 4 * team.parameters.numel()
     True
@@ -91,8 +88,8 @@ class Team:
         self._training, self._workers = training, workers
         self._gradients = member.averages == "gradients"
         self._alone = member.alone(workers)
-        self.players = [Player(training, member, workers=workers) for _ in range(workers)]
-        self._size = self.players[0].own.numel()
+        self.models = [WorkerModel(training, member, workers=workers) for _ in range(workers)]
+        self._size = self.models[0].parameters.numel()
         self.gathers = not isinstance(training.codec, Identity)
         self.batches = Batches(training)
         self._messages: dict[int, list[torch.Tensor | None]] = {}  # of the average that is being entered, by worker
@@ -100,7 +97,7 @@ class Team:
         self._to_merge: dict[int, int] = {}  # how many workers have not merged a sum
         self._rounds: dict[int, int] = {}
         self._steps = 0
-        self._exam = copy.deepcopy(training.module)
+        self._spare = copy.deepcopy(training.module)
         self.diverged = False
 
     @property
@@ -109,45 +106,47 @@ class Team:
         return self.parameters_of(0)
 
     def parameters_of(self, worker: int) -> torch.Tensor:
-        """The shared model as far as a worker has merged; its own parameters if it never has."""
-        player = self.players[worker]
-        return player.replica.shared if player.merged else player.own
+        """Return the shared model as far as a worker has merged; its own parameters if it never has."""
+        model = self.models[worker]
+        return model.replica.shared if model.merged else model.parameters
 
     # -- steps -------------------------------------------------------------------------------------------------
 
     def compute(self, worker: int, draw: int) -> None:
-        """The gradient of a worker's batch; where changes are averaged, the local step too."""
-        player = self.players[worker]
+        """Compute the gradient of a worker's batch; where changes are averaged, take the local step too."""
+        model = self.models[worker]
         with threads_for(self._size), torch.random.fork_rng(devices=[]):
-            local_gradient(player.module, self.batches, worker=worker, draw=draw)
-            player.step_is_due = self._gradients
+            local_gradient(model.module, self.batches, worker=worker, draw=draw)
+            model.step_is_due = self._gradients
             if not self._gradients:
-                player.optimizer.step()
+                model.optimizer.step()
         if self._alone:
-            player.to_schedule += 1
+            model.to_schedule += 1
 
     def settle(self, worker: int) -> None:
-        """All orders of this moment are carried out."""
+        """Finish a worker's step, when all orders of this moment are carried out."""
         with threads_for(self._size):
-            self.players[worker].settle()
+            self.models[worker].settle()
 
     # -- averages ----------------------------------------------------------------------------------------------
 
     def enter(self, worker: int, begin: Begin) -> int:
-        """What a worker brings into an average, as the others get it; returns what it weighs."""
-        player, brings = self.players[worker], begin.window.brought > 0
-        message = torch.empty(player.replica.size, dtype=player.replica.dtype)
+        """Take what a worker brings into an average, as the others get it; return the bytes that it sends."""
+        model, brings = self.models[worker], begin.window.brought > 0
+        message = torch.empty(model.replica.size, dtype=model.replica.dtype)
         with threads_for(self._size):
-            player.replica.pack_change(message, scale=begin.scale, brings=brings)
-            payload_bytes = self._travel(worker, begin.number, message[: self._size]) if self.gathers and brings else 0
+            model.replica.pack_change(message, scale=begin.scale, brings=brings)
+            payload_bytes = (
+                self._through_codec(worker, begin.number, message[: self._size]) if self.gathers and brings else 0
+            )
         self._messages.setdefault(begin.number, [None] * self._workers)[worker] = message
         if not self.gathers:
             payload_bytes = self._size * message.element_size()
         return payload_bytes + BUFFER_ELEMENT_BYTES * (message.numel() - self._size) + WINDOW_BYTES
 
-    def _travel(self, worker: int, number: int, change: torch.Tensor) -> int:
-        """The change as it comes out of the codec, in its place; returns what it weighed on its way."""
-        codec = self.players[worker].codec
+    def _through_codec(self, worker: int, number: int, change: torch.Tensor) -> int:
+        """Replace a change by what the codec makes of it; return the size of its payload in bytes."""
+        codec = self.models[worker].codec
         try:
             payload = codec.encode(change, torch_generator(self._training.seed, "average", worker, number))
         except NotFiniteError:
@@ -158,26 +157,24 @@ class Team:
 
     def gathered(self, number: int, windows: Sequence[Window]) -> None:
         """Add up what all sent, in the order of the workers."""
-        first, *others = (message for message in self._messages.pop(number) if message is not None)
-        total = first
+        total, *others = (message for message in self._messages.pop(number) if message is not None)
         with threads_for(self._size):
             for message in others:
                 total.add_(message)
             self.diverged = self.diverged or not all_finite(total)
-        brought = sum(window.brought for window in windows)
-        self._steps += brought
+        self._steps += sum(window.brought for window in windows)
         if moves(windows):  # else nobody merges it
             self._totals[number], self._to_merge[number] = total, self._workers
             self._rounds[number] = self._steps // self._workers
 
     def merge(self, worker: int, merge: Merge) -> None:
-        """A worker takes in the sum."""
-        player, total = self.players[worker], self._totals[merge.number]
+        """Let a worker take in the sum of an average."""
+        model, total = self.models[worker], self._totals[merge.number]
         with threads_for(self._size):
-            player.replica.merge(total, weight=merge.weight, open_steps=merge.open_steps)
-        player.merged = True
+            model.replica.merge(total, weight=merge.weight, open_steps=merge.open_steps)
+        model.merged = True
         if not self._alone:
-            player.to_schedule = min(self._rounds[merge.number], self._training.total_steps)
+            model.to_schedule = min(self._rounds[merge.number], self._training.total_steps)
         self._to_merge[merge.number] -= 1
         if not self._to_merge[merge.number]:
             del self._totals[merge.number], self._to_merge[merge.number], self._rounds[merge.number]
@@ -185,20 +182,20 @@ class Team:
     # -- how good it is ----------------------------------------------------------------------------------------
 
     def evaluate(self, worker: int = 0) -> tuple[float, float]:
-        """Loss and accuracy of the shared model as far as a worker has merged, with the buffers that it has."""
+        """Return loss and accuracy of the shared model as far as a worker has merged, with the buffers that it has."""
         with threads_for(self._size):
-            return measure(self._examined(worker), self._training.dataset, self._training.evaluation_samples)
+            return measure(self._shared_model(worker), self._training.dataset, self._training.evaluation_samples)
 
     @property
     def module(self) -> torch.nn.Module:
         """The shared model as far as the first worker has merged, until it is asked for again."""
-        return self._examined(0)
+        return self._shared_model(0)
 
     @torch.no_grad()
-    def _examined(self, worker: int) -> torch.nn.Module:
-        player = self.players[worker]
-        self._exam.load_state_dict(player.module.state_dict())
-        if player.merged:
-            trained = [parameter for parameter in self._exam.parameters() if parameter.requires_grad]
-            Flat(trained, player.replica.dtype).write(player.replica.shared)
-        return self._exam
+    def _shared_model(self, worker: int) -> torch.nn.Module:
+        model = self.models[worker]
+        self._spare.load_state_dict(model.module.state_dict())
+        if model.merged:
+            trained = [parameter for parameter in self._spare.parameters() if parameter.requires_grad]
+            Flat(trained, model.replica.dtype).write(model.replica.shared)
+        return self._spare

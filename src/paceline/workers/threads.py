@@ -8,7 +8,7 @@ result the same to the last bit.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -16,19 +16,26 @@ SMALL_MODEL_PARAMETERS = 300_000
 
 
 @contextmanager
-def threads_for(parameters: int) -> Iterator[None]:
+def torch_threads(number: int) -> Iterator[None]:
+    """Let torch use this number of threads, and as many as before afterwards.
+
+    >>> with torch_threads(1):
+    ...     torch.get_num_threads()
+    1
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def threads_for(parameters: int) -> AbstractContextManager[None]:
     """Use one thread for a small model; for any other, as many as torch was set to.
 
     >>> with threads_for(1000):
     ...     torch.get_num_threads()
     1
     """
-    before = torch.get_num_threads()
-    if parameters >= SMALL_MODEL_PARAMETERS or before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return torch_threads(1 if parameters < SMALL_MODEL_PARAMETERS else torch.get_num_threads())

@@ -1,4 +1,4 @@
-"""A conductor of a tiny model, and all around it: what the laws of the conductor are tried on."""
+"""A coordinator of a tiny model, and all around it: what the laws of the coordinator are tried on."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import torch
 from hypothesis import strategies as st
 
 from paceline.codecs import make_codec
-from paceline.drivers.served.conductor import Conductor
-from paceline.drivers.served.members import Received
+from paceline.drivers.served.coordinator import Coordinator, ReceivedGradient
+from paceline.drivers.served.membership import NoSeatError, Seats
 from paceline.drivers.served.messages import Gradient, ProtocolError
-from paceline.drivers.served.roster import NoRoom, Roster
 from paceline.strategies import LGC, Async, FastestK, Full
-from paceline.traces.journal import Stepped
+from paceline.traces.journal import StepRecord
 from paceline.training import TrainState
 
 SHARDS, MOST = 3, 5
@@ -44,18 +43,18 @@ histories = st.builds(
 
 
 class Table:
-    """A conductor of a tiny model, and all around it: the server's part, the workers' and a clock."""
+    """A coordinator of a tiny model, and all around it: the server's part, the workers' and a clock."""
 
     def __init__(self, strategy, *, total_steps=FOREVER, wait_for=1, seed=0):
         torch.manual_seed(seed)
         module = torch.nn.Linear(2, 1)
         trainee = TrainState(module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9))
         self.records, self.released, self.held = [], Counter(), Counter()
-        self.conductor = Conductor(
+        self.coordinator = Coordinator(
             strategy=strategy,
             trainee=trainee,
             codec=make_codec("identity"),
-            roster=Roster(shards=SHARDS, most=MOST),
+            seats=Seats(shards=SHARDS, most=MOST),
             total_steps=total_steps,
             wait_for=wait_for,
             write=self.records.append,
@@ -64,7 +63,7 @@ class Table:
 
     @property
     def now(self):
-        return self.clock if self.conductor.begun else 0.0
+        return self.clock if self.coordinator.begun else 0.0
 
     def play(self, moves):
         for kind, worker, *more in moves:
@@ -72,23 +71,23 @@ class Table:
             if kind == "join":
                 self.join(worker)
             elif kind == "leave":
-                self.conductor.left(worker, "it left", self.now)
-            elif worker in self.conductor.alive:
+                self.coordinator.left(worker, "it left", self.now)
+            elif worker in self.coordinator.alive:
                 self.say(kind, worker, *more)
             self.send()
             yield
 
     def join(self, wish):
         try:
-            seat = self.conductor.roster.seat(wish)
-        except NoRoom:
+            seat = self.coordinator.seats.take(wish)
+        except NoSeatError:
             return
         self.draws[seat.worker], self.sent[seat.worker] = seat.first_draw, []
-        self.conductor.joined(seat, threads=1, host="here", now=self.now)
+        self.coordinator.joined(seat, threads=1, host="here", now=self.now)
 
     def say(self, kind, worker, blocks_done=4):
         """A gradient, as a worker would send it if it can, or as none can."""
-        member, version = self.conductor.members[worker], None
+        member, version = self.coordinator.members[worker], None
         if kind == "never sent":
             for impossible in (member.sent_version + 1, member.answered_version):
                 with pytest.raises(ProtocolError):
@@ -97,9 +96,9 @@ class Table:
         unanswered = [sent for sent in self.sent[worker] if sent > member.answered_version]
         if unanswered:
             version = unanswered[0] if kind == "older" else unanswered[-1]
-            blocks_done = 4 if version == self.conductor.trainee.version else blocks_done
+            blocks_done = 4 if version == self.coordinator.trainee.version else blocks_done
             self.deliver(worker, version, blocks_done, bad=kind == "bad")
-            if kind == "twice" and worker in self.conductor.alive:
+            if kind == "twice" and worker in self.coordinator.alive:
                 with pytest.raises(ProtocolError):
                     self.deliver(worker, version)
 
@@ -116,19 +115,19 @@ class Table:
             self.released[number] += 1
             self.held[worker, version] -= 1
 
-        received = Received(
+        received = ReceivedGradient(
             worker=worker, message=message, vector=vector, buffer_changes=torch.zeros(0), release=release
         )
-        self.conductor.gradient(received, now=self.now) if version >= 0 else refuse()
+        self.coordinator.gradient(received, now=self.now) if version >= 0 else refuse()
         self.received, self.draws[worker] = number + 1, draw + 1
         self.held[worker, version] += 1
 
     def send(self):
-        """What the server does with what the conductor asks."""
-        workers, self.conductor.to_send = self.conductor.to_send, []
+        """What the server does with what the coordinator asks."""
+        workers, self.coordinator.to_send = self.coordinator.to_send, []
         for worker in workers:
-            member, version = self.conductor.members[worker], self.conductor.trainee.version
-            if member.alive and not self.conductor.done:
+            member, version = self.coordinator.members[worker], self.coordinator.trainee.version
+            if member.alive and not self.coordinator.done:
                 member.sent(version, self.now)
                 self.sent[worker].append(version)
 
@@ -141,10 +140,10 @@ def refuse():
     raise ProtocolError("a version below 0 is refused when it is decoded")
 
 
-def on_disk(conductor):
-    plain, tensors = conductor.trainee.state()
-    return json.loads(json.dumps({"trainee": plain, **conductor.boundary})), copy.deepcopy(tensors)
+def on_disk(coordinator):
+    plain, tensors = coordinator.trainee.state()
+    return json.loads(json.dumps({"trainee": plain, **coordinator.boundary})), copy.deepcopy(tensors)
 
 
 def decisions(records):
-    return [(record.fresh, record.late, record.fingerprint) for record in records if isinstance(record, Stepped)]
+    return [(record.fresh, record.late, record.fingerprint) for record in records if isinstance(record, StepRecord)]

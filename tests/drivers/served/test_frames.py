@@ -9,10 +9,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.drivers.served import frames as cutting
-from paceline.drivers.served.frames import Assembly, Sizes, frames, memory_for, with_sizes
-from paceline.drivers.served.messages import Chunk, Gradient, Model, ProtocolError, decode
+from paceline.drivers.served import messages as cutting
+from paceline.drivers.served.messages import (
+    Assembly,
+    Chunk,
+    Gradient,
+    Model,
+    ProtocolError,
+    Sizes,
+    decode,
+    frames,
+)
 from tests.drivers.served.test_messages import GRADIENT
+
+
+def with_sizes(message, payload, buffers):
+    return dataclasses.replace(message, payload_bytes=payload.numel(), buffer_bytes=4 * buffers.numel())
+
 
 SIZES = Sizes(most_payload_bytes=40, buffer_bytes=8)
 
@@ -22,7 +35,7 @@ def model(payload_bytes=40, buffer_bytes=8):
 
 
 def begun(sizes=SIZES, **changes):
-    assembly = Assembly(sizes, memory_for(sizes))
+    assembly = Assembly(sizes)
     assembly.begin(model(**changes))
     return assembly
 
@@ -35,7 +48,7 @@ def test_a_vector_and_its_buffers_come_together_again_to_the_last_byte(elements,
     try:
         sizes = Sizes(most_payload_bytes=4 * (elements + shorter), buffer_bytes=4 * buffers)
         payload, tail = torch.randn(elements).view(torch.uint8), torch.randn(buffers)
-        assembly = Assembly(sizes, memory_for(sizes))
+        assembly = Assembly(sizes)
         sent = list(frames(with_sizes(GRADIENT, payload, tail), payload, tail))
         for number, frame in enumerate(sent):
             assert len(frame) <= sizes.most_message_bytes
@@ -71,7 +84,7 @@ def test_a_body_that_goes_on_after_its_end_is_refused():
 
 def test_a_piece_without_a_body_or_of_nothing_is_refused():
     with pytest.raises(ProtocolError, match="no body had begun"):
-        Assembly(SIZES, memory_for(SIZES)).add(memoryview(b"x"))
+        Assembly(SIZES).add(memoryview(b"x"))
     with pytest.raises(ProtocolError, match="got 0"):
         begun().add(memoryview(b""))
 

@@ -17,7 +17,7 @@ from paceline.strategies import LGC, Async, FastestK, Full
 from paceline.traces.journal import Refused, Resumed
 from paceline.training import pruning_of
 from tests.drivers.served.table import SHARDS, decisions, on_disk
-from tests.drivers.served.test_conductor_replayed import RealTable, worked_on
+from tests.drivers.served.test_coordinator_replayed import RealTable, worked_on
 
 POLICIES = [
     PruningSettings(name="fine-pruning", window=50, starting_point=0, block=1, count=1),
@@ -38,9 +38,9 @@ class PruningTable(RealTable):
     """Workers that judge what they have sent, as those of a recipe do."""
 
     def join(self, wish):
-        before = dict(self.conductor.members)
+        before = dict(self.coordinator.members)
         super().join(wish)
-        for worker, member in self.conductor.members.items():
+        for worker, member in self.coordinator.members.items():
             if before.get(worker) is not member:
                 self._batches.joined(worker, draw=member.seat.first_draw)
 
@@ -54,10 +54,10 @@ class PruningTable(RealTable):
 
     def refused(self, worker):
         """A worker draws a batch, and its gradient is not finite: the server counts the draw, the journal does not."""
-        draw, shard = self.draws[worker], self.conductor.members[worker].seat.shard
+        draw, shard = self.draws[worker], self.coordinator.members[worker].seat.shard
         self._batches.assignment(worker=worker, shard=shard, draw=draw)
-        self.conductor.roster.drawn(worker, draw)
-        self.conductor.refused("not finite", worker=worker, peer="", now=self.now)
+        self.coordinator.seats.drawn(worker, draw)
+        self.coordinator.refused("not finite", worker=worker, peer="", now=self.now)
         self.draws[worker] = draw + 1
 
 
@@ -85,7 +85,7 @@ def assert_replays(records, training, strategy, tables):
     taken = list(replay)
     assert replay.verdict.identical, replay.verdict.difference
     assert len(taken) == len(decisions(records))
-    assert torch.equal(replay.trainee.model.parameters, tables[-1].conductor.trainee.model.parameters)
+    assert torch.equal(replay.trainee.model.parameters, tables[-1].coordinator.trainee.model.parameters)
     theirs = sum(table._batches.pruned.sat_out for table in tables)
     assert replay.batches.pruned.sat_out == theirs == int(pruning_of(replay.batches, training).times_pruned.sum())
     return theirs
@@ -100,11 +100,11 @@ def test_a_journal_replays_to_the_last_bit_across_a_resumption(digits, pruning, 
     records = []
     first, second = (PruningTable(recipe, strategy, training, records) for _ in range(2))
     worked_on(first, [*EVERYBODY, *before])
-    state, tensors = on_disk(first.conductor)
-    second.conductor.trainee.load_state(state["trainee"], tensors)
-    second.conductor.load_boundary(state)
+    state, tensors = on_disk(first.coordinator)
+    second.coordinator.trainee.load_state(state["trainee"], tensors)
+    second.coordinator.load_boundary(state)
     second.clock = second.started = first.clock
-    records.append(Resumed(at_seconds=first.clock, version=first.conductor.trainee.version, reason="a test"))
+    records.append(Resumed(at_seconds=first.clock, version=first.coordinator.trainee.version, reason="a test"))
     worked_on(second, [*EVERYBODY, *after])
     assert_replays(records, training, strategy, [first, second])
 

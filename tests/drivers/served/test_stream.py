@@ -10,8 +10,6 @@ import grpc
 import pytest
 import torch
 
-from paceline.drivers.served.frames import Sizes
-from paceline.drivers.served.limits import Limits
 from paceline.drivers.served.messages import (
     Beat,
     Chunk,
@@ -20,11 +18,13 @@ from paceline.drivers.served.messages import (
     Model,
     ProtocolError,
     Ready,
+    Sizes,
     Welcome,
     decode,
     encode,
 )
-from paceline.drivers.served.stream import MOST_HELD, MOST_QUEUED, Gone, Stream
+from paceline.drivers.served.settings import Limits
+from paceline.drivers.served.stream import MOST_HELD, MOST_QUEUED, StreamEnd, WorkerStream
 from tests.drivers.served.test_messages import EXAMPLES, GRADIENT
 
 HELLO, WELCOME = EXAMPLES[0], EXAMPLES[1]
@@ -33,7 +33,7 @@ LIMITS = Limits(silence_seconds=3, stall_seconds=10, hello_seconds=5, joining_se
 WHOLE = dataclasses.replace(GRADIENT, payload_bytes=40, buffer_bytes=8)
 
 
-class House:
+class FakeServer:
     """A server that believes everything that gets through."""
 
     def __init__(self):
@@ -56,7 +56,7 @@ class House:
     def decoded(self, payload):
         return payload.view(torch.float32)
 
-    def traffic(self, *, sent=0, received=0):
+    def count_bytes(self, *, sent=0, received=0):
         pass
 
 
@@ -79,22 +79,22 @@ class Context:
 
 
 def play(*said, reads=True, close=True, then=None):
-    """Say frames on a stream; returns how it ended, its house, its context."""
+    """Say frames on a stream; returns how it ended, its server, its context."""
 
     async def run():
-        house, context = House(), Context(reads)
-        stream = Stream(house, context)
+        server, context = FakeServer(), Context(reads)
+        stream = WorkerStream(server, context)
         for frame in said:
             context.incoming.put_nowait(frame if isinstance(frame, bytes) else encode(*frame))
         if close:
             context.incoming.put_nowait(grpc.aio.EOF)
         if then is None:
-            fate = await asyncio.wait_for(stream.serve(), 10)
+            end = await asyncio.wait_for(stream.serve(), 10)
         else:
             serving = asyncio.create_task(stream.serve())
-            await then(house, stream, context)
-            fate = await asyncio.wait_for(serving, 10)
-        return fate, house, context
+            await then(server, stream, context)
+            end = await asyncio.wait_for(serving, 10)
+        return end, server, context
 
     return asyncio.run(run())
 
@@ -109,12 +109,12 @@ async def settle():
 
 def test_a_worker_that_does_as_it_should_is_welcomed_and_its_gradient_arrives():
     body = torch.arange(12, dtype=torch.float32).numpy().tobytes()
-    fate, house, context = play(
+    end, server, context = play(
         *JOINED, (WHOLE, body[:20]), (Chunk(), body[20:44]), (Chunk(), body[44:]), (Leave(reason=""),)
     )
-    assert (fate.what, fate.reason, fate.refused) == ("return", "it left", False)
+    assert (end.what, end.reason, end.refused) == ("return", "it left", False)
     assert [type(message) for message in context.written] == [Welcome, Goodbye]
-    (received,) = house.received
+    (received,) = server.received
     assert received.message == WHOLE
     assert received.vector.tolist() == list(range(10))
     assert received.buffer_changes.tolist() == [10.0, 11.0]
@@ -151,22 +151,22 @@ def test_a_worker_that_does_as_it_should_is_welcomed_and_its_gradient_arrives():
     ],
 )
 def test_what_is_out_of_place_ends_the_stream_and_both_sides_are_told_why(said, reason):
-    fate, house, context = play(*said)
-    assert fate.refused
-    assert fate.what == "refused"
-    assert reason in fate.reason
-    assert context.written[-1] == Goodbye(what="refused", reason=fate.reason)
-    assert len(house.received) in (0, MOST_HELD)
+    end, server, context = play(*said)
+    assert end.refused
+    assert end.what == "refused"
+    assert reason in end.reason
+    assert context.written[-1] == Goodbye(what="refused", reason=end.reason)
+    assert len(server.received) in (0, MOST_HELD)
 
 
 def test_memory_of_a_gradient_that_is_given_back_is_used_again():
-    async def then(house, stream, context):
+    async def then(server, stream, context):
         for number in range(5):
             context.incoming.put_nowait(encode(WHOLE, bytes(48)))
             await settle()
-            assert len(house.received) == number + 1
-            house.received[-1].release()
-        assert len({received.vector.data_ptr() for received in house.received}) == 1
+            assert len(server.received) == number + 1
+            server.received[-1].release()
+        assert len({received.vector.data_ptr() for received in server.received}) == 1
         context.incoming.put_nowait(grpc.aio.EOF)
 
     play(*JOINED, close=False, then=then)
@@ -176,20 +176,20 @@ def overdue_after(seconds, *said, reads=True, owes=True, meanwhile=()):
     """What the watchman says when so many seconds have passed; `meanwhile` is said second by second, over and over."""
     found = []
 
-    async def then(house, stream, context):
+    async def then(server, stream, context):
         await settle()
         stream.owes = owes
         for second in range(seconds):
-            house.seconds += 1
+            server.seconds += 1
             if meanwhile:
                 context.incoming.put_nowait(encode(*meanwhile[second % len(meanwhile)]))
             await settle()
-            fate = stream.overdue(house.seconds)
-            if fate is not None:
-                found.append((second + 1, fate))
-                stream.dismiss(fate)
+            end = stream.overdue(server.seconds)
+            if end is not None:
+                found.append((second + 1, end))
+                stream.end(end)
                 return
-        stream.dismiss(Gone("over", "the end"))
+        stream.end(StreamEnd("over", "the end"))
 
     play(*said, reads=reads, close=False, then=then)
     return (found[0][0], found[0][1].reason) if found else None
@@ -231,43 +231,43 @@ def test_a_gradient_that_trickles_in_is_no_progress(meanwhile):
 
 
 def test_a_gradient_that_comes_in_whole_chunks_is_progress():
-    house = House()
-    house.sizes = Sizes(most_payload_bytes=10 * 4 * 2**20, buffer_bytes=0)
-    stream = Stream(house, Context())
+    server = FakeServer()
+    server.sizes = Sizes(most_payload_bytes=10 * 4 * 2**20, buffer_bytes=0)
+    stream = WorkerStream(server, Context())
     stream.worker, stream.member, stream.owes = 0, True, True
-    chunk = bytes(house.sizes.chunk_bytes)
+    chunk = bytes(server.sizes.chunk_bytes)
     for number in range(9):
-        house.seconds += 9
+        server.seconds += 9
         message = Chunk() if number else dataclasses.replace(WHOLE, payload_bytes=40 * 2**20, buffer_bytes=0)
-        stream._hear(message, memoryview(chunk))
-        stream._heard = house.seconds
-        assert stream.overdue(house.seconds) is None
+        stream._handle(message, memoryview(chunk))
+        stream._heard = server.seconds
+        assert stream.overdue(server.seconds) is None
 
 
 def test_a_server_that_was_busy_itself_blames_nobody():
-    async def then(house, stream, context):
+    async def then(server, stream, context):
         await settle()
-        house.seconds += 4
-        assert stream.overdue(house.seconds) is not None
-        stream.excuse(4)
-        assert stream.overdue(house.seconds) is None
+        server.seconds += 4
+        assert stream.overdue(server.seconds) is not None
+        stream.extend_deadlines(4)
+        assert stream.overdue(server.seconds) is None
         context.incoming.put_nowait(grpc.aio.EOF)
 
     play(*JOINED, close=False, then=then)
 
 
 def test_nothing_piles_up_for_a_peer_that_never_reads_and_its_goodbye_is_not_waited_for():
-    async def then(house, stream, context):
+    async def then(server, stream, context):
         await settle()
         for _ in range(1000):
             stream.send_model(3, [[b"model"]], whole=True)
             stream._enqueue(b"beat")
         assert len(stream._queue) <= MOST_QUEUED
         assert list(stream._models) == [[b"model"]]
-        stream.dismiss(Gone("return", "no progress"))
+        stream.end(StreamEnd("return", "no progress"))
 
-    fate, _, context = play(*JOINED, reads=False, close=False, then=then)
-    assert fate.reason == "no progress"
+    end, _, context = play(*JOINED, reads=False, close=False, then=then)
+    assert end.reason == "no progress"
     assert context.written == []
 
 
@@ -284,23 +284,23 @@ def test_a_peer_that_goes_while_it_is_written_to_leaves_no_trace_of_python_in_th
     async def run():
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context["message"]))
         context = Going()
-        serving = asyncio.create_task(Stream(House(), context).serve())
+        serving = asyncio.create_task(WorkerStream(FakeServer(), context).serve())
         context.incoming.put_nowait(encode(HELLO))
         await settle()
         serving.cancel()
-        fate = await serving
+        end = await serving
         await settle()
         gc.collect()
-        return fate.reason
+        return end.reason
 
     assert asyncio.run(run()) == "its connection was lost"
     assert complaints == []
 
 
 def test_a_reason_of_several_lines_is_said_in_one():
-    async def then(house, stream, context):
+    async def then(server, stream, context):
         await settle()
-        stream.dismiss(Gone("over", "one\ntwo"))
+        stream.end(StreamEnd("over", "one\ntwo"))
 
     _, _, context = play(*JOINED, close=False, then=then)
     assert context.written[-1].reason == "one two"

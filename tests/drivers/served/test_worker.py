@@ -13,7 +13,7 @@ from torch import nn
 
 import paceline
 from paceline.codecs import CODECS
-from paceline.drivers.served.limits import Limits
+from paceline.drivers.served.settings import Limits
 from paceline.traces.journal import Refused
 from paceline.traces.journal_files import read_journal
 

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from paceline.lookup import unknown
-from paceline.settings import Checked, SettingError, setting
+from paceline.settings import Checked, SettingError, refuse_settings_of_others, setting
 
 if TYPE_CHECKING:
     from paceline.data.pruning.policy import Policy
@@ -104,18 +104,14 @@ class PruningSettings(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        changed = [each.name for each in dataclasses.fields(self) if getattr(self, each.name) != each.default]
-        for setting_name in changed:
-            policies = [policy for policy, entry in PRUNINGS.items() if setting_name in entry.settings]
-            if policies and self.name not in policies:
-                owners = " and ".join(policies)
-                message = f"{setting_name} is a setting of {owners}, and the pruning is {self.name}"
-                raise SettingError((setting_name,), message)
+        owners = {name: [policy] for policy, entry in PRUNINGS.items() for name in entry.settings}
+        refuse_settings_of_others(self, owners, "pruning")
         if self.on:
             try:  # the policy itself knows what its settings may be beside each other
                 make_policy(self, 1, seed=0)
             except ValueError as error:
-                named = [setting_name for setting_name in changed if f"{setting_name}=" in str(error)]
+                changed = [each.name for each in dataclasses.fields(self) if getattr(self, each.name) != each.default]
+                named = [name for name in changed if f"{name}=" in str(error)]
                 raise SettingError((named[0] if named else "name",), str(error)) from None
 
     @property

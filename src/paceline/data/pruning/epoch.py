@@ -321,6 +321,11 @@ def _layout_state(layout: BatchLayout) -> dict[str, Any]:
     }
 
 
+def with_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with tensors for arrays: `torch.load(weights_only=True)` reads what `torch.save` wrote of it."""
+    return {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in state.items()}
+
+
 # -- the losses of an epoch --------------------------------------------------------------------------------------------
 
 

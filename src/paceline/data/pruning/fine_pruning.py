@@ -163,8 +163,8 @@ class FinePolicy(Policy):
         self.schedule, self.tolerance = schedule, float(tolerance)
         schedule.prune_num(samples)  # refuses to leave no sample
         self.counts = np.zeros(samples, np.uint16)
-        self.settings = {name: np.asarray(value).item() for name, value in asdict(schedule).items()}
-        self.settings["tolerance"] = self.tolerance
+        plain = {name: np.asarray(value).item() for name, value in asdict(schedule).items()}
+        self.settings = plain | {"tolerance": self.tolerance}
         self._counts_of = 0  # the window that the counts are of
 
     @property

@@ -22,7 +22,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paceline.data.batches import check_shard
 from paceline.data.pruning import PruningSettings, make_policy
+from paceline.data.pruning.epoch import with_tensors
 from paceline.data.pruning.policy import Decision, saved_array
 from paceline.randomness import seed_for, torch_generator
 
@@ -64,17 +66,10 @@ class PrunedOrder:
         draws: int,
         first_draw: int = 0,
     ) -> None:
-        if shard.ndim != 1 or shard.dtype != torch.int64 or len(shard) == 0:
-            raise ValueError(
-                "shard must be an int64 tensor of at least one sample index "
-                f"(shape={tuple(shard.shape)}, dtype={shard.dtype})"
-            )
-        for name, value in (("batch_size", batch_size), ("draws", draws)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1 ({name}={value})")
-        for name, value in (("worker", worker), ("first_draw", first_draw)):
-            if value < 0:
-                raise ValueError(f"{name} must be at least 0 ({name}={value})")
+        check_shard(shard, batch_size=batch_size, worker=worker)
+        for name, value, least in (("draws", draws, 1), ("first_draw", first_draw, 0)):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least} ({name}={value})")
         self._shard, self._batch_size, self._seed, self._worker, self._draws = shard, batch_size, seed, worker, draws
         self.policy = make_policy(settings, len(shard), seed=seed_for(seed, "pruning", worker))
         self.draw = first_draw
@@ -153,15 +148,15 @@ class PrunedOrder:
             "open_epoch": self._open_epoch,
             "whole_passes": self.whole_passes,
             "sat_out": self.sat_out,
-            "policy": {name: _as_tensor(value) for name, value in self.policy.state_dict().items()},
+            "policy": with_tensors(self.policy.state_dict()),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where another order of the same shard, settings, seed and worker stood."""
         samples = len(self._shard)
-        self.policy.load_state_dict({name: _as_array(value) for name, value in state["policy"].items()})
+        self.policy.load_state_dict(state["policy"])
         keep, heavier = (
-            None if state[name] is None else saved_array(_as_array(state[name]), np.bool_, samples, name)
+            None if state[name] is None else saved_array(state[name], np.bool_, samples, name)
             for name in ("keep", "heavier")
         )
         self._decision = Decision(keep=keep, heavier=heavier, weight=float(state["weight"]))
@@ -183,11 +178,3 @@ def _joined(positions: list[torch.Tensor], weights: list[NDArray[np.float32] | N
             for taken, part in zip(positions, weights, strict=True)
         ]
     )
-
-
-def _as_array(value: Any) -> Any:
-    return value.numpy() if isinstance(value, torch.Tensor) else value
-
-
-def _as_tensor(value: Any) -> Any:
-    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value

@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -86,7 +87,7 @@ class Policy(ABC):
     """
 
     name: ClassVar[str]
-    settings: dict[str, float]
+    settings: Mapping[str, float] = MappingProxyType({})
     """The settings that it was made with, to be saved beside what it learns."""
 
     def __init__(self, samples: int, *, seed: int = 0) -> None:

@@ -46,6 +46,7 @@ from paceline.data.pruning.epoch import (
     prepare,
     restored_epoch,
     seen_only,
+    with_tensors,
 )
 from paceline.data.pruning.fine_pruning import FinePolicy, FineSchedule
 from paceline.data.pruning.info_batch import InfoPolicy
@@ -55,7 +56,7 @@ from paceline.data.pruning.policy import Policy, PruningError, saved_array, whol
 from paceline.data.pruning.ranks import TIMEOUT_SECONDS, FindRanks, GroupFinder, agree, seen_by_any, single_process
 
 if TYPE_CHECKING:
-    from paceline.distributed.meetings import ProcessGroup
+    from paceline.distributed.agreement import ProcessGroup
 
 PER_CENT = 100
 
@@ -343,7 +344,7 @@ class PrunedBatches(Sampler[list[int]]):
         if self._pass is not None:
             observed, attempt = (0, attempt + 1) if self._pass.failed else (self._pass.observed, attempt)
         state: dict[str, Any] = {
-            "policy": _with_tensors(self._policy.state_dict() | {"name": self._policy.name}),
+            "policy": with_tensors(self._policy.state_dict() | {"name": self._policy.name}),
             "settings": dict(self._policy.settings),
             "epoch": self._epoch,
             "attempt": attempt,
@@ -399,11 +400,6 @@ class PrunedBatches(Sampler[list[int]]):
                 "sit out by those given here",
                 stacklevel=4,
             )
-
-
-def _with_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state with tensors for arrays: `torch.load(weights_only=True)` reads what `torch.save` wrote of it."""
-    return {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in state.items()}
 
 
 def check_losses(losses: torch.Tensor, size: int, step: int) -> None:

@@ -23,7 +23,8 @@ is gone; `seed` of codecs that round at random; `record` keeps a `history`, and 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -32,13 +33,14 @@ import torch
 import torch.distributed as dist
 
 from paceline.codecs import Codec
-from paceline.distributed import first_line
+from paceline.distributed import check_limits, first_line
 from paceline.distributed.collectives import PendingCollective
 from paceline.distributed.stores import private_store
 from paceline.drivers.averaging.group import AveragingGroup
 from paceline.drivers.averaging.heartbeats import FailureDetector, Heartbeats
 from paceline.drivers.averaging.loop import AveragingLoop, MergedAverage, OnAverage
-from paceline.drivers.averaging.preparation import AVERAGED, Prepared, check_limits, check_state, prepare
+from paceline.drivers.averaging.preparation import AVERAGED, Prepared, check_state, prepare
+from paceline.drivers.averaging.transport import AveragingError
 from paceline.events import Asked, Happening, Standing, Stepped
 from paceline.strategies.averaging import Averaging, AveragingState, make_averaging
 
@@ -126,7 +128,7 @@ class Averager:
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank has given to averages so far, each byte counted once."""
+        """The bytes that this rank has given to averages so far, each counted once."""
         return self._transport.sent_bytes
 
     @property
@@ -155,18 +157,15 @@ class Averager:
         """
         self._check_alive()
         if self._loop.stepped:
-            raise RuntimeError(
+            raise AveragingError(
                 "this rank has stepped: flush() first, for ranks tell numbers where all are at one place"
             )
         world = self._group.world
         if world == 1 or not numbers:
             return [list(numbers) for _ in range(world)]
-        try:
+        with self._guarded():
             gathered, work = self._group.start_numbers(numbers, self._tracked.device)
             self._loop.wait_for(PendingCollective(work, self._tracked.device), "what the ranks tell each other")
-        except BaseException as error:
-            self._fail(error)
-            raise
         rows: list[list[int]] = gathered.view(world, -1).tolist()
         return rows
 
@@ -176,11 +175,9 @@ class Averager:
             return
         try:
             if self._failure is None:
-                self._tracked.check()
-                self._handle(Asked(standing=Standing.LEAVING))
-        except BaseException as error:
-            self._fail(error)
-            raise
+                with self._guarded():
+                    self._tracked.check()
+                    self._loop.handle(Asked(standing=Standing.LEAVING))
         finally:
             self._end()
 
@@ -226,9 +223,11 @@ class Averager:
         nobody to wait for.
         """
         if self._failure is not None:
-            raise RuntimeError("averaging has ended with an error: it has no state") from self._failure
+            raise AveragingError("averaging has ended with an error: it has no state") from self._failure
         if not settle and self._loop.stepped:
-            raise RuntimeError("this rank has stepped since the last flush: its state can be taken with all ranks only")
+            raise AveragingError(
+                "this rank has stepped since the last flush: its state can be taken with all ranks only"
+            )
         if settle and not self._ended:
             self._tracked.check()
             self._handle(Asked(standing=Standing.SETTLING))
@@ -271,24 +270,30 @@ class Averager:
                     "ssgd averages the gradients before the step, and these are still scaled: call "
                     "scaler.unscale_(optimizer) first"
                 )
-            if _left_out(optimizer):
-                return
+            if getattr(optimizer, "found_inf", None):
+                return  # a gradient scaler has found an overflow, and a fused optimiser will do nothing in this step
         self.steps += 1
         self._handle(Stepped())
 
-    def _handle(self, event: Happening) -> None:
-        self._check_alive()
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """End the averaging with whatever error comes."""
         try:
-            self._loop.handle(event)
+            yield
         except BaseException as error:
             self._fail(error)
             raise
 
+    def _handle(self, event: Happening) -> None:
+        self._check_alive()
+        with self._guarded():
+            self._loop.handle(event)
+
     def _check_alive(self) -> None:
         if self._failure is not None:
-            raise RuntimeError(f"averaging has ended with an error: {first_line(self._failure)}") from self._failure
+            raise AveragingError(f"averaging has ended with an error: {first_line(self._failure)}") from self._failure
         if self._ended:
-            raise RuntimeError("averaging has ended: this was closed")
+            raise AveragingError("averaging has ended: this was closed")
 
     def _averaged(self, average: MergedAverage) -> None:
         self.merged_steps += average.brought
@@ -304,12 +309,6 @@ class Averager:
                 self._optimizer.step()
         finally:
             self._along = False
-
-
-def _left_out(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a fused optimiser will do nothing in this step, for a gradient scaler has found an overflow."""
-    found = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(found)
 
 
 def _reason(error: BaseException | None) -> str:
@@ -341,8 +340,8 @@ class LocalSGD(Averager):
         normalize: bool = False,
         **common: Any,
     ) -> None:
-        member = partial(make_averaging, "local-sgd", period=period, normalize=normalize)
-        super().__init__(model, optimizer, member, **common)
+        settings = {"period": period, "normalize": normalize}
+        super().__init__(model, optimizer, partial(make_averaging, "local-sgd", **settings), **common)
 
 
 class BMUF(Averager):

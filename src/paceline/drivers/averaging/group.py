@@ -14,7 +14,8 @@ import torch.distributed as dist
 from paceline.distributed import RankGoneError, first_line
 from paceline.distributed.agreement import gather_rows, raise_difference, raise_refusals, refusal_text, short_text
 from paceline.distributed.collectives import PendingCollective, start_gather
-from paceline.distributed.groups import close_group, make_group, message_device
+from paceline.distributed.groups import close_group, make_group
+from paceline.drivers.averaging.transport import AveragingError
 
 DESCRIPTION_BYTES = 4096
 GRACE_SECONDS = 30.0  # a wait ends with our error, which names a rank, before it ends with the backend's
@@ -30,7 +31,7 @@ class AveragingGroup:
         self, given: dist.ProcessGroup | None, timeout_seconds: float, refusal: Exception | None = None
     ) -> None:
         if not (dist.is_available() and dist.is_initialized()):
-            raise refusal or RuntimeError(
+            raise refusal or AveragingError(
                 "averaging needs a process group, and none is initialised: start the script with "
                 "`torchrun --nproc-per-node 2 script.py`, and call torch.distributed.init_process_group() in it"
             )
@@ -45,7 +46,8 @@ class AveragingGroup:
             config = dist.get_backend_config(theirs)
             self._group = make_group(self.ranks, config, timeout_seconds + GRACE_SECONDS)
             words = {"refusal": "" if refusal is None else refusal_text(refusal)}
-            gathered = gather_rows(words, self.group, message_device(self.group))
+            on_gpu = dist.get_backend(self.group) == "nccl"  # where a row must lie, as no model says it
+            gathered = gather_rows(words, self.group, torch.device("cuda" if on_gpu else "cpu"))
         refusals = [each["refusal"] for each in gathered]
         if any(refusals):
             self.close(pending=False)
@@ -55,7 +57,7 @@ class AveragingGroup:
     def group(self) -> dist.ProcessGroup:
         """The process group, until this rank closes it."""
         if self._group is None:
-            raise RuntimeError("this rank has left its averaging group")
+            raise AveragingError("this rank has left its averaging group")
         return self._group
 
     @contextlib.contextmanager

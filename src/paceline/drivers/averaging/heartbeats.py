@@ -23,10 +23,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from paceline.distributed import RankGoneError, first_line, name_ranks
+from paceline.errors import PacelineError
 
 INTERVAL_SECONDS = 1.0
 LOOKED_AT_ONCE = 64  # ranks; of more, each is looked at less often, so that the store has no more to do
@@ -186,13 +188,19 @@ class FailureDetector:
             "Do all ranks call flush, state_dict and close alike?"
         )
 
-    def raise_lost(self, what: str, error: Exception) -> NoReturn:
-        """Raise RankGoneError for a lost connection, when a rank's silence or its last beat shows whose it was."""
-        deadline = time.monotonic() + self._heartbeats.silence_seconds + 5.0
-        enough_seconds = LOST_BEATS * self._heartbeats.interval_seconds  # that somebody is gone is known by now
-        while time.monotonic() < deadline:
-            gone = self._heartbeats.find_gone(after_seconds=enough_seconds)
-            if gone:
-                raise RankGoneError(f"{gone} ({what} waited for it)") from error
-            time.sleep(LOST_LOOK_SECONDS)
-        raise RankGoneError(f"{what} has failed, though all ranks are alive: {first_line(error)}") from error
+    @contextmanager
+    def naming_lost(self, what: str) -> Iterator[None]:
+        """Raise RankGoneError where a connection is lost, when a silence or a last beat shows whose it was."""
+        try:
+            yield
+        except PacelineError:
+            raise
+        except RuntimeError as error:
+            deadline = time.monotonic() + self._heartbeats.silence_seconds + 5.0
+            enough_seconds = LOST_BEATS * self._heartbeats.interval_seconds  # that somebody is gone is known by now
+            while time.monotonic() < deadline:
+                gone = self._heartbeats.find_gone(after_seconds=enough_seconds)
+                if gone:
+                    raise RankGoneError(f"{gone} ({what} waited for it)") from error
+                time.sleep(LOST_LOOK_SECONDS)
+            raise RankGoneError(f"{what} has failed, though all ranks are alive: {first_line(error)}") from error

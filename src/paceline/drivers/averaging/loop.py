@@ -23,11 +23,10 @@ import torch
 
 from paceline.codecs import NotFiniteError
 from paceline.distributed import name_ranks
-from paceline.distributed.collectives import PendingCollective
-from paceline.distributed.payloads import Trouble
+from paceline.distributed.collectives import PendingCollective, Trouble
 from paceline.drivers.averaging.group import AveragingGroup
 from paceline.drivers.averaging.heartbeats import FailureDetector, Heartbeats
-from paceline.drivers.averaging.transport import DIGIT, Header, MessageError, PendingAverage, Transport
+from paceline.drivers.averaging.transport import DIGIT, AverageHeader, AveragingError, PendingAverage, Transport
 from paceline.events import Averaged, Begin, Happening, Merge, Order, Release, Standing, Stepped, Wait, Window
 from paceline.strategies.averaging import AveragingState
 from paceline.training.replica import Flat, GradientReplica, Replica
@@ -112,10 +111,8 @@ class AveragingLoop:
             collective.wait(SLICE_SECONDS)
             if not collective.done():
                 self._detector.check(number, begun, what)
-        try:
+        with self._detector.naming_lost(what):
             collective.check()
-        except RuntimeError as error:
-            self._detector.raise_lost(what, error)
 
     def _carry_out(self, orders: list[Order]) -> None:
         while orders:
@@ -125,7 +122,7 @@ class AveragingLoop:
                 case Wait():
                     orders = [orders[0], *self._wait_and_merge(), *orders[1:]]
                 case Merge() as order:
-                    raise RuntimeError(f"average {order.number} cannot be merged: it is not done")
+                    raise AveragingError(f"average {order.number} cannot be merged: it is not done")
                 case Release() as order:
                     self._release(order)
             orders = orders[1:]
@@ -152,7 +149,7 @@ class AveragingLoop:
     def _wait_and_merge(self) -> list[Order]:
         pending = self.pending
         if pending is None:
-            raise RuntimeError("there is no average to wait for")
+            raise AveragingError("there is no average to wait for")
         while not self._is_done(pending):
             pending.collective.wait(SLICE_SECONDS)
         return self._merge(pending)
@@ -160,25 +157,17 @@ class AveragingLoop:
     def _is_done(self, pending: PendingAverage) -> bool:
         """Whether it can be finished; raises where a rank is gone, or has not come for too long."""
         number = self._state.averages - 1
-        try:
-            if pending.poll():
-                return True
-        except MessageError:
-            raise
-        except RuntimeError as error:
-            self._detector.raise_lost(f"average {number}", error)
-        self._detector.check(number, self._sent_window[1], f"average {number}")
-        return False
+        with self._detector.naming_lost(f"average {number}"):
+            done = pending.poll()
+        if not done:
+            self._detector.check(number, self._sent_window[1], f"average {number}")
+        return done
 
     def _merge(self, pending: PendingAverage) -> list[Order]:
         """Merge an average that is done; return what else is to be done then."""
         number = self._state.averages - 1
-        try:
+        with self._detector.naming_lost(f"average {number}"):
             headers, total = pending.finish()
-        except MessageError:
-            raise
-        except RuntimeError as error:
-            self._detector.raise_lost(f"average {number}", error)
         self._check_headers(number, headers)
         self.pending, windows = None, tuple(header.window for header in headers)
         orders = self._state.handle(Averaged(number=number, windows=windows))
@@ -195,12 +184,12 @@ class AveragingLoop:
         )
         return orders
 
-    def _check_headers(self, number: int, headers: Sequence[Header]) -> None:
+    def _check_headers(self, number: int, headers: Sequence[AverageHeader]) -> None:
         """Raise if a rank could not bring what it had, or is in another average; all ranks read the same headers."""
         by_rank = dict(zip(self._group.ranks, headers, strict=True))
         if any(header.number != number % DIGIT for header in headers):
             places = ", ".join(f"rank {rank} in average {header.number}" for rank, header in by_rank.items())
-            raise RuntimeError(f"the ranks have loaded different checkpoints: {places}")
+            raise AveragingError(f"the ranks have loaded different checkpoints: {places}")
         who = name_ranks(rank for rank, header in by_rank.items() if header.trouble)
         what = "gradient" if self._state.member.averages == "gradients" else "change"
         if any(header.trouble == Trouble.NOT_FINITE for header in headers):
@@ -209,6 +198,6 @@ class AveragingLoop:
                 "Lower the learning rate or clip"
             ) from self._transport.failure
         if who:
-            raise RuntimeError(
+            raise AveragingError(
                 f"{who}: the {what} could not be encoded in average {number}; the reason is with {who}"
             ) from self._transport.failure

@@ -27,9 +27,16 @@ from paceline.codecs import Codec
 from paceline.codecs.floats import Identity
 from paceline.codecs.naming import resolve_codec
 from paceline.distributed.agreement import describe
-from paceline.drivers.averaging.transport import GatheredTransport, SummedTransport, Transport, warm_up
+from paceline.drivers.averaging.transport import GatheredTransport, SummedTransport, Transport
 from paceline.strategies.averaging import Averaging
-from paceline.training.replica import GradientReplica, Replica, averaged_buffers, check_codec, message_dtype
+from paceline.training.replica import (
+    GradientReplica,
+    Replica,
+    averaged_buffers,
+    check_codec,
+    make_replica,
+    message_dtype,
+)
 
 SHARDED = ("FullyShardedDataParallel", "FSDPModule", "FlatParameter", "DTensor")  # by name: to import them takes long
 NOT_WHOLE = "every rank holds a part of it, so there is nothing to average"
@@ -67,7 +74,7 @@ class TrackedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the averages are kept."""
+        """The device on which averages are kept."""
         return self.parameters[0].device
 
     def check(self) -> None:
@@ -155,19 +162,18 @@ class Prepared:
 
     @property
     def shapes(self) -> list[torch.Size]:
-        """Of the parameters that are averaged."""
+        """The shapes of the parameters that are averaged."""
         return [parameter.shape for parameter in self.tracked.parameters]
 
     def description(self) -> dict[str, str]:
         """Return what must be equal on all ranks, and in a checkpoint."""
-        return {"model": self.tracked.description(), "codec": describe(self.codec)} | member_description(self.member)
+        settings = {each.name: repr(getattr(self.member, each.name)) for each in dataclasses.fields(self.member)}
+        about = {"model": self.tracked.description(), "codec": describe(self.codec), "member": self.member.name}
+        return about | {name: text for name, text in settings.items() if name != "name"}
 
     def replica(self, workers: int, step: Callable[[], None]) -> Replica | GradientReplica:
         """Return the replica that averages move, from the values that the model has now."""
-        parameters, buffers = self.tracked.parameters, self.tracked.buffers
-        if self.gradients:
-            return GradientReplica(parameters, buffers, workers=workers, step=step)
-        return Replica(parameters, buffers, self.member, workers=workers)
+        return make_replica(self.tracked.parameters, self.tracked.buffers, self.member, workers=workers, step=step)
 
     def transport(self, replica: Replica | GradientReplica, group: dist.ProcessGroup, seed: int) -> Transport:
         """Return what takes the messages to the other ranks."""
@@ -201,34 +207,13 @@ def prepare(
         raise ValueError("this optimizer has an averaging already; close() that one first")
     prepared = Prepared(member=made, tracked=tracked, codec=found)
     if not isinstance(found, Identity):
-        warm_up(found, prepared.shapes, tracked.device)
+        # Let the codec's kernels be loaded or compiled now: in the first average everybody would wait for it.
+        warm = found.fresh(prepared.shapes)
+        warm.decode(warm.encode(torch.ones(sum(map(torch.Tensor.numel, tracked.parameters)), device=tracked.device)))
     return prepared
 
 
-def check_limits(**limits: float) -> None:
-    """Refuse time limits that are not positive and finite.
-
-    >>> check_limits(timeout_seconds=0.0)
-    Traceback (most recent call last):
-    ValueError: timeout_seconds must be above 0 and finite (timeout_seconds=0.0)
-    """
-    for name, value in limits.items():
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{name} must be above 0 and finite ({name}={value})")
-
-
 # -- checkpoints -------------------------------------------------------------------------------------------------------
-
-
-def member_description(member: Averaging) -> dict[str, str]:
-    """Return the settings of a member, as text.
-
-    >>> from paceline.strategies.averaging import make_averaging
-    >>> member_description(make_averaging("hpsgd"))["overlap"]
-    'True'
-    """
-    settings = {setting.name: getattr(member, setting.name) for setting in dataclasses.fields(member)}
-    return {"member": settings.pop("name")} | {name: repr(value) for name, value in settings.items()}
 
 
 def check_state(state: Mapping[str, Any], about: Mapping[str, str], checksum: str) -> None:

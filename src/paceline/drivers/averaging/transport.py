@@ -29,8 +29,7 @@ import torch.distributed as dist
 
 from paceline.codecs import Codec, NotFiniteError
 from paceline.codecs.payload import refuse_not_finite
-from paceline.distributed.collectives import ALIGNED_BYTES, PendingCollective, start_gather
-from paceline.distributed.payloads import Trouble
+from paceline.distributed.collectives import ALIGNED_BYTES, PendingCollective, Trouble, start_gather
 from paceline.errors import PacelineError
 from paceline.events import Standing, Window
 from paceline.randomness import torch_generator
@@ -40,23 +39,23 @@ HEADER_NUMBERS = 7
 SIZED_HEADER_BYTES = 8 * (HEADER_NUMBERS + 1)  # a rank's header, and its payload's size
 
 
-class MessageError(PacelineError, RuntimeError):
-    """What a rank has sent cannot be what it says; all ranks read the same, so all raise.
+class AveragingError(PacelineError, RuntimeError):
+    """An averaging cannot go on: it has ended, or the ranks do not fit together. Nothing is averaged any more.
 
-    >>> raise MessageError("rank 1 says that its payload has -4 bytes")
+    >>> raise AveragingError("rank 1 says that its payload has -4 bytes")
     Traceback (most recent call last):
-    paceline.drivers.averaging.transport.MessageError: rank 1 says that its payload has -4 bytes
+    paceline.drivers.averaging.transport.AveragingError: rank 1 says that its payload has -4 bytes
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class AverageHeader:
     """What one rank says of itself in one average. `trouble` is why it brings nothing, 0 if there is none.
 
-    >>> header = Header(number=3, window=Window(steps=2**21 + 5, merged_after=1))
+    >>> header = AverageHeader(number=3, window=Window(steps=2**21 + 5, merged_after=1))
     >>> header.to_numbers()
     [3, 5, 2, 1, 0, 0, 0]
-    >>> Header.from_numbers(header.to_numbers()) == header
+    >>> AverageHeader.from_numbers(header.to_numbers()) == header
     True
     """
 
@@ -71,7 +70,7 @@ class Header:
         return [*digits, int(self.window.standing), self.trouble]
 
     @classmethod
-    def from_numbers(cls, numbers: Sequence[float]) -> Header:
+    def from_numbers(cls, numbers: Sequence[float]) -> AverageHeader:
         number, low, high, merged_low, merged_high, standing, trouble = (round(each) for each in numbers)
         window = Window(
             steps=low + DIGIT * high, merged_after=merged_low + DIGIT * merged_high, standing=Standing(standing)
@@ -90,7 +89,7 @@ class PendingAverage(ABC):
         return self.collective.done()
 
     @abstractmethod
-    def finish(self) -> tuple[list[Header], torch.Tensor]:
+    def finish(self) -> tuple[list[AverageHeader], torch.Tensor]:
         """Return every rank's header, and the sum of what they brought (of no use if one of them is in trouble)."""
 
 
@@ -124,19 +123,9 @@ class Transport(ABC):
     def _group_for(self, ours: torch.Tensor) -> dist.ProcessGroup:
         """Return the group, and count what is about to be sent through it."""
         if self._group is None:
-            raise RuntimeError("averaging has ended: nothing is sent any more")
+            raise AveragingError("averaging has ended: nothing is sent any more")
         self.sent_bytes += ours.numel() * ours.element_size()
         return self._group
-
-
-def warm_up(codec: Codec, shapes: Sequence[torch.Size], device: torch.device) -> None:
-    """Let a codec's kernels be loaded or compiled now: in the first average everybody would wait for it.
-
-    >>> from paceline.codecs import OneBit
-    >>> warm_up(OneBit(), [torch.Size([3])], torch.device("cpu"))
-    """
-    warm = codec.fresh(shapes)
-    warm.decode(warm.encode(torch.ones(sum(shape.numel() for shape in shapes), device=device)))
 
 
 def find_not_finite(change: torch.Tensor, buffers: torch.Tensor) -> Exception | None:
@@ -168,7 +157,7 @@ class SummedTransport(Transport):
         self.failure = find_not_finite(self.message[: self._changes], self.message[self._changes :])
         if self.failure:
             self.message.zero_()
-        header = Header(number=number, window=window, trouble=Trouble.NOT_FINITE if self.failure else 0)
+        header = AverageHeader(number=number, window=window, trouble=Trouble.NOT_FINITE if self.failure else 0)
         self._headers.zero_()
         self._headers[self._place] = torch.tensor(header.to_numbers(), dtype=self._vector.dtype)
         work = dist.all_reduce(self._vector, group=self._group_for(self._vector), async_op=True)
@@ -186,9 +175,9 @@ class _PendingSum(PendingAverage):
         super().__init__(collective)
         self._message, self._headers = message, headers
 
-    def finish(self) -> tuple[list[Header], torch.Tensor]:
+    def finish(self) -> tuple[list[AverageHeader], torch.Tensor]:
         self.collective.check()
-        return [Header.from_numbers(numbers) for numbers in self._headers.tolist()], self._message
+        return [AverageHeader.from_numbers(numbers) for numbers in self._headers.tolist()], self._message
 
 
 # -- gathered ----------------------------------------------------------------------------------------------------------
@@ -221,7 +210,7 @@ class GatheredTransport(Transport):
         trouble = 0
         if self.failure:
             trouble = Trouble.NOT_FINITE if isinstance(self.failure, NotFiniteError) else Trouble.OTHER
-        header = Header(number=number, window=window, trouble=trouble)
+        header = AverageHeader(number=number, window=window, trouble=trouble)
         sized_header = torch.tensor([*header.to_numbers(), payload.numel()], device=self._device)
         buffers = self._buffers.view(torch.uint8)
         body = torch.cat([buffers, buffers.new_zeros(self.buffers_bytes - buffers.numel()), payload])
@@ -253,7 +242,7 @@ class GatheredTransport(Transport):
         """Refuse sizes that no payload has, before memory is taken for them."""
         for rank, size in zip(self._ranks, sizes, strict=True):
             if not 0 <= size <= self._most_bytes:
-                raise MessageError(
+                raise AveragingError(
                     f"rank {rank} says that its payload has {size:,} bytes, and {self.codec!r} makes at most "
                     f"{self._most_bytes:,} of this model"
                 )
@@ -282,10 +271,10 @@ class _PendingGather(PendingAverage):
         super().__init__(collective)
         self._transport, self._rows = transport, rows
 
-    def finish(self) -> tuple[list[Header], torch.Tensor]:
+    def finish(self) -> tuple[list[AverageHeader], torch.Tensor]:
         self.collective.check()
         numbers = [row[:SIZED_HEADER_BYTES].clone().view(torch.int64).tolist() for row in self._rows]
-        headers = [Header.from_numbers(each[:HEADER_NUMBERS]) for each in numbers]
+        headers = [AverageHeader.from_numbers(each[:HEADER_NUMBERS]) for each in numbers]
         if any(header.trouble for header in headers):
             return headers, self._transport.message
         sizes = [each[HEADER_NUMBERS] for each in numbers]
@@ -302,7 +291,7 @@ class _PendingSizes(PendingAverage):
         super().__init__(collective)
         self._transport, self._numbers, self._body = transport, numbers, body
         self._rows: torch.Tensor | None = None
-        self._headers: list[Header] = []
+        self._headers: list[AverageHeader] = []
         self._sizes: list[int] = []
 
     def poll(self) -> bool:
@@ -310,7 +299,7 @@ class _PendingSizes(PendingAverage):
             return self.collective.done()
         self.collective.check()
         numbers = self._numbers.tolist()
-        self._headers = [Header.from_numbers(each[:HEADER_NUMBERS]) for each in numbers]
+        self._headers = [AverageHeader.from_numbers(each[:HEADER_NUMBERS]) for each in numbers]
         self._sizes = [each[HEADER_NUMBERS] for each in numbers]
         self._transport.check_sizes(self._sizes)
         longest = self._transport.buffers_bytes + max(self._sizes)
@@ -320,7 +309,7 @@ class _PendingSizes(PendingAverage):
         self._rows, self.collective = self._transport._send(self._body, longest)
         return False
 
-    def finish(self) -> tuple[list[Header], torch.Tensor]:
+    def finish(self) -> tuple[list[AverageHeader], torch.Tensor]:
         self.collective.check()
         if self._rows is None:
             return self._headers, self._transport.message.zero_()

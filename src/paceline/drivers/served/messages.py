@@ -1,4 +1,4 @@
-"""What server and workers say to each other: the schema, version 1.
+"""The protocol between server and workers, version 2: its messages, and how they are cut into frames.
 
 A message is one frame, and a vector is the body of one frame or of several:
 
@@ -14,22 +14,29 @@ A message is one frame, and a vector is the body of one frame or of several:
       Beat(progress)  now and then   ->   <-  Beat                 silence means death
       Leave(reason)                  ->   <-  Goodbye(reason, what to do)
 
-Nothing is ever unpickled. Whatever arrives is checked before it is believed: sizes first, then types, then ranges.
+Nothing is ever unpickled. Whatever arrives is checked before it is used: sizes first, then types, then ranges. The
+receiver never allocates by what a message says: the sizes follow from the model, and a message that says other sizes is
+refused before its first byte is kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import struct
-import types
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+import torch
+
+from paceline.decoding import DecodingError, bounded, must_be, parse_object, read_fields, read_with
+from paceline.errors import PacelineError
 
 PROTOCOL = 2
 MOST_HEADER_BYTES = 64 * 1024
 MOST_WELCOME_BYTES = 1024 * 1024
+CHUNK_BYTES = 4 * 1024 * 1024
 
 _PREFIX = struct.Struct("<BI")
 _COUNT = 2**53
@@ -37,7 +44,7 @@ _SECONDS = 1e9  # a generation: whoever computes with times and losses need not 
 _LOSS = 3.5e38  # what a float32 can be
 
 
-class ProtocolError(ValueError):
+class ProtocolError(PacelineError, ValueError):
     """A message that breaks the protocol, in one line.
 
     >>> raise ProtocolError("no message has kind 77")
@@ -46,42 +53,41 @@ class ProtocolError(ValueError):
     """
 
 
-def _whole(least: int, most: int) -> Any:
-    return field(metadata={"least": least, "most": most})
-
-
-def _real(least: float, most: float) -> Any:
-    return field(metadata={"least": least, "most": most})
+def _line(value: Any) -> str:
+    """Read a text that goes into a log, as a part of a line."""
+    if isinstance(value, str) and len(value) <= 4096 and value.isprintable():
+        return value
+    raise must_be("a line of at most 4096 printable characters", value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """The first message on a stream. Its kind and its `protocol` keep their place in every version to come.
+    """The first message on a stream. Its kind and its `protocol` keep their place in every later version.
 
     `wish`: the number the worker had before, if it had one.
     """
 
     KIND: ClassVar[int] = 1
-    protocol: int = _whole(0, _COUNT)
-    wish: int | None = _whole(0, 1_000_000)
-    threads: int = _whole(1, 100_000)
-    host: str
+    protocol: int = bounded(0, _COUNT)
+    wish: int | None = bounded(0, 1_000_000)
+    threads: int = bounded(1, 100_000)
+    host: str = read_with(_line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """Who the worker is now, and all it must know; `recipe` is empty if the server was started by a script."""
+    """The worker's number and all it must know; `recipe` is empty if the server was started by a script."""
 
     KIND: ClassVar[int] = 2
-    protocol: int = _whole(0, _COUNT)
-    worker: int = _whole(0, 1_000_000)
-    shard: int = _whole(0, 1_000_000)
-    first_draw: int = _whole(0, _COUNT)
-    blocks: int = _whole(1, 1_000_000)
-    codec: str
-    seed: int = _whole(0, 2**63)
-    signature: str
-    silence_seconds: float = _real(1e-3, _SECONDS)
+    protocol: int = bounded(0, _COUNT)
+    worker: int = bounded(0, 1_000_000)
+    shard: int = bounded(0, 1_000_000)
+    first_draw: int = bounded(0, _COUNT)
+    blocks: int = bounded(1, 1_000_000)
+    codec: str = read_with(_line)
+    seed: int = bounded(0, 2**63)
+    signature: str = read_with(_line)
+    silence_seconds: float = bounded(1e-3, _SECONDS)
     recipe: dict[str, Any]
 
 
@@ -90,7 +96,7 @@ class Ready:
     """The worker has the model and its data, and waits for parameters."""
 
     KIND: ClassVar[int] = 3
-    signature: str
+    signature: str = read_with(_line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +108,11 @@ class Model:
     """
 
     KIND: ClassVar[int] = 4
-    version: int = _whole(0, _COUNT)
-    since: int | None = _whole(0, _COUNT)
-    more: int = _whole(0, _COUNT)
-    payload_bytes: int = _whole(0, _COUNT)
-    buffer_bytes: int = _whole(0, _COUNT)
+    version: int = bounded(0, _COUNT)
+    since: int | None = bounded(0, _COUNT)
+    more: int = bounded(0, _COUNT)
+    payload_bytes: int = bounded(0, _COUNT)
+    buffer_bytes: int = bounded(0, _COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,17 +124,17 @@ class Gradient:
     """
 
     KIND: ClassVar[int] = 5
-    version: int = _whole(0, _COUNT)
-    draw: int = _whole(0, _COUNT)
-    blocks_done: int = _whole(1, 1_000_000)
-    blocks: int = _whole(1, 1_000_000)
-    work_seconds: float = _real(0, _SECONDS)
-    held_seconds: float = _real(0, _SECONDS)
-    samples: int = _whole(0, _COUNT)
-    loss_mean: float | None = _real(-_LOSS, _LOSS)
-    loss_variance: float | None = _real(0, _LOSS)
-    payload_bytes: int = _whole(0, _COUNT)
-    buffer_bytes: int = _whole(0, _COUNT)
+    version: int = bounded(0, _COUNT)
+    draw: int = bounded(0, _COUNT)
+    blocks_done: int = bounded(1, 1_000_000)
+    blocks: int = bounded(1, 1_000_000)
+    work_seconds: float = bounded(0, _SECONDS)
+    held_seconds: float = bounded(0, _SECONDS)
+    samples: int = bounded(0, _COUNT)
+    loss_mean: float | None = bounded(-_LOSS, _LOSS)
+    loss_variance: float | None = bounded(0, _LOSS)
+    payload_bytes: int = bounded(0, _COUNT)
+    buffer_bytes: int = bounded(0, _COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,18 +146,18 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """I am alive; `progress` changes when work gets on."""
+    """A sign of life; `progress` changes when work gets on."""
 
     KIND: ClassVar[int] = 7
-    progress: int = _whole(0, _COUNT)
+    progress: int = bounded(0, _COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """The worker goes, politely."""
+    """The worker goes, and says so."""
 
     KIND: ClassVar[int] = 8
-    reason: str
+    reason: str = read_with(_line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,31 +166,26 @@ class Goodbye:
 
     KIND: ClassVar[int] = 9
     what: Literal["over", "return", "refused"]
-    reason: str
+    reason: str = read_with(_line)
 
 
 Message: TypeAlias = Hello | Welcome | Ready | Model | Gradient | Chunk | Beat | Leave | Goodbye
 KINDS: dict[int, type[Message]] = {kind.KIND: kind for kind in get_args(Message)}
-_FIELDS = {kind: {each.name: each for each in dataclasses.fields(kind)} for kind in KINDS.values()}
-_HINTS = {kind: get_type_hints(kind) for kind in KINDS.values()}
 
 
 def encode(message: Message, body: bytes | memoryview = b"") -> bytes:
-    """A message as one frame.
+    """Return a message as one frame.
 
     >>> decode(encode(Beat(progress=3)))[0]
     Beat(progress=3)
     """
-    names = _FIELDS[type(message)]
-    header = b""
-    if names:
-        values = {name: getattr(message, name) for name in names}
-        header = json.dumps(values, allow_nan=False, separators=(",", ":")).encode()
+    values = {each.name: getattr(message, each.name) for each in dataclasses.fields(message)}
+    header = json.dumps(values, allow_nan=False, separators=(",", ":")).encode() if values else b""
     return b"".join((_PREFIX.pack(message.KIND, len(header)), header, body))
 
 
 def decode(frame: bytes) -> tuple[Message, memoryview]:
-    """The message in a frame and its body, not copied; ProtocolError if it is none.
+    """Return the message in a frame and its body, not copied; ProtocolError if there is none.
 
     >>> decode(b"GET / HTTP/1.1")
     Traceback (most recent call last):
@@ -200,63 +201,123 @@ def decode(frame: bytes) -> tuple[Message, memoryview]:
     if header_bytes > min(most, len(frame) - _PREFIX.size):
         raise ProtocolError(f"the header of a {kind.__name__} says {header_bytes} bytes, more than there can be")
     end = _PREFIX.size + header_bytes
-    if not _FIELDS[kind]:
-        return Chunk(), memoryview(frame)[end:]
-    return _message(kind, frame[_PREFIX.size : end]), memoryview(frame)[end:]
+    message = Chunk() if kind is Chunk else _message(kind, frame[_PREFIX.size : end])
+    return message, memoryview(frame)[end:]
 
 
 def _message(kind: type[Message], header: bytes) -> Message:
     try:
-        values = json.loads(header, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        raise ProtocolError(f"the header of a {kind.__name__} is not JSON") from None
-    if not isinstance(values, dict):
-        raise ProtocolError(f"the header of a {kind.__name__} is not an object")
-    if kind in (Hello, Welcome) and values.get("protocol") != PROTOCOL:  # the rest may look different there
-        raise ProtocolError(
-            f"the other side speaks protocol {values.get('protocol')!r:.20}, this one speaks {PROTOCOL}: "
-            "install the same paceline on both"
-        )
-    names = _FIELDS[kind]
-    if values.keys() != names.keys():
-        raise ProtocolError(f"a {kind.__name__} has {', '.join(names)} (this one has {list(values)!r:.200})")
-    for name, value in values.items():
-        _check(kind, name, value)
-    return kind(**values)
+        values = parse_object(header)
+        if kind in (Hello, Welcome) and values.get("protocol") != PROTOCOL:  # the rest may look different there
+            raise ProtocolError(
+                f"the other side speaks protocol {values.get('protocol')!r:.20}, this one speaks {PROTOCOL}: "
+                "install the same paceline on both"
+            )
+        return read_fields(kind, values)
+    except DecodingError as error:
+        raise ProtocolError(f"the header of a {kind.__name__}: {error}") from None
 
 
-def _refuse_constant(text: str) -> None:
-    raise ValueError(text)
+# -- vectors ------------------------------------------------------------------------------------------------------
 
 
-def _check(kind: type[Message], name: str, value: Any) -> None:
-    hint, rule = _HINTS[kind][name], _FIELDS[kind][name].metadata
-    if not _fits(value, hint):
-        raise ProtocolError(f"{name} of a {kind.__name__} is not what it must be ({name}={value!r:.60})")
-    if rule and value is not None and not rule["least"] <= value <= rule["most"]:
-        raise ProtocolError(
-            f"{name} of a {kind.__name__} must be between {rule['least']} and {rule['most']} ({name}={value!r:.60})"
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The sizes of a model's messages: the encoded vector (at most) and the buffers.
+
+    >>> Sizes(most_payload_bytes=400, buffer_bytes=8).most_message_bytes
+    65944
+    """
+
+    most_payload_bytes: int
+    buffer_bytes: int
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The largest body of a frame."""
+        return min(CHUNK_BYTES, self.most_payload_bytes + self.buffer_bytes)
+
+    @property
+    def most_message_bytes(self) -> int:
+        """The largest frame that a peer may send."""
+        return self.chunk_bytes + MOST_HEADER_BYTES
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    if get_origin(hint) in (Union, types.UnionType):
-        return any(_fits(value, part) for part in get_args(hint))
-    if get_origin(hint) is Literal:
-        return isinstance(value, str) and value in get_args(hint)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if get_origin(hint) is dict:
-        return isinstance(value, dict)
-    if hint is str:
-        return isinstance(value, str) and len(value) <= 4096 and value.isprintable()  # it goes into a log, as a line
-    return value is None and hint is type(None)
+def frames(message: Model | Gradient, payload: torch.Tensor, buffers: torch.Tensor) -> Iterator[bytes]:
+    """Yield a message and its body as frames; one copy of the body is made in all.
+
+    >>> begin = Model(version=0, since=None, more=0, payload_bytes=2, buffer_bytes=0)
+    >>> [len(frame) for frame in frames(begin, torch.zeros(2, dtype=torch.uint8), torch.zeros(0))]
+    [77]
+    """
+    body = payload.numpy().data
+    tail = buffers.contiguous().view(torch.uint8).numpy().data if buffers.numel() else memoryview(b"")
+    if len(body) + len(tail) <= CHUNK_BYTES:
+        yield encode(message, bytes(body) + bytes(tail) if tail else body)
+        return
+    first: Model | Gradient | Chunk = message
+    for part in (body, tail):
+        for start in range(0, len(part), CHUNK_BYTES):
+            yield encode(first, part[start : start + CHUNK_BYTES])
+            first = Chunk()
 
 
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number too large for a float
+class Assembly:
+    """A body being put together from frames, in memory that was set aside for it.
+
+    >>> assembly = Assembly(Sizes(most_payload_bytes=8, buffer_bytes=0))
+    >>> assembly.begin(Model(version=0, since=None, more=0, payload_bytes=8, buffer_bytes=0))
+    >>> assembly.add(memoryview(bytes(8)))
+    True
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
+        self._memory = torch.empty(sizes.most_payload_bytes + sizes.buffer_bytes, dtype=torch.uint8)
+        self._bytes = self._memory.numpy().data
+        self._expected: int | None = None
+        self._filled = 0
+        self._payload_bytes = 0
+
+    def begin(self, message: Model | Gradient) -> None:
+        """Expect the body of a message; ProtocolError if its sizes are not the model's."""
+        kind = type(message).__name__
+        if self._expected is not None:
+            raise ProtocolError(f"a {kind} began before the body of the one before was whole")
+        if message.payload_bytes > self._sizes.most_payload_bytes or message.payload_bytes < 1:
+            raise ProtocolError(
+                f"the payload of a {kind} must be between 1 and {self._sizes.most_payload_bytes} bytes "
+                f"(payload_bytes={message.payload_bytes})"
+            )
+        if message.buffer_bytes != self._sizes.buffer_bytes:
+            raise ProtocolError(
+                f"the buffers of a {kind} must be {self._sizes.buffer_bytes} bytes "
+                f"(buffer_bytes={message.buffer_bytes})"
+            )
+        self._payload_bytes = message.payload_bytes
+        self._expected, self._filled = message.payload_bytes + message.buffer_bytes, 0
+
+    def add(self, body: memoryview) -> bool:
+        """Add a part of the body, and return whether the body is whole."""
+        if self._expected is None:
+            raise ProtocolError("a chunk came, but no body had begun")
+        end = self._filled + len(body)
+        if end > self._expected or not len(body):
+            raise ProtocolError(f"a body of {self._expected} bytes got {end}")
+        self._bytes[self._filled : end] = body
+        self._filled = end
+        if end == self._expected:
+            self._expected = None
+            return True
         return False
+
+    @property
+    def payload(self) -> torch.Tensor:
+        """The encoded vector, in the memory that was set aside."""
+        return self._memory[: self._payload_bytes]
+
+    @property
+    def buffers(self) -> torch.Tensor:
+        """A copy of the buffers."""
+        end = self._payload_bytes + self._sizes.buffer_bytes
+        return self._memory[self._payload_bytes : end].clone().view(torch.float32)

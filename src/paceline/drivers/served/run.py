@@ -1,6 +1,6 @@
-"""A whole run on the server's side: the streams, and beside them measuring, checkpoints, signals and the end.
+"""A whole run on the server's side: opened anew or from a checkpoint, served, measured, saved, ended.
 
-    event loop:      streams -> conductor -> steps          `_changed` after each
+    event loop:      streams -> coordinator -> steps        `_changed` after each
     two threads:     measure the model, write checkpoints: always copies of it, so that no round waits for them
 
 What is not finished when the next is due makes the next be left out; the last of a run never is.
@@ -9,6 +9,7 @@ What is not finished when the next is due makes the next be left out; the last o
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import logging
 import os
@@ -20,42 +21,215 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from paceline.drivers.served.conductor import Conductor
+from paceline import __version__
+from paceline.codecs import Codec
+from paceline.codecs.naming import parse_codec, text_of
+from paceline.drivers.served.coordinator import Coordinator
+from paceline.drivers.served.membership import Seats, WorkerStatus
+from paceline.drivers.served.security import check_exposed, join_address, parse_address, server_credentials
 from paceline.drivers.served.server import Server
+from paceline.drivers.served.settings import Limits, Measure, ServeError, ServerSettings
+from paceline.drivers.served.signature import signature
 from paceline.drivers.served.transport import allow_many_files, keep_memory
-from paceline.traces.checkpoints import Checkpoint, write_checkpoint
-from paceline.traces.journal import Checkpointed, Evaluated, RunEnded
+from paceline.strategies import LGC, STRATEGIES, Full, Strategy
+from paceline.traces.checkpoints import Checkpoint, read_newest, write_checkpoint
+from paceline.traces.journal import FORMAT, TRACE, Checkpointed, Evaluated, Resumed, RunBegan, RunEnded
 from paceline.traces.journal_files import JournalWriter
+from paceline.training import TrainState
+from paceline.training.outgoing import warm_up
+from paceline.training.train_state import Schedule
+from paceline.workers.flat import FlatModel
 
 log = logging.getLogger("paceline.served")
 
-Measure = Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]
 VIEW_SECONDS = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStanding:
-    """How one worker is doing.
+def serve(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    strategy: Strategy | None = None,
+    listen: str = "127.0.0.1:29400",
+    rounds: int = 1000,
+    workers: int | None = None,
+    most_workers: int = 0,
+    schedule: Schedule | None = None,
+    codec: str | Codec = "identity",
+    seed: int = 0,
+    blocks: int = 4,
+    tls: str | Path | None = None,
+    insecure: bool = False,
+    folder: str | Path = "runs/serve",
+    resume: bool = False,
+    checkpoint_every: int = 50,
+    evaluate: Callable[[nn.Module], tuple[float, float]] | None = None,
+    evaluate_every: int = 10,
+    limits: Limits | None = None,
+    on_open: Callable[[int], None] = lambda port: None,
+    on_standing: Callable[[RunStatus], None] = lambda standing: None,
+) -> RunOutcome:
+    """Train `model` with the gradients of workers that come and go; returns when all rounds are done.
 
-    >>> WorkerStanding(worker=0, alive=True, last="on time", used=3, late=1, dropped=0, refused=0).used
-    3
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        paceline.serve(model, optimizer, strategy=paceline.LGC(k=7), workers=10, rounds=300, listen="127.0.0.1:29400")
+
+    The first round waits for `workers` (by default as many as the strategy's K); `most_workers`, by default twice as
+    many, may be there at once. Trace and checkpoints go to `folder`;
+    `resume=True` goes on from the newest checkpoint there. `evaluate` gets a copy of the model and returns its loss and
+    accuracy. `codec` is one of `paceline.codecs`, or words that name it ("qsgd levels=7"); `seed` is for its random
+    numbers. Beyond loopback `tls` is needed ("keys/server"; `paceline keys` makes them), or `insecure=True`.
     """
+    host, port = parse_address(listen)
+    check_exposed(host, tls=tls, insecure=insecure)
+    strategy = strategy if strategy is not None else Full()
+    if workers is None:
+        workers = getattr(strategy, "k", None)
+        if not isinstance(workers, int):
+            raise ServeError("give workers: how many the first round waits for (the strategy has no fixed K)")
+    settings = ServerSettings(
+        module=model,
+        optimizer=optimizer,
+        schedule=schedule,
+        strategy=strategy,
+        rounds=rounds,
+        workers=workers,
+        most_workers=most_workers,
+        folder=Path(folder),
+        codec=codec if isinstance(codec, str) else text_of(codec),
+        seed=seed,
+        blocks=blocks,
+        limits=limits if limits is not None else Limits(),
+        measure=None if evaluate is None else measure_with(model, evaluate),
+        evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+    )
+    credentials = server_credentials(tls) if tls is not None else None
 
-    worker: int
-    alive: bool
-    last: str
-    used: int
-    late: int
-    dropped: int
-    refused: int
+    async def run() -> RunOutcome:
+        return await open_run(settings, resume=resume).serve(
+            join_address(host, port), credentials, on_open=on_open, on_standing=on_standing
+        )
+
+    return asyncio.run(run())
+
+
+def measure_with(model: nn.Module, evaluate: Callable[[nn.Module], tuple[float, float]]) -> Measure:
+    """Return a function that measures a copy of the model, so that training goes on meanwhile."""
+    held = FlatModel(copy.deepcopy(model))
+
+    def measure(parameters: torch.Tensor, buffers: torch.Tensor) -> tuple[float, float]:
+        held.load(parameters, buffers)
+        held.module.eval()
+        with torch.no_grad():
+            return evaluate(held.module)
+
+    return measure
+
+
+# -- opening ------------------------------------------------------------------------------------------------------
+
+
+def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
+    """Make a run ready to be served; a folder that holds a run is resumed from its newest checkpoint, or refused."""
+    trace = settings.folder / TRACE
+    if not resume and trace.exists():
+        raise ServeError(f"{settings.folder} holds a run; resume it, or give another folder")
+    checkpoint = _newest(settings.folder) if resume else None
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    codec = parse_codec(settings.codec)
+    trainee = TrainState(
+        settings.module,
+        settings.optimizer,
+        settings.schedule,
+        compensates=isinstance(settings.strategy, LGC),
+        codec=codec,
+        seed=settings.seed,
+    )
+    trainee.state()  # what no checkpoint can hold is said now, and not after fifty rounds
+    warm_up(codec, trainee.model.shapes)
+    codec = codec.fresh(trainee.model.shapes)
+    journal = JournalWriter(trace, append=resume)
+    coordinator = Coordinator(
+        strategy=settings.strategy,
+        trainee=trainee,
+        codec=codec,
+        seats=Seats(shards=settings.workers, most=settings.most_workers or 2 * settings.workers),
+        total_steps=settings.rounds * settings.strategy.updates_per_round(settings.workers),
+        wait_for=settings.workers,
+        write=journal.write,
+    )
+    server = Server(
+        coordinator,
+        settings,
+        signature=signature(settings.module),
+        started_seconds=float(checkpoint.state["seconds"]) if checkpoint else 0.0,
+    )
+    if checkpoint is not None:
+        _load(settings, checkpoint, coordinator)
+    _begin_journal(journal, settings, checkpoint)
+    return ServerRun(coordinator, server, journal, settings)
+
+
+def _newest(folder: Path) -> Checkpoint:
+    checkpoint, refused = read_newest(folder)
+    for reason in refused:
+        log.warning("%s", reason)
+    if checkpoint is None:
+        why = f" ({refused[0]})" if refused else ""
+        raise ServeError(f"{folder} has no whole checkpoint to resume from{why}")
+    return checkpoint
+
+
+def _load(settings: ServerSettings, checkpoint: Checkpoint, coordinator: Coordinator) -> None:
+    """Go on from a checkpoint; one of another model or strategy is refused before anything is written."""
+    name, state = f"checkpoint {checkpoint.version} of {settings.folder}", checkpoint.state
+    if state.get("signature") != signature(settings.module):
+        raise ServeError(f"{name} is of another model: names, shapes, kinds or frozen values of its parameters differ")
+    if state.get("codec", settings.codec) != settings.codec:
+        raise ServeError(
+            f"{name} is of a run with codec {state['codec']!r} (this one has {settings.codec!r}); resume with the same"
+        )
+    try:
+        coordinator.trainee.load_state(state["trainee"], checkpoint.tensors)
+        coordinator.load_boundary(state)
+    except KeyError as error:
+        raise ServeError(f"{name} is of another strategy or optimiser: it has no {error}") from None
+    log.info("goes on from checkpoint %d", checkpoint.version)
+
+
+def _begin_journal(journal: JournalWriter, settings: ServerSettings, checkpoint: Checkpoint | None) -> None:
+    if journal.empty:
+        name = next(name for name, kind in STRATEGIES.items() if isinstance(settings.strategy, kind))
+        journal.write(
+            RunBegan(
+                format=FORMAT,
+                paceline=__version__,
+                strategy=name,
+                seed=settings.seed,
+                workers=settings.workers,
+                blocks=settings.blocks,
+                recipe=settings.recipe,
+                signature=signature(settings.module),
+                codec=settings.codec,
+            )
+        )
+    if checkpoint is not None:
+        seconds = float(checkpoint.state["seconds"])
+        journal.write(Resumed(at_seconds=seconds, version=checkpoint.version, reason="the server was started again"))
+
+
+# -- serving ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """How the run is doing.
+class RunStatus:
+    """The state of the run, for whoever watches it.
 
-    >>> Standing(round=1, rounds=10, seconds=0.5, loss=None, accuracy=None, begun=True, workers=()).round
+    >>> RunStatus(round=1, rounds=10, seconds=0.5, loss=None, accuracy=None, begun=True, workers=()).round
     1
     """
 
@@ -65,14 +239,14 @@ class Standing:
     loss: float | None
     accuracy: float | None
     begun: bool
-    workers: tuple[WorkerStanding, ...]
+    workers: tuple[WorkerStatus, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """How a run ended.
 
-    >>> Outcome(reason="all rounds are done", finished=True, diverged=False, errors=()).finished
+    >>> RunOutcome(reason="all rounds are done", finished=True, diverged=False, errors=()).finished
     True
     """
 
@@ -82,28 +256,20 @@ class Outcome:
     errors: tuple[str, ...]
 
 
-class Run:
+class ServerRun:
     """Serves until all steps are taken, or somebody stops it."""
 
     def __init__(
         self,
-        conductor: Conductor,
+        coordinator: Coordinator,
         server: Server,
         journal: JournalWriter,
-        *,
-        folder: Path,
-        steps_per_round: int,
-        signature: str,
-        codec: str,
-        measure: Measure | None = None,
-        evaluate_every: int = 10,
-        checkpoint_every: int = 50,
+        settings: ServerSettings,
     ) -> None:
-        self.conductor, self.server = conductor, server
-        self._journal, self._folder = journal, folder
-        self._steps_per_round, self._about = steps_per_round, {"signature": signature, "codec": codec}
-        self._measure, self._evaluate_every, self._checkpoint_every = measure, evaluate_every, checkpoint_every
-        self._seen_version = conductor.trainee.version
+        self.coordinator, self.server = coordinator, server
+        self._journal, self._settings = journal, settings
+        self._steps_per_round = coordinator.total_steps // settings.rounds
+        self._seen_version = coordinator.trainee.version
         self._loss: float | None = None
         self._accuracy: float | None = None
         self._measurer = ThreadPoolExecutor(1, thread_name_prefix="paceline-measurer")
@@ -112,7 +278,7 @@ class Run:
         self._saving: Future[Any] | None = None
         self._saved_version = -1
         self._disk_refuses = False
-        self._journal_told = False
+        self._lost_reported = False
         self._errors: list[str] = []
         self._stop: str | None = None
         self._signals = 0
@@ -121,30 +287,19 @@ class Run:
     @property
     def rounds_done(self) -> int:
         """Rounds that are over."""
-        return self.conductor.trainee.version // self._steps_per_round
+        return self.coordinator.trainee.version // self._steps_per_round
 
     @property
-    def standing(self) -> Standing:
-        """How the run is doing."""
-        return Standing(
+    def status(self) -> RunStatus:
+        """The state of the run, for whoever watches it."""
+        return RunStatus(
             round=self.rounds_done,
-            rounds=self.conductor.total_steps // self._steps_per_round,
+            rounds=self._settings.rounds,
             seconds=self.server.now(),
             loss=self._loss,
             accuracy=self._accuracy,
-            begun=self.conductor.begun,
-            workers=tuple(
-                WorkerStanding(
-                    worker=number,
-                    alive=member.alive,
-                    last=member.last,
-                    used=member.used,
-                    late=member.late,
-                    dropped=member.dropped,
-                    refused=member.refused,
-                )
-                for number, member in sorted(self.conductor.members.items())
-            ),
+            begun=self.coordinator.begun,
+            workers=tuple(member.status for _, member in sorted(self.coordinator.members.items())),
         )
 
     async def serve(
@@ -153,24 +308,24 @@ class Run:
         credentials: Any = None,
         *,
         on_open: Callable[[int], None] = lambda port: None,
-        on_standing: Callable[[Standing], None] = lambda standing: None,
-        reason_to_stop: Callable[[Standing], str | None] = lambda standing: None,
-    ) -> Outcome:
-        """Open the doors, and return when it is over, or when somebody has a `reason_to_stop`."""
+        on_standing: Callable[[RunStatus], None] = lambda standing: None,
+        reason_to_stop: Callable[[RunStatus], str | None] = lambda standing: None,
+    ) -> RunOutcome:
+        """Listen, and return when the run is over or `reason_to_stop` gives a reason."""
         keep_memory()
         allow_many_files()
         self.server.changed = self._changed
         port = await self.server.open(address, credentials)
         undo = self._catch_signals()
         try:
-            if self.conductor.trainee.version == 0:
+            if self.coordinator.trainee.version == 0:
                 self._save(self.server.now())  # there is always something to resume from
                 self._evaluate(self.server.now())
             on_open(port)
             self._changed()
             while not self._finished.is_set():
-                on_standing(self.standing)
-                if (reason := reason_to_stop(self.standing)) is not None:
+                on_standing(self.status)
+                if (reason := reason_to_stop(self.status)) is not None:
                     self.stop(reason)
                 try:
                     await asyncio.wait_for(self._finished.wait(), VIEW_SECONDS)
@@ -187,42 +342,43 @@ class Run:
             self._journal.close()
 
     def stop(self, reason: str) -> None:
-        """End the run early; it can be gone on with later."""
+        """End the run early; it can be resumed later."""
         self._stop = self._stop or reason
         self._finished.set()
 
-    # -- beside the rounds -------------------------------------------------------------------------------------
+    # -- measuring and saving -----------------------------------------------------------------------------------
 
     def _changed(self) -> None:
-        """Something happened; after a step, see what is due."""
+        """After a step, begin what is due."""
         if self.server.failure is not None:
             self._finished.set()
             return
-        version = self.conductor.trainee.version
+        version = self.coordinator.trainee.version
         if version != self._seen_version:
             self._seen_version = version
-            if version % self._steps_per_round == 0 and not self.conductor.done:
+            if version % self._steps_per_round == 0 and not self.coordinator.done:
                 now = self.server.now()
-                if self.rounds_done % self._evaluate_every == 0:
+                if self.rounds_done % self._settings.evaluate_every == 0:
                     self._evaluate(now)
-                if self.rounds_done % self._checkpoint_every == 0:
+                if self.rounds_done % self._settings.checkpoint_every == 0:
                     self._save(now)
-            self._tell_journal()
-        if self.conductor.done:
+            self._report_lost_records()
+        if self.coordinator.done:
             self._finished.set()
 
-    def _tell_journal(self) -> None:
-        """The trace has holes: say so when the first is there, not when the run is over."""
-        if self._journal.error and not self._journal_told:
-            self._journal_told = True
+    def _report_lost_records(self) -> None:
+        """Log that the journal lacks records when the first is lost, not when the run is over."""
+        if self._journal.error and not self._lost_reported:
+            self._lost_reported = True
             log.error("%s; training goes on", self._journal.error)
 
     def _evaluate(self, now: float) -> None:
-        if self._measure is None or (self._measuring is not None and not self._measuring.done()):
+        measure = self._settings.measure
+        if measure is None or (self._measuring is not None and not self._measuring.done()):
             return
-        model = self.conductor.trainee.model
+        model = self.coordinator.trainee.model
         measured = self.rounds_done
-        self._measuring = self._measurer.submit(self._measure, model.parameters.clone(), model.buffers.clone())
+        self._measuring = self._measurer.submit(measure, model.parameters.clone(), model.buffers.clone())
         self._when_done(self._measuring, lambda result: self._evaluated(measured, now, result))
 
     def _evaluated(self, measured: int, now: float, result: tuple[float, float]) -> None:
@@ -233,14 +389,15 @@ class Run:
         if self._saving is not None and not self._saving.done():
             return
         checkpoint = self._checkpoint(now)
-        self._saving = self._saver.submit(write_checkpoint, self._folder, checkpoint)
+        self._saving = self._saver.submit(write_checkpoint, self._settings.folder, checkpoint)
         self._when_done(self._saving, lambda _: self._saved(checkpoint.version), self._not_saved)
 
     def _checkpoint(self, now: float) -> Checkpoint:
-        plain, tensors = self.conductor.trainee.state()
-        state = {"trainee": plain, "seconds": now, **self._about, **self.conductor.boundary}
+        plain, tensors = self.coordinator.trainee.state()
+        about = {"signature": self.server.signature, "codec": self._settings.codec}
+        state = {"trainee": plain, "seconds": now, **about, **self.coordinator.boundary}
         return Checkpoint(
-            version=self.conductor.trainee.version,
+            version=self.coordinator.trainee.version,
             tensors={name: tensor.clone() for name, tensor in tensors.items()},
             state=json.loads(json.dumps(state)),
         )
@@ -277,32 +434,34 @@ class Run:
 
     # -- the end -----------------------------------------------------------------------------------------------
 
-    async def _end(self, on_standing: Callable[[Standing], None]) -> Outcome:
+    async def _end(self, on_standing: Callable[[RunStatus], None]) -> RunOutcome:
         now = self.server.now()
-        finished = self.conductor.done
-        self.conductor.stop()
-        reason = "diverged" if self.conductor.diverged else "all rounds are done" if finished else str(self._stop)
+        finished = self.coordinator.done
+        self.coordinator.stop()
+        reason = "diverged" if self.coordinator.diverged else "all rounds are done" if finished else str(self._stop)
         log.info("ends after %d rounds: %s", self.rounds_done, reason)
         await self.server.close("over" if finished else "return", reason)
-        self.conductor.flush()
+        self.coordinator.flush()
         await self._settled(measured=finished)
         if finished:
             self._evaluate(now)
-        if self._saved_version != self.conductor.trainee.version and not self.conductor.diverged:
+        if self._saved_version != self.coordinator.trainee.version and not self.coordinator.diverged:
             self._save(now)
         await self._settled(measured=finished)
         if self._disk_refuses:
-            self._failed(f"the model after step {self.conductor.trainee.version} is in no checkpoint")
+            self._failed(f"the model after step {self.coordinator.trainee.version} is in no checkpoint")
         self._journal.write(
-            RunEnded(at_seconds=now, reason=reason, rounds_done=self.rounds_done, diverged=self.conductor.diverged)
+            RunEnded(at_seconds=now, reason=reason, rounds_done=self.rounds_done, diverged=self.coordinator.diverged)
         )
-        on_standing(self.standing)
+        on_standing(self.status)
         if self._journal.error:
             self._failed(f"{self._journal.lost} records of the trace are lost: {self._journal.error}")
-        return Outcome(reason=reason, finished=finished, diverged=self.conductor.diverged, errors=tuple(self._errors))
+        return RunOutcome(
+            reason=reason, finished=finished, diverged=self.coordinator.diverged, errors=tuple(self._errors)
+        )
 
     async def _settled(self, *, measured: bool) -> None:
-        """Wait for what goes on beside the rounds; a run that is stopped does not wait to be measured."""
+        """Wait for the two threads; a run that is stopped does not wait to be measured."""
         under_way = (self._saving, self._measuring if measured else None)
         futures = [asyncio.wrap_future(future) for future in under_way if future is not None]
         await asyncio.gather(*futures, return_exceptions=True)

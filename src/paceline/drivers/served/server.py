@@ -1,4 +1,4 @@
-"""The parameter server's front: gRPC streams in, a conductor behind, a watchman beside.
+"""The parameter server's network side: gRPC streams of workers in front of a `Coordinator`.
 
 Everything runs in one event loop, so nothing here needs a lock. Work that takes long (measuring the model, writing a
 checkpoint) is done elsewhere, on copies; see `run.py`.
@@ -9,271 +9,287 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import torch
 
-from paceline.drivers.served.conductor import Conductor
-from paceline.drivers.served.frames import Sizes, frames
-from paceline.drivers.served.limits import Limits
-from paceline.drivers.served.members import Received, microseconds
-from paceline.drivers.served.messages import PROTOCOL, Hello, Model, ProtocolError, Ready, Welcome
-from paceline.drivers.served.refusals import Refusals
-from paceline.drivers.served.roster import NoRoom, Seat
-from paceline.drivers.served.stream import Gone, Stream
+from paceline.drivers.served.coordinator import Coordinator, ReceivedGradient, microseconds
+from paceline.drivers.served.membership import NoSeatError, Seat
+from paceline.drivers.served.messages import PROTOCOL, Hello, Model, ProtocolError, Ready, Sizes, Welcome, frames
+from paceline.drivers.served.settings import ServerSettings
+from paceline.drivers.served.stream import StreamEnd, WorkerStream
 from paceline.drivers.served.transport import METHOD, server_options
 
 log = logging.getLogger("paceline.served")
 
-WATCH_SECONDS = 0.25
+CHECK_SECONDS = 0.25
 MOST_CHANGES = 16  # that wait for one worker: one so far behind is better off with the whole
+REFUSALS_AT_ONCE, REFUSALS_PER_SECOND = 200, 5.0
+
+
+class RefusalLimiter:
+    """Says which refusals are logged: the first ones, then so many a second; counts the others.
+
+    Strangers must not fill the log at the pace they choose.
+
+    >>> limiter = RefusalLimiter()
+    >>> sum(limiter.allows(0.0) for _ in range(1000)), limiter.allows(1.0), limiter.take_suppressed()
+    (200, True, 800)
+    """
+
+    def __init__(self) -> None:
+        self._left = float(REFUSALS_AT_ONCE)
+        self._seen_seconds = 0.0
+        self._suppressed = 0
+
+    def allows(self, clock: float) -> bool:
+        """Return whether one more refusal may be logged now."""
+        more = REFUSALS_PER_SECOND * max(0.0, clock - self._seen_seconds)
+        self._left, self._seen_seconds = min(REFUSALS_AT_ONCE, self._left + more), clock
+        allowed = self._left >= 1
+        self._left -= allowed
+        self._suppressed += not allowed
+        return allowed
+
+    def take_suppressed(self) -> int:
+        """Return how many were not logged since this was called last."""
+        count, self._suppressed = self._suppressed, 0
+        return count
 
 
 class Server:
-    """Serves a conductor to workers that come and go.
+    """Connects workers that come and go with a coordinator.
 
     `changed` is called after everything that may have moved the run on.
     """
 
     def __init__(
         self,
-        conductor: Conductor,
+        coordinator: Coordinator,
+        settings: ServerSettings,
         *,
-        sizes: Sizes,
         signature: str,
-        codec: str,
-        seed: int,
-        blocks: int,
-        limits: Limits,
-        recipe: dict[str, Any],
         started_seconds: float = 0.0,
-        changed: Callable[[], None] = lambda: None,
     ) -> None:
-        self.conductor, self.sizes, self.limits = conductor, sizes, limits
-        self.port = 0
+        self.coordinator, self.limits = coordinator, settings.limits
+        model = coordinator.trainee.model
+        self.sizes = Sizes(
+            most_payload_bytes=coordinator.codec.most_bytes(model.parameters.numel()),
+            buffer_bytes=4 * model.buffers.numel(),
+        )
+        self.changed: Callable[[], None] = lambda: None
         self.failure: BaseException | None = None
-        self._signature, self._codec, self._seed, self._blocks, self._recipe = signature, codec, seed, blocks, recipe
+        self._settings, self.signature = settings, signature
         self._started_seconds = started_seconds
         self._began: float | None = None
         self._opened = time.monotonic()
-        self.changed = changed
-        self._streams: set[Stream] = set()
-        self._members: dict[int, Stream] = {}
-        self._seats: dict[Stream, Seat] = {}
+        self._streams: set[WorkerStream] = set()
+        self._members: dict[int, WorkerStream] = {}
+        self._seats: dict[WorkerStream, Seat] = {}
         self._frames: dict[tuple[int, int | None, int], tuple[bytes, ...]] = {}
-        self._refusals = Refusals()
-        self._nobody_told = False
+        self._refusals = RefusalLimiter()
+        self._warned_of_nobody = False
         self._grpc: Any = None
-        self._watchman: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._closing: tuple[str, str] | None = None
 
     def now(self) -> float:
-        """Seconds of the run, in whole microseconds: its clock starts with its first round."""
+        """Return the seconds of the run, in whole microseconds: its clock starts with its first round."""
         if self._began is None:
-            if not self.conductor.begun:
+            if not self.coordinator.begun:
                 return self._started_seconds
             self._began = time.monotonic()
         return microseconds(self._started_seconds + time.monotonic() - self._began)
 
     def clock(self) -> float:
-        """Seconds on a clock that always runs, for deadlines."""
+        """Return the seconds of a clock that always runs, for deadlines."""
         return time.monotonic()
 
     async def open(self, address: str, credentials: Any = None) -> int:
-        """Listen; returns the port."""
+        """Listen, and return the port."""
         self._grpc = grpc.aio.server(
             options=server_options(self.sizes, self.limits),
-            maximum_concurrent_rpcs=self.conductor.roster.most + self.limits.most_strangers,
+            maximum_concurrent_rpcs=self.coordinator.seats.most + self.limits.most_strangers,
         )
         handlers = {METHOD.rpartition("/")[2]: grpc.stream_stream_rpc_method_handler(self._work)}
         service = METHOD.strip("/").partition("/")[0]
         self._grpc.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         try:
             if credentials is None:
-                self.port = self._grpc.add_insecure_port(address)
+                port: int = self._grpc.add_insecure_port(address)
             else:
-                self.port = self._grpc.add_secure_port(address, credentials)
+                port = self._grpc.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: is the port in use? ({str(error).splitlines()[0]})") from None
         await self._grpc.start()
         self._opened = self.clock()
-        self._watchman = asyncio.create_task(self._watch())
-        return self.port
+        self._checking = asyncio.create_task(self._check_deadlines())
+        return port
 
     async def close(self, what: str, reason: str) -> None:
         """Say goodbye to everybody and stop listening."""
         self._closing = what, reason  # whoever comes back now is told the same
         last = set(self._streams)
         for stream in last:
-            stream.dismiss(Gone(what, reason))
+            stream.end(StreamEnd(what, reason))
         deadline = time.monotonic() + self.limits.farewell_seconds
         while last & self._streams and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        if self._watchman is not None:
-            self._watchman.cancel()
+        if self._checking is not None:
+            self._checking.cancel()
         await self._grpc.stop(grace=0.2)
 
     # -- streams -----------------------------------------------------------------------------------------------
 
     async def _work(self, _: Any, context: Any) -> None:
-        stream = Stream(self, context)
+        stream = WorkerStream(self, context)
         self._make_room()
         self._streams.add(stream)
-        fate = Gone("return", "its connection was lost")
+        end = StreamEnd("return", "its connection was lost")
         try:
-            fate = await stream.serve()
+            end = await stream.serve()
         finally:
             self._streams.discard(stream)
-            with self._failing_loudly():
-                self._ended(stream, fate)
+            try:
+                self._ended(stream, end)
+            except Exception as error:
+                self.fail(error)
 
-    def broken(self, error: BaseException) -> None:
-        """The run itself failed (an optimiser, a schedule): strategy and model may disagree from now on, so it ends."""
+    def fail(self, error: BaseException) -> None:
+        """End a run that itself failed (an optimiser, a schedule): strategy and model may disagree from now on."""
         self.failure = self.failure or error
-        self.conductor.stop()
+        self.coordinator.stop()
         self.changed()
 
-    @contextmanager
-    def _failing_loudly(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self.broken(error)
-
     def _make_room(self) -> None:
-        """Of too many strangers the one who has been silent longest goes: they do not keep a worker out."""
+        """Of too many streams without a worker, end the one that is silent longest: they must not keep a worker out."""
         strangers = [stream for stream in self._streams if stream not in self._seats]
         if len(strangers) >= self.limits.most_strangers:
             oldest = min(strangers, key=lambda stream: stream.opened)
-            oldest.dismiss(Gone("return", "too many connections that have not said who they are", refused=True))
+            oldest.end(StreamEnd("return", "too many connections that have not said who they are", refused=True))
 
-    def _ended(self, stream: Stream, fate: Gone) -> None:
+    def _ended(self, stream: WorkerStream, end: StreamEnd) -> None:
         seat = self._seats.pop(stream, None)
-        if fate.refused:
-            self._refused(stream, fate.reason)
+        if end.refused:
+            self._refused(stream, end.reason)
         if seat is None:
             return
         if self._members.get(seat.worker) is stream:
             del self._members[seat.worker]
-            if not self.conductor.over:
-                log.info("worker %d left: %s", seat.worker, fate.reason)
-            self.conductor.left(seat.worker, fate.reason, self.now())
-            if self.conductor.begun and not self.conductor.alive and not self.conductor.over:
+            if not self.coordinator.over:
+                log.info("worker %d left: %s", seat.worker, end.reason)
+            self.coordinator.left(seat.worker, end.reason, self.now())
+            if self.coordinator.begun and not self.coordinator.alive and not self.coordinator.over:
                 log.warning("no worker is left: waiting for one to come")
             self._act()
         else:
-            self.conductor.roster.leave(seat.worker)
+            self.coordinator.seats.release(seat.worker)
 
-    def _refused(self, stream: Stream, reason: str) -> None:
-        if stream.worker is None and not self._refusals.may_tell(self.clock()):
+    def _refused(self, stream: WorkerStream, reason: str) -> None:
+        if stream.worker is None and not self._refusals.allows(self.clock()):
             return
         who = f"worker {stream.worker}" if stream.worker is not None else stream.peer
-        untold = f" (and {count} more like it)" if (count := self._refusals.untold()) else ""
-        log.warning("refused %s: %s%s", who, reason, untold)
-        self.conductor.refused(reason, worker=stream.worker, peer=stream.peer, now=self.now())
+        more = f" (and {count} more like it)" if (count := self._refusals.take_suppressed()) else ""
+        log.warning("refused %s: %s%s", who, reason, more)
+        self.coordinator.refused(reason, worker=stream.worker, peer=stream.peer, now=self.now())
 
-    def admit(self, stream: Stream, hello: Hello) -> Welcome:
-        """Give a newcomer a seat."""
+    def admit(self, stream: WorkerStream, hello: Hello) -> Welcome:
+        """Give a new worker a seat; `StreamEnd` if there is none, or nothing to do."""
         if self._closing is not None:
-            raise Gone(*self._closing)
-        if self.conductor.done:
-            raise Gone("over", "training is over")
-        self._end_former(hello)
+            raise StreamEnd(*self._closing)
+        if self.coordinator.done:
+            raise StreamEnd("over", "training is over")
+        for former, seat in self._seats.items():
+            # It came back before its old stream was missed: it gets its own number again, a moment later.
+            if seat.worker == hello.wish and former.host and former.host == hello.host:
+                former.end(StreamEnd("return", "it came back on a new connection"))
+                raise StreamEnd("return", "its old connection is being ended: come again")
         try:
-            seat = self.conductor.roster.seat(hello.wish)
-        except NoRoom as error:
-            raise Gone("return", str(error), refused=True) from None
+            seat = self.coordinator.seats.take(hello.wish)
+        except NoSeatError as error:
+            raise StreamEnd("return", str(error), refused=True) from None
         self._seats[stream] = seat
         return Welcome(
             protocol=PROTOCOL,
             worker=seat.worker,
             shard=seat.shard,
             first_draw=seat.first_draw,
-            blocks=self._blocks,
-            codec=self._codec,
-            seed=self._seed,
-            signature=self._signature,
+            blocks=self._settings.blocks,
+            codec=self._settings.codec,
+            seed=self._settings.seed,
+            signature=self.signature,
             silence_seconds=self.limits.silence_seconds,
-            recipe=self._recipe,
+            recipe=dict(self._settings.recipe),
         )
 
-    def _end_former(self, hello: Hello) -> None:
-        """A worker that comes back before its old stream was missed gets its own number again, a moment later."""
-        for stream, seat in self._seats.items():
-            if seat.worker == hello.wish and stream.host and stream.host == hello.host:
-                stream.dismiss(Gone("return", "it came back on a new connection"))
-                raise Gone("return", "its old connection is being ended: come again")
-
-    def ready(self, stream: Stream, ready: Ready) -> None:
-        """It has its model, and takes part."""
-        if ready.signature != self._signature:
+    def ready(self, stream: WorkerStream, ready: Ready) -> None:
+        """Let a worker that has its model take part."""
+        if ready.signature != self.signature:
             raise ProtocolError("its model is another one: names, shapes or kinds of its parameters differ")
         seat = self._seats[stream]
         stream.member = True
         self._members[seat.worker] = stream
         log.info("worker %d joined from %s (shard %d)", seat.worker, stream.host or stream.peer, seat.shard)
-        self.conductor.joined(seat, threads=stream.threads, host=stream.host, now=self.now())
+        self.coordinator.joined(seat, threads=stream.threads, host=stream.host, now=self.now())
         self._act()
 
-    def arrived(self, stream: Stream, received: Received) -> None:
-        """A gradient is in."""
-        member = self.conductor.members[received.worker]
-        self.conductor.gradient(received, now=self.now())
+    def arrived(self, stream: WorkerStream, received: ReceivedGradient) -> None:
+        """Give a whole gradient to the coordinator."""
+        member = self.coordinator.members[received.worker]
+        self.coordinator.gradient(received, now=self.now())
         stream.owes = member.owes
         if member.bad_in_a_row:
             log.warning("worker %d sent a gradient that is not finite: refused", received.worker)
             if member.bad_in_a_row >= self.limits.most_bad_gradients:
-                raise Gone("refused", f"it sent {member.bad_in_a_row} gradients in a row that are not finite")
+                raise StreamEnd("refused", f"it sent {member.bad_in_a_row} gradients in a row that are not finite")
         self._act()
 
     def decoded(self, payload: torch.Tensor) -> torch.Tensor:
-        """The vector of a payload."""
-        elements = self.conductor.trainee.model.parameters.numel()
+        """Return the vector of a payload."""
+        elements = self.coordinator.trainee.model.parameters.numel()
         try:
-            return self.conductor.codec.decode(payload, expected_length=elements)
+            return self.coordinator.codec.decode(payload, expected_length=elements)
         except ValueError as error:
             raise ProtocolError(str(error)) from None
 
-    def traffic(self, *, sent: int = 0, received: int = 0) -> None:
-        """Bytes went over the wire."""
-        self.conductor.sent_bytes += sent
-        self.conductor.received_bytes += received
+    def count_bytes(self, *, sent: int = 0, received: int = 0) -> None:
+        """Count what went over the network."""
+        self.coordinator.sent_bytes += sent
+        self.coordinator.received_bytes += received
 
-    # -- what the conductor asks -------------------------------------------------------------------------------
+    # -- models --------------------------------------------------------------------------------------------------
 
     def _act(self) -> None:
-        workers, self.conductor.to_send = self.conductor.to_send, []
+        workers, self.coordinator.to_send = self.coordinator.to_send, []
         for worker in workers:
-            stream, member = self._members.get(worker), self.conductor.members[worker]
-            if stream is None or self.conductor.over:
+            stream, member = self._members.get(worker), self.coordinator.members[worker]
+            if stream is None or self.coordinator.over:
                 continue
-            member.sent(self.conductor.trainee.version, self.now())
+            member.sent(self.coordinator.trainee.version, self.now())
             self._deliver(stream)
         self.changed()
 
-    def _deliver(self, stream: Stream) -> None:
+    def _deliver(self, stream: WorkerStream) -> None:
         """Send the model: as changes to whoever follows, whole to whoever is new or too far behind."""
-        trainee = self.conductor.trainee
+        trainee = self.coordinator.trainee
         changes = trainee.outgoing.chain(stream.promised) if stream.promised is not None else []
-        buffers = self.sizes.buffer_bytes
-        waiting = stream.backlog_bytes + sum(payload.numel() + buffers for _, payload in changes)
-        few = stream.backlog + len(changes) <= MOST_CHANGES
+        newest, buffers, backlog = trainee.version, self.sizes.buffer_bytes, stream.backlog_bytes
+        waiting = sum(backlog) + sum(payload.numel() + buffers for _, payload in changes)
+        few = len(backlog) + len(changes) <= MOST_CHANGES
         if changes and few and waiting < trainee.outgoing.whole_bytes + buffers:
-            newest = trainee.version
             messages = [self._model_frames(version, payload, more=newest - version) for version, payload in changes]
-            stream.send_model(trainee.version, messages, whole=False)
+            stream.send_model(newest, messages, whole=False)
         else:
-            stream.send_model(trainee.version, [self._model_frames(trainee.version)], whole=True)
+            stream.send_model(newest, [self._model_frames(newest)], whole=True)
 
     def _model_frames(self, version: int, change: torch.Tensor | None = None, *, more: int = 0) -> tuple[bytes, ...]:
-        """A model as frames, whole or as the change from the version before; made once for all workers."""
+        """Return a model as frames, whole or as the change from the version before; made once for all workers."""
         since = None if change is None else version - 1
         key = version, since, more
         if key not in self._frames:
-            trainee = self.conductor.trainee
+            trainee = self.coordinator.trainee
             buffers, payload = trainee.model.buffers, trainee.outgoing.whole() if change is None else change
             sizes = {"payload_bytes": payload.numel(), "buffer_bytes": 4 * buffers.numel()}
             begin = Model(version=version, since=since, more=more, **sizes)
@@ -282,33 +298,34 @@ class Server:
             self._frames[key] = tuple(frames(begin, payload, buffers))
         return self._frames[key]
 
-    # -- the watchman ------------------------------------------------------------------------------------------
+    # -- deadlines --------------------------------------------------------------------------------------------
 
-    async def _watch(self) -> None:
+    async def _check_deadlines(self) -> None:
         before = self.clock()
         while True:
-            await asyncio.sleep(WATCH_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
             now = self.clock()
-            busy = now - before - WATCH_SECONDS
-            if busy > WATCH_SECONDS:
+            busy = now - before - CHECK_SECONDS
+            if busy > CHECK_SECONDS:
                 for stream in self._streams:
-                    stream.excuse(busy)
+                    stream.extend_deadlines(busy)
             before = now
             for stream in tuple(self._streams):
-                fate = stream.overdue(now)
-                if fate is not None:
-                    stream.dismiss(fate)
-            with self._failing_loudly():
+                if (end := stream.overdue(now)) is not None:
+                    stream.end(end)
+            try:
                 self._begin_if_patience_is_out(now)
+            except Exception as error:
+                self.fail(error)
 
     def _begin_if_patience_is_out(self, clock: float) -> None:
-        conductor = self.conductor
-        if conductor.begun or clock - self._opened <= self.limits.gather_seconds:
+        coordinator = self.coordinator
+        if coordinator.begun or clock - self._opened <= self.limits.gather_seconds:
             return
-        if not conductor.alive and not self._nobody_told:
-            self._nobody_told = True
+        if not coordinator.alive and not self._warned_of_nobody:
+            self._warned_of_nobody = True
             log.warning("nobody has come for %g s: the first to come begins", self.limits.gather_seconds)
-        if conductor.alive:
-            log.warning("begins with %d of %d workers", len(conductor.alive), conductor.wait_for)
-            conductor.begin(self.now())
+        if coordinator.alive:
+            log.warning("begins with %d of %d workers", len(coordinator.alive), coordinator.wait_for)
+            coordinator.begin(self.now())
             self._act()

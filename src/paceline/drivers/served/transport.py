@@ -1,4 +1,4 @@
-"""gRPC's settings, for both sides: sizes, keep-alive, and memory that is not given back too eagerly."""
+"""gRPC's options for both sides, and what a process with large messages and many connections asks of its system."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import resource
 from contextlib import suppress
 from typing import Any
 
-from paceline.drivers.served.frames import CHUNK_BYTES, Sizes
-from paceline.drivers.served.limits import Limits
-from paceline.drivers.served.messages import MOST_HEADER_BYTES, MOST_WELCOME_BYTES
+from paceline.drivers.served.messages import CHUNK_BYTES, MOST_HEADER_BYTES, MOST_WELCOME_BYTES, Sizes
+from paceline.drivers.served.settings import Limits
 
 METHOD = "/paceline.v1.Cluster/Work"
 TOLD_BYTES = 2 * 1024 * 1024
@@ -25,9 +24,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def server_options(sizes: Sizes, limits: Limits) -> list[tuple[str, Any]]:
-    """What the server's side of a connection may cost.
+    """Return gRPC's options for the server.
 
-    gRPC cuts off who sends too much without a word to either side; up to `TOLD_BYTES` more, the server says why.
+    gRPC ends a stream with too large a message without a word to either side; up to `TOLD_BYTES` more, the server says
+    why.
 
     >>> dict(server_options(Sizes(most_payload_bytes=400, buffer_bytes=0), Limits()))["grpc.max_receive_message_length"]
     2163088
@@ -48,7 +48,7 @@ def server_options(sizes: Sizes, limits: Limits) -> list[tuple[str, Any]]:
 
 
 def worker_options(silence_seconds: float) -> list[tuple[str, Any]]:
-    """What a worker's side of a connection may cost."""
+    """Return gRPC's options for a worker."""
     return [
         *_THROUGHPUT,
         ("grpc.max_receive_message_length", CHUNK_BYTES + MOST_WELCOME_BYTES + MOST_HEADER_BYTES),

@@ -23,10 +23,15 @@ from torch import nn
 from paceline.codecs import Codec
 from paceline.codecs.naming import parse_codec
 from paceline.codecs.payload import NotFiniteError
-from paceline.drivers.served.frames import frames, with_sizes
-from paceline.drivers.served.incoming import Incoming
-from paceline.drivers.served.link import Link, LinkLost, TrainingOver
-from paceline.drivers.served.messages import PROTOCOL, Gradient, Hello, Leave, Welcome
+from paceline.drivers.served.connection import (
+    ConnectionLost,
+    IncomingModel,
+    ServerConnection,
+    ServerUnreachableError,
+    TrainingOver,
+    WorkerRefused,
+)
+from paceline.drivers.served.messages import PROTOCOL, Gradient, Hello, Leave, Welcome, frames
 from paceline.drivers.served.security import channel_credentials, join_address, parse_address
 from paceline.drivers.served.signature import signature
 from paceline.drivers.served.transport import keep_memory
@@ -41,7 +46,7 @@ SENT_WITHIN_SECONDS = 600.0
 
 
 class Worker:
-    """A member of the pack: computes gradients of `model` at the parameters the server sends.
+    """A worker of a parameter server: computes gradients of `model` at the parameters the server sends.
 
         with paceline.Worker("host:29400", model, tls="keys/worker") as worker:
             while worker.training():
@@ -71,7 +76,7 @@ class Worker:
         self._credentials = channel_credentials(tls) if tls is not None else None
         self._patience_seconds = patience_seconds
         self._wish = wish
-        self._link: Link | None = None
+        self._connection: ServerConnection | None = None
         self._over = False
         self._sent = threading.Event()
         self._sent.set()
@@ -95,7 +100,7 @@ class Worker:
 
     @property
     def welcome(self) -> Welcome:
-        """What the server said when this worker came, the last time it came."""
+        """The server's answer when this worker last connected."""
         if self._welcome is None:
             raise RuntimeError("the worker has not met its server: use it in a `with`")
         return self._welcome
@@ -126,23 +131,23 @@ class Worker:
         self.leave("" if error is None else "stopped" if kind is KeyboardInterrupt else str(kind and kind.__name__))
 
     def leave(self, reason: str = "") -> None:
-        """Go, politely."""
-        if self._link is not None:
+        """Tell the server that this worker goes, and close the connection."""
+        if self._connection is not None:
             if not self._over:
-                self._link.say(Leave(reason=reason))
-            self._link.close()
-            self._link = None
+                self._connection.say(Leave(reason=reason))
+            self._connection.close()
+            self._connection = None
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def training(self) -> bool:
-        """Whether there is a batch to do; False once the server says that training is over."""
+        """Return whether there is a batch to do; False once the server says that training is over."""
         if not self._over and self.version < 0:
             self._receive()
         return not self._over
 
     def blocks(self, *batch: torch.Tensor) -> Iterator[Any]:
-        """The batch in equal blocks, as many as the server wishes; ends early once the round has closed.
+        """Yield the batch in equal blocks, as many as the server wishes; end early once the round has closed.
 
         A batch that does not divide evenly comes in fewer blocks, at the least in one.
         """
@@ -164,7 +169,7 @@ class Worker:
         self._held().gradient.div_(blocks)  # the sum over the blocks done of a block's mean, divided by all blocks
 
     def begin_batch(self, blocks: int) -> None:
-        """A batch begins: the gradient is zero."""
+        """Begin a batch: wait until the last gradient is sent, and set the gradient to zero."""
         self._wait_sent()
         self._held().gradient.zero_()
         self._held().attach_gradient()
@@ -172,18 +177,18 @@ class Worker:
         self._started = time.monotonic()
 
     def block_done(self) -> bool:
-        """A block is done; whether to go on with the next."""
+        """Note that a block is done, and return whether to go on with the next."""
         self._blocks_done += 1
-        link = self._link
-        if link is None or link.lost is not None:
+        connection = self._connection
+        if connection is None or connection.end is not None:
             return False
-        link.progress += 1
-        return link.begun_version <= self.version
+        connection.progress += 1
+        return connection.begun_version <= self.version
 
     def send(self, losses: torch.Tensor | None = None) -> bool:
-        """Gradient out, new parameters in. `losses`, of every sample done, help the server to choose K.
+        """Send the gradient, and wait for new parameters. `losses`, of every sample done, help the server to choose K.
 
-        Whether the gradient went out: not where the server was lost before, or where it is not finite.
+        Return whether the gradient was sent: not if the server was lost before, or if it is not finite.
         """
         if not self._blocks_done:
             raise RuntimeError("send() comes after a batch: go through worker.blocks(...) first")
@@ -191,8 +196,8 @@ class Worker:
             raise RuntimeError("the loop over worker.blocks(...) was left early: it ends by itself when it is time")
         worked = time.monotonic() - self._started
         draw, self.draw = self.draw, self.draw + 1
-        link, went_out = self._link, False
-        if link is not None and link.lost is None:
+        connection, went_out = self._connection, False
+        if connection is not None and connection.end is None:
             payload, changes = self._encoded(draw)
             went_out = payload.numel() > 0
             message = Gradient(
@@ -205,18 +210,17 @@ class Worker:
                 samples=0 if losses is None else losses.numel(),
                 loss_mean=None if losses is None else _finite(losses.mean()),
                 loss_variance=None if losses is None else _finite(losses.var(correction=0)),
-                payload_bytes=0,
-                buffer_bytes=0,
+                payload_bytes=payload.numel(),
+                buffer_bytes=4 * changes.numel(),
             )
             self._sent.clear()
-            message = with_sizes(message, payload, changes)
-            link.send(frames(message, payload, changes), self._sent.set)
+            connection.send(frames(message, payload, changes), self._sent.set)
         self._blocks_done = 0
         self._receive()
         return went_out
 
     def _encoded(self, draw: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The gradient and the change of the buffers; both empty if one is not finite: the server is told."""
+        """Return the encoded gradient and the change of the buffers; both are empty if one is not finite."""
         model = self._held()
         changes = (model.buffers - self._buffers_before).cpu()
         try:
@@ -231,27 +235,27 @@ class Worker:
     # -- the server --------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        """Find the server, for as long as patience lasts, and say who we are."""
+        """Connect to the server, trying again for `patience_seconds`."""
         deadline = time.monotonic() + self._patience_seconds
         pause, reason = FIRST_PAUSE_SECONDS, "never tried"
         while True:
             try:
-                self._link = self._open_link(max(1.0, min(15.0, deadline - time.monotonic())))
+                self._connection = self._open_connection(max(1.0, min(15.0, deadline - time.monotonic())))
                 return
             except TrainingOver:
-                self._link, self._over = None, True
+                self._connection, self._over = None, True
                 return
-            except LinkLost as error:
+            except ConnectionLost as error:
                 if reason != str(error):
                     reason = str(error)
                     left = deadline - time.monotonic()
                     log.warning("no server at %s yet: %s (%.0f s of patience left)", self.address, reason, left)
             if time.monotonic() + pause > deadline:
-                raise ConnectionError(f"no server at {self.address} for {self._patience_seconds:g} s: {reason}")
+                raise ServerUnreachableError(f"no server at {self.address} for {self._patience_seconds:g} s: {reason}")
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    def _open_link(self, answer_seconds: float) -> Link:
+    def _open_connection(self, answer_seconds: float) -> ServerConnection:
         wish = self._welcome.worker if self._welcome is not None else self._wish
         hello = Hello(
             protocol=PROTOCOL,
@@ -259,81 +263,74 @@ class Worker:
             threads=torch.get_num_threads(),
             host=f"{platform.node()[:200]} pid {os.getpid()}",
         )
+        connection = ServerConnection(self.address, hello, credentials=self._credentials, answer_seconds=answer_seconds)
         try:
-            link = Link(self.address, hello, credentials=self._credentials, answer_seconds=answer_seconds)
-        except ConnectionRefusedError as error:
-            raise ConnectionRefusedError(f"the server at {self.address} refused this worker: {error}") from None
-        try:
-            self._check_same(link.welcome)
-            codec = parse_codec(link.welcome.codec)
-        except (ValueError, ConnectionRefusedError):
-            link.close()
+            # Batches, seed and delays are those of the recipe this worker began with.
+            if self._welcome is not None and self._welcome.recipe != connection.welcome.recipe:
+                raise WorkerRefused(f"the server at {self.address} runs another recipe now: start the worker anew")
+            self._codec: Codec = parse_codec(connection.welcome.codec)  # its memory begins empty with every connection
+        except (ValueError, WorkerRefused):
+            connection.close()
             raise
-        self._welcome = link.welcome
-        self._codec: Codec = codec  # what it remembers begins anew with every connection
-        self.draw = link.welcome.first_draw
+        self._welcome = connection.welcome
+        self.draw = connection.welcome.first_draw
         self.version = -1
         self._sent.set()
         if self._model is not None:
-            self._say_ready(link)
-        return link
-
-    def _check_same(self, welcome: Welcome) -> None:
-        """Batches, seed and delays are those of the recipe this worker began with."""
-        if self._welcome is not None and self._welcome.recipe != welcome.recipe:
-            raise ConnectionRefusedError(f"the server at {self.address} runs another recipe now: start the worker anew")
+            self._say_ready(connection)
+        return connection
 
     def ready(self) -> None:
-        """Say that model and data are there, if the model was not given at once."""
-        if self._link is None:
+        """Tell the server that model and data are there, if the model was not given at once."""
+        if self._connection is None:
             raise RuntimeError("the worker has not met its server: use it in a `with`")
-        self._say_ready(self._link)
+        self._say_ready(self._connection)
 
-    def _say_ready(self, link: Link) -> None:
+    def _say_ready(self, connection: ServerConnection) -> None:
         model = self._held()
-        if link.welcome.signature != self._signature:
-            link.close()
+        if connection.welcome.signature != self._signature:
+            connection.close()
             raise ValueError(
                 f"the server at {self.address} trains another model: names, shapes or kinds of its parameters differ"
             )
         warm_up(self._codec, model.shapes)
         self._codec = self._codec.fresh(model.shapes)
         elements, buffers = model.parameters.numel(), self._buffers_before.numel()
-        link.ready(self._signature, Incoming(self._codec, elements=elements, buffers=buffers))
+        connection.ready(self._signature, IncomingModel(self._codec, elements=elements, buffers=buffers))
 
     def _receive(self) -> None:
         while not self._over:
-            link = self._link
+            connection = self._connection
             try:
-                if link is None:
-                    raise LinkLost("the connection is closed")
-                self.version = link.take_model(self._load)
-                self._held_since = link.whole_since
+                if connection is None:
+                    raise ConnectionLost("the connection is closed")
+                self.version = connection.take_model(self._load)
+                self._held_since = connection.whole_since
                 return
             except TrainingOver:
                 self._over = True
-            except LinkLost as error:
+            except ConnectionLost as error:
                 log.warning("lost the server at %s: %s", self.address, error)
-                if link is not None:
-                    link.close()
+                if connection is not None:
+                    connection.close()
                 self._connect()
                 log.warning("worker %d is back at %s", self.number, self.address)
-            except ConnectionRefusedError as error:
-                raise ConnectionRefusedError(f"the server at {self.address} refused this worker: {error}") from None
 
-    def _load(self, incoming: Incoming) -> None:
+    def _load(self, incoming: IncomingModel) -> None:
         model = self._held()
         incoming.load(model)
         self._buffers_before = model.buffers
 
     def _wait_sent(self) -> None:
-        """The gradient's memory is being read until its last frame is out."""
+        """Wait until the gradient is sent: until then its memory is being read."""
         deadline = time.monotonic() + SENT_WITHIN_SECONDS
         while not self._sent.wait(0.5):
-            if self._link is None or self._link.lost is not None:
+            if self._connection is None or self._connection.end is not None:
                 return
             if time.monotonic() > deadline:
-                raise ConnectionError(f"the server at {self.address} took no gradient for {SENT_WITHIN_SECONDS:g} s")
+                raise ServerUnreachableError(
+                    f"the server at {self.address} took no gradient for {SENT_WITHIN_SECONDS:g} s"
+                )
 
     def _held(self) -> FlatModel:
         if self._model is None:

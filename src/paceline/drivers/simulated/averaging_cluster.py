@@ -22,13 +22,12 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-from paceline.drivers.simulated.cluster import check_positive, worker_delays
-from paceline.drivers.simulated.delays import Delays, check_columns
-from paceline.drivers.simulated.network import Network, ring_seconds
+from paceline.drivers.simulated.cluster import BaseSetup, worker_delays
+from paceline.drivers.simulated.network import ring_seconds
 from paceline.events import Asked, Averaged, Begin, Merge, Order, Release, Standing, Stepped, Wait, Window
 from paceline.strategies.averaging import Averaging, AveragingState
 
@@ -37,8 +36,8 @@ _LEAVING = Asked(standing=Standing.LEAVING)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AveragingSetup:
-    """All that decides the times of a run without a server, not what it trains; `recipe` goes into the trace.
+class AveragingSetup(BaseSetup):
+    """All that decides the times of a run without a server, not what it trains.
 
     `rounds` times `workers` local steps are taken in all, whoever takes them, so that members compare like with like.
 
@@ -49,17 +48,10 @@ class AveragingSetup:
     """
 
     member: Averaging
-    workers: int
-    rounds: int
-    delays: Delays
     name: str = ""
-    network: Network = field(default_factory=Network)
-    seed: int = 0
-    recipe: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_positive(self, "workers", "rounds")
-        check_columns(self.delays, self.workers)
+        super().__post_init__()
         if not self.name:
             object.__setattr__(self, "name", self.member.name)
 

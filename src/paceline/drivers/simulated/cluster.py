@@ -48,8 +48,26 @@ _DRAWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
-    """All that decides the times of a simulated run, not what it trains; `recipe` goes into the trace.
+class BaseSetup:
+    """What decides the times of any simulated run, with a server or without one; `recipe` goes into the trace."""
+
+    workers: int
+    rounds: int
+    delays: Delays
+    network: Network = field(default_factory=Network)
+    seed: int = 0
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "rounds", "blocks"):
+            if getattr(self, name, 1) < 1:
+                raise ValueError(f"{name} must be 1 or more ({name}={getattr(self, name)})")
+        check_columns(self.delays, self.workers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup(BaseSetup):
+    """All that decides the times of a run with a server, not what it trains.
 
     >>> from paceline.drivers.simulated.delays import ShiftedExponential
     >>> from paceline.strategies import Full
@@ -59,25 +77,8 @@ class Setup:
 
     name: str
     strategy: Strategy
-    workers: int
-    rounds: int
-    delays: Delays
-    network: Network = field(default_factory=Network)
     late_work: LateWork = "partial"
     blocks: int = 1
-    seed: int = 0
-    recipe: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_positive(self, "workers", "rounds", "blocks")
-        check_columns(self.delays, self.workers)
-
-
-def check_positive(setup: object, *names: str) -> None:
-    """Raise unless each of these whole numbers of a setup is 1 or more."""
-    for name in names:
-        if getattr(setup, name) < 1:
-            raise ValueError(f"{name} must be 1 or more ({name}={getattr(setup, name)})")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

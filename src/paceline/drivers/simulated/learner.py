@@ -47,7 +47,9 @@ class Learner:
         self.batches = Batches(training)
         prunes = self.batches.pruned is not None
         self._computes_when_sent = self._codecs.remember or not training.codec.fixed_size or prunes
-        self._sent: dict[tuple[int, int], _SentGradient] = {}
+        self._sent: dict[tuple[int, int], _SentGradient] = {}  # by worker and draw: computed, and not used yet
+        self._gradient_bytes = training.codec.fresh(self._model.shapes).most_bytes(self._model.parameters.numel())
+        self._buffer_bytes = 4 * self._model.buffers.numel()
         self._engine = make_engine(training.module)
         self._snapshots = {0: self._snapshot()}
         self._update_bytes: dict[int, int] = {}
@@ -67,7 +69,7 @@ class Learner:
 
     def up_bytes(self, task: Task) -> int:
         if not self._computes_when_sent:
-            return self._codec_bytes + self._buffer_bytes
+            return self._gradient_bytes + self._buffer_bytes
         with threads_for(self._model.parameters.numel()):
             (row,) = self._gradients([task])
         self._sent[task.worker, task.draw] = row
@@ -80,15 +82,6 @@ class Learner:
         if held_version < 0 or not changes or sum(changes) >= whole:
             return whole + self._buffer_bytes
         return sum(changes) + len(changes) * self._buffer_bytes
-
-    @property
-    def _codec_bytes(self) -> int:
-        codec = self._training.codec.fresh(self._model.shapes)
-        return codec.most_bytes(self._model.parameters.numel())
-
-    @property
-    def _buffer_bytes(self) -> int:
-        return 4 * self._model.buffers.numel()
 
     # -- steps -------------------------------------------------------------------------------------------------
 
@@ -114,12 +107,10 @@ class Learner:
         if update := self._state.outgoing.chain(version - 1):
             self._update_bytes[version] = update[0][1].numel()
         self._snapshots[version] = self._snapshot()
-        self._forget(min(oldest_version, version))
+        oldest = min(oldest_version, version)
+        self._snapshots = {version: kept for version, kept in self._snapshots.items() if version >= oldest}
+        self._sent = {place: row for place, row in self._sent.items() if row.loss.version >= oldest}
         return [row.loss for row in rows]
-
-    def _forget(self, oldest_version: int) -> None:
-        self._snapshots = {version: kept for version, kept in self._snapshots.items() if version >= oldest_version}
-        self._sent = {place: row for place, row in self._sent.items() if row.loss.version >= oldest_version}
 
     def evaluate(self) -> tuple[float, float]:
         """Return the loss on the training data (`evaluation_samples` at most), and the accuracy on the test data."""
@@ -134,14 +125,13 @@ class Learner:
 
     def _gradients(self, tasks: Sequence[Task]) -> list[_SentGradient]:
         """Return the gradient of each task; those of one version are computed together."""
-        rows = {index: self._sent.pop((task.worker, task.draw), None) for index, task in enumerate(tasks)}
-        left = [index for index, row in rows.items() if row is None]
-        for version in sorted({tasks[index].version for index in left}):
-            chosen = [index for index in left if tasks[index].version == version]
-            rows.update(zip(chosen, self._compute(version, [tasks[index] for index in chosen]), strict=True))
-        return [row for index in range(len(tasks)) if (row := rows[index]) is not None]
+        missing = [task for task in tasks if (task.worker, task.draw) not in self._sent]
+        for version in sorted({task.version for task in missing}):
+            self._compute(version, [task for task in missing if task.version == version])
+        return [self._sent.pop((task.worker, task.draw)) for task in tasks]
 
-    def _compute(self, version: int, tasks: Sequence[Task]) -> list[_SentGradient]:
+    def _compute(self, version: int, tasks: Sequence[Task]) -> None:
+        """Compute the gradients of tasks of one version, and put them into `_sent`."""
         assignments = [
             self.batches.assignment(
                 worker=task.worker, draw=task.draw, blocks=task.blocks, blocks_done=task.blocks_done
@@ -150,7 +140,6 @@ class Learner:
         ]
         result = self._engine.compute(*self._snapshots[version], assignments)
         means, variances = result.losses.tolist(), result.loss_variances.tolist()
-        rows = []
         for index, task in enumerate(tasks):
             loss = LossSeen(
                 worker=task.worker,
@@ -162,10 +151,9 @@ class Learner:
             gradient, payload_bytes = self._send(result.gradients[index], task)
             if gradient is not None:
                 self.batches.judge(worker=task.worker, draw=task.draw, losses=result.sample_losses[index])
-            rows.append(
-                _SentGradient(gradient=gradient, payload_bytes=payload_bytes, buffers=result.buffers[index], loss=loss)
+            self._sent[task.worker, task.draw] = _SentGradient(
+                gradient=gradient, payload_bytes=payload_bytes, buffers=result.buffers[index], loss=loss
             )
-        return rows
 
     def _send(self, gradient: torch.Tensor, task: Task) -> tuple[torch.Tensor | None, int]:
         """Return a gradient as the server decodes it (None: it is not finite), and the bytes of its payload."""

@@ -45,12 +45,7 @@ class AveragingState:
         self.in_flight = False
         self.standing = Standing.TRAINING
         self.finished = False
-        self._steps = self._merged_after = 0
-
-    @property
-    def open_steps(self) -> int:
-        """Steps of the open window."""
-        return self._steps
+        self.open_steps = self._merged_after = 0  # steps of the open window, and of those the steps at the last merge
 
     def handle(self, event: Happening) -> list[Order]:
         """Take in what happened; return what is to be done, in order."""
@@ -58,7 +53,7 @@ class AveragingState:
             raise ValueError("this worker has left: averaging is over for it")
         match event:
             case Stepped():
-                self._steps += 1
+                self.open_steps += 1
                 return self._begin_if_due()
             case Averaged():
                 return self._averaged(event)
@@ -77,7 +72,7 @@ class AveragingState:
 
     def _begin_if_due(self) -> list[Order]:
         period = self.member.period
-        if self.workers == 1 or self.in_flight or period is None or self._steps < period:
+        if self.workers == 1 or self.in_flight or period is None or self.open_steps < period:
             return []
         return [self._begin()] if self.member.overlap else self._begin_and_wait()
 
@@ -85,19 +80,19 @@ class AveragingState:
         return [self._begin(), Wait(number=self.averages - 1)]
 
     def _begin(self) -> Begin:
-        window = Window(steps=self._steps, merged_after=self._merged_after, standing=self.standing)
+        window = Window(steps=self.open_steps, merged_after=self._merged_after, standing=self.standing)
         if self.standing is not Standing.SETTLING:
-            self._steps = self._merged_after = 0
+            self.open_steps = self._merged_after = 0
         scale = 1.0 / window.brought if self.member.normalize and window.brought else 1.0
         self.in_flight, self.averages = True, self.averages + 1
         return Begin(number=self.averages - 1, window=window, scale=scale)
 
     def _averaged(self, event: Averaged) -> list[Order]:
         self._check(event)
-        self.in_flight, self._merged_after = False, self._steps
+        self.in_flight, self._merged_after = False, self.open_steps
         orders: list[Order] = []
         if event.moves:
-            orders.append(Merge(number=event.number, weight=self._weight(event.windows), open_steps=self._steps))
+            orders.append(Merge(number=event.number, weight=self._weight(event.windows), open_steps=self.open_steps))
         if self.standing is Standing.TRAINING:
             return orders + self._begin_if_due()
         # What it was asked for while this average was under way is not in its own window yet: then it enters once more.
@@ -108,11 +103,11 @@ class AveragingState:
     def _release(self, standing: Standing) -> list[Order]:
         self.standing, self.finished = Standing.TRAINING, standing is Standing.LEAVING
         if standing is not Standing.SETTLING:
-            self._steps = self._merged_after = 0
+            self.open_steps = self._merged_after = 0
         return [Release(standing=standing)]
 
     def _weight(self, windows: tuple[Window, ...]) -> float:
-        """What the sum is multiplied by: 1/N, or for changes per step, that times the mean steps of those who took any.
+        """Return the factor of the sum: 1/N, or for changes per step, that times the mean steps of those who took any.
 
         So equal windows weigh the same either way.
         """
@@ -134,11 +129,11 @@ class AveragingState:
         """Return all that is needed to go on later, as plain values; only where everybody is at the same place."""
         if self.in_flight or self.standing is not Standing.TRAINING:
             raise ValueError("a worker's state can be taken between two averages only: ask for settling first")
-        return {"averages": self.averages, "steps": self._steps, "merged_after": self._merged_after}
+        return {"averages": self.averages, "steps": self.open_steps, "merged_after": self._merged_after}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""
         if self.in_flight:
             raise ValueError("a state cannot be loaded while an average is under way")
-        self.averages, self._steps = int(state["averages"]), int(state["steps"])
+        self.averages, self.open_steps = int(state["averages"]), int(state["steps"])
         self._merged_after = int(state["merged_after"])

@@ -1,0 +1,96 @@
+"""`paceline bench`: measurements of this machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from rich.console import Console
+
+from paceline.bench import BENCHES
+from paceline.cli.options import UsageError
+from paceline.cli.output import note, results_folder
+from paceline.cli.progress import step_bar
+from paceline.files import write_file
+from paceline.lookup import unknown
+
+if TYPE_CHECKING:
+    from paceline.bench.codecs import CodecMeasurement
+    from paceline.bench.gradients import SampleGradient
+
+SMALL = 26_122  # elements on which the bias is estimated: all of the MLP's
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Measure this machine: `paceline bench codecs`."""
+
+    what: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[WHAT]")] = ""
+    """What to measure; without it, the benchmarks are listed."""
+    size: int = 11_000_000
+    """codecs: elements of the gradient."""
+    codecs: str = ""
+    """codecs: which, with commas between, such as "one-bit, qsgd levels=3, top-k error-feedback" [all]."""
+    repeats: int = 7
+    """codecs: how often each is timed; the best counts."""
+    out: str = "runs/bench-codecs"
+    """Folder for report.html and results.json."""
+    json: bool = False
+    """Print one JSON document to stdout, and nothing else there."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+def bench(options: BenchOptions, overrides: dict[str, str]) -> None:
+    if not options.what:
+        for name, description in BENCHES.items():
+            print(f"paceline bench {name:<8} {description}")
+        return
+    if options.what not in BENCHES:
+        raise UsageError(str(unknown("benchmark", options.what, BENCHES)))
+    notes = Console(stderr=True)
+    with notes.status("loading torch"):
+        from paceline.bench.codecs import check_repeats, measure, steps, variants
+        from paceline.bench.gradients import check_size, real_gradient
+    chosen = variants(name.strip() for name in options.codecs.split(",") if name.strip())
+    check_size(options.size)
+    check_repeats(options.repeats)
+    out = results_folder(options.out)
+    with notes.status("training a network for a gradient to measure on"):
+        gradient, small = real_gradient(options.size), real_gradient(min(options.size, SMALL))
+    with step_bar(notes, total=steps(chosen, options.repeats)) as advance:
+        measured = measure(gradient, small, chosen, repeats=options.repeats, on_step=advance)
+    _show(options, measured, gradient, out, notes)
+
+
+def _show(
+    options: BenchOptions, measured: list[CodecMeasurement], gradient: SampleGradient, out: Path, notes: Console
+) -> None:
+    from paceline.bench import tables
+    from paceline.reports.codec_page import codec_page
+
+    rows = tables.exchanges(measured)
+    links = tables.links_table(rows)
+    document = json.dumps(tables.document(measured, gradient, options.repeats), indent=2, allow_nan=False)
+    if options.json:
+        print(document)
+    else:
+        console = Console(highlight=False)
+        for table in (tables.codecs_table(measured, gradient, letters=True), links):
+            console.print(table.rich(), "")
+        console.print("\n".join(tables.scatter_lines(measured)), markup=False)
+    try:
+        write_file(out / "results.json", document + "\n")
+        page = codec_page(
+            tables.points(measured),
+            [tables.codecs_table(measured, gradient), links],
+            headline=tables.headline(rows),
+            conditions=[f"{measured[0].elements:,} float32", gradient.description, f"best of {options.repeats}"],
+        )
+        message = f"report: {write_file(out / 'report.html', page)}"
+    except OSError as error:  # the results are printed; that they cannot be kept does not undo them
+        message = f"cannot write the report to {out}: {error.strerror or error}"
+    note(notes, message)

@@ -1,0 +1,417 @@
+"""The commands of a real cluster: train, serve, work, keys, replay.
+
+`paceline train` runs a recipe in one of two ways, depending on its strategy: with a parameter server, as `paceline
+serve` does, or with ranks, which have no server and average or are the stages of pipelines. Ranks are forked here, or
+the command is itself a rank of a launch by torchrun.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from rich.console import Console
+from rich.progress import Progress
+
+from paceline.cli.options import RecipeFile, UsageError, given_recipe
+from paceline.cli.output import new_folder, note, show_results
+from paceline.cli.progress import RunBars, RunView, printed_log
+from paceline.drivers.ranks.launch import place_in
+from paceline.drivers.simulated.progress import Progress as RunProgress
+from paceline.errors import PacelineError
+from paceline.recipes import Recipe
+from paceline.recipes.assembly import averages
+from paceline.runs.ranks import RECIPE, read_recipe_of
+from paceline.traces.journal import TRACE, RunEnded
+from paceline.traces.journal_files import read_journal
+
+if TYPE_CHECKING:
+    from paceline.drivers.ranks.launch import Place
+    from paceline.pipeline.plan import Plan
+    from paceline.runs.cluster import Trained
+    from paceline.traces import Evaluation
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Train with real processes: a parameter server and its workers, ranks that average, or the stages of a pipeline.
+
+    Ranks (hpsgd, local-sgd, ...; stages = 2) also join a launch: torchrun ... -m paceline train RECIPE --out DIR
+    """
+
+    recipe_file: RecipeFile = ""
+    """A recipe (TOML); without one, the default."""
+    out: str = ""
+    """Folder for trace, checkpoints and report [runs/train, or the next that is free]."""
+    resume: str = ""
+    """Go on with the run in this folder, from its newest checkpoint."""
+    listen: str = "127.0.0.1:0"
+    """Where the server listens; more workers can join there."""
+    json: bool = False
+    """Print one JSON document to stdout, and nothing else there."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Serve a recipe to workers on other machines."""
+
+    recipe_file: RecipeFile = ""
+    """A recipe (TOML); without one, the default."""
+    listen: str = "127.0.0.1:29400"
+    """HOST:PORT to listen on; 0.0.0.0:29400 for every interface."""
+    tls: str = ""
+    """Certificate and key without their endings, such as keys/server; ca.crt lies beside."""
+    insecure: bool = False
+    """Listen beyond this machine without TLS: anybody who reaches the port can join."""
+    out: str = ""
+    """Folder for trace, checkpoints and report [runs/serve, or the next that is free]."""
+    resume: str = ""
+    """Go on with the run in this folder, from its newest checkpoint."""
+    json: bool = False
+    """Print one JSON document to stdout, and nothing else there."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True)
+class WorkOptions:
+    """Work for a server, until training is over."""
+
+    address: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="HOST:PORT")]
+    """Where the server is."""
+    tls: str = ""
+    """Certificate and key without their endings, such as keys/worker; ca.crt lies beside."""
+    model: str = ""
+    """A network of your own as module:factory, if the server trains one: a server never names code."""
+    data_directory: str = ""
+    """Folder with the data set's files; a server never names paths."""
+    delay_file: str = ""
+    """CSV file, if the server injects recorded delays."""
+    number: int = -1
+    """The worker's number, if it matters which shard it gets [the first that is free]."""
+    threads: int = 0
+    """Threads for torch [torch's own choice]."""
+    patience_seconds: float = 60.0
+    """How long to look for a server that cannot be reached."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True)
+class KeysOptions:
+    """Make a private CA and certificates for a server and its workers."""
+
+    directory: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
+    """Folder for them; what is there already stays."""
+    hosts: str = ""
+    """Names and addresses of the server's machine, with commas between (localhost is always in)."""
+    workers: int = 1
+    """How many worker certificates; one is enough for all workers."""
+    days: int = 3650
+    """How long they are valid."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """Recompute a recorded run, and say whether it comes out the same to the last bit."""
+
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    """The run's folder."""
+    model: str = ""
+    """The network as module:factory, if the run trained one of your own."""
+    data_directory: str = ""
+    """Folder with the data set's files, if it has moved."""
+    json: bool = False
+    """Print one JSON document to stdout, and nothing else there."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+def train(options: TrainOptions, overrides: dict[str, str]) -> None:
+    from paceline.runs import cluster
+
+    _check_resume_alone(options, overrides)
+    place = place_in(os.environ)
+    if options.resume and _is_ranks_run(options.resume):
+        return _train_ranks(options, None, place)
+    recipe = given_recipe(options.recipe_file, overrides)
+    if _by_ranks(recipe) and not options.resume:
+        return _train_ranks(options, recipe, place)
+    if place is not None:
+        raise UsageError(
+            f"{recipe.strategy.name} has a server, and starts its workers itself: run it without torchrun, or use "
+            "`paceline serve` and `paceline work`; hpsgd and its family run under torchrun, and pipelines do"
+        )
+    greeting = "server at {address}; more workers: paceline work {address}"
+    _serve(options, recipe, functools.partial(cluster.train, listen=options.listen), command="train", greeting=greeting)
+
+
+def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
+    from paceline.runs import cluster
+
+    _check_resume_alone(options, overrides)
+    endpoint = cluster.ServerEndpoint(listen=options.listen, tls=options.tls or None, insecure=options.insecure)
+    recipe = given_recipe(options.recipe_file, overrides)
+    if _by_ranks(recipe) and not options.resume:
+        kind = "a pipeline" if recipe.pipeline.on else "averaging"
+        raise UsageError(f"{kind} has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE")
+    greeting = "server at {address}: waiting for {workers} workers"
+    run = functools.partial(cluster.serve_recipe, endpoint=endpoint)
+    _serve(options, recipe, run, command="serve", greeting=greeting)
+
+
+def _check_resume_alone(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> None:
+    if options.resume and (options.recipe_file or overrides or options.out):
+        raise UsageError("--resume goes on with the run's own recipe, in its own folder: give neither with it")
+
+
+def _serve(
+    options: TrainOptions | ServeOptions, recipe: Recipe, run: Callable[..., Trained], *, command: str, greeting: str
+) -> None:
+    """Train with a server: the recipe that was given, or the one of the run to resume."""
+    notes, resume = Console(stderr=True), bool(options.resume)
+    folder = _run_folder(options.resume) if resume else new_folder(options.out, command)
+    if resume:
+        recipe = _recorded_recipe(folder)
+        if _is_finished(folder, recipe):
+            return note(notes, f"{folder} is finished: all {recipe.rounds} rounds are done")
+    with notes.status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
+        import paceline.drivers.served.run  # noqa: F401 - it takes seconds, and somebody is watching
+    with RunView(notes) as view:
+
+        def greet(address: str) -> None:
+            view.note(greeting.format(address=address, workers=recipe.cluster.workers))
+
+        trained = run(recipe, folder=folder, resume=resume, on_open=greet, on_standing=view.show)
+    for error in dict.fromkeys(trained.outcome.errors):
+        note(notes, f"error: {error}", style="red")
+    show_results(recipe, [trained.result], folder, notes, as_json=options.json)
+    if not trained.outcome.finished:
+        again = f"paceline {command} --resume {folder}{_options_to_repeat(options)}"
+        note(notes, f"{trained.outcome.reason}; go on with: {again}")
+        raise KeyboardInterrupt
+
+
+def _options_to_repeat(options: TrainOptions | ServeOptions) -> str:
+    """Return the options that must be given again: they belong to the machine, not to the run."""
+    if isinstance(options, TrainOptions):
+        return ""
+    tls = f" --tls {options.tls}" if options.tls else ""
+    return f" --listen {options.listen}{tls}{' --insecure' if options.insecure else ''}"
+
+
+def _is_finished(folder: Path, recipe: Recipe) -> bool:
+    last = read_journal(folder / TRACE).records[-1]
+    return isinstance(last, RunEnded) and last.rounds_done >= recipe.rounds
+
+
+def _recorded_recipe(folder: Path) -> Recipe:
+    document = read_journal(folder / TRACE).began.recipe
+    if not document:
+        raise UsageError(f"{folder} is a run of a script: resume it there (paceline.serve(..., resume=True))")
+    return Recipe.from_document(document)
+
+
+def _run_folder(text: str) -> Path:
+    if not Path(text, TRACE).is_file() and not _is_ranks_run(text):
+        raise UsageError(f"{text} is not a run: it has no {TRACE}")
+    return Path(text)
+
+
+# -- training by ranks, without a server -------------------------------------------------------------------------------
+
+
+def _is_ranks_run(folder: str) -> bool:
+    return Path(folder, RECIPE).is_file()
+
+
+def _by_ranks(recipe: Recipe) -> bool:
+    """Tell whether a recipe is carried out by ranks, without a server.
+
+    >>> _by_ranks(Recipe()), _by_ranks(Recipe().with_strategy("hpsgd"))
+    (False, True)
+    """
+    return averages(recipe) or recipe.pipeline.on
+
+
+def _train_ranks(options: TrainOptions, recipe: Recipe | None, place: Place | None) -> None:
+    """Be a rank, or start the ranks and wait for them; without a recipe, go on with the run in `options.resume`."""
+    if options.listen != type(options).listen:
+        raise UsageError("--listen is for a parameter server, and ranks have none: torchrun says where they meet")
+    if recipe is not None:
+        recipe = _for_world(recipe, place)
+    if place is not None and not options.resume and not options.out:
+        raise UsageError("under torchrun, give --out: all ranks, and those of a restart, must find the same folder")
+    # Whether a folder that holds a run belongs to this launch, started again, is known only when its ranks have met.
+    as_named = options.resume or (place is not None and options.out)
+    folder = Path(as_named) if as_named else new_folder(options.out, "train")
+    job = _RankJob(recipe=recipe or read_recipe_of(folder), folder=folder, resume=bool(options.resume), options=options)
+    if place is None:
+        _fork_ranks(job)
+    else:
+        job.train(place)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RankJob:
+    """The work of each rank of a run."""
+
+    recipe: Recipe
+    folder: Path
+    resume: bool
+    options: TrainOptions
+
+    def run_forked(self, place: Place) -> int:
+        """Train as a rank that was forked, and return the exit code."""
+        from paceline.cli.main import exit_code
+
+        return exit_code(lambda: self.train(place), debug=self.options.debug)
+
+    def train(self, place: Place) -> None:
+        """Train as a rank; rank 0 shows progress and results."""
+        from paceline.runs.pipelines import train_stage
+        from paceline.runs.ranks import train_rank
+
+        recipe = _for_world(self.recipe, place)
+        notes = Console(stderr=True, quiet=place.rank != 0)
+        with RunBars(notes, [recipe.strategy.name], rounds=recipe.rounds) as bars:
+
+            def show(at: Evaluation) -> None:
+                bars.show(0, RunProgress(round=at.round, seconds=at.seconds, loss=at.loss, accuracy=at.accuracy))
+
+            def show_plan(plan: Plan) -> None:
+                from paceline.pipeline.text import headline
+
+                bars.note(f"pipeline: {headline(plan)}")
+
+            if recipe.pipeline.on:
+                result = train_stage(
+                    recipe, place, folder=self.folder, resume=self.resume, on_plan=show_plan, on_progress=show
+                )
+            else:
+                result = train_rank(recipe, place, folder=self.folder, resume=self.resume, on_progress=show)
+        if result is not None:
+            show_results(recipe, [result], self.folder, notes, as_json=self.options.json)
+
+
+def _for_world(recipe: Recipe, place: Place | None) -> Recipe:
+    """Return the recipe with the launch's number of ranks; without a launch, with its own."""
+    if recipe.pipeline.on:
+        from paceline.runs.pipelines import for_ranks
+
+        return for_ranks(recipe, None if place is None else place.world)
+    if place is None or recipe.cluster.workers == place.world:
+        return recipe
+    return recipe.with_settings(cluster={"workers": place.world})
+
+
+def _fork_ranks(job: _RankJob) -> None:
+    from paceline.drivers.ranks.launch import LocalRanks
+
+    recipe, folder = job.recipe, job.folder
+    with Console(stderr=True).status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
+        if recipe.pipeline.on:  # once, before the ranks fork
+            import paceline.drivers.pipelining.job
+            import paceline.drivers.pipelining.planning
+        else:
+            import paceline.drivers.averaging.job  # noqa: F401
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the ranks as well
+    try:
+        world = recipe.pipeline.ranks if recipe.pipeline.on else recipe.cluster.workers
+        code = LocalRanks(job.run_forked, world, logs=folder).wait()
+    except BaseException:
+        if any((folder / "rank-0").glob("checkpoint-*")):
+            note(Console(stderr=True), f"go on from the last checkpoint with: paceline train --resume {folder}")
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+    if code:
+        raise SystemExit(code)  # rank 0 has printed the reason
+
+
+# -- workers, keys and replays -----------------------------------------------------------------------------------------
+
+
+def work(options: WorkOptions, overrides: dict[str, str]) -> None:
+    from paceline.runs.cluster import WorkerOptions, work_for
+
+    notes = Console(stderr=True)
+
+    def welcomed(worker: int, recipe: Recipe) -> None:
+        message = f"worker {worker}: {recipe.model.name} on {recipe.data.name}"
+        if options.number not in (-1, worker):
+            message += f" (number {options.number} is taken)"
+        note(notes, message)
+
+    settings = WorkerOptions(
+        tls=options.tls or None,
+        model=options.model,
+        data_directory=options.data_directory,
+        delay_file=options.delay_file,
+        wish=options.number if options.number >= 0 else None,
+        patience_seconds=options.patience_seconds,
+        threads=options.threads,
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a worker that is asked to stop signs off first
+    with printed_log(notes):
+        work_for(options.address, settings, on_welcome=welcomed)
+    notes.print("training is over")
+
+
+def keys(options: KeysOptions, overrides: dict[str, str]) -> None:
+    from paceline.drivers.served.keys import key_files, make_keys
+
+    hosts = [host.strip() for host in options.hosts.split(",") if host.strip()]
+    directory = Path(options.directory)
+    made = make_keys(directory, hosts=hosts, workers=options.workers, days=options.days)
+    this_machine = "The server's certificate is for this machine's own name; give --hosts for any other."
+    lines = [
+        *(f"{'made ' if path in made else 'kept '} {path}" for path in key_files(directory, workers=options.workers)),
+        f"server:  paceline serve RECIPE --listen 0.0.0.0:29400 --tls {directory / 'server'}",
+        f"worker:  paceline work HOST:29400 --tls {directory / 'worker'}",
+        *([] if hosts else [this_machine]),
+        f"Give workers ca.crt, worker.crt and worker.key; {directory / 'ca.key'} stays with you.",
+    ]
+    note(Console(stderr=True), "\n".join(lines))
+
+
+def replay(options: ReplayOptions, overrides: dict[str, str]) -> None:
+    from paceline.runs.cluster import WorkerOptions
+    from paceline.runs.replaying import replay as replay_run
+
+    notes = Console(stderr=True)
+    with Progress(console=notes, transient=True, disable=not notes.is_terminal) as progress:
+        task = progress.add_task("replaying", total=None)
+        verdict = replay_run(
+            _run_folder(options.run),
+            WorkerOptions(model=options.model, data_directory=options.data_directory),
+            on_step=lambda step, steps: progress.update(task, completed=step, total=steps),
+        )
+    if options.json:
+        print(json.dumps({"identical": verdict.identical, "steps": verdict.steps, "difference": verdict.difference}))
+    elif verdict.identical:
+        print(f"identical: {verdict.steps} steps, and the final weights to the last bit")
+    elif verdict.nearly:
+        print(f"the same {verdict.steps} steps; {verdict.nearly}: more than two ranks add up in an order of gloo's own")
+    if not verdict.identical and not verdict.nearly:
+        raise RunDiffers(f"not identical: {verdict.difference} ({verdict.steps} steps before it are)")
+
+
+class RunDiffers(PacelineError, OSError):  # noqa: N818 - a finding, not a fault
+    """A replay that came out differently, which is not the fault of the command line.
+
+    >>> raise RunDiffers("not identical: step 3")
+    Traceback (most recent call last):
+    paceline.cli.cluster.RunDiffers: not identical: step 3
+    """

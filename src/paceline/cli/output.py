@@ -1,0 +1,89 @@
+"""Where a command's results go: a table or one JSON document on stdout, notes on stderr, files in a folder."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rich.console import Console
+
+from paceline.cli.options import UsageError
+from paceline.files import write_file
+from paceline.recipes import Recipe
+from paceline.runs import Result, as_document
+from paceline.traces.journal import TRACE
+
+RUNS = "runs"
+
+
+def note(console: Console, text: str, *, style: str | None = None) -> None:
+    """Print a line as it is: paths and names are neither wrapped nor read as markup."""
+    console.print(text, style=style, soft_wrap=True, highlight=False, markup=False)
+
+
+def results_folder(out: str) -> Path:
+    """Make the folder for results and return it: better refused before the run than after it.
+
+    >>> results_folder("/dev/null/results")
+    Traceback (most recent call last):
+    paceline.cli.options.UsageError: cannot write results to /dev/null/results: Not a directory; give another --out
+    """
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write results to {folder}: {error.strerror or error}; give another --out") from None
+    return folder
+
+
+def new_folder(named: str, command: str) -> Path:
+    """Return the folder for a new run: the one that was named, or the next that is free; one with a run is refused.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     new_folder(f"{folder}/mine", "train").name
+    'mine'
+    """
+    folder = Path(named or Path(RUNS, command))
+    try:
+        if not named:
+            return _claim(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror or error}; give another --out") from None
+    if (folder / TRACE).exists() or any(folder.glob("rank-*/checkpoint-*")):
+        raise UsageError(f"{folder} holds a run; give another --out, or go on with it: --resume {folder}")
+    return folder
+
+
+def _claim(wanted: Path) -> Path:
+    """Make the first folder of this name that nobody has; it is made at once, so that two runs never share one."""
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise AssertionError("numbers do not end")
+
+
+def show_results(recipe: Recipe, results: Sequence[Result], out: Path, notes: Console, *, as_json: bool) -> None:
+    """Print the results, and write results.json and report.html."""
+    from paceline.reports import results_table, write_report
+
+    document = json.dumps(as_document(recipe, results), indent=2, allow_nan=False)
+    traces = [result.trace for result in results]
+    if as_json:
+        print(document)
+    else:
+        Console().print(results_table(traces))
+    try:
+        write_file(out / "results.json", document + "\n")
+        report = write_report(traces, out / "report.html", title=f"paceline: {recipe.data.name}, {recipe.model.name}")
+        message = f"report: {report}"
+    except OSError as error:  # the results are printed; that they cannot be kept does not undo the run
+        message = f"cannot write the report to {out}: {error.strerror or error}"
+    note(notes, message)

@@ -1,0 +1,100 @@
+"""The commands of a simulated cluster: `paceline race` and `paceline simulate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from paceline.cli.options import RecipeFile, UsageError, given_recipe
+from paceline.cli.output import note, results_folder, show_results
+from paceline.cli.progress import RunBars
+from paceline.recipes import Recipe
+from paceline.runs import Race, check_strategies
+
+WITH_K = ("fastest-k", "lgc")
+
+
+@dataclass(frozen=True)
+class SimulationOptions:
+    """The options that `race` and `simulate` share."""
+
+    recipe_file: RecipeFile = ""
+    """A recipe (TOML); without one, the default."""
+    json: bool = False
+    """Print one JSON document to stdout, and nothing else there."""
+    timing_only: bool = False
+    """Simulate only the cluster's times: nothing is trained, and there may be any number of workers."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@dataclass(frozen=True)
+class RaceOptions(SimulationOptions):
+    """Race several strategies on a simulated cluster, side by side."""
+
+    strategies: str = "full,fastest-k,lgc,async"
+    """Who races, with commas between."""
+    seeds: int = 1
+    """How many seeds, counting up from the recipe's; the table shows means."""
+    out: str = "runs/race"
+    """Folder for report.html and results.json."""
+
+
+@dataclass(frozen=True)
+class SimulateOptions(SimulationOptions):
+    """Run one recipe on a simulated cluster."""
+
+    out: str = "runs/simulate"
+    """Folder for report.html and results.json."""
+
+
+def race(options: RaceOptions, overrides: dict[str, str]) -> None:
+    if "strategy.name" in overrides:
+        raise UsageError(f"race takes --strategies, with commas between (--strategies {overrides['strategy.name']})")
+    names = [name.strip() for name in options.strategies.split(",") if name.strip()]
+    check_strategies(names)
+    # The recipe's own strategy need not race, so its K must not stand in the way; a bad K of one that races is refused.
+    with_k = next((name for name in names if name in WITH_K), names[0])
+    recipe = given_recipe(options.recipe_file, {**overrides, "strategy.name": with_k})
+    for name in names:
+        recipe.with_strategy(name)  # raises for a K that this strategy cannot have
+    _run(options, recipe, names, seeds=options.seeds)
+
+
+def simulate(options: SimulateOptions, overrides: dict[str, str]) -> None:
+    recipe = given_recipe(options.recipe_file, overrides)
+    finished = _run(options, recipe, [recipe.strategy.name], seeds=1)
+    if recipe.pruning.on and not options.timing_only:
+        _write_pruning_record(finished, Path(options.out))
+
+
+def _write_pruning_record(finished: Race, out: Path) -> None:
+    """Write the samples that were pruned, for `paceline inspect-pruning`."""
+    from paceline.analysis.pruning import record_of_run
+
+    try:
+        record_of_run(finished.recipes[0], finished.runs[0]).write(out)
+        message = f"who was pruned: paceline inspect-pruning {out}"
+    except (ValueError, OSError) as error:  # the results are printed; that this cannot be kept does not undo the run
+        message = f"cannot keep a record of the pruning in {out}: {error}"
+    note(Console(stderr=True), message)
+
+
+def _run(options: RaceOptions | SimulateOptions, recipe: Recipe, names: Sequence[str], *, seeds: int) -> Race:
+    notes, out = Console(stderr=True), results_folder(options.out)
+    loading = "making ready" if options.timing_only else f"loading torch, {recipe.data.name} and {recipe.model.name}"
+    with notes.status(loading):
+        running = Race(recipe, strategies=names, seeds=seeds, timing_only=options.timing_only)
+    try:
+        with RunBars(notes, running.lanes, rounds=recipe.rounds) as bars:
+            for lane, progress in running:
+                bars.show(lane, progress)
+    except KeyboardInterrupt:
+        notes.print("stopped: what follows is what was done so far")
+        show_results(recipe, running.results_so_far, out, notes, as_json=options.json)
+        raise
+    show_results(recipe, running.results, out, notes, as_json=options.json)
+    return running

@@ -1,0 +1,260 @@
+"""A served run computed again from its journal in one process, to see whether every step comes out the same.
+
+    journal: joined, arrived, left  ->  strategy  ->  the same steps?       (fresh, late: who was in)
+                                                      the same weights?     (a fingerprint after every step)
+
+Gradients are computed as the workers computed them: the same batches, block by block, with as many threads. So what
+differs is found, and the first step that does is named. Where the codec has a memory, or samples are pruned, dropped
+gradients are computed too: they changed the memory of their worker. A gradient that was refused is not in the journal:
+its worker drew its batch, and did not judge it.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.codecs.payload import NotFiniteError
+from paceline.errors import PacelineError
+from paceline.events import Drop, Event, Joined, Left, Step
+from paceline.optim import make_optimizer
+from paceline.strategies import Strategy
+from paceline.traces.journal import Arrival, Arrived, JournalRecord, Resumed, StepRecord, WorkerJoined, WorkerLeft
+from paceline.traces.replay_events import events_of, without_workers
+from paceline.training import Batches, Training, TrainState, WorkerCodecs, fingerprint
+from paceline.workers.gradients import LoopGradients
+
+
+class ReplayError(PacelineError, ValueError):
+    """A journal that cannot be replayed, in one line.
+
+    >>> raise ReplayError("steps 3 to 5 are missing")
+    Traceback (most recent call last):
+    paceline.drivers.replayed.served_run.ReplayError: steps 3 to 5 are missing
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The result of a replay; `difference` is None if there is none.
+
+    `nearly` says how near the weights are where the order of a sum is not ours to know, so that bits may differ.
+
+    >>> Verdict(steps=300, difference=None).identical
+    True
+    """
+
+    steps: int
+    difference: str | None
+    nearly: str = ""
+
+    @property
+    def identical(self) -> bool:
+        """Whether everything came out the same."""
+        return self.difference is None
+
+
+SentGradient = tuple[torch.Tensor, torch.Tensor]  # the gradient, and the change of the buffers
+
+
+class _Differs(Exception):  # noqa: N818 - a finding, not a fault
+    pass
+
+
+class Replay:
+    """A journal being replayed: iterate over it (it yields the steps taken), then ask for the `verdict`."""
+
+    def __init__(self, records: Sequence[JournalRecord], training: Training, strategy: Strategy) -> None:
+        self._records = records
+        module = copy.deepcopy(training.module)
+        optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
+        self.trainee = TrainState(module, optimizer, schedule, codec=training.codec, seed=training.seed)
+        self._codecs = WorkerCodecs(training.codec, self.trainee.model.shapes, seed=training.seed)
+        self._strategy = strategy.start()
+        self._engine = LoopGradients(copy.deepcopy(training.module), block_by_block=True)
+        self.batches = Batches(training)
+        self._at_once = self._codecs.remember or self.batches.pruned is not None
+        self._joins: dict[int, WorkerJoined] = {}
+        self._waiting: set[int] = set()
+        self._started_seconds = 0.0
+        self._pending: dict[tuple[int, int], list[Callable[[], SentGradient]]] = {}
+        self._steps: list[Step] = []
+        self._models: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._last_use = _last_use(records, of_all=self._at_once)
+        self._resumed_from = {record.version for record in records if isinstance(record, Resumed)}
+        self._saved: dict[int, tuple[Any, Any, Any]] = {}
+        self._taken = 0
+        self._difference: str | None = None
+        self._remember()
+
+    @property
+    def verdict(self) -> Verdict:
+        """The result so far."""
+        return Verdict(steps=self._taken, difference=self._difference)
+
+    def __iter__(self) -> Iterator[int]:
+        threads = torch.get_num_threads()
+        try:
+            for record in self._records:
+                self._play(record)
+                if isinstance(record, StepRecord):
+                    yield self._taken
+        except _Differs as found:
+            self._difference = str(found)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _play(self, record: JournalRecord) -> None:
+        match record:
+            case WorkerJoined():
+                self._joined(record)
+            case WorkerLeft():
+                self._left(record)
+            case Arrived():
+                self._arrived(record.arrivals)
+            case StepRecord():
+                self._arrived(record.arrivals)
+                self._stepped(record)
+            case Resumed():
+                self._resumed(record)
+
+    # -- events ------------------------------------------------------------------------------------------------
+
+    def _joined(self, record: WorkerJoined) -> None:
+        self._joins[record.worker] = record
+        self._codecs.joined(record.worker)
+        self.batches.joined(record.worker, draw=record.first_draw)
+        if record.at_seconds == self._started_seconds:  # the clock stands still until the first round begins
+            self._waiting.add(record.worker)
+        else:
+            self._begin()
+            self._handle(Joined(worker=record.worker, at_seconds=record.at_seconds))
+
+    def _begin(self) -> None:
+        for worker in sorted(self._waiting):
+            self._handle(Joined(worker=worker, at_seconds=self._started_seconds))
+        self._waiting = set()
+
+    def _left(self, record: WorkerLeft) -> None:
+        if record.worker in self._waiting and record.at_seconds == self._started_seconds:
+            self._waiting.discard(record.worker)
+            return
+        self._begin()
+        self._handle(Left(worker=record.worker, at_seconds=record.at_seconds))
+
+    def _arrived(self, arrivals: Sequence[Arrival]) -> None:
+        for arrival in arrivals:
+            self._begin()
+            joined = self._joins.get(arrival.worker)
+            if joined is None:
+                raise ReplayError(f"a gradient of worker {arrival.worker} arrived, but it had never joined")
+            gradient = functools.cache(functools.partial(self._gradient, arrival, joined))
+            if self._at_once:
+                gradient()
+            self._pending.setdefault((arrival.worker, arrival.version), []).append(gradient)
+            for event in events_of(arrival):
+                self._handle(event)
+
+    def _handle(self, event: Event) -> None:
+        for action in self._strategy.handle(event):
+            if isinstance(action, Step):
+                self._steps.append(action)
+            elif isinstance(action, Drop):
+                self._pending[action.worker, action.version].pop()
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    def _stepped(self, record: StepRecord) -> None:
+        version = self.trainee.version
+        if record.version != version:
+            raise ReplayError(f"steps {version} to {record.version - 1} are missing in the trace")
+        if not self._steps:
+            raise _Differs(f"step {version}: the run took it, and the strategy does not ask for it")
+        step = self._steps.pop(0)
+        for name, decided, written in (("on time", step.fresh, record.fresh), ("late", step.late, record.late)):
+            who = tuple((share.worker, share.version) for share in decided)
+            if who != written:
+                raise _Differs(f"step {version}: the strategy takes {who} {name}, and the run took {written}")
+        self._take(step)
+        if fingerprint(self.trainee.model.parameters) != record.fingerprint:
+            raise _Differs(f"step {version}: the weights after it are not the same")
+        self._taken += 1
+        self._remember()
+
+    def _take(self, step: Step) -> None:
+        vectors: dict[tuple[int, int], torch.Tensor] = {}
+        changes = []
+        for share in (*step.late, *step.fresh):
+            vectors[share.worker, share.version], change = self._pending[share.worker, share.version].pop(0)()
+            changes.append(change)
+        if not self.trainee.take(step, lambda share: vectors[share.worker, share.version], changes):
+            raise _Differs(f"step {step.version}: the update is not finite here")
+
+    def _gradient(self, arrival: Arrival, joined: WorkerJoined) -> SentGradient:
+        """Compute what a worker sent, as the server decoded it."""
+        parameters, buffers = self._models[arrival.version]
+        assignment = self.batches.assignment(
+            worker=arrival.worker,
+            shard=joined.shard,
+            draw=arrival.draw,
+            blocks=arrival.blocks,
+            blocks_done=arrival.blocks_done,
+        )
+        torch.set_num_threads(joined.threads)
+        result = self._engine.compute(parameters, buffers, [assignment])
+        try:
+            payload = self._codecs.encode(result.gradients[0], worker=arrival.worker, draw=arrival.draw)
+        except NotFiniteError:
+            raise _Differs(
+                f"step {self.trainee.version}: the gradient of worker {arrival.worker} is not finite"
+            ) from None
+        self.batches.judge(worker=arrival.worker, draw=arrival.draw, losses=result.sample_losses[0])
+        return self._codecs.decode(payload), result.buffers[0] - buffers
+
+    # -- memory ------------------------------------------------------------------------------------------------
+
+    def _remember(self) -> None:
+        """Keep the model for the gradients that are still to come at it, and all else for a resumption from here."""
+        version, model = self.trainee.version, self.trainee.model
+        if version in self._last_use:
+            self._models[version] = self.trainee.outgoing.held.clone(), model.buffers.clone()
+        self._models = {v: kept for v, kept in self._models.items() if self._last_use[v] >= version or v == version}
+        if version in self._resumed_from:
+            plain, tensors = self.trainee.state()
+            saved = plain, {name: tensor.clone() for name, tensor in tensors.items()}, self._strategy.state_dict()
+            self._saved[version] = copy.deepcopy(saved)
+
+    def _resumed(self, record: Resumed) -> None:
+        if record.version not in self._saved:
+            raise ReplayError(f"the run went on from step {record.version}, which the trace does not reach")
+        plain, tensors, strategy = self._saved[record.version]
+        self.trainee.load_state(plain, tensors)
+        self._strategy.load_state_dict(without_workers(strategy))
+        self._pending, self._steps, self._joins, self._waiting = {}, [], {}, set()
+        self._started_seconds, self._models = record.at_seconds, {}
+        self._remember()
+
+
+def _last_use(records: Sequence[JournalRecord], *, of_all: bool) -> dict[int, int]:
+    """Return for each version the last step that takes a gradient of it (with `of_all`: before which one arrives)."""
+    last: dict[int, int] = {}
+    step = 0
+    for record in records:
+        used: list[int] = []
+        if isinstance(record, StepRecord):
+            step = record.version
+            used += [version for _, version in (*record.late, *record.fresh)]
+        elif isinstance(record, Resumed):
+            step = record.version
+        if of_all and isinstance(record, StepRecord | Arrived):
+            used += [arrival.version for arrival in record.arrivals]
+        for version in used:
+            last[version] = max(step, last.get(version, 0))
+        if isinstance(record, StepRecord):
+            step += 1
+    return last

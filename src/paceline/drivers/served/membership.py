@@ -1,0 +1,150 @@
+"""Who takes part: seats (a worker's number, its shard of the data, its next batch), and what is known of each worker.
+
+A shard is what one worker of the recipe holds. Workers get the number of a shard that nobody holds, the one they had
+before if it is free; a worker for whom there is no such shard left gets a number above, and shares the shard that has
+the fewest holders. Whoever takes a number goes on with its batches where the one before stopped.
+
+Nothing here reads a clock or a socket.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from paceline.errors import PacelineError
+
+MOST_SENT = 64
+
+
+class NoSeatError(PacelineError, ValueError):
+    """There are as many workers as there may be.
+
+    >>> raise NoSeatError("20 workers are here, and that is the most")
+    Traceback (most recent call last):
+    paceline.drivers.served.membership.NoSeatError: 20 workers are here, and that is the most
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A worker's place: its number, the shard it holds, the number of its first batch.
+
+    >>> Seat(worker=3, shard=3, first_draw=0).shard
+    3
+    """
+
+    worker: int
+    shard: int
+    first_draw: int
+
+
+class Seats:
+    """The seats of a run.
+
+    >>> seats = Seats(shards=2, most=4)
+    >>> [seats.take().worker for _ in range(3)], seats.take(wish=1).shard
+    ([0, 1, 2], 1)
+    >>> seats.release(1)
+    >>> seats.take()
+    Seat(worker=1, shard=1, first_draw=0)
+    """
+
+    def __init__(self, *, shards: int, most: int) -> None:
+        if not 1 <= shards <= most:
+            raise ValueError(f"shards must be between 1 and the most workers (shards={shards}, most={most})")
+        self.shards, self.most = shards, most
+        self._held: dict[int, int] = {}
+        self._next_draws: dict[int, int] = {}
+
+    def take(self, wish: int | None = None) -> Seat:
+        """Give a new worker a seat, the one it wishes if that is free."""
+        if len(self._held) >= self.most:
+            raise NoSeatError(f"{len(self._held)} workers are here, and that is the most (most_workers)")
+        worker = wish if wish is not None and self._may_have(wish) else self._lowest_free()
+        shard = worker if worker < self.shards else self._fewest_holders()
+        self._held[worker] = shard
+        return Seat(worker=worker, shard=shard, first_draw=self._next_draws.get(worker, 0))
+
+    def _may_have(self, wish: int) -> bool:
+        if wish in self._held or wish >= self.most:
+            return False
+        return wish < self.shards or self._lowest_free() >= self.shards
+
+    def _lowest_free(self) -> int:
+        return next(number for number in range(self.most) if number not in self._held)
+
+    def _fewest_holders(self) -> int:
+        holders = Counter(self._held.values())
+        return min(range(self.shards), key=lambda shard: (holders[shard], shard))
+
+    def release(self, worker: int) -> None:
+        """Free the seat of a worker."""
+        self._held.pop(worker, None)
+
+    def drawn(self, worker: int, draw: int) -> None:
+        """Note that a worker's batch has arrived; whoever has its number next goes on after it."""
+        self._next_draws[worker] = max(draw + 1, self._next_draws.get(worker, 0))
+
+    def next_draw(self, worker: int) -> int:
+        """Return the number of a worker's first batch that has not arrived."""
+        return self._next_draws.get(worker, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far each number has drawn; who is there is not part of it."""
+        return {"next_draws": sorted(self._next_draws.items())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`, with every seat free."""
+        self._held = {}
+        self._next_draws = {int(worker): int(draw) for worker, draw in state["next_draws"]}
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerStatus:
+    """The state of one worker, for whoever watches the run.
+
+    >>> WorkerStatus(worker=0, alive=True, last="on time", used=3, late=1, dropped=0, refused=0).used
+    3
+    """
+
+    worker: int
+    alive: bool = True
+    last: str = ""
+    used: int = 0
+    late: int = 0
+    dropped: int = 0
+    refused: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Member(WorkerStatus):
+    """What the coordinator knows of a worker that takes part, or did."""
+
+    seat: Seat
+    host: str
+    sent_version: int = -1
+    sent_at: dict[int, float] = field(default_factory=dict)
+    answered_version: int = -1
+    bad_in_a_row: int = 0
+
+    @property
+    def status(self) -> WorkerStatus:
+        """A copy of its status."""
+        return WorkerStatus(**{each.name: getattr(self, each.name) for each in fields(WorkerStatus)})
+
+    def sent(self, version: int, now: float) -> None:
+        """Note that it is sent this version of the model: the next, or the same for another try."""
+        if version == self.sent_version:
+            self.answered_version = version - 1
+        self.sent_version = version
+        self.sent_at = {sent: at for sent, at in self.sent_at.items() if sent > self.answered_version}
+        while len(self.sent_at) >= MOST_SENT:  # it has not answered for long; of those between it will get none
+            del self.sent_at[list(self.sent_at)[1]]
+        self.sent_at[version] = now
+
+    @property
+    def owes(self) -> bool:
+        """Whether it has a model that it has not answered."""
+        return self.alive and self.sent_version > self.answered_version

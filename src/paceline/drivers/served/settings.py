@@ -1,0 +1,84 @@
+"""The settings of a served run: what is trained, with whom, and how long the server waits for what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.errors import PacelineError
+from paceline.strategies import Strategy
+from paceline.training.train_state import Schedule
+
+Measure = Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]
+
+
+class ServeError(PacelineError, ValueError):
+    """A run that cannot be served as it is asked for: a setting, a folder or a checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long the server waits, and how many may be there at once: every wait has an end.
+
+    `silence`: a worker that says nothing for so long is gone. `stall`: so is one that has work and gets no further.
+    `gather`: how long the first round waits for all workers before it begins with those who came. `hello` and
+    `joining`: from opening a stream to the first message, and from there to being ready.
+
+    >>> Limits(silence_seconds=3).beat_seconds
+    1.0
+    """
+
+    silence_seconds: float = 15.0
+    stall_seconds: float = 120.0
+    gather_seconds: float = 60.0
+    hello_seconds: float = 10.0
+    joining_seconds: float = 300.0
+    farewell_seconds: float = 2.0
+    most_strangers: int = 64
+    most_bad_gradients: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("silence_seconds", "stall_seconds", "hello_seconds", "joining_seconds", "farewell_seconds"):
+            if getattr(self, name) <= 0:
+                raise ServeError(f"{name} must be more than 0 ({name}={getattr(self, name)})")
+
+    @property
+    def beat_seconds(self) -> float:
+        """How often the server sends a sign of life."""
+        return self.silence_seconds / 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """All that a served run is made of; `recipe` is what workers get and the journal holds.
+
+    >>> ServerSettings.__dataclass_fields__["codec"].default
+    'identity'
+    """
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule | None
+    strategy: Strategy
+    rounds: int
+    workers: int
+    folder: Path
+    codec: str = "identity"
+    blocks: int = 4
+    seed: int = 0
+    most_workers: int = 0
+    limits: Limits = field(default_factory=Limits)
+    measure: Measure | None = None
+    evaluate_every: int = 10
+    checkpoint_every: int = 50
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "workers", "blocks", "evaluate_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ServeError(f"{name} must be 1 or more ({name}={getattr(self, name)})")

@@ -1,0 +1,61 @@
+"""Labels that look wrong, found by confident learning (Northcutt, Jiang and Chuang 2021) in its plain form.
+
+    threshold of a class   the mean probability that the model gives to the class over the samples labelled so
+    a label looks wrong    where the model's guess is another class, with at least that class's threshold,
+                           and more than it gives to the label
+
+So "sure" is measured by class: of a class that the model is seldom sure of, less is asked. The paper asks the same of
+every class that reaches its threshold; here only of the guess, the most probable one, since a record holds no others.
+
+What it can tell: where a model, after all it has learned from the other samples, contradicts a label.
+What it cannot: the model was trained on these very labels. What it has learned by heart it does not contradict, so
+after many epochs without regularisation few wrong labels are found; and labels that are wrong in one way throughout
+(all wolves labelled dogs) are what the model takes for right. The paper predicts out of sample, by cross-validation.
+A rare but rightly labelled sample may look wrong as well: this is a list to look at, not one to delete.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.traces.pruning_record import PruningRecord
+
+
+def class_thresholds(record: PruningRecord) -> NDArray[np.float64]:
+    """Return for each class the probability from which the model counts as sure of it; infinite without samples of it.
+
+    >>> from paceline.traces.pruning_record import empty_record
+    >>> class_thresholds(empty_record())
+    array([1.])
+    """
+    classes = len(record.classes)
+    held = np.bincount(record.label, minlength=classes)
+    total = np.bincount(record.label, weights=record.label_probability, minlength=classes)
+    return np.where(held > 0, total / np.maximum(held, 1), np.inf)
+
+
+def looks_wrong(record: PruningRecord) -> NDArray[np.bool_]:
+    """Mark the samples whose label looks wrong.
+
+    >>> record = PruningRecord(
+    ...     policy="none", epochs=0, classes=("cat", "dog"), label=[0, 0, 1, 1], guess=[0, 0, 1, 0],
+    ...     times_pruned=[0, 0, 0, 0], difficulty=[0, 0, 0, 0], label_probability=[0.9, 0.7, 0.9, 0.1],
+    ...     guess_probability=[0.9, 0.7, 0.9, 0.9], loss=[0.1, 0.4, 0.1, 2.3])
+    >>> looks_wrong(record)
+    array([False, False, False,  True])
+    """
+    sure = record.guess_probability >= class_thresholds(record)[record.guess]
+    return np.asarray(sure & (record.guess != record.label) & (record.guess_probability > record.label_probability))
+
+
+def find_label_errors(record: PruningRecord) -> NDArray[np.int64]:
+    """Return the samples whose label looks wrong, the surest first: by guess less label, then by number.
+
+    >>> from paceline.traces.pruning_record import empty_record
+    >>> find_label_errors(empty_record())
+    array([], dtype=int64)
+    """
+    found = np.flatnonzero(looks_wrong(record))
+    margin = record.guess_probability[found] - record.label_probability[found]
+    return found[np.argsort(-margin, kind="stable")]

@@ -1,0 +1,52 @@
+"""How the processes end: soon, with the exit code that their error has, and with nothing held on to."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+
+from tests import warm
+from tests.distributed.ranks import ROOT
+
+pytestmark = pytest.mark.xdist_group("averaging lives")
+
+
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory):
+    """The exit codes of every scene, and what its ranks have written."""
+    folder = tmp_path_factory.mktemp("lives")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", "tests.averaging.lives", str(folder)]
+    done = warm.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    codes = json.loads(done.stdout)
+    return lambda scene: (codes[scene], [(folder / scene / f"rank-{rank}.log").read_text() for rank in range(2)])
+
+
+def test_a_rank_that_names_a_frozen_one_exits_as_any_error_does_and_does_not_wait_for_it(lives):
+    """An average is under way, whose timeout is ten minutes: the exit takes less, and is no SIGABRT."""
+    (code,), (said, _) = lives("stopped")
+    assert code == 1, said
+    assert "RankGoneError: rank 1 is gone: not heard of for" in said
+
+
+def test_a_script_that_forgets_to_close_ends_with_its_last_line(lives):
+    (code,), (said, _) = lives("unclosed")
+    assert code == 0, said
+    assert "under way True" in said
+
+
+def test_a_second_process_group_in_one_process_finds_the_port_free(lives):
+    codes, said = lives("twice")
+    assert codes == [0, 0], said
+    assert [each.split() for each in said] == [["6", "6"]] * 2
+
+
+def test_a_rank_that_never_begins_is_waited_for_no_longer_than_the_timeout(lives):
+    codes, (said, other) = lives("late")
+    assert codes == [1, 0], (said, other)
+    assert "RankGoneError: rank 0 waited" in said
+    assert "for all ranks to begin averaging" in said

@@ -1,0 +1,73 @@
+"""Quantities as people read and type them: one text for one value, and refusals that name it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from paceline import PacelineError
+from paceline.quantities import (
+    QuantityError,
+    calendar_text,
+    count_text,
+    duration_text,
+    number_text,
+    percent_text,
+    rate_in_bytes,
+    seconds_text,
+    size_in_bytes,
+    size_text,
+)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-7, 9.999e-4, 0.001, 0.9999, 1.0, 9.999, 99.99, 1e5])
+def test_a_duration_has_a_unit_and_few_digits(seconds: float) -> None:
+    for text in (duration_text(seconds), duration_text(seconds, trim=True)):
+        value, unit = text.split()
+        assert math.isclose(
+            float(value) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit], seconds, rel_tol=0.05, abs_tol=1e-6
+        )
+
+
+@pytest.mark.parametrize("value", [5.7634, 999.6, 1e5, 123456789.0, 1e-5, 9.9996e-5, -12.345, 1e300])
+def test_a_number_has_at_most_eight_characters(value: float) -> None:
+    assert len(number_text(value)) <= 8
+    assert math.isclose(float(number_text(value)), value, rel_tol=0.05)
+
+
+@pytest.mark.parametrize("count", [0, 99_999, 99_999.6, 999_499, 1e6, 123.4e9, 9.99e12])
+def test_a_count_has_at_most_six_characters(count: float) -> None:
+    assert len(count_text(count)) <= 6
+
+
+def test_what_is_not_known_is_a_dash_in_a_table() -> None:
+    assert {seconds_text(None), seconds_text(math.nan), percent_text(math.inf), percent_text(None)} == {"-"}
+
+
+def test_times_of_the_calendar_change_their_unit_at_its_edge() -> None:
+    texts = [calendar_text(seconds) for seconds in (59.99, 60, 3599, 3600, 86_399, 86_400)]
+    assert texts == ["59.99 s", "1 min 00 s", "59 min 59 s", "1 h 00 min", "23 h 59 min", "1 d 00 h"]
+
+
+@pytest.mark.parametrize("text", ["", "2", "GB", "-1GB", "0GB", "1.2.3GB", "1e999GB", "2 XB", "two GB"])
+def test_a_size_that_is_none_is_refused_by_its_name(text: str) -> None:
+    with pytest.raises(QuantityError, match="--memory must be a size above 0 such as 500MB") as refused:
+        size_in_bytes("--memory", text)
+    assert isinstance(refused.value, PacelineError)
+    assert isinstance(refused.value, ValueError)
+
+
+@pytest.mark.parametrize("text", ["1Gbit", "1GB", "0bit/s", "fast", "1.2.3bit/s"])
+def test_a_rate_that_is_none_is_refused_by_its_name(text: str) -> None:
+    with pytest.raises(QuantityError, match="--bandwidth must be a rate above 0"):
+        rate_in_bytes("--bandwidth", text)
+
+
+def test_bits_are_an_eighth_of_bytes() -> None:
+    assert rate_in_bytes("rate", "8Mbit/s") == rate_in_bytes("rate", "1 MB/s") == rate_in_bytes("rate", "8Mbps") == 1e6
+
+
+@pytest.mark.parametrize("text", ["512 B", "2.5 kB", "1.0 MB", "3.0 GB"])
+def test_a_size_that_was_written_can_be_read(text: str) -> None:
+    assert size_text(size_in_bytes("size", text)) == text
