@@ -1,4 +1,4 @@
-"""What the trace of a simulated run says of pruning: one process plays all workers, and knows whom each left out."""
+"""The totals of pruning in the trace of a simulated run: one process plays all workers and knows whom each left out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def pruned_of(batches: Batches | None) -> Pruned | None:
-    """How much was left out, so far; None where nothing is pruned, or nothing is trained.
+    """Return how much was left out so far; None where nothing is pruned, or nothing is trained.
 
     >>> pruned_of(None) is None
     True
