@@ -98,11 +98,19 @@ def make_codec(name: str, **settings: Any) -> Codec:
     Traceback (most recent call last):
     ValueError: unknown codec 'bfloat'; did you mean 'bfloat16'? choose from identity, bfloat16, one-bit, qsgd, ...
     """
+    codec: Codec = codec_class(name)(**settings)
+    return codec
+
+
+def codec_class(name: str) -> Any:
+    """Return the class of a codec, by the codec's name.
+
+    >>> codec_class("top-k").__name__
+    'TopK'
+    """
     if name not in CODECS:
         raise unknown("codec", name, CODECS)
-    home = importlib.import_module(f"{__name__}.{_HOMES[CODECS[name]]}")
-    codec: Codec = getattr(home, CODECS[name])(**settings)
-    return codec
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[CODECS[name]]}"), CODECS[name])
 
 
 __all__ = [

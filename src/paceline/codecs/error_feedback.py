@@ -52,13 +52,13 @@ class ErrorFeedback:
 
     @property
     def NUMBER(self) -> int:  # noqa: N802 - named as every codec names it
-        """The inner codec's number: the payload is its own."""
+        """The inner codec's number, for the payload is the inner codec's."""
         number: int = self.codec.NUMBER  # type: ignore[attr-defined]
         return number
 
     @property
     def fixed_size(self) -> bool:
-        """As the inner codec says."""
+        """Whether the inner codec's payloads have a fixed size."""
         return self.codec.fixed_size
 
     @property
@@ -116,8 +116,8 @@ class ErrorFeedback:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the residual, and the inner codec's memory under `inner.`."""
-        own = {} if self._residual is None else {"residual": self._residual.clone()}
-        return own | {_INNER + name: value for name, value in self.codec.state_dict().items()}
+        residual = {} if self._residual is None else {"residual": self._residual.clone()}
+        return residual | {_INNER + name: value for name, value in self.codec.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`. If it does not fit, nothing changes."""

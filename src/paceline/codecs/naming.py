@@ -6,12 +6,11 @@ A codec that is biased has error feedback unless the words say `error-feedback=f
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from paceline.codecs import CODECS, Codec, make_codec
+from paceline.codecs import CODECS, Codec, codec_class, make_codec
 from paceline.lookup import unknown
 
 if TYPE_CHECKING:
@@ -26,10 +25,7 @@ def settings_of(name: str) -> dict[str, Any]:
     >>> settings_of("top-k")
     {'fraction': 0.01}
     """
-    if name not in CODECS:
-        raise unknown("codec", name, CODECS)
-    kind = getattr(importlib.import_module("paceline.codecs"), CODECS[name])
-    parameters = inspect.signature(kind).parameters.values()
+    parameters = inspect.signature(codec_class(name)).parameters.values()
     return {each.name: each.default for each in parameters if type(each.default) in (int, float, str)}
 
 

@@ -82,7 +82,7 @@ class Replica:
             change.mul_(scale)
 
     def merge(self, total: torch.Tensor, *, weight: float, open_steps: int) -> None:
-        """Move the shared model; the replica follows at once, or where a window is open later: see `catch_up`."""
+        """Move the shared model; the replica follows at once, or once its open window ends (`catch_up`)."""
         if weight:  # else nobody brought anything: only the buffers are to be made equal
             self._outer.move(self.shared, total[: self._parameters.size], weight)
         if open_steps:
@@ -146,7 +146,7 @@ class OuterStep:
         self._velocity: torch.Tensor | None = None
 
     def move(self, shared: torch.Tensor, total: torch.Tensor, weight: float) -> None:
-        """shared <- shared + the step that `weight * total` comes to."""
+        """Move the shared model by the step that the mean change `weight * total` comes to."""
         rate = self._settings.rate
         if self._momentum == 0.0:
             shared.add_(total, alpha=weight * rate)

@@ -44,10 +44,11 @@ class Rows:
         self._matrix = matrix
         self._offsets = offsets
 
-    def of(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        """Return a (workers, *shape) view to add gradients to; None for a frozen parameter."""
-        offset = self._offsets.get(parameter)
-        return None if offset is None else self._columns(offset, tuple(parameter.shape))
+    def of(self, parameter: nn.Parameter | None) -> torch.Tensor | None:
+        """Return a (workers, *shape) view to add gradients to; None for a parameter that is frozen, or not there."""
+        if parameter is None or parameter not in self._offsets:
+            return None
+        return self._columns(self._offsets[parameter], tuple(parameter.shape))
 
     def _columns(self, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
         size = int(torch.Size(shape).numel())
@@ -74,10 +75,9 @@ class _Linear(torch.autograd.Function):
         (inputs,) = ctx.saved_tensors
         layer, rows = ctx.layer, ctx.rows
         by_worker = upstream.reshape(rows.workers, -1, upstream.shape[-1])
-        weight_rows = rows.of(layer.weight)
-        if weight_rows is not None:
+        if (weight_rows := rows.of(layer.weight)) is not None:
             weight_rows.baddbmm_(by_worker.mT, inputs.reshape(rows.workers, -1, inputs.shape[-1]))
-        if layer.bias is not None and (bias_rows := rows.of(layer.bias)) is not None:
+        if (bias_rows := rows.of(layer.bias)) is not None:
             bias_rows.add_(by_worker.sum(1))
         return (upstream @ layer.weight if ctx.needs_input_grad[0] else None), None, None, None, None
 
@@ -96,20 +96,14 @@ class _Conv2d(torch.autograd.Function):
         (inputs,) = ctx.saved_tensors
         layer, rows = ctx.layer, ctx.rows
         upstream = upstream.contiguous()
-        weight_rows = rows.of(layer.weight)
-        if weight_rows is not None:
+        if (weight_rows := rows.of(layer.weight)) is not None:
             for row, x, up in zip(weight_rows, inputs.chunk(rows.workers), upstream.chunk(rows.workers), strict=True):
                 row.add_(_conv_backward(up, x, layer, (False, True, False))[1])
-        if layer.bias is not None and (bias_rows := rows.of(layer.bias)) is not None:
+        if (bias_rows := rows.of(layer.bias)) is not None:
             bias_rows.add_(upstream.view(rows.workers, -1, *upstream.shape[1:]).sum((1, 3, 4)))
-        wanted = ctx.needs_input_grad[0]
-        return (
-            (_conv_backward(upstream, inputs, layer, (True, False, False))[0] if wanted else None),
-            None,
-            None,
-            None,
-            None,
-        )
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None, None
+        return _conv_backward(upstream, inputs, layer, (True, False, False))[0], None, None, None, None
 
 
 def _conv_backward(
@@ -156,12 +150,11 @@ class _Affine(torch.autograd.Function):
         return upstream * layer.weight.view(shape), None, None, None, None
 
 
-def _linear(layer: nn.Linear, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
-    return _Linear.apply(inputs, layer, rows, layer.weight, layer.bias)  # type: ignore[no-any-return, no-untyped-call]
+Forward = Callable[[Any, torch.Tensor, Rows], torch.Tensor]
 
 
-def _conv2d(layer: nn.Conv2d, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
-    return _Conv2d.apply(inputs, layer, rows, layer.weight, layer.bias)  # type: ignore[no-any-return, no-untyped-call]
+def _forward_of(function: Any) -> Forward:
+    return lambda layer, inputs, rows: function.apply(inputs, layer, rows, layer.weight, layer.bias)
 
 
 def _group_norm(layer: nn.GroupNorm, inputs: torch.Tensor, rows: Rows) -> torch.Tensor:
@@ -170,14 +163,14 @@ def _group_norm(layer: nn.GroupNorm, inputs: torch.Tensor, rows: Rows) -> torch.
 
 def _affine(layer: Any, normalised: torch.Tensor, rows: Rows) -> torch.Tensor:
     """Apply a normalisation layer's weight and bias, if it has them."""
-    if layer.weight is None:
-        return normalised
-    return _Affine.apply(normalised, layer, rows, layer.weight, layer.bias)  # type: ignore[no-any-return, no-untyped-call]
+    return normalised if layer.weight is None else _forward_of(_Affine)(layer, normalised, rows)
 
 
-Forward = Callable[[Any, torch.Tensor, Rows], torch.Tensor]
-
-LAYERS: dict[type[nn.Module], Forward] = {nn.Linear: _linear, nn.Conv2d: _conv2d, nn.GroupNorm: _group_norm}
+LAYERS: dict[type[nn.Module], Forward] = {
+    nn.Linear: _forward_of(_Linear),
+    nn.Conv2d: _forward_of(_Conv2d),
+    nn.GroupNorm: _group_norm,
+}
 
 
 # -- the pass -------------------------------------------------------------------------------------------------------

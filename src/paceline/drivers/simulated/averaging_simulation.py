@@ -53,7 +53,11 @@ class AveragedSimulation:
         if evaluate_every < 1:
             raise ValueError(f"evaluate_every must be 1 or more (evaluate_every={evaluate_every})")
         self._setup, self._evaluate_every = setup, evaluate_every
-        self.learner = _team(training, setup) if training else None
+        self.learner: Team | None = None
+        if training:
+            from paceline.training.team import Team  # only those who train need torch
+
+            self.learner = Team(training, setup.member, workers=setup.workers)
         without = NoReplicas(message_bytes=message_bytes, gathers=gathers)
         self._cluster = AveragingCluster(setup, trainer=self.learner or without)
         self._evaluations = Evaluations()
@@ -165,9 +169,3 @@ class AveragedSimulation:
             evaluations=tuple(self._evaluations.all),
             pruned=pruned_of(self.batches),
         )
-
-
-def _team(training: Training, setup: AveragingSetup) -> Team:
-    from paceline.training.team import Team  # only those who train need torch
-
-    return Team(training, setup.member, workers=setup.workers)

@@ -1,4 +1,4 @@
-"""The processes: `python -m tests.collective.rank FOLDER JOBS PIPES`, PIPES = [[read from, write to], ...] as JSON.
+"""The processes: `python -m tests.distributed.rank FOLDER JOBS PIPES`, PIPES = [[read from, write to], ...] as JSON.
 
 Loading torch takes seconds, so one process loads it and becomes as many ranks as there are pipes. It says who they are,
 and stays until its own input ends. A rank reads jobs, and writes what they returned.
@@ -35,7 +35,7 @@ def store_of(folder, rank):
 
 
 def main(folder, jobs, pipes):
-    jobs = importlib.import_module(f"tests.collective.{jobs}")
+    jobs = importlib.import_module(jobs)
     children = []
     for rank in range(len(pipes)):
         children.append(os.fork())
