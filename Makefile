@@ -1,12 +1,13 @@
-# Two commands matter: `make race` and `make test`. Both make the environment on first use.
+# Three commands matter: `make race`, `make quick` and `make test`. They make the environment on first use.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PEERS  := $(VENV)/.peers
+VERSIONS := 3.11 3.12 3.13
 ARGS   ?=
 
-.PHONY: setup race test lint types bench clean
+.PHONY: setup race test quick test-all lint types bench clean
 
 setup: $(READY)
 
@@ -22,6 +23,17 @@ race: $(READY)
 test: $(READY)
 	@$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
+# Laws, parity and units: what starts no process and takes no seconds. An answer in a minute.
+quick: $(READY)
+	@PACELINE_TESTS_START_NOTHING=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m "not processes and not slow and not browser" tests $(ARGS)
+
+# Every Python that is supported, each in an environment of its own: .venv-3.11 and so on.
+test-all:
+	@set -e; for version in $(VERSIONS); do \
+	  python=$$(.ci/interpreter $$version); echo "== Python $$version: $$python"; \
+	  $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$$version; \
+	done
+
 lint: $(READY)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
@@ -36,4 +48,4 @@ $(PEERS): $(READY)
 	@touch $(PEERS)
 
 clean:
-	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VERSIONS:%=.venv-%) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

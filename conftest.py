@@ -7,6 +7,7 @@ pyproject.toml fails, with the stacks of its threads and of the processes that i
 
 import faulthandler
 import gc
+import inspect
 import os
 import signal
 import tempfile
@@ -26,6 +27,7 @@ settings.register_profile("paceline", deadline=None, derandomize=True)  # this m
 settings.load_profile("paceline")
 
 
+STARTERS = {"tests.warm", "subprocess", "multiprocessing", "torch.multiprocessing"}
 AGAIN_SECONDS, STUCK_SECONDS = 20.0, 90.0  # beyond a test's limit
 STACKS = pytest.StashKey[str]()
 _stderr = os.dup(2)  # the terminal, whatever is captured
@@ -40,6 +42,47 @@ def pytest_configure(config):
             os.environ.setdefault("GLIBC_TUNABLES", KEEP_MEMORY)
     elif os.environ.get("GLIBC_TUNABLES") == KEEP_MEMORY:
         del os.environ["GLIBC_TUNABLES"]
+
+
+def pytest_collection_modifyitems(items):
+    """Mark what starts processes, so that `make quick` can leave it out; nobody has to keep a list."""
+    found: dict[object, bool] = {}
+    for item in items:
+        fixtures = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {}).values()
+        functions = [getattr(item, "function", None), *(fixture.func for several in fixtures for fixture in several)]
+        if any(_starts_processes(function, found) for function in functions):
+            item.add_marker("processes")
+
+
+def _starts_processes(thing, found):
+    """Whether a function or class of the tests names what starts processes, or another that does."""
+    thing = inspect.unwrap(getattr(getattr(thing, "hypothesis", None), "inner_test", thing))
+    home = thing.__name__ if inspect.ismodule(thing) else getattr(thing, "__module__", None) or ""
+    if home in STARTERS:
+        return True
+    if not home.startswith(("tests.", "benchmarks.")) or not (inspect.isfunction(thing) or inspect.isclass(thing)):
+        return False
+    if thing not in found:
+        found[thing] = False  # while it is looked into: functions may name each other
+        parts = [thing]
+        if inspect.isclass(thing):
+            members = [member for kind in thing.__mro__ for member in vars(kind).values()]
+            parts = [getattr(member, "fget", getattr(member, "__func__", member)) for member in members]
+        names = [value for part in map(inspect.unwrap, parts) if inspect.isfunction(part) for value in _named_by(part)]
+        found[thing] = any(_starts_processes(value, found) for value in names)
+    return found[thing]
+
+
+def _named_by(function):
+    """Yield the globals that a function's code names, and what it names of the tests' own modules."""
+    codes = [function.__code__]
+    for code in codes:
+        codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
+        for name in code.co_names:
+            value = function.__globals__.get(name)
+            yield value
+            if inspect.ismodule(value) and value.__name__.startswith(("tests.", "benchmarks.")):
+                yield from (vars(value).get(other) for other in code.co_names)
 
 
 @pytest.hookimpl(trylast=True)

@@ -20,7 +20,7 @@ Gradient: TypeAlias = Callable[[int, Vector], Vector]  # of a worker, at these p
 
 
 def plus(first: Vector, second: Vector, times: float = 1.0) -> list[float]:
-    """first + times * second, element by element.
+    """Return first + times * second, element by element.
 
     >>> plus([1.0, 2.0], [10.0, 20.0], 0.5)
     [6.0, 12.0]
@@ -29,7 +29,7 @@ def plus(first: Vector, second: Vector, times: float = 1.0) -> list[float]:
 
 
 def change_of(worker: int, start: Vector, gradient: Gradient, *, lr: float, steps: int) -> list[float]:
-    """What so many plain SGD steps of a worker change.
+    """Return what so many plain SGD steps of a worker change.
 
     >>> change_of(0, [8.0], lambda worker, parameters: parameters, lr=0.5, steps=2)
     [-6.0]
@@ -41,7 +41,7 @@ def change_of(worker: int, start: Vector, gradient: Gradient, *, lr: float, step
 
 
 def mean_change(changes: Sequence[Vector], steps: Sequence[int], *, normalize: bool = False) -> list[float]:
-    """The mean over all workers; normalized, each change is first scaled to the mean steps of those who took any.
+    """Return the mean change; normalized, each is first scaled to the mean steps of the workers that took any.
 
     >>> mean_change([[2.0], [6.0]], [1, 3]), mean_change([[2.0], [6.0]], [1, 3], normalize=True)
     ([4.0], [4.0])
@@ -63,7 +63,7 @@ def local_sgd(
     momentum: float = 0.0,
     nesterov: bool = False,
 ) -> list[float]:
-    """The model after windows of `windows[j][i]` local steps of worker i, each from the model the one before led to.
+    """Return the model after windows of `windows[j][i]` local steps of worker i, each from the model of the one before.
 
     >>> local_sgd([0.0], lambda worker, parameters: [-1.0 - worker], [[2, 2], [2, 2]], lr=1.0)
     [6.0]
@@ -86,7 +86,9 @@ def hpsgd(
     rebase: bool = False,
     normalize: bool = False,
 ) -> list[float]:
-    """The model when window j is averaged while window j + 1 is trained: that begins without it, or with one's own.
+    """Return the model where window j is averaged while window j + 1 is trained.
+
+    That window begins without window j; with `rebase` it begins with the worker's own change of window j.
 
     >>> hpsgd([8.0], lambda worker, parameters: parameters, [[1], [1], [1]], lr=0.5)  # 8 - 4 - 4 - 2
     [-2.0]

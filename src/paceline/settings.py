@@ -36,7 +36,7 @@ class SettingError(PacelineError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What is allowed for one setting."""
+    """The rule of one setting: which values are allowed, and what they mean."""
 
     help: str
     choices: Callable[[], Iterable[str]] | None = None
@@ -71,7 +71,7 @@ class Rule:
 
     @property
     def range(self) -> str:
-        """The allowed range in words.
+        """The allowed range, in words.
 
         >>> Rule(help="", above=0).range, Rule(help="", least=0, most=1).range
         ('more than 0', 'between 0 and 1')
@@ -89,7 +89,7 @@ def _number(value: float) -> str:
 
 
 def setting(default: Any, help: str, **rule: Any) -> Any:
-    """A field of a recipe with its rule.
+    """Declare a field with its rule.
 
     >>> @dataclass(frozen=True)
     ... class Example:
@@ -159,7 +159,7 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """The value as the type says, from TOML's types or from text; ValueError if it cannot be.
+    """Return a value of TOML's types, or text, as the type says; ValueError if it cannot be.
 
     >>> convert("0.5, 0.75", tuple[float, ...]), convert("auto", int | Literal["auto"]), convert(3, float)
     ((0.5, 0.75), 'auto', 3.0)
@@ -191,34 +191,22 @@ def _tuple(value: Any, hint: Any) -> tuple[Any, ...]:
 
 
 def _plain_value(value: Any, hint: Any) -> Any:
-    if hint is type(None):
-        if value in ("", "none", None):
-            return None
-    elif hint is bool:
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, str) and value.lower() in _TRUE + _FALSE:
-            return value.lower() in _TRUE
-    elif hint is str:
-        if isinstance(value, str):
-            return value
-    elif isinstance(value, hint) or (hint is float and isinstance(value, int)):
-        if not isinstance(value, bool):
-            return _parsed_number(value, hint)
-    elif isinstance(value, str):
-        return _parsed_number(value.replace("_", ""), hint)
+    if hint is type(None) and value in ("", "none", None):
+        return None
+    if hint in (bool, str) and isinstance(value, hint):
+        return value
+    if hint is bool and isinstance(value, str) and value.lower() in _TRUE + _FALSE:
+        return value.lower() in _TRUE
+    if hint in (int, float) and isinstance(value, (int, hint, str)) and not isinstance(value, bool):
+        try:
+            return hint(value.replace("_", "") if isinstance(value, str) else value)
+        except OverflowError as error:
+            raise ValueError(value) from error
     raise ValueError(value)
 
 
-def _parsed_number(value: str | int | float, hint: Any) -> Any:
-    try:
-        return hint(value)
-    except OverflowError as error:
-        raise ValueError(value) from error
-
-
 def describe(hint: Any) -> str:
-    """A type in words.
+    """Return a type in words.
 
     >>> describe(int | Literal["auto"]), describe(tuple[float, ...])
     ("a whole number or 'auto'", 'a list of numbers')

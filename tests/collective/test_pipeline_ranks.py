@@ -8,7 +8,7 @@ import time
 import pytest
 
 from paceline.pipeline.schedules import SCHEDULES, orders
-from tests.collective.ranks import Ranks
+from tests.distributed.ranks import Ranks
 
 pytestmark = pytest.mark.xdist_group("collective")
 STEPS = 20
@@ -17,7 +17,7 @@ CLOSE = 1e-12  # all in float64: what is left is the order of sums
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    with Ranks(tmp_path_factory.mktemp("four"), 4, "pipeline_jobs") as ranks:
+    with Ranks(tmp_path_factory.mktemp("four"), 4, "tests.collective.pipeline_jobs") as ranks:
         yield ranks
 
 

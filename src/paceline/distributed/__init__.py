@@ -4,7 +4,6 @@
     collectives   gathers that are started now and waited for later; payloads to every rank, bucket by bucket
     stores        a few words of every rank to every rank, through the launch's store
     agreement     all ranks agree, or all ranks raise
-    meetings      all ranks of a group come together, compare numbers or add them up
 
 Errors here name a rank: a collective of the backend that waits for a dead rank does not say for whom it waits.
 """

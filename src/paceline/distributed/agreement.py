@@ -22,12 +22,20 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
-from paceline.distributed.collectives import gather_bytes
+from paceline.distributed.collectives import start_gather
+from paceline.distributed.groups import shared_group
+from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup as ProcessGroup  # for those who may not import torch.distributed
 
 ROW_BYTES = 1024
 MOST_CHARACTERS = 600  # of a refusal
@@ -105,8 +113,9 @@ def gather_rows(
     words: Mapping[str, Any], group: dist.ProcessGroup, device: torch.device, row_bytes: int = ROW_BYTES
 ) -> list[dict[str, Any]]:
     """Return every rank's words, in the order of the group. All ranks of the group must call it."""
-    ours = encode_row(words, row_bytes).numpy().tobytes()
-    return [json.loads(row) for row in gather_bytes(ours, group, device)]
+    gathered, work = start_gather(encode_row(words, row_bytes).to(device), row_bytes, group)
+    work.wait()
+    return [decode_row(row[:row_bytes]) for row in gathered.view(group.size(), -1)]
 
 
 def encode_row(words: Mapping[str, Any], row_bytes: int = ROW_BYTES) -> torch.Tensor:
@@ -129,6 +138,62 @@ def decode_row(row: torch.Tensor) -> dict[str, Any]:
     """
     words: dict[str, Any] = json.loads(bytes(row.tolist()))
     return words
+
+
+# -- meetings ----------------------------------------------------------------------------------------------------------
+
+
+class MeetingTimeoutError(PacelineError, TimeoutError):
+    """Not all ranks have come to a meeting in time."""
+
+
+def current_group(group: dist.ProcessGroup | None = None) -> dist.ProcessGroup | None:
+    """Return `group`, or else the group of all ranks; None as long as torch.distributed has no process group.
+
+    >>> current_group() is None
+    True
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    return group if group is not None else dist.group.WORLD
+
+
+class Meetings:
+    """The meetings of the ranks of `group` for one purpose: they come together, compare numbers or add them up, go on.
+
+    Ranks meet in a group on gloo that is made for the purpose, so nothing else that the script sends comes in between.
+    Every meeting has a deadline, and an error names the ranks that did not come. All ranks must come to each meeting.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, timeout_seconds: float, *, purpose: str) -> None:
+        self.of, self._timeout_seconds, self._purpose = group, timeout_seconds, purpose
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self._group: dist.ProcessGroup | None = None
+
+    def compare(self, moment: str, numbers: Mapping[str, int], *, remedy: str, error: type[Exception]) -> None:
+        """Raise `error` on all ranks unless all come with the same numbers."""
+        rows = gather_rows(numbers, self._meet(moment), torch.device("cpu"))
+        sentence = f"ranks do not agree when they {moment}: {{key}} is {{theirs}} on {{who}}, {{ours}} on {{other}}; "
+        raise_difference(rows, sentence + remedy, reference=0, error=error)
+
+    def add_up(self, values: NDArray[np.float32]) -> None:
+        """Replace the values by their sum over all ranks, which have just compared numbers."""
+        dist.all_reduce(torch.from_numpy(values), group=self._group)
+
+    def _meet(self, moment: str) -> dist.ProcessGroup:
+        """Wait for all ranks."""
+        try:
+            if self._group is None:
+                members = dist.get_process_group_ranks(self.of)
+                self._group = shared_group([members], members, "gloo", self._timeout_seconds, purpose=self._purpose)
+            timeout = timedelta(seconds=self._timeout_seconds)
+            dist.monitored_barrier(self._group, timeout=timeout, wait_all_ranks=True)
+        except RuntimeError as error:
+            raise MeetingTimeoutError(
+                f"rank {self.rank} waited to {moment} in {self._purpose}, and not all ranks came (it waits for "
+                f"{self._timeout_seconds:g} s at most): {error}"
+            ) from error
+        return cast("dist.ProcessGroup", self._group)  # this rank is one of the members
 
 
 # -- texts of known length ---------------------------------------------------------------------------------------------

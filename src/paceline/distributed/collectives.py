@@ -48,15 +48,6 @@ def start_gather(ours: torch.Tensor, size: int, group: dist.ProcessGroup) -> tup
     return gathered, gather(gathered, ours, group=group, async_op=True)
 
 
-def gather_bytes(ours: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
-    """Return a few bytes of every rank, of the same number on all of them."""
-    tensor = torch.tensor(list(ours), dtype=torch.uint8, device=device)
-    gathered, work = start_gather(tensor, tensor.numel(), group)
-    work.wait()
-    rows = gathered.view(group.size(), -1)[:, : tensor.numel()]
-    return [bytes(row) for row in rows.tolist()]
-
-
 def gather_vector(ours: torch.Tensor, store: StoreGather) -> torch.Tensor:
     """Return one vector of every rank, all of which have come here; RankGoneError if they do not stay."""
     group = dist.group.WORLD

@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 _SHARED: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], dist.ProcessGroup | None]] = weakref.WeakKeyDictionary()
@@ -52,11 +51,6 @@ def close_group(group: dist.ProcessGroup, *, pending: bool) -> None:
         # torch names groups of some ranks by their ranks: the next one would meet the remains of this one, so it stays.
         if group.size() == dist.get_world_size():
             dist.destroy_process_group(group)
-
-
-def message_device(group: dist.ProcessGroup) -> torch.device:
-    """Return where a group's messages lie if no model says it."""
-    return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
 
 
 # -- groups that are made once -----------------------------------------------------------------------------------------

@@ -250,7 +250,7 @@ class Compression:
 
 
 def _after_backward(callback: Any) -> None:
-    """Call it when backward is through, and DDP has finished its round."""
+    """Call `callback` when backward is through and DDP has finished its round."""
     later = torch.autograd.Variable._execution_engine.queue_callback
     try:
         # They are called in the order in which they are queued. DDP queues its own after the hook of the last

@@ -11,7 +11,6 @@ from paceline.codecs.naming import codec_text, parse_codec, settings_of
 from paceline.drivers.simulated.averaging_cluster import AveragingSetup
 from paceline.drivers.simulated.cluster import Setup
 from paceline.drivers.simulated.delays import Delays, Pareto, ShiftedExponential, SlowWorkers, read_recorded
-from paceline.drivers.simulated.network import Network
 from paceline.models import MODELS
 from paceline.recipes.recipe import Recipe
 from paceline.strategies import STRATEGIES, Strategy
@@ -86,15 +85,6 @@ def make_delays(recipe: Recipe) -> Delays:
     if delay.name == "slow-worker":
         return SlowWorkers(base=base, slow=delay.slow_workers, factor=delay.slow_factor)
     return base
-
-
-def make_network(recipe: Recipe) -> Network:
-    """Make the model of the network.
-
-    >>> make_network(Recipe()).free
-    True
-    """
-    return Network(**dataclasses.asdict(recipe.network))
 
 
 def load_data(recipe: Recipe) -> Dataset:
@@ -232,6 +222,8 @@ def resolved(recipe: Recipe) -> Recipe:
         found["codec"]["lossless"] = lossless
     if recipe.model.name in MODELS and MODELS[recipe.model.name].norms and not recipe.model.norm:
         found["model"] = {"norm": MODELS[recipe.model.name].norms[0]}
+    if recipe.pipeline.on:
+        found["pipeline"] = {"chunks": recipe.pipeline.pieces}
     if averages(recipe):
         member = make_member(recipe)
         values = {
@@ -260,7 +252,7 @@ def make_setup(recipe: Recipe) -> Setup:
         workers=recipe.cluster.workers,
         rounds=recipe.rounds,
         delays=make_delays(recipe),
-        network=make_network(recipe),
+        network=recipe.network,
         late_work=recipe.cluster.late_work,
         blocks=recipe.worker.blocks,
         seed=recipe.seed,
@@ -279,7 +271,7 @@ def make_averaging_setup(recipe: Recipe) -> AveragingSetup:
         workers=recipe.cluster.workers,
         rounds=recipe.rounds,
         delays=make_delays(recipe),
-        network=make_network(recipe),
+        network=recipe.network,
         seed=recipe.seed,
         recipe=recipe.to_dict(),
     )

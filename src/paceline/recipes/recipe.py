@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.data import DATASETS
 from paceline.data.pruning import PruningSettings
+from paceline.drivers.simulated.network import Network
 from paceline.lookup import unknown
 from paceline.optim import OptimizerSettings
 from paceline.pipeline.settings import PipelineSettings
@@ -20,7 +21,6 @@ from paceline.recipes.sections import (
     DataSection,
     DelaySection,
     ModelSection,
-    NetworkSection,
     ServerSection,
     StrategySection,
     WorkerSection,
@@ -56,7 +56,7 @@ class Recipe(Checked):
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     cluster: ClusterSection = field(default_factory=ClusterSection)
     delay: DelaySection = field(default_factory=DelaySection)
-    network: NetworkSection = field(default_factory=NetworkSection)
+    network: Network = field(default_factory=Network)
     strategy: StrategySection = field(default_factory=StrategySection)
     codec: CodecSection = field(default_factory=CodecSection)
     pruning: PruningSettings = field(default_factory=PruningSettings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -128,19 +127,6 @@ class DelaySection(Checked):
             )
         if self.name == "recorded" and not self.file:
             raise SettingError(("file",), "recorded delays need a file; give delay.file")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkSection(Checked):
-    """What a message costs, in simulated runs.
-
-    >>> NetworkSection(latency_seconds=0.001).worker_bits_per_second
-    inf
-    """
-
-    latency_seconds: float = setting(0.0, "one way", least=0, most=1e6)
-    worker_bits_per_second: float = setting(math.inf, "a worker's link, each way", above=0, infinite=True)
-    server_bits_per_second: float = setting(math.inf, "the server's link, each way", above=0, infinite=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -178,8 +178,8 @@ def _round_lines(groups: Sequence[TraceGroup], ridges: int) -> list[Json]:
 
 
 def _caption(source: TraceGroup, *, aggregated: bool) -> str:
-    who = "tenth of the workers, ordered by speed" if aggregated else "worker"
+    each = "tenth of the workers, ordered by speed" if aggregated else "worker"
     return (
-        f"One histogram for each {who}, as seen under {source.label}; dots are medians. Dashed lines are the "
+        f"One histogram for each {each}, as seen under {source.label}; dots are medians. Dashed lines are the "
         "mean round of each strategy: right of its line lies what a strategy, on average, does not wait for."
     )

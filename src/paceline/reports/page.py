@@ -26,14 +26,14 @@ def page_html(
     title: str,
     headline: str,
     conditions: Iterable[str],
-    said: Iterable[str] = (),
+    sentences: Iterable[str] = (),
     figures: Sequence[Chart] = (),
     colours: Mapping[Scheme, Mapping[str, str]] = PAGE_COLOURS,
     **sections: str,
 ) -> str:
     """Return a page: a template of assets/ with everything that it holds.
 
-    `title`, `headline`, `conditions` (short phrases) and `said` (sentences below the headline) are plain text.
+    `title`, `headline`, `conditions` (short phrases) and `sentences` (below the headline) are plain text.
     `sections` are the template's other parts, as HTML. `figures` are the charts that the page's script draws.
 
     >>> page = page_html("codecs.html", title="A & B", headline="2 s", conditions=["1 seed"], chart="", tables="")
@@ -45,7 +45,7 @@ def page_html(
         sections,
         title=escape(title),
         headline=prose(headline),
-        said="".join(f"<p>{prose(sentence)}</p>" for sentence in said),
+        sentences="".join(f"<p>{prose(sentence)}</p>" for sentence in sentences),
         conditions="".join(f"<li>{escape(phrase)}</li>" for phrase in conditions),
         style=colour_variables(colours) + asset("page.css"),
         data=safe_json({"charts": drawn, "colours": colours}),

@@ -64,7 +64,7 @@ def pipeline_page(
         "pipeline.html",
         title=title,
         headline=headline(plan),
-        said=[balance(plan)],
+        sentences=[balance(plan)],
         conditions=conditions,
         figures=charts,
         colours=COLOURS,

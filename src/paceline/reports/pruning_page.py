@@ -118,7 +118,7 @@ def pruning_page(
         "pruning.html",
         title=title,
         headline=headline(facts),
-        said=(*sentences(facts), *notes),
+        sentences=(*sentences(facts), *notes),
         conditions=conditions(facts),
         times=time_bars(facts),
         classes=class_bars(facts),

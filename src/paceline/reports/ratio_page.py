@@ -87,7 +87,7 @@ def ratio_page(
         "ratios.html",
         title=title,
         headline=headline,
-        said=sentences,
+        sentences=sentences,
         conditions=conditions,
         figures=charts,
         charts="\n".join(cards),

@@ -79,7 +79,7 @@ def report_html(traces: Sequence[Trace], *, title: str = "") -> str:
         "page.html",
         title=title or (TITLE_OF_ONE if len(traces) == 1 and traces[0].clock == "real" else TITLE),
         headline=headline(rows),
-        said=further_sentences(rows, targets[0] if len(targets) == 1 else None),
+        sentences=further_sentences(rows, targets[0] if len(targets) == 1 else None),
         conditions=phrases,
         figures=charts,
         colours=palette(group.strategy for group in groups),
@@ -176,12 +176,12 @@ def _legend_keys(chart: Chart, groups: Sequence[TraceGroup]) -> str:
 
 def _no_charts(traces: Sequence[Trace]) -> str:
     real = any(trace.clock == "real" for trace in traces)
-    said = (
+    reason = (
         "The run ended before there was anything to draw."
         if real
         else "Timing only: nothing was trained, so there is no loss to draw."
     )
-    return f'<section class="card wide"><p class="caption">{said}</p></section>'
+    return f'<section class="card wide"><p class="caption">{reason}</p></section>'
 
 
 def recipes(groups: Sequence[TraceGroup]) -> str:

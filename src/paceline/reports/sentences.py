@@ -34,8 +34,8 @@ def headline(rows: Sequence[ResultRow]) -> str:
         return comparison(best, against)
     first = min(rows, key=lambda row: (row.diverged, row.stopped, row.seconds))
     if first.diverged:
-        who = first.label if len(rows) == 1 else f"All {len(rows)} strategies"
-        return f"{who} diverged: try a smaller learning rate"
+        diverged = first.label if len(rows) == 1 else f"All {len(rows)} strategies"
+        return f"{diverged} diverged: try a smaller learning rate"
     loss = "" if first.loss is None else f", with a loss of {loss_text(first.loss)}"
     if first.stopped:
         return f"{_stopped(first)}, {seconds_text(first.seconds)} s after its start{loss}"
@@ -78,10 +78,10 @@ def comparison(row: ResultRow, against: ResultRow) -> str:
         return _stopped(row)
     if row.saved is None or row.clock != against.clock:
         return f"{row.label} finished in {seconds_text(row.seconds)} s"
-    said = f"{row.label} {_time_phrase(row.saved, against.label)}{_loss_phrase(row.loss, against.loss)}"
+    sentence = f"{row.label} {_time_phrase(row.saved, against.label)}{_loss_phrase(row.loss, against.loss)}"
     if round(row.rounds) == round(against.rounds):
-        return said
-    return f"{said} ({count_text(row.rounds)} rounds against {count_text(against.rounds)})"
+        return sentence
+    return f"{sentence} ({count_text(row.rounds)} rounds against {count_text(against.rounds)})"
 
 
 def further_sentences(rows: Sequence[ResultRow], target_loss: float | None) -> list[str]:
@@ -186,9 +186,9 @@ def clock_words(traces: Sequence[Trace], *, began: str = "") -> str:
 
 
 def _cluster(simulated: Sequence[Trace], real: Sequence[Trace]) -> str:
-    said = [f"real cluster, {_workers(real)}"] if real else []
-    said += [f"simulated cluster, {_workers(simulated)}" if real else _workers(simulated)] if simulated else []
-    return _joined(said)
+    clusters = [f"real cluster, {_workers(real)}"] if real else []
+    clusters += [f"simulated cluster, {_workers(simulated)}" if real else _workers(simulated)] if simulated else []
+    return _joined(clusters)
 
 
 def _workers(traces: Sequence[Trace]) -> str:

@@ -487,9 +487,9 @@ def _axis_name(letter: str, panel: int) -> str:
 
 
 def _caption(workers: int) -> str:
-    said = (
+    caption = (
         "The same stretch of time for every strategy; vertical lines are round closings, numbers are rounds. "
         "Count them: more lines means more steps of the model in the same time."
     )
     cut = f" Shown are the first {MOST_LANES} of {workers:,} workers." if workers > MOST_LANES else ""
-    return said + cut
+    return caption + cut

@@ -34,15 +34,16 @@ def replay(
     called with the steps, or averages, that are done and the number of all; `on_end` with the batches that the workers
     drew from, and the model, as they are at the end.
     """
-    if (Path(folder) / RECIPE).is_file():
-        return _replay_ranks(Path(folder), options if options is not None else WorkerOptions(), on_step, on_end)
+    folder, options = Path(folder), options or WorkerOptions()
+    if (folder / RECIPE).is_file():
+        return _replay_ranks(folder, options, on_step, on_end)
     from paceline.drivers.replayed import Replay, Verdict
     from paceline.traces.checkpoints import read_newest
     from paceline.traces.journal import TRACE, StepRecord
     from paceline.traces.journal_files import read_journal
 
-    journal = read_journal(Path(folder) / TRACE)
-    recipe = _recipe(journal.began.recipe, options if options is not None else WorkerOptions())
+    journal = read_journal(folder / TRACE)
+    recipe = _recipe(journal.began.recipe, options)
     training = make_training(recipe, load_data(recipe))
     steps = sum(isinstance(record, StepRecord) for record in journal.records)
     replayed = Replay(journal.records, training, make_strategy(recipe))
@@ -50,13 +51,10 @@ def replay(
         on_step(taken, steps)
     on_end(replayed.batches, training, replayed.trainee.model.module)
     verdict = replayed.verdict
-    checkpoint, _ = read_newest(Path(folder))
+    checkpoint, _ = read_newest(folder)
     if verdict.identical and checkpoint is not None and checkpoint.version == replayed.trainee.version:
-        for name, found in (
-            ("parameters", replayed.trainee.model.parameters),
-            ("buffers", replayed.trainee.model.buffers),
-        ):
-            if not torch.equal(checkpoint.tensors[name], found):
+        for name in ("parameters", "buffers"):
+            if not torch.equal(checkpoint.tensors[name], getattr(replayed.trainee.model, name)):
                 return Verdict(steps=verdict.steps, difference=f"the final {name} are not those of the checkpoint")
     return verdict
 
@@ -68,7 +66,7 @@ def _replay_ranks(
     from paceline.drivers.averaging.job import windows_from
     from paceline.drivers.ranks.checkpoints import RankCheckpoints
     from paceline.drivers.replayed import Verdict
-    from paceline.drivers.replayed.averaged import replayed_team
+    from paceline.drivers.replayed.averaged_run import replay_averages
 
     keeper = RankCheckpoints(folder, rank=0)
     held = keeper.held()
@@ -82,7 +80,7 @@ def _replay_ranks(
         )
     training = make_training(recipe, load_data(recipe))
     windows = windows_from(state["story"]["windows"])
-    team = replayed_team(windows, training, make_member(recipe), on_average=on_average)
+    team = replay_averages(windows, training, make_member(recipe), on_average=on_average)
     on_end(team.batches, training, team.module)
     found = team.parameters
     expected = state["sync"]["replica"].get("shared")

@@ -82,7 +82,7 @@ class Replica:
             change.mul_(scale)
 
     def merge(self, total: torch.Tensor, *, weight: float, open_steps: int) -> None:
-        """Move the shared model; the replica follows at once, or where a window is open later: see `catch_up`."""
+        """Move the shared model; the replica follows at once, or once its open window ends (`catch_up`)."""
         if weight:  # else nobody brought anything: only the buffers are to be made equal
             self._outer.move(self.shared, total[: self._parameters.size], weight)
         if open_steps:
@@ -146,7 +146,7 @@ class OuterStep:
         self._velocity: torch.Tensor | None = None
 
     def move(self, shared: torch.Tensor, total: torch.Tensor, weight: float) -> None:
-        """shared <- shared + the step that `weight * total` comes to."""
+        """Move the shared model by the step that the mean change `weight * total` comes to."""
         rate = self._settings.rate
         if self._momentum == 0.0:
             shared.add_(total, alpha=weight * rate)
@@ -305,19 +305,19 @@ class Buffers:
         """Fill `out`, of `size` elements, with what this worker has."""
         self._flat.read(out[: self._flat.size])
         out[: self._flat.size].div_(self._workers)
-        changed = [not torch.equal(*pair) for pair in zip(self._flat.tensors, self._agreed, strict=True)]
-        out[self._flat.size :] = torch.tensor(changed, dtype=out.dtype)
+        for number, pair in enumerate(zip(self._flat.tensors, self._agreed, strict=True), start=self._flat.size):
+            out[number] = torch.ne(*pair).any()  # stays on the device: no GPU is waited for
 
     @torch.no_grad()
     def take(self, total: torch.Tensor) -> None:
         """Take over the mean of the buffers that any worker has changed, from the sum of what all sent."""
-        changes = total[self._flat.size :].tolist()
+        changes = total[self._flat.size :].unbind()
         for buffer, agreed, part, changed in zip(
             self._flat.tensors, self._agreed, self._flat.parts(total), changes, strict=True
         ):
-            if changed:
-                buffer.copy_(part if buffer.is_floating_point() else part.round())
-                agreed.copy_(buffer)
+            mean = part if buffer.is_floating_point() else part.round()
+            buffer.copy_(torch.where(changed != 0, mean.to(buffer.dtype), buffer))
+            agreed.copy_(buffer)
 
 
 # -- vectors -----------------------------------------------------------------------------------------------------------

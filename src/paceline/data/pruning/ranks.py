@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data.pruning.policy import PruningError, finite_number, whole_number
-from paceline.distributed.meetings import Meetings, current_group
+from paceline.distributed.agreement import Meetings, current_group
 
 if TYPE_CHECKING:
-    from paceline.distributed.meetings import ProcessGroup
+    from paceline.distributed.agreement import ProcessGroup
 
 TIMEOUT_SECONDS = 600.0
 REMEDY = (

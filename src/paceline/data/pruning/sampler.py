@@ -56,7 +56,7 @@ from paceline.data.pruning.policy import Policy, PruningError, saved_array, whol
 from paceline.data.pruning.ranks import TIMEOUT_SECONDS, FindRanks, GroupFinder, agree, seen_by_any, single_process
 
 if TYPE_CHECKING:
-    from paceline.distributed.meetings import ProcessGroup
+    from paceline.distributed.agreement import ProcessGroup
 
 PER_CENT = 100
 

@@ -128,7 +128,7 @@ class Averager:
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank has given to averages so far, each byte counted once."""
+        """The bytes that this rank has given to averages so far, each counted once."""
         return self._transport.sent_bytes
 
     @property
@@ -270,8 +270,8 @@ class Averager:
                     "ssgd averages the gradients before the step, and these are still scaled: call "
                     "scaler.unscale_(optimizer) first"
                 )
-            if _left_out(optimizer):
-                return
+            if getattr(optimizer, "found_inf", None):
+                return  # a gradient scaler has found an overflow, and a fused optimiser will do nothing in this step
         self.steps += 1
         self._handle(Stepped())
 
@@ -309,12 +309,6 @@ class Averager:
                 self._optimizer.step()
         finally:
             self._along = False
-
-
-def _left_out(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a fused optimiser will do nothing in this step, for a gradient scaler has found an overflow."""
-    found = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(found)
 
 
 def _reason(error: BaseException | None) -> str:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from paceline.distributed import RankGoneError, first_line
 from paceline.distributed.agreement import gather_rows, raise_difference, raise_refusals, refusal_text, short_text
 from paceline.distributed.collectives import PendingCollective, start_gather
-from paceline.distributed.groups import close_group, make_group, message_device
+from paceline.distributed.groups import close_group, make_group
 from paceline.drivers.averaging.transport import AveragingError
 
 DESCRIPTION_BYTES = 4096
@@ -46,7 +46,8 @@ class AveragingGroup:
             config = dist.get_backend_config(theirs)
             self._group = make_group(self.ranks, config, timeout_seconds + GRACE_SECONDS)
             words = {"refusal": "" if refusal is None else refusal_text(refusal)}
-            gathered = gather_rows(words, self.group, message_device(self.group))
+            on_gpu = dist.get_backend(self.group) == "nccl"  # where a row must lie, as no model says it
+            gathered = gather_rows(words, self.group, torch.device("cuda" if on_gpu else "cpu"))
         refusals = [each["refusal"] for each in gathered]
         if any(refusals):
             self.close(pending=False)

@@ -27,7 +27,7 @@ from paceline.codecs import Codec
 from paceline.codecs.floats import Identity
 from paceline.codecs.naming import resolve_codec
 from paceline.distributed.agreement import describe
-from paceline.drivers.averaging.transport import GatheredTransport, SummedTransport, Transport, warm_up
+from paceline.drivers.averaging.transport import GatheredTransport, SummedTransport, Transport
 from paceline.strategies.averaging import Averaging
 from paceline.training.replica import (
     GradientReplica,
@@ -74,7 +74,7 @@ class TrackedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the averages are kept."""
+        """The device on which averages are kept."""
         return self.parameters[0].device
 
     def check(self) -> None:
@@ -162,7 +162,7 @@ class Prepared:
 
     @property
     def shapes(self) -> list[torch.Size]:
-        """Of the parameters that are averaged."""
+        """The shapes of the parameters that are averaged."""
         return [parameter.shape for parameter in self.tracked.parameters]
 
     def description(self) -> dict[str, str]:
@@ -207,7 +207,9 @@ def prepare(
         raise ValueError("this optimizer has an averaging already; close() that one first")
     prepared = Prepared(member=made, tracked=tracked, codec=found)
     if not isinstance(found, Identity):
-        warm_up(found, prepared.shapes, tracked.device)
+        # Let the codec's kernels be loaded or compiled now: in the first average everybody would wait for it.
+        warm = found.fresh(prepared.shapes)
+        warm.decode(warm.encode(torch.ones(sum(map(torch.Tensor.numel, tracked.parameters)), device=tracked.device)))
     return prepared
 
 

@@ -128,16 +128,6 @@ class Transport(ABC):
         return self._group
 
 
-def warm_up(codec: Codec, shapes: Sequence[torch.Size], device: torch.device) -> None:
-    """Let a codec's kernels be loaded or compiled now: in the first average everybody would wait for it.
-
-    >>> from paceline.codecs import OneBit
-    >>> warm_up(OneBit(), [torch.Size([3])], torch.device("cpu"))
-    """
-    warm = codec.fresh(shapes)
-    warm.decode(warm.encode(torch.ones(sum(shape.numel() for shape in shapes), device=device)))
-
-
 def find_not_finite(change: torch.Tensor, buffers: torch.Tensor) -> Exception | None:
     """Return why this cannot be averaged: a change must be finite; a buffer may be infinite (a mask), not NaN.
 

@@ -95,7 +95,7 @@ class LocalRanks:
             self.end()
 
     def _reason(self, bad: Sequence[int]) -> str:
-        """Who ended first is not known for sure; but one that a signal ended did not end because of another."""
+        """Say which rank is to blame: one that a signal ended did not end because of another."""
         codes = {rank: self.processes.codes[rank] or 0 for rank in bad}
         rank = next((rank for rank in bad if codes[rank] < 0), bad[0])
         if codes[rank] < 0:

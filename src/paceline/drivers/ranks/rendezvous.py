@@ -58,6 +58,7 @@ def joined(place: Place, *, timeout_seconds: float) -> Iterator[StoreGather]:
     words = dist.PrefixStore("gather", ours)  # type: ignore[attr-defined]
     ranks = StoreGather(words, place.rank, place.world, timeout_seconds=timeout_seconds, launch=roster.launch)
     try:
+        ranks.gather("connect", None)  # one that failed at once would close connections that others still make
         yield ranks
     except BaseException as error:
         with suppress(RuntimeError):  # the store may be lost, with the process that kept it

@@ -23,29 +23,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from paceline.drivers.simulated.delays import check_not_negative
+from paceline.settings import Checked, setting
 
 BITS_PER_BYTE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class Network(Checked):
     """Latency one way, and bandwidth in bits per second in each direction; infinite by default.
 
     >>> Network(latency_seconds=0.001, worker_bits_per_second=1e9).free
     False
     """
 
-    latency_seconds: float = 0.0
-    worker_bits_per_second: float = math.inf
-    server_bits_per_second: float = math.inf
-
-    def __post_init__(self) -> None:
-        check_not_negative("latency_seconds", self.latency_seconds)
-        for name in ("worker_bits_per_second", "server_bits_per_second"):
-            value = getattr(self, name)
-            if not value > 0:
-                raise ValueError(f"{name} must be more than 0 ({name}={value})")
+    latency_seconds: float = setting(0.0, "one way", least=0, most=1e6)
+    worker_bits_per_second: float = setting(math.inf, "a worker's link, each way", above=0, infinite=True)
+    server_bits_per_second: float = setting(math.inf, "the server's link, each way", above=0, infinite=True)
 
     @property
     def free(self) -> bool:

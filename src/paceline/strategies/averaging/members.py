@@ -40,8 +40,8 @@ class Outer:
 
     A momentum of None is 1 - 1/N (BMUF's rule).
 
-    >>> Outer().plain, Outer(momentum=None).momentum_of(workers=4)
-    (True, 0.75)
+    >>> Outer(momentum=None).momentum_of(workers=4)
+    0.75
     """
 
     rate: float = 1.0
@@ -54,13 +54,8 @@ class Outer:
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise ValueError(f"outer_momentum must be at least 0 and less than 1 (outer_momentum={self.momentum})")
 
-    @property
-    def plain(self) -> bool:
-        """Whether the model just moves by the mean change."""
-        return self.rate == 1.0 and self.momentum == 0.0
-
     def momentum_of(self, workers: int) -> float:
-        """The momentum for so many workers."""
+        """Return the momentum for so many workers."""
         return 1.0 - 1.0 / workers if self.momentum is None else self.momentum
 
 
@@ -130,7 +125,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 
 
 def make_averaging(name: str, **settings: Any) -> Averaging:
-    """A member by name, with those settings changed that it has; a `rebase` of None is on where training does not wait.
+    """Return a member by name, with settings of its own changed; `rebase=None` is on where training does not wait.
 
     >>> make_averaging("local-sgd", period=4).period
     4

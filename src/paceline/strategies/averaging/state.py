@@ -107,7 +107,7 @@ class AveragingState:
         return [Release(standing=standing)]
 
     def _weight(self, windows: tuple[Window, ...]) -> float:
-        """What the sum is multiplied by: 1/N, or for changes per step, that times the mean steps of those who took any.
+        """Return the factor of the sum: 1/N, or for changes per step, that times the mean steps of those who took any.
 
         So equal windows weigh the same either way.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.collective.pair import Pair
+from tests.distributed.ranks import Ranks
 
 pytestmark = pytest.mark.xdist_group("collective")  # one pair for all of them
 
@@ -15,7 +15,7 @@ WARM, STEPS, LR = 150, 150, 0.1
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    with Pair(tmp_path_factory.mktemp("pair")) as pair:
+    with Ranks(tmp_path_factory.mktemp("pair"), 2, "tests.ddp.jobs") as pair:
         yield pair
 
 
@@ -145,7 +145,7 @@ def test_misuse_is_told(pair):
 
 
 def test_a_rank_that_is_killed_is_an_error_on_the_other(tmp_path):
-    with Pair(tmp_path) as pair:
+    with Ranks(tmp_path, 2, "tests.ddp.jobs") as pair:
         pair.do("prepare", codec="qsgd")
         pair.kill(1)
         (message,) = pair.do("go_on", ranks=(0,))

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
-from tests.collective.averaging_jobs.common import MEMBERS, batches, digest, distance, groups, mlp, train
+from tests.averaging.jobs.common import MEMBERS, batches, digest, distance, groups, mlp, train
 
 
 def alike(steps):

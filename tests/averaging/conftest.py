@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.collective.ranks import Ranks
+from tests.distributed.ranks import Ranks
 
 
 @pytest.fixture(scope="package")
 def trio(tmp_path_factory):
     """Three ranks for the tests of averaging; none of them may be killed."""
-    with Ranks(tmp_path_factory.mktemp("trio"), 3, "averaging_jobs") as ranks:
+    with Ranks(tmp_path_factory.mktemp("trio"), 3, "tests.averaging.jobs") as ranks:
         yield ranks

@@ -1,4 +1,4 @@
-"""Whole lives of ranks, from the first line to the exit code: `python -m tests.collective.lives FOLDER`.
+"""Whole lives of ranks, from the first line to the exit code: `python -m tests.averaging.lives FOLDER`.
 
 Loading torch takes seconds, so one process loads it, and becomes the ranks of one scene after the other. Each of them
 ends as any script does, by its last line or an error that nobody catches. What became of them is printed as JSON.

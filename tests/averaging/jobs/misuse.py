@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 from paceline.codecs import QSGD
-from tests.collective.averaging_jobs.common import error_of, mlp
+from tests.averaging.jobs.common import error_of, mlp
 
 
 def misused():

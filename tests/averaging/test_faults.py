@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.collective.ranks import Ranks
+from tests.distributed.ranks import Ranks
 
 pytestmark = pytest.mark.xdist_group("averaging")  # one trio for all of them
 SILENCE_SECONDS = 4.0
@@ -68,7 +68,7 @@ def test_a_rank_that_is_stopped_is_named_by_the_others(trio, tmp_path):
 def test_kill_9_of_a_rank_ends_the_others_with_its_name(tmp_path, victim, member, codec):
     """Rank 0 keeps the store here, as it does without torchrun: it takes that along."""
     other = 1 - victim
-    with Ranks(tmp_path, 2, "averaging_jobs") as pair:
+    with Ranks(tmp_path, 2, "tests.averaging.jobs") as pair:
         settings = {"member": member, "codec": codec, "silence_seconds": SILENCE_SECONDS}
         pair.tell("until_it_ends", folder=str(tmp_path), **settings)
         wait_for([tmp_path / f"training-{rank}" for rank in range(2)])

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests import warm
-from tests.collective.ranks import ROOT
+from tests.distributed.ranks import ROOT
 
 pytestmark = pytest.mark.xdist_group("averaging lives")
 
@@ -19,7 +19,7 @@ def lives(tmp_path_factory):
     """The exit codes of every scene, and what its ranks have written."""
     folder = tmp_path_factory.mktemp("lives")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "tests.collective.lives", str(folder)]
+    command = [sys.executable, "-m", "tests.averaging.lives", str(folder)]
     done = warm.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout)

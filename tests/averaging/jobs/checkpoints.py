@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 import paceline
 from paceline.strategies.averaging import make_averaging
-from tests.collective.averaging_jobs.common import MEMBERS, batches, codec_of, digest, error_of, mlp, saved, train
-from tests.collective.averaging_jobs.tally import Life
+from tests.averaging.jobs.common import MEMBERS, batches, codec_of, digest, error_of, mlp, saved, train
+from tests.averaging.jobs.tally import Life
 
 
 def landed(sync):

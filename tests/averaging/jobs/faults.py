@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.strategies.averaging import make_averaging
-from tests.collective.averaging_jobs.common import LIMITS, MEMBERS, batches, codec_of, error_of, mlp, train
-from tests.collective.averaging_jobs.tally import Life
+from tests.averaging.jobs.common import LIMITS, MEMBERS, batches, codec_of, error_of, mlp, train
+from tests.averaging.jobs.tally import Life
 
 
 def poisoned(codec, member, culprit):

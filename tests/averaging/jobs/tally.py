@@ -15,7 +15,7 @@ from torch import nn
 
 from paceline.drivers.averaging.averager import Averager
 from paceline.strategies.averaging import AVERAGING, Outer, make_averaging
-from tests.collective.averaging_jobs.common import LIMITS, codec_of, digest, error_of, groups, saved
+from tests.averaging.jobs.common import LIMITS, codec_of, digest, error_of, groups, saved
 
 MARKS = 64  # the most steps of a rank
 GROWTH = 0.3

@@ -31,7 +31,7 @@ class JobError(Exception):
 
 
 class Ranks:
-    """Some ranks on gloo, on the loopback; `jobs` is the module that has what they can be told to do."""
+    """Some ranks on gloo, on the loopback; `jobs` names the module of what they can be told to do."""
 
     def __init__(self, folder, world, jobs):
         self._folder = Path(folder)
@@ -45,7 +45,7 @@ class Ranks:
         self._questions, self._answers = [ends[1] for ends in questions], [ends[0] for ends in answers]
         theirs = [[asked[0], told[1]] for asked, told in zip(questions, answers, strict=True)]
         given = list(itertools.chain(*theirs))
-        command = [sys.executable, "-m", "tests.collective.rank", str(self._folder), self._jobs, json.dumps(theirs)]
+        command = [sys.executable, "-m", "tests.distributed.rank", str(self._folder), self._jobs, json.dumps(theirs)]
         with (self._folder / "start.log").open("wb") as log:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "pass_fds": given}
             self._parent = warm.Popen(command, cwd=ROOT, env=environment, **pipes)
