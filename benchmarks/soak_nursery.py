@@ -17,7 +17,7 @@ import traceback
 from typing import Any
 
 from benchmarks.faults import be_guest
-from paceline.drivers.served.pack import end_with_parent
+from paceline.processes import end_with_parent
 
 POLL_SECONDS = 0.02
 

@@ -16,7 +16,7 @@ from paceline.analysis.pruning import images_of, predictions, record_of, record_
 from paceline.cli import main
 from paceline.drivers.averaging.job import AveragingRecorder
 from paceline.drivers.ranks.checkpoints import RankCheckpoints
-from paceline.drivers.replayed.averaged import replay_averages
+from paceline.drivers.replayed.averaged_run import replay_averages
 from paceline.events import Window
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import load_data, make_member, make_training
@@ -157,7 +157,8 @@ def of_ranks(folder, *, apart=0.0, **settings) -> None:
         data={"name": "synthetic", "samples": 80, "size": 4, "channels": 1, "split": "iid"},
         strategy={"name": "local-sgd", "period": 2}, cluster={"workers": 2}, worker={"batch_size": 8}, **settings,
     )  # fmt: skip
-    shared = replay_averages(windows, make_training(recipe, load_data(recipe)), make_member(recipe)) * (1 + apart)
+    team = replay_averages(windows, make_training(recipe, load_data(recipe)), make_member(recipe))
+    shared = team.parameters * (1 + apart)
     write_recipe(recipe, folder)
     story = AveragingRecorder(2, []).state_dict(0.0) | {"windows": torch.tensor([[[2, 0, 0]] * 2] * 12)}
     state = {"recipe": recipe.to_document(), "story": story, "sync": {"replica": {"shared": shared}}}

@@ -13,8 +13,8 @@ from torch import nn
 
 from paceline.codecs.naming import parse_codec
 from paceline.data import load_dataset, split
-from paceline.drivers.replayed.averaged import replay_averages
-from paceline.drivers.replayed.replay import ReplayError
+from paceline.drivers.replayed.averaged_run import replay_averages
+from paceline.drivers.replayed.served_run import ReplayError
 from paceline.drivers.simulated.averaging_cluster import AveragingCluster, AveragingSetup, SimulatedAverage
 from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
 from paceline.drivers.simulated.delays import Recorded, ShiftedExponential, SlowWorkers
@@ -346,7 +346,7 @@ def test_the_caller_s_model_and_random_numbers_are_left_alone(digits):
 @everyone
 def test_a_run_played_again_from_its_windows_gives_the_same_model_to_the_last_bit(whole_run, member):
     training, team, averages = whole_run(member)
-    again = replay_averages([average.windows for average in averages], training, member)
+    again = replay_averages([average.windows for average in averages], training, member).parameters
     assert torch.equal(again, team.parameters)
 
 
@@ -354,7 +354,8 @@ def test_a_run_played_again_from_its_windows_gives_the_same_model_to_the_last_bi
 def test_a_run_with_a_codec_that_remembers_is_played_again_to_the_last_bit(digits, name):
     training, member = trained(digits, codec=ONE_BIT), AVERAGING[name]
     team, averages = played(member, training)
-    assert torch.equal(replay_averages([average.windows for average in averages], training, member), team.parameters)
+    again = replay_averages([average.windows for average in averages], training, member)
+    assert torch.equal(again.parameters, team.parameters)
 
 
 @pytest.mark.parametrize("name", ["ssgd", "local-sgd", "diloco overlap", "hpsgd", "psgd"])
@@ -366,14 +367,14 @@ def test_every_history_that_courses_make_can_be_played_again(digits, name):
         steps = [[(seed + worker + 3 * place) % 5 + (place == 0) for place in range(4)] for worker in range(WORKERS)]
         play = Play(member, [list(zip(own, asks, strict=True)) for own in steps], seed=seed)
         averages = [play.windows(number) for number in play.run().averages]
-        assert torch.isfinite(replay_averages(averages, training, member)).all()
+        assert torch.isfinite(replay_averages(averages, training, member).parameters).all()
 
 
 def test_a_record_that_a_course_would_not_have_made_is_refused_with_the_place(digits):
     training, member = trained(digits), make_averaging("local-sgd", period=2)
     good = (Window(steps=2), Window(steps=2))
     for odd, because in (
-        (Window(steps=3), "recorded with 3 steps, and by its course it enters with 2"),
+        (Window(steps=3), "recorded with 3 steps, and by its state it enters with 2"),
         (Window(steps=1), "it takes more before it enters"),
         (Window(steps=2, standing=Standing.FLUSHING), "recorded as"),
     ):

@@ -84,7 +84,7 @@ def check_replay(folder, monkeypatch):
     """The replay makes every decision of the run and ends with its weights."""
     with monkeypatch.context() as patched:
         if not SAME_MACHINE:
-            patched.setattr("paceline.drivers.replayed.replay.fingerprint", AnyFingerprint)
+            patched.setattr("paceline.drivers.replayed.served_run.fingerprint", AnyFingerprint)
         verdict, weights = replayed(folder)
     if SAME_MACHINE:
         assert verdict.identical, verdict.difference

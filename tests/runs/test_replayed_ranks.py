@@ -8,7 +8,7 @@ import torch
 import paceline
 from paceline.drivers.averaging.job import AveragingRecorder
 from paceline.drivers.ranks.checkpoints import RankCheckpoints
-from paceline.drivers.replayed.averaged import replay_averages
+from paceline.drivers.replayed.averaged_run import replay_averages
 from paceline.events import Standing, Window
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import load_data, make_member, make_training
@@ -28,7 +28,7 @@ def recipe():
 
 @pytest.fixture(scope="module")
 def played(recipe):
-    return replay_averages(STEPS, make_training(recipe, load_data(recipe)), make_member(recipe))
+    return replay_averages(STEPS, make_training(recipe, load_data(recipe)), make_member(recipe)).parameters
 
 
 def recorded(folder, recipe, windows, shared):

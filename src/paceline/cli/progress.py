@@ -24,7 +24,8 @@ from paceline.cli.output import note
 from paceline.drivers.simulated.progress import Progress as RunProgress
 
 if TYPE_CHECKING:
-    from paceline.drivers.served.run import RunStatus, WorkerStatus
+    from paceline.drivers.served.membership import WorkerStatus
+    from paceline.drivers.served.run import RunStatus
 
 MOST_WORKERS = 24
 _PACE_SECONDS = 10.0

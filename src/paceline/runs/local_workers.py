@@ -8,11 +8,16 @@ The address of the server comes as a line on standard input: torch is loaded whi
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import logging
+import os
+import signal
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from paceline.drivers.served.pack import run_pack
+from paceline.processes import Processes, end_with_parent
 from paceline.runs.cluster import WorkerOptions, work_for
 
 
@@ -38,8 +43,40 @@ def main(arguments: list[str] | None = None) -> int:
     if not address:
         return 0  # whoever started us has gone
     numbers = [int(number) for number in given.numbers.split(",")]
-    failed = run_pack(numbers, lambda number: work_for(address, replace(options, wish=number)))
+    failed = run_workers(numbers, lambda number: work_for(address, replace(options, wish=number)))
     return 1 if failed else 0
+
+
+def run_workers(numbers: Sequence[int], work: Callable[[int], None]) -> int:
+    """Fork a worker for each number, wait for all, and return how many failed.
+
+    No thread exists before the fork: gRPC starts its own with the first connection.
+    """
+    end_with_parent()
+    workers = Processes()
+    for number in numbers:
+        workers.fork(functools.partial(_run_worker, number, work))
+
+    def pass_on(signum: int, frame: object) -> None:
+        for pid, code in zip(workers.pids, workers.codes, strict=True):
+            if code is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signum)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to every worker itself
+    return sum(map(bool, workers.wait()))
+
+
+def _run_worker(number: int, work: Callable[[int], None]) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server says when it is over
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        work(number)
+        return 0
+    except (OSError, ValueError) as error:
+        print(f"paceline: worker {number}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

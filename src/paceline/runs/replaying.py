@@ -66,7 +66,7 @@ def _replay_ranks(
     from paceline.drivers.averaging.job import windows_from
     from paceline.drivers.ranks.checkpoints import RankCheckpoints
     from paceline.drivers.replayed import Verdict
-    from paceline.drivers.replayed.averaged import replayed_team
+    from paceline.drivers.replayed.averaged_run import replay_averages
 
     keeper = RankCheckpoints(folder, rank=0)
     held = keeper.held()
@@ -80,7 +80,7 @@ def _replay_ranks(
         )
     training = make_training(recipe, load_data(recipe))
     windows = windows_from(state["story"]["windows"])
-    team = replayed_team(windows, training, make_member(recipe), on_average=on_average)
+    team = replay_averages(windows, training, make_member(recipe), on_average=on_average)
     on_end(team.batches, training, team.module)
     found = team.parameters
     expected = state["sync"]["replica"].get("shared")

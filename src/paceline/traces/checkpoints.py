@@ -1,11 +1,11 @@
-"""A checkpoint is read back bit for bit or it is refused, and the one before it stays until it is whole.
+"""Checkpoints: read back bit for bit or refused, and the one before stays until the new one is whole.
 
     folder/checkpoint-00000120/
       tensors.safetensors   the tensors; no pickle, so reading one runs nothing
       state.json            plain values
       manifest.json         version, order of the tensors, size and sha256 of both files
 
-How a folder comes to be whole or not at all is `durable`. Reading trusts nothing: sizes and checksums are looked at
+`paceline.files` writes a folder whole or not at all. Reading trusts nothing: sizes and checksums are looked at
 before anything is parsed, links are not followed, and a manifest can name no file but the two above.
 """
 
@@ -22,13 +22,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from paceline.errors import PacelineError
 from paceline.files import discard, read_folder, stored_folders, write_folder
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
 MOST_STATE_BYTES = 64 * 2**20
 
 
-class CheckpointError(ValueError):
+class CheckpointError(PacelineError, ValueError):
     """A checkpoint that cannot be trusted, or values that no checkpoint can hold.
 
     >>> issubclass(CheckpointError, ValueError)
@@ -36,7 +37,7 @@ class CheckpointError(ValueError):
     """
 
 
-class CheckpointWriteError(OSError):
+class CheckpointWriteError(PacelineError, OSError):
     """A checkpoint that the disk did not take; its cause is the OSError that stopped it.
 
     >>> issubclass(CheckpointWriteError, OSError)
@@ -92,7 +93,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> 
 
 
 def read_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, if any, and a line for each newer one that is refused.
+    """Return the newest checkpoint that is whole, if any, and a line for each newer one that is refused.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +120,7 @@ def read_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in this folder, `.../checkpoint-00000120`; CheckpointError names the file at fault, and why.
+    """Read the checkpoint in the folder `.../checkpoint-00000120`; CheckpointError names the file at fault.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

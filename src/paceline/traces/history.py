@@ -1,7 +1,7 @@
-"""From a journal to what happened: the trace of a real run, and the delays its workers really had.
+"""What a journal comes to: the trace of a real run, and the delays that its workers had.
 
-A gradient's arrival and its fate are told apart, since it may wait for a later step: an arrival is pending until a
-record says that it is used, late or dropped. Void records (see `effective`) count for nothing; the time they took does,
+A gradient may wait for a later step after its arrival: an arrival is pending until a record says that it is used, late
+or dropped. Void records (see `effective`) count for nothing; the time they took does,
 as far as the journal's clock counted it (a server that is started again sets it back to its checkpoint).
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 import csv
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -20,7 +21,6 @@ from paceline.traces.journal import (
     Arrival,
     Arrived,
     Checkpointed,
-    Dropped,
     Evaluated,
     JournalError,
     JournalRecord,
@@ -40,7 +40,7 @@ SHORTEST_SECONDS = 1e-6  # a journal's times are rounded to microseconds, and no
 
 
 def trace_of(journal: Journal) -> Trace:
-    """The trace of a real run, of one that was killed too; it can be summarised and drawn like a simulated one.
+    """Return the trace of a real run, also of one that was killed; it can be summarised and drawn like a simulated one.
 
     >>> from paceline.traces.journal import RunBegan
     >>> began = RunBegan(format=1, paceline="0.1.0", strategy="full", seed=0, workers=1, blocks=1, recipe={},
@@ -55,61 +55,81 @@ def trace_of(journal: Journal) -> Trace:
     """
     began = journal.began
     records = effective(journal.records)
-    books, presence = _Books(), _Presence()
+    gradients, presence = _Gradients(), _Presence()
     for record in records:
-        books.take(record)
+        gradients.take(record)
         presence.take(record)
-    books.drop_pending("the run ended")
+    gradients.drop_pending("the run ended")
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    evaluated = [record for record in records if isinstance(record, Evaluated)]
     ended = records[-1].reason if isinstance(records[-1], RunEnded) else ""
-    steps = books.rounds[-1].version + 1 if books.rounds else 0
+    versions = steps[-1].version + 1 if steps else 0
     return Trace(
         strategy=began.strategy,
         seed=began.seed,
         workers=began.workers,
         recipe=began.recipe,
-        rounds_done=steps // (began.workers if began.strategy == "async" else 1),
+        rounds_done=versions // (began.workers if began.strategy == "async" else 1),
         seconds=max(_last_seconds(record) for record in records if not _after_the_end(record, ended)),
         clock="real",
         late_work="partial",
-        diverged=books.diverged,
-        used=books.used,
-        late=books.late,
-        dropped=dict(books.dropped),
-        sent_bytes=books.sent_bytes,
-        received_bytes=books.received_bytes,
-        rounds=tuple(books.rounds),
-        works=tuple(books.works),
-        evaluations=tuple(books.evaluations),
+        diverged=any(record.loss is None for record in evaluated)
+        or any(isinstance(record, RunEnded) and record.diverged for record in records),
+        used=sum(len(step.fresh) for step in steps),
+        late=sum(len(step.late) for step in steps),
+        dropped=dict(gradients.dropped),
+        sent_bytes=sum(step.sent_bytes for step in steps),
+        received_bytes=sum(step.received_bytes for step in steps),
+        rounds=tuple(_round(step) for step in steps),
+        works=tuple(gradients.works),
+        evaluations=tuple(_evaluation(record) for record in evaluated),
         absences=presence.absences(began.workers),
         ended=ended,
     )
 
 
-class _Books:
-    """The counts of a run, and the arrivals whose fate is not known yet."""
+def _round(step: StepRecord) -> Round:
+    return Round(
+        version=step.version,
+        opened_seconds=min(step.opened_seconds, step.at_seconds),
+        closed_seconds=step.at_seconds,
+        k=len(step.fresh),
+        used=len(step.fresh),
+        late=len(step.late),
+    )
+
+
+def _evaluation(record: Evaluated) -> Evaluation:
+    loss, accuracy = (math.nan if value is None else value for value in (record.loss, record.accuracy))
+    return Evaluation(round=record.round, seconds=record.at_seconds, loss=loss, accuracy=accuracy)
+
+
+class _Gradients:
+    """What became of each gradient, and the arrivals of which that is not known yet."""
 
     def __init__(self) -> None:
-        self.used = self.late = self.sent_bytes = self.received_bytes = 0
-        self.diverged = False
         self.dropped: Counter[str] = Counter()
-        self.rounds: list[Round] = []
         self.works: list[Work] = []
-        self.evaluations: list[Evaluation] = []
         self._pending: defaultdict[tuple[int, int], list[Arrival]] = defaultdict(list)
 
     def take(self, record: JournalRecord) -> None:
-        match record:
-            case StepRecord():
-                self._stepped(record)
-            case Arrived():
-                self._arrived(record.arrivals)
-                self._drop(record.dropped)
-            case Evaluated():
-                self._evaluated(record)
-            case Resumed():
-                self.drop_pending("the server was restarted")
-            case RunEnded():
-                self.diverged = self.diverged or record.diverged
+        if isinstance(record, Resumed):
+            self.drop_pending("the server was restarted")
+        if not isinstance(record, StepRecord | Arrived):
+            return
+        for arrival in record.arrivals:
+            self._pending[arrival.worker, arrival.version].append(arrival)
+        if isinstance(record, StepRecord):
+            for gradient in record.fresh:
+                # An incomplete gradient of an open round is dropped, and the whole one that follows it is used.
+                whole = [arrival.blocks_done == arrival.blocks for arrival in self._pending[gradient]]
+                self._settle(gradient, "used", place=whole.index(True) if any(whole) else 0)
+            for gradient in record.late:
+                self._settle(gradient, "late", place=0)
+        for drop in record.dropped:
+            self.dropped[drop.reason] += 1
+            # Of a gradient that came twice it is the second that is dropped.
+            self._settle((drop.worker, drop.version), "dropped", place=-1, reason=drop.reason)
 
     def drop_pending(self, reason: str) -> None:
         for arrivals in self._pending.values():
@@ -118,42 +138,8 @@ class _Books:
                 self._keep(arrival, "dropped", reason)
         self._pending.clear()
 
-    def _stepped(self, step: StepRecord) -> None:
-        self.used += len(step.fresh)
-        self.late += len(step.late)
-        self.sent_bytes += step.sent_bytes
-        self.received_bytes += step.received_bytes
-        self.rounds.append(
-            Round(
-                version=step.version,
-                opened_seconds=min(step.opened_seconds, step.at_seconds),
-                closed_seconds=step.at_seconds,
-                k=len(step.fresh),
-                used=len(step.fresh),
-                late=len(step.late),
-            )
-        )
-        self._arrived(step.arrivals)
-        for gradient in step.fresh:
-            # An incomplete gradient of an open round is dropped, and the whole one that follows it is used.
-            whole = [arrival.blocks_done == arrival.blocks for arrival in self._pending[gradient]]
-            self._settle(gradient, "used", place=whole.index(True) if any(whole) else 0)
-        for gradient in step.late:
-            self._settle(gradient, "late", place=0)
-        self._drop(step.dropped)
-
-    def _arrived(self, arrivals: Iterable[Arrival]) -> None:
-        for arrival in arrivals:
-            self._pending[arrival.worker, arrival.version].append(arrival)
-
-    def _drop(self, dropped: Iterable[Dropped]) -> None:
-        for drop in dropped:
-            self.dropped[drop.reason] += 1
-            # Of a gradient that came twice it is the second that is dropped.
-            self._settle((drop.worker, drop.version), "dropped", place=-1, reason=drop.reason)
-
     def _settle(self, gradient: tuple[int, int], outcome: Outcome, *, place: int, reason: str = "") -> None:
-        """An arrival's fate is known. Where its arrival is in no record (a full disk), it is counted all the same."""
+        """Note what became of an arrival. One that is in no record (a full disk) is counted all the same."""
         arrivals = self._pending[gradient]
         if arrivals:
             self._keep(arrivals.pop(place), outcome, reason)
@@ -179,18 +165,13 @@ class _Books:
             )
         )
 
-    def _evaluated(self, record: Evaluated) -> None:
-        loss, accuracy = (math.nan if value is None else value for value in (record.loss, record.accuracy))
-        self.diverged = self.diverged or record.loss is None
-        self.evaluations.append(Evaluation(round=record.round, seconds=record.at_seconds, loss=loss, accuracy=accuracy))
-
 
 class _Presence:
-    """Who was away, from when to when, and why."""
+    """Which worker was away, from when to when, and why."""
 
     def __init__(self) -> None:
         self._over: list[Absence] = []
-        self._away: dict[int, tuple[float, str]] = {}
+        self._away: dict[int, Absence] = {}
         self._known: set[int] = set()
         self._any_joined = False
         self._latest_seconds = 0.0
@@ -200,7 +181,7 @@ class _Presence:
             case WorkerJoined():
                 self._any_joined = True
                 if record.worker not in self._known:
-                    self._away[record.worker] = (0.0, NOT_YET)
+                    self._gone(record.worker, 0.0, NOT_YET)
                 self._there(record.worker, record.at_seconds)
             case WorkerLeft():
                 self._gone(record.worker, record.at_seconds, record.reason)
@@ -216,48 +197,38 @@ class _Presence:
         self._latest_seconds = max(self._latest_seconds, _last_seconds(record))
 
     def absences(self, workers: int) -> tuple[Absence, ...]:
-        """All of them, in the order of their beginning, of a run with so many workers."""
-        still = [self._absence(worker, None) for worker in self._away]
+        """Return all absences of a run with so many workers, in the order of their beginning."""
         never = (worker for worker in range(workers if self._any_joined else 0) if worker not in self._known)
-        still += [
-            Absence(worker=worker, from_seconds=0.0, to_seconds=None, reason=NOT_YET)
-            for worker in islice(never, KEPT_ABSENCES)
-        ]
-        found = sorted([*self._over, *still], key=lambda absence: (absence.from_seconds, absence.worker))
+        for worker in list(islice(never, KEPT_ABSENCES)):
+            self._gone(worker, 0.0, NOT_YET)
+        found = sorted([*self._over, *self._away.values()], key=lambda absence: (absence.from_seconds, absence.worker))
         return tuple(found[:KEPT_ABSENCES])
 
     def _there(self, worker: int, at_seconds: float) -> None:
         self._known.add(worker)
-        if worker in self._away:
-            absence = self._absence(worker, at_seconds)
-            del self._away[worker]
-            if absence.reason != NOT_YET or at_seconds > 0:
-                self._over.append(absence)
+        absence = self._away.pop(worker, None)
+        if absence is not None and (absence.reason != NOT_YET or at_seconds > 0):
+            self._over.append(replace(absence, to_seconds=max(absence.from_seconds, at_seconds)))
 
     def _gone(self, worker: int, at_seconds: float, reason: str) -> None:
         self._known.add(worker)
-        self._away.setdefault(worker, (at_seconds, reason))
-
-    def _absence(self, worker: int, until: float | None) -> Absence:
-        since, reason = self._away[worker]
-        until = None if until is None else max(since, until)
-        return Absence(worker=worker, from_seconds=since, to_seconds=until, reason=reason)
+        absence = Absence(worker=worker, from_seconds=at_seconds, to_seconds=None, reason=reason)
+        self._away.setdefault(worker, absence)
 
 
 def _after_the_end(record: JournalRecord, ended: str) -> bool:
-    """Saving the model and saying goodbye come after the last round, and are no part of the time a run took."""
+    """Return whether a record is of the time after the last round, which is no part of the time that a run took."""
     goodbye = bool(ended) and isinstance(record, WorkerLeft) and record.reason == ended
     return goodbye or isinstance(record, Checkpointed)
 
 
 def _last_seconds(record: JournalRecord) -> float:
     arrivals = record.arrivals if isinstance(record, StepRecord | Arrived) else ()
-    own: float = getattr(record, "at_seconds", 0.0)
-    return max([own, *(arrival.at_seconds for arrival in arrivals)])
+    return max([getattr(record, "at_seconds", 0.0), *(arrival.at_seconds for arrival in arrivals)])
 
 
 def recorded_delays(journal: Journal) -> tuple[tuple[float, ...], ...]:
-    """How long the workers computed: a row per draw, a column per worker, as the simulator's recorded delays are.
+    """Return how long the workers computed: a row per draw, a column per worker, as the simulator reads delays.
 
     Work that stopped early is scaled to all blocks. A draw that was not measured gets its worker's median, a worker
     that was never measured the median of all.

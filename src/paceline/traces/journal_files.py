@@ -1,4 +1,4 @@
-"""The journal on the disk: a line per record, each with the operating system before the run goes on.
+"""The journal's file: a line per record, each given to the operating system before the run goes on.
 
 A server that is killed loses at most the line it was writing; that torn line is known by its missing line end, and is
 left out by the reader and cut off by the next writer. A full disk loses records, and counts them, but never ends a run
@@ -137,7 +137,7 @@ class JournalWriter:
 
 
 def _end_of_last_line(file: int) -> int:
-    """Where the last whole line ends, found from the end of the file backwards."""
+    """Return where the last whole line ends, looking from the end of the file backwards."""
     end = os.fstat(file).st_size
     while end:
         start = max(0, end - _BYTES_AT_ONCE)
@@ -150,7 +150,7 @@ def _end_of_last_line(file: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """All whole records of a file; `torn` says that the last line was cut short and is not among them.
+    """The whole records of a file; `torn` says that the last line was cut short and is not among them.
 
     >>> Journal(records=(Checkpointed(at_seconds=1.5, version=7),), torn=False).began
     Traceback (most recent call last):
@@ -162,14 +162,14 @@ class Journal:
 
     @property
     def began(self) -> RunBegan:
-        """What was run."""
+        """The first record: what was run."""
         if self.records and isinstance(self.records[0], RunBegan):
             return self.records[0]
         raise JournalError("a journal begins with run_began")
 
 
 def read_journal(path: str | Path) -> Journal:
-    """Every record of a journal; what is wrong with the file is a JournalError that names the line.
+    """Read all records of a journal; JournalError names the line that is wrong.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp(), "trace.jsonl")
@@ -190,7 +190,11 @@ def read_journal(path: str | Path) -> Journal:
                 if len(line) > LONGEST_LINE_BYTES:
                     raise ValueError(f"a line is at most {LONGEST_LINE_BYTES:,} bytes")
                 if line.endswith(b"\n"):
-                    records.append(_next_record(line, first=not records))
+                    record, first = record_from(line), not records
+                    if isinstance(record, RunBegan) != first:
+                        words = "a journal begins with run_began" if first else "run_began is only for the first line"
+                        raise ValueError(words)
+                    records.append(record)
     except OSError as error:
         raise JournalError(f"cannot read the journal {path}: {error.strerror or error}") from error
     except ValueError as error:
@@ -200,15 +204,8 @@ def read_journal(path: str | Path) -> Journal:
     return Journal(records=tuple(records), torn=not line.endswith(b"\n"))
 
 
-def _next_record(line: bytes, *, first: bool) -> JournalRecord:
-    record = record_from(line)
-    if isinstance(record, RunBegan) != first:
-        raise ValueError("a journal begins with run_began" if first else "run_began is only for the first line")
-    return record
-
-
 def effective(records: Sequence[JournalRecord]) -> tuple[JournalRecord, ...]:
-    """The records that count: what a `Resumed` takes back is left out, the `Resumed` itself stays.
+    """Return the records that count: those that a `Resumed` makes void are left out, the `Resumed` itself stays.
 
     >>> stay, void = Checkpointed(at_seconds=1.0, version=5), Checkpointed(at_seconds=2.0, version=9)
     >>> again = Resumed(at_seconds=3.0, version=5, reason="restarted")
@@ -218,13 +215,13 @@ def effective(records: Sequence[JournalRecord]) -> tuple[JournalRecord, ...]:
     kept: list[JournalRecord] = []
     for record in records:
         if isinstance(record, Resumed):
-            kept = _standing(kept, record.version)
+            kept = _valid_at(kept, record.version)
         kept.append(record)
     return tuple(kept)
 
 
-def _standing(kept: Sequence[JournalRecord], version: int) -> list[JournalRecord]:
-    """What is left after going back to a version.
+def _valid_at(kept: Sequence[JournalRecord], version: int) -> list[JournalRecord]:
+    """Return the records that are valid after going back to a version.
 
     Checkpoints and evaluations are made beside the rounds, so they may be noted after steps that are void now.
     """
@@ -243,17 +240,16 @@ def _standing(kept: Sequence[JournalRecord], version: int) -> list[JournalRecord
 
 
 def _valid_until(kept: Sequence[JournalRecord], version: int) -> int:
-    """Where the records of a checkpoint end."""
+    """Return where the records of a checkpoint end."""
     for place in range(len(kept) - 1, -1, -1):
         record = kept[place]
         if isinstance(record, Checkpointed) and record.version == version:
             return place + 1
     # A server killed between saving a checkpoint and noting it leaves no such record: its last step tells the place.
-    end = next((place + 1 for place in range(len(kept) - 1, -1, -1) if _stands(kept[place], version)), 0)
+    end = 0
+    for place, record in enumerate(kept):
+        if isinstance(record, RunBegan) or (isinstance(record, StepRecord) and record.version < version):
+            end = place + 1
     while end < len(kept) and isinstance(kept[end], Evaluated):
         end += 1
     return end
-
-
-def _stands(record: JournalRecord, version: int) -> bool:
-    return isinstance(record, RunBegan) or (isinstance(record, StepRecord) and record.version < version)

@@ -1,8 +1,8 @@
-"""A recorded run, decided and computed again: the third driver of the core, beside the virtual clock and the cluster.
+"""Recorded runs, decided and computed again in one process: the third driver, beside the virtual clock and the cluster.
 
-Nothing here waits for anybody: the journal says who came when, and everything else follows from it.
+Nothing here waits: the record says who came when, and everything else follows from it.
 """
 
-from paceline.drivers.replayed.replay import Replay, ReplayError, Verdict
+from paceline.drivers.replayed.served_run import Replay, ReplayError, Verdict
 
 __all__ = ["Replay", "ReplayError", "Verdict"]

@@ -1,7 +1,7 @@
 """One connection of a worker to the server: models come in, gradients and signs of life go out.
 
     reader thread:    Model  -> `begun_version` at its first byte (the round has closed), staged when whole
-                      Goodbye, or the end of the stream -> `goodbye`, `lost`
+                      Goodbye, or the end of the stream -> `end`
     sender (gRPC's):  frames from the queue, a gradient cut into frames as they go
     beat thread:      a sign of life, with the progress made
 
@@ -84,6 +84,9 @@ class TrainingOver(PacelineError, ConnectionError):  # noqa: N818 - an end, not 
     """
 
 
+ENDS = {"refused": WorkerRefused, "over": TrainingOver, "return": ConnectionLost}  # by what a Goodbye says
+
+
 class IncomingModel:
     """The model as it comes to a worker: put together from frames, and summed where it comes as changes.
 
@@ -93,15 +96,14 @@ class IncomingModel:
     >>> incoming = IncomingModel(Identity(), elements=1, buffers=0)
     >>> payload = Identity().encode(torch.ones(1))
     >>> incoming.begin(Model(version=0, since=None, more=0, payload_bytes=payload.numel(), buffer_bytes=0))
-    >>> incoming.add(memoryview(payload.numpy()))
-    True
+    >>> incoming.add(memoryview(payload.numpy())).version
+    0
     """
 
     def __init__(self, codec: Codec, *, elements: int, buffers: int) -> None:
         self._whole_codec = whole_codec_of(codec)
         most = max(codec.most_bytes(elements), self._whole_codec.most_bytes(elements))
-        sizes = Sizes(most_payload_bytes=most, buffer_bytes=4 * buffers)
-        self._assembly = Assembly(sizes)
+        self._assembly = Assembly(Sizes(most_payload_bytes=most, buffer_bytes=4 * buffers))
         comes_whole = inner_of(codec).suits_parameters
         self._held: torch.Tensor | None = None if comes_whole else torch.zeros(elements)
         self._buffers = torch.zeros(0)
@@ -115,22 +117,17 @@ class IncomingModel:
         self._assembly.begin(message)
         self._message = message
 
-    def add(self, body: memoryview) -> bool:
-        """Add a part of the body, and return whether the model is whole."""
-        return self._assembly.add(body)
-
-    def take_in(self) -> Model:
-        """Take in the whole model, or add it if it is a change, and return its message."""
-        message = self._message
-        if message is None:
-            raise ProtocolError("a model is whole that never began")
+    def add(self, body: memoryview) -> Model | None:
+        """Add a part of the body; once the model is whole, take it in and return its message."""
+        if not self._assembly.add(body) or self._message is None:
+            return None
+        message, payload = self._message, self._assembly.payload
         self._version = message.version
         if self._held is not None:
             try:
                 if message.since is None:
-                    self._whole_codec.decode(self._assembly.payload, out=self._held)
+                    self._whole_codec.decode(payload, out=self._held)
                 else:
-                    payload = self._assembly.payload
                     self._held += decoder_of(payload).decode(payload, expected_length=self._held.numel())
             except ValueError as error:
                 raise ProtocolError(f"the server sent another model: {error}") from None
@@ -150,7 +147,7 @@ class IncomingModel:
 
 
 class ServerConnection:
-    """A connection from its opening to its loss."""
+    """A connection to the server, from its opening to its loss."""
 
     def __init__(
         self,
@@ -162,7 +159,7 @@ class ServerConnection:
         silence_seconds: float = 15.0,
     ) -> None:
         options = worker_options(silence_seconds)
-        self._tls = credentials is not None
+        self._address, self._tls = address, credentials is not None
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options=options)
         else:
@@ -178,9 +175,7 @@ class ServerConnection:
         self.begun_version = -1
         self.whole_since = 0.0
         self.progress = 0
-        self.goodbye: Goodbye | None = None
-        self.lost: str | None = None
-        self.broken: str | None = None
+        self.end: Exception | None = None  # why the connection is of no use any more
         self._out.put(encode(hello))
         self._call = self._channel.stream_stream(METHOD)(self._outgoing())
         self._threads = [self._thread(self._read, "paceline-connection")]
@@ -201,8 +196,8 @@ class ServerConnection:
         def counted() -> Iterator[bytes]:
             try:
                 yield from frames
-            except Exception as error:  # here is gRPC's thread: the worker's own is told
-                self.broken = f"{type(error).__name__}: {error}"
+            except Exception as error:  # in gRPC's thread: the worker's own raises it
+                self._finish(ProtocolError(f"the connection cannot be used: {type(error).__name__}: {error}"))
                 raise
             sent()
 
@@ -226,7 +221,9 @@ class ServerConnection:
                     self._staged = None
                     return staged.version
                 self._news.wait(0.5)
-                self._raise_if_silent()
+                silent_seconds = time.monotonic() - self._heard
+                if silent_seconds > self._silence_seconds:
+                    raise ConnectionLost(f"the server said nothing for {silent_seconds:.0f} s")
 
     def close(self) -> None:
         """Close the connection, after what is queued has gone out or a second has passed."""
@@ -265,18 +262,8 @@ class ServerConnection:
             raise
 
     def _raise_if_over(self) -> None:
-        if self.goodbye is not None:
-            ends = {"refused": WorkerRefused, "over": TrainingOver, "return": ConnectionLost}
-            raise ends[self.goodbye.what](self.goodbye.reason)
-        if self.broken is not None:
-            raise ProtocolError(f"the connection cannot be used: {self.broken}")
-        if self.lost is not None:
-            raise ConnectionLost(self.lost)
-
-    def _raise_if_silent(self) -> None:
-        silent = time.monotonic() - self._heard
-        if silent > self._silence_seconds:
-            raise ConnectionLost(f"the server said nothing for {silent:.0f} s")
+        if self.end is not None:
+            raise self.end
 
     # -- threads -----------------------------------------------------------------------------------------------
 
@@ -293,22 +280,25 @@ class ServerConnection:
                 self._out.put(encode(Beat(progress=self.progress)))
 
     def _read(self) -> None:
-        lost = "the server closed the stream"
+        end: Exception = ConnectionLost("the server closed the stream")
         try:
             for frame in self._call:
                 self._heard = time.monotonic()
                 self._handle(*decode(frame))
         except grpc.RpcError as error:
-            lost = why_lost(error, tls=self._tls)
+            end = ConnectionLost(why_lost(error, tls=self._tls))
         except ProtocolError as error:
-            self.broken = lost = str(error)
+            end = ProtocolError(f"the connection cannot be used: {error}")
         finally:
-            with self._news:
-                self.lost = lost
-                self._news.notify_all()
+            self._finish(end)
             self._closed.set()
             self._call.cancel()
             self._out.put(None)
+
+    def _finish(self, end: Exception) -> None:
+        with self._news:
+            self.end = self.end or end  # after a Goodbye the stream ends too
+            self._news.notify_all()
 
     def _handle(self, message: Message, body: memoryview) -> None:
         match message:
@@ -327,18 +317,15 @@ class ServerConnection:
             case Beat():
                 pass
             case Goodbye():
-                with self._news:
-                    self.goodbye = message
-                    self._news.notify_all()
+                refused = f"the server at {self._address} refused this worker: {message.reason}"
+                self._finish(ENDS[message.what](refused if message.what == "refused" else message.reason))
             case _:
                 raise ProtocolError(f"a {type(message).__name__} is out of place here")
 
     def _add(self, body: memoryview) -> None:
-        if self._expected().add(body):
+        message = self._expected().add(body)
+        if message is not None and not message.more:
             with self._news:
-                message = self._expected().take_in()
-                if message.more:
-                    return
                 self._staged, self.whole_since = message, time.monotonic()
                 self._news.notify_all()
 

@@ -10,7 +10,6 @@ gets is a whole number of microseconds, as it is in the journal, so that a repla
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,8 +34,6 @@ from paceline.traces.journal import (
 from paceline.traces.replay_events import events_of, without_workers
 from paceline.training import TrainState, all_finite, fingerprint
 
-MOST_REASONS = 1000
-
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ReceivedGradient:
@@ -47,14 +44,14 @@ class ReceivedGradient:
 
     worker: int
     message: Gradient
-    vector: torch.Tensor | None = None
+    vector: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     buffer_changes: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     release: Callable[[], None] = lambda: None
 
     @property
     def finite(self) -> bool:
         """Whether every number in it is finite."""
-        return self.vector is not None and all_finite(self.vector) and all_finite(self.buffer_changes)
+        return self.vector.numel() > 0 and all_finite(self.vector) and all_finite(self.buffer_changes)
 
 
 def microseconds(seconds: float) -> float:
@@ -87,44 +84,40 @@ class Coordinator:
         self.total_steps, self.wait_for = total_steps, wait_for
         self.begun = self.diverged = self.stopped = False
         self.members: dict[int, Member] = {}
-        self.dropped_reasons: Counter[str] = Counter()
-        self.refused_reasons: Counter[str] = Counter()
-        self.sent_bytes = self.received_bytes = 0
+        self.sent_bytes = self.received_bytes = 0  # since the last step
         self.to_send: list[int] = []
         self.boundary = self._boundary_state()
         self._write = write
         self._pending: dict[tuple[int, int], list[ReceivedGradient]] = {}
         self._arrivals: list[Arrival] = []
         self._dropped: list[Dropped] = []
-        self._bytes_before = (0, 0)
         self._opened_seconds = 0.0
         self._bad_at_version: set[int] = set()
 
     @property
     def done(self) -> bool:
-        """Whether the run is over."""
+        """Whether all steps are taken, or the model has diverged."""
         return self.diverged or self.trainee.version >= self.total_steps
 
     @property
     def over(self) -> bool:
-        """Whether no step will be taken any more: the run is done, or stopped."""
+        """Whether no step will be taken any more: the run is done or stopped."""
         return self.done or self.stopped
 
     @property
     def alive(self) -> list[int]:
-        """The workers that take part."""
+        """The numbers of the workers that take part."""
         return sorted(number for number, member in self.members.items() if member.alive)
 
     # -- events ------------------------------------------------------------------------------------------
 
     def joined(self, seat: Seat, *, threads: int, host: str, now: float) -> None:
-        """A worker is ready."""
+        """Let a worker that is ready take part."""
         before = self.members.get(seat.worker)
-        member = Member(seat=seat, host=host, last="joined")
+        self.members[seat.worker] = member = Member(worker=seat.worker, seat=seat, host=host, last="joined")
         if before is not None:
             member.used, member.late, member.dropped = before.used, before.late, before.dropped
             member.refused = before.refused
-        self.members[seat.worker] = member
         self.flush()
         self._write(
             WorkerJoined(
@@ -151,11 +144,11 @@ class Coordinator:
             self._decide(Joined(worker=worker, at_seconds=now))
 
     def stop(self) -> None:
-        """No step is taken any more: the workers that go now would let the open round close without them."""
+        """Take no step any more: workers that go from now on would let the open round close without them."""
         self.stopped = True
 
     def left(self, worker: int, reason: str, now: float) -> None:
-        """A worker is gone. What it had delivered stays valid."""
+        """Take note that a worker has gone; what it had delivered stays valid."""
         self.seats.release(worker)
         member = self.members.get(worker)
         if member is None or not member.alive or self.over:
@@ -167,7 +160,7 @@ class Coordinator:
             self._decide(Left(worker=worker, at_seconds=now))
 
     def gradient(self, received: ReceivedGradient, *, now: float) -> None:
-        """A gradient is in, and fits the model; ProtocolError if it is of a version that its worker cannot have."""
+        """Take a gradient that fits the model; ProtocolError if it is of a version that its worker cannot have."""
         message, member = received.message, self.members[received.worker]
         self._check_version(member, message)
         member.answered_version = message.version
@@ -214,7 +207,7 @@ class Coordinator:
             raise ProtocolError(f"batch {message.draw} cannot be: the worker's next is batch {expected}")
 
     def _refuse(self, received: ReceivedGradient, now: float) -> None:
-        """Numbers that are not finite never come near the model; the worker gets another try."""
+        """Refuse a gradient that is not finite: it never comes near the model, and the worker gets another try."""
         member, version = self.members[received.worker], received.message.version
         received.release()
         member.bad_in_a_row += 1
@@ -229,9 +222,7 @@ class Coordinator:
             self.to_send.append(received.worker)
 
     def refused(self, reason: str, *, worker: int | None, peer: str, now: float) -> None:
-        """Something was turned away: it is counted and written down."""
-        if reason in self.refused_reasons or len(self.refused_reasons) < MOST_REASONS:  # strangers word some of them
-            self.refused_reasons[reason] += 1
+        """Write a refusal to the journal."""
         self.flush()
         self._write(Refused(at_seconds=now, worker=worker, peer=peer, reason=reason))
 
@@ -259,40 +250,27 @@ class Coordinator:
 
     def _step(self, step: Step) -> None:
         late, fresh = ([self._take(share) for share in shares] for shares in (step.late, step.fresh))
-        found = {(received.worker, received.message.version): received for received in (*late, *fresh)}
-
-        def gradient_of(share: Share) -> torch.Tensor:
-            vector = found[share.worker, share.version].vector
-            if vector is None:  # such are refused as they come in
-                raise ValueError(f"worker {share.worker} sent no gradient for version {share.version}")
-            return vector
-
+        vectors = {(received.worker, received.message.version): received.vector for received in (*late, *fresh)}
         changes = [received.buffer_changes for received in (*late, *fresh)]
-        self.diverged = not self.trainee.take(step, gradient_of, changes)
-        for received in found.values():
+        self.diverged = not self.trainee.take(step, lambda share: vectors[share.worker, share.version], changes)
+        for received in (*late, *fresh):
             received.release()
         if self.diverged:
             return
-        self._count(step)
-        self._bad_at_version = set()
+        for received in fresh:
+            self.members[received.worker].used += 1
+            self.members[received.worker].last = "on time"
+        for received in late:
+            self.members[received.worker].late += 1
+            self.members[received.worker].last = "late"
         self._record(step)
-        self._opened_seconds = step.at_seconds
+        self._bad_at_version, self._opened_seconds = set(), step.at_seconds
 
     def _take(self, share: Share) -> ReceivedGradient:
         (received,) = self._pending.pop((share.worker, share.version))
         return received
 
-    def _count(self, step: Step) -> None:
-        for share in step.fresh:
-            self.members[share.worker].used += 1
-            self.members[share.worker].last = "on time"
-        for share in step.late:
-            self.members[share.worker].late += 1
-            self.members[share.worker].last = "late"
-
     def _record(self, step: Step) -> None:
-        sent, received = self.sent_bytes - self._bytes_before[0], self.received_bytes - self._bytes_before[1]
-        self._bytes_before = self.sent_bytes, self.received_bytes
         self._write(
             StepRecord(
                 at_seconds=step.at_seconds,
@@ -303,11 +281,12 @@ class Coordinator:
                 dropped=tuple(self._dropped),
                 arrivals=tuple(self._arrivals),
                 fingerprint=fingerprint(self.trainee.model.parameters),
-                sent_bytes=sent,
-                received_bytes=received,
+                sent_bytes=self.sent_bytes,
+                received_bytes=self.received_bytes,
             )
         )
         self._arrivals, self._dropped = [], []
+        self.sent_bytes = self.received_bytes = 0
 
     def _drop(self, drop: Drop) -> None:
         held = self._pending[drop.worker, drop.version]
@@ -317,7 +296,6 @@ class Coordinator:
         member = self.members[drop.worker]
         member.dropped += 1
         member.last = "late"
-        self.dropped_reasons[drop.reason] += 1
         self._dropped.append(Dropped(worker=drop.worker, version=drop.version, reason=drop.reason))
 
     def flush(self) -> None:

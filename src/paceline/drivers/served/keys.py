@@ -1,4 +1,4 @@
-"""Making key files: a private CA, the server's certificate and the workers'.
+"""Key files for TLS, and how they are made: a private CA, the server's certificate and the workers'.
 
     DIR/ca.crt      ca.key         signs the others; ca.key stays where it was made
     DIR/server.crt  server.key     may only serve
@@ -25,7 +25,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from paceline.drivers.served.security import PURPOSES, Host, Role, pair_paths, parse_host, read_pair, read_side
+from paceline.drivers.served.security import (
+    PURPOSES,
+    Host,
+    KeyFileError,
+    Role,
+    pair_paths,
+    parse_host,
+    read_pair,
+    read_side,
+)
 
 LONGEST_DAYS = 36500
 _CLOCK_DIFFERENCE = timedelta(hours=1)
@@ -44,7 +53,7 @@ def make_keys(directory: Path, *, hosts: Sequence[str] = (), workers: int = 1, d
     []
     """
     if not 1 <= days <= LONGEST_DAYS:
-        raise ValueError(f"days is {days}: give 1 to {LONGEST_DAYS}")
+        raise KeyFileError(f"days is {days}: give 1 to {LONGEST_DAYS}")
     directory, sides, asked = Path(directory).expanduser(), _sides(workers), _asked_hosts(hosts)
     missing = [side for side in sides if not _is_there(directory / side)]
     authority = _existing_authority(directory)
@@ -62,12 +71,12 @@ def make_keys(directory: Path, *, hosts: Sequence[str] = (), workers: int = 1, d
             names = [*_own_hosts(), *asked] if _role(side) == "server" else []
             made += _write_pair(directory / side, _issue(authority, key, side, names, timedelta(days=days)), key)
     except OSError as error:
-        raise ValueError(f"cannot make keys in {directory}: {error.strerror}: {error.filename}") from error
+        raise KeyFileError(f"cannot make keys in {directory}: {error.strerror}: {error.filename}") from error
     return made
 
 
 def key_files(directory: Path, *, workers: int = 1) -> list[Path]:
-    """Every file of a complete folder; those that `make_keys` does not return were there before.
+    """Return every file of a complete folder; those that `make_keys` does not return were there before.
 
     >>> [path.name for path in key_files(Path("keys"), workers=2)][4:]
     ['worker.key', 'worker.crt', 'worker-1.key', 'worker-1.crt']
@@ -78,7 +87,7 @@ def key_files(directory: Path, *, workers: int = 1) -> list[Path]:
 
 def _sides(workers: int) -> list[str]:
     if workers < 1:
-        raise ValueError(f"workers is {workers}: give 1 or more")
+        raise KeyFileError(f"workers is {workers}: give 1 or more")
     return ["server", "worker", *(f"worker-{number}" for number in range(1, workers))]
 
 
@@ -88,13 +97,13 @@ def _role(side: str) -> Role:
 
 def _asked_hosts(hosts: Sequence[str]) -> list[Host]:
     if isinstance(hosts, str):
-        raise ValueError(f"hosts is the text {hosts!r}: give a list, as in [{hosts!r}]")
+        raise KeyFileError(f"hosts is the text {hosts!r}: give a list, as in [{hosts!r}]")
     parsed = [parse_host(text) for text in hosts]
     for host in parsed:
         if not isinstance(host, str) and host.is_unspecified:
-            raise ValueError(f"{host} is where a server listens: give the host that workers connect to")
+            raise KeyFileError(f"{host} is where a server listens: give the host that workers connect to")
         if isinstance(host, ipaddress.IPv6Address) and host.scope_id:
-            raise ValueError(f"{host} names a network card of one machine: give it without %{host.scope_id}")
+            raise KeyFileError(f"{host} names a network card of one machine: give it without %{host.scope_id}")
     return parsed
 
 
@@ -105,7 +114,7 @@ def _own_hosts() -> list[Host]:
     return hosts
 
 
-# -- what is there already ----------------------------------------------------------------------------------------
+# -- keys that exist ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +128,7 @@ def _is_there(prefix: Path) -> bool:
     if len(there) == 1:
         lacking = next(path.name for path in pair_paths(prefix) if path not in there)
         remedy = "make new keys in another folder" if prefix.name == "ca" else f"delete {there[0].name} and run again"
-        raise ValueError(f"{prefix.parent} has {there[0].name} but no {lacking}: bring {lacking} back, or {remedy}")
+        raise KeyFileError(f"{prefix.parent} has {there[0].name} but no {lacking}: bring {lacking} back, or {remedy}")
     return bool(there)
 
 
@@ -133,13 +142,13 @@ def _existing_authority(directory: Path) -> _Authority | None:
     except x509.ExtensionNotFound:
         may_sign = False
     if not may_sign or not isinstance(pair.key, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey):
-        raise ValueError(f"{directory / 'ca.crt'} is not a CA with an EC or RSA key: make new keys in another folder")
+        raise KeyFileError(f"{directory / 'ca.crt'} is not a CA with an EC or RSA key: make new keys in another folder")
     return _Authority(certificate=pair.certificate, key=pair.key)
 
 
 def _check_kept(prefix: Path, asked: Sequence[Host], authority: _Authority | None) -> None:
     if authority is None:
-        raise ValueError(f"{prefix.parent} has {prefix.name}.crt but no ca.crt: make new keys in another folder")
+        raise KeyFileError(f"{prefix.parent} has {prefix.name}.crt but no ca.crt: make new keys in another folder")
     pair, _ = read_side(prefix, role=_role(prefix.name))
     if prefix.name != "server" or not asked:
         return
@@ -149,13 +158,13 @@ def _check_kept(prefix: Path, asked: Sequence[Host], authority: _Authority | Non
         names = x509.SubjectAlternativeName([])
     known = {*names.get_values_for_type(x509.DNSName), *names.get_values_for_type(x509.IPAddress)}
     if lacking := [str(host) for host in asked if host not in known]:
-        raise ValueError(
+        raise KeyFileError(
             f"{prefix}.crt is not for {', '.join(lacking)}: delete {prefix}.crt and {prefix}.key and run again with "
             "every host"
         )
 
 
-# -- what is made -------------------------------------------------------------------------------------------------
+# -- new keys ----------------------------------------------------------------------------------------------------
 
 
 def _new_authority(lifetime: timedelta) -> _Authority:
@@ -230,12 +239,9 @@ def _write_pair(
     prefix: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 ) -> list[Path]:
     path, key_path = pair_paths(prefix)
-    pkcs8, bare = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    _write_new(key_path, key.private_bytes(serialization.Encoding.PEM, pkcs8, bare), mode=0o600)
-    _write_new(path, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
+    pem, pkcs8, bare = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    pair = ((key_path, key.private_bytes(pem, pkcs8, bare), 0o600), (path, certificate.public_bytes(pem), 0o644))
+    for each, content, mode in pair:
+        with os.fdopen(os.open(each, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as sink:
+            sink.write(content)
     return [key_path, path]
-
-
-def _write_new(path: Path, content: bytes, *, mode: int) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as sink:
-        sink.write(content)

@@ -10,7 +10,7 @@ Nothing here reads a clock or a socket.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from paceline.errors import PacelineError
@@ -102,21 +102,37 @@ class Seats:
 
 
 @dataclass(slots=True, kw_only=True)
-class Member:
-    """What is known of a worker that takes part, or did."""
+class WorkerStatus:
+    """The state of one worker, for whoever watches the run.
 
-    seat: Seat
-    host: str
+    >>> WorkerStatus(worker=0, alive=True, last="on time", used=3, late=1, dropped=0, refused=0).used
+    3
+    """
+
+    worker: int
     alive: bool = True
-    sent_version: int = -1
-    sent_at: dict[int, float] = field(default_factory=dict)
-    answered_version: int = -1
-    bad_in_a_row: int = 0
+    last: str = ""
     used: int = 0
     late: int = 0
     dropped: int = 0
     refused: int = 0
-    last: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Member(WorkerStatus):
+    """What the coordinator knows of a worker that takes part, or did."""
+
+    seat: Seat
+    host: str
+    sent_version: int = -1
+    sent_at: dict[int, float] = field(default_factory=dict)
+    answered_version: int = -1
+    bad_in_a_row: int = 0
+
+    @property
+    def status(self) -> WorkerStatus:
+        """A copy of its status."""
+        return WorkerStatus(**{each.name: getattr(self, each.name) for each in fields(WorkerStatus)})
 
     def sent(self, version: int, now: float) -> None:
         """Note that it is sent this version of the model: the next, or the same for another try."""

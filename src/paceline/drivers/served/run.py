@@ -27,10 +27,10 @@ from paceline import __version__
 from paceline.codecs import Codec
 from paceline.codecs.naming import parse_codec, text_of
 from paceline.drivers.served.coordinator import Coordinator
-from paceline.drivers.served.membership import Seats
+from paceline.drivers.served.membership import Seats, WorkerStatus
 from paceline.drivers.served.security import check_exposed, join_address, parse_address, server_credentials
 from paceline.drivers.served.server import Server
-from paceline.drivers.served.settings import Limits, Measure, ServerSettings
+from paceline.drivers.served.settings import Limits, Measure, ServeError, ServerSettings
 from paceline.drivers.served.signature import signature
 from paceline.drivers.served.transport import allow_many_files, keep_memory
 from paceline.strategies import LGC, STRATEGIES, Full, Strategy
@@ -89,7 +89,7 @@ def serve(
     if workers is None:
         workers = getattr(strategy, "k", None)
         if not isinstance(workers, int):
-            raise ValueError("give workers: how many the first round waits for (the strategy has no fixed K)")
+            raise ServeError("give workers: how many the first round waits for (the strategy has no fixed K)")
     settings = ServerSettings(
         module=model,
         optimizer=optimizer,
@@ -137,7 +137,7 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
     """Make a run ready to be served; a folder that holds a run is resumed from its newest checkpoint, or refused."""
     trace = settings.folder / TRACE
     if not resume and trace.exists():
-        raise ValueError(f"{settings.folder} holds a run; resume it, or give another folder")
+        raise ServeError(f"{settings.folder} holds a run; resume it, or give another folder")
     checkpoint = _newest(settings.folder) if resume else None
     settings.folder.mkdir(parents=True, exist_ok=True)
     codec = parse_codec(settings.codec)
@@ -180,7 +180,7 @@ def _newest(folder: Path) -> Checkpoint:
         log.warning("%s", reason)
     if checkpoint is None:
         why = f" ({refused[0]})" if refused else ""
-        raise ValueError(f"{folder} has no whole checkpoint to resume from{why}")
+        raise ServeError(f"{folder} has no whole checkpoint to resume from{why}")
     return checkpoint
 
 
@@ -188,16 +188,16 @@ def _load(settings: ServerSettings, checkpoint: Checkpoint, coordinator: Coordin
     """Go on from a checkpoint; one of another model or strategy is refused before anything is written."""
     name, state = f"checkpoint {checkpoint.version} of {settings.folder}", checkpoint.state
     if state.get("signature") != signature(settings.module):
-        raise ValueError(f"{name} is of another model: names, shapes, kinds or frozen values of its parameters differ")
+        raise ServeError(f"{name} is of another model: names, shapes, kinds or frozen values of its parameters differ")
     if state.get("codec", settings.codec) != settings.codec:
-        raise ValueError(
+        raise ServeError(
             f"{name} is of a run with codec {state['codec']!r} (this one has {settings.codec!r}); resume with the same"
         )
     try:
         coordinator.trainee.load_state(state["trainee"], checkpoint.tensors)
         coordinator.load_boundary(state)
     except KeyError as error:
-        raise ValueError(f"{name} is of another strategy or optimiser: it has no {error}") from None
+        raise ServeError(f"{name} is of another strategy or optimiser: it has no {error}") from None
     log.info("goes on from checkpoint %d", checkpoint.version)
 
 
@@ -223,23 +223,6 @@ def _begin_journal(journal: JournalWriter, settings: ServerSettings, checkpoint:
 
 
 # -- serving ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStatus:
-    """The state of one worker, for whoever watches the run.
-
-    >>> WorkerStatus(worker=0, alive=True, last="on time", used=3, late=1, dropped=0, refused=0).used
-    3
-    """
-
-    worker: int
-    alive: bool
-    last: str
-    used: int
-    late: int
-    dropped: int
-    refused: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,23 +294,12 @@ class ServerRun:
         """The state of the run, for whoever watches it."""
         return RunStatus(
             round=self.rounds_done,
-            rounds=self.coordinator.total_steps // self._steps_per_round,
+            rounds=self._settings.rounds,
             seconds=self.server.now(),
             loss=self._loss,
             accuracy=self._accuracy,
             begun=self.coordinator.begun,
-            workers=tuple(
-                WorkerStatus(
-                    worker=number,
-                    alive=member.alive,
-                    last=member.last,
-                    used=member.used,
-                    late=member.late,
-                    dropped=member.dropped,
-                    refused=member.refused,
-                )
-                for number, member in sorted(self.coordinator.members.items())
-            ),
+            workers=tuple(member.status for _, member in sorted(self.coordinator.members.items())),
         )
 
     async def serve(

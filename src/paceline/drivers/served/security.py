@@ -1,8 +1,8 @@
-"""Who may talk to whom: addresses, and TLS in which both sides show a certificate of the same CA.
+"""Addresses, and TLS in which both sides show a certificate of the same CA.
 
     tls="keys/worker"  ->  keys/worker.crt  keys/worker.key  and the keys/ca.crt beside them
 
-gRPC tells a bad key file as a connection that never comes up, so the files are checked here, where the reason is known.
+With a bad key file a gRPC connection just never comes up, so the files are checked here, where the reason is known.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID as Purpose
 
+from paceline.errors import PacelineError
+
 Host = str | ipaddress.IPv4Address | ipaddress.IPv6Address
 Role = Literal["server", "worker"]
 
@@ -29,12 +31,20 @@ PURPOSES: dict[Role, x509.ObjectIdentifier] = {"server": Purpose.SERVER_AUTH, "w
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?", re.IGNORECASE | re.ASCII)
 
 
+class AddressError(PacelineError, ValueError):
+    """A host or an address that cannot be, or that is not safe to listen on."""
+
+
+class KeyFileError(PacelineError, ValueError):
+    """A certificate or key that cannot be read, made or used, with the remedy."""
+
+
 def server_credentials(tls: str | Path) -> grpc.ServerCredentials:
-    """What a server shows, and whom it lets in: workers with a certificate of its own CA, and nobody else.
+    """Return a server's TLS credentials: it lets in workers with a certificate of its own CA, and nobody else.
 
     >>> server_credentials("nowhere/server")
     Traceback (most recent call last):
-    ValueError: cannot read nowhere/server.crt (No such file or directory): ...
+    paceline.drivers.served.security.KeyFileError: cannot read nowhere/server.crt (No such file or directory): ...
     """
     side, authority = read_side(tls, role="server")
     return grpc.ssl_server_credentials(
@@ -43,11 +53,11 @@ def server_credentials(tls: str | Path) -> grpc.ServerCredentials:
 
 
 def channel_credentials(tls: str | Path) -> grpc.ChannelCredentials:
-    """What a worker shows, and whom it trusts: the server of its own CA.
+    """Return a worker's TLS credentials: it trusts the server of its own CA, and no other.
 
     >>> channel_credentials("nowhere/worker")
     Traceback (most recent call last):
-    ValueError: cannot read nowhere/worker.crt (No such file or directory): ...
+    paceline.drivers.served.security.KeyFileError: cannot read nowhere/worker.crt (No such file or directory): ...
     """
     side, authority = read_side(tls, role="worker")
     return grpc.ssl_channel_credentials(
@@ -59,31 +69,33 @@ def channel_credentials(tls: str | Path) -> grpc.ChannelCredentials:
 
 
 def parse_host(text: str) -> Host:
-    """A host name in small letters, or an IP address.
+    """Return a host name in small letters, or an IP address.
 
     >>> parse_host("PS.example.org"), parse_host("10.0.0.7")
     ('ps.example.org', IPv4Address('10.0.0.7'))
     >>> parse_host("10.0.0")
     Traceback (most recent call last):
-    ValueError: '10.0.0' is not a host: give a name or an IP address, as in ps.example.org or 10.0.0.7
+    paceline.drivers.served.security.AddressError: '10.0.0' is not a host: give a name or an IP address, as in
+    ps.example.org or 10.0.0.7
     """
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(text)
     labels = text.removesuffix(".").split(".")
     # A name that ends in a number is an address with a mistake in it, never a name.
     if len(text) > 253 or not all(_LABEL.fullmatch(label) for label in labels) or labels[-1].isdigit():
-        raise ValueError(f"{text!r} is not a host: give a name or an IP address, as in ps.example.org or 10.0.0.7")
+        raise AddressError(f"{text!r} is not a host: give a name or an IP address, as in ps.example.org or 10.0.0.7")
     return text.removesuffix(".").lower()
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT as a host without brackets and a port; port 0 lets the system choose.
+    """Split HOST:PORT into a host without brackets and a port; port 0 lets the system choose.
 
     >>> parse_address("10.0.0.7:29400"), parse_address("[::1]:0")
     (('10.0.0.7', 29400), ('::1', 0))
     >>> parse_address(":29400")
     Traceback (most recent call last):
-    ValueError: ':29400' is not an address: give HOST:PORT, as in 10.0.0.7:29400 or [::1]:29400
+    paceline.drivers.served.security.AddressError: ':29400' is not an address: give HOST:PORT, as in 10.0.0.7:29400 or
+    [::1]:29400
     """
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -92,14 +104,14 @@ def parse_address(text: str) -> tuple[str, int]:
     except ValueError:
         parsed = ""
     if not colon or parsed == "" or bracketed != isinstance(parsed, ipaddress.IPv6Address):
-        raise ValueError(f"{text!r} is not an address: give HOST:PORT, as in 10.0.0.7:29400 or [::1]:29400")
+        raise AddressError(f"{text!r} is not an address: give HOST:PORT, as in 10.0.0.7:29400 or [::1]:29400")
     if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
-        raise ValueError(f"{text!r} has the port {port!r}: give 0 to 65535, as in 10.0.0.7:29400")
+        raise AddressError(f"{text!r} has the port {port!r}: give 0 to 65535, as in 10.0.0.7:29400")
     return str(parsed), int(port)
 
 
 def join_address(host: str, port: int) -> str:
-    """What `parse_address` takes apart, as gRPC wants it.
+    """Join what `parse_address` splits, as gRPC wants it.
 
     >>> join_address("::1", 29400), join_address("localhost", 29400)
     ('[::1]:29400', 'localhost:29400')
@@ -108,7 +120,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it.
+    """Return whether only this machine can reach a host.
 
     >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "unix:/tmp/ps", "0.0.0.0", "ps")]
     [True, True, True, True, False, False]
@@ -131,11 +143,12 @@ def check_exposed(host: str, *, tls: str | Path | None, insecure: bool) -> None:
     >>> check_exposed("127.0.0.1", tls=None, insecure=False)
     >>> check_exposed("0.0.0.0", tls=None, insecure=False)
     Traceback (most recent call last):
-    ValueError: 0.0.0.0 can be reached from other machines, by anyone: run `paceline keys DIR` and give
+    paceline.drivers.served.security.AddressError: 0.0.0.0 can be reached from other machines, by anyone: run `paceline
+    keys DIR` and give
     --tls DIR/server, or give --insecure if the network is trusted
     """
     if tls is None and not insecure and not is_loopback(host):
-        raise ValueError(
+        raise AddressError(
             f"{host or 'an empty host'} can be reached from other machines, by anyone: run `paceline keys DIR` and "
             "give --tls DIR/server, or give --insecure if the network is trusted"
         )
@@ -159,7 +172,7 @@ class Pair:
 
 
 def pair_paths(prefix: Path) -> tuple[Path, Path]:
-    """Where a certificate and its key are.
+    """Return the paths of a certificate and its key.
 
     >>> [path.as_posix() for path in pair_paths(Path("keys/node.7"))]
     ['keys/node.7.crt', 'keys/node.7.key']
@@ -172,7 +185,8 @@ def read_pair(prefix: Path) -> Pair:
 
     >>> read_pair(Path("nowhere/ca"))
     Traceback (most recent call last):
-    ValueError: cannot read nowhere/ca.crt (No such file or directory): keys are named without their ending, as in
+    paceline.drivers.served.security.KeyFileError: cannot read nowhere/ca.crt (No such file or directory): keys are
+    named without their ending, as in
     keys/worker for keys/worker.crt and keys/worker.key, with keys/ca.crt beside them
     """
     path, key_path = pair_paths(prefix)
@@ -181,11 +195,11 @@ def read_pair(prefix: Path) -> Pair:
     try:
         key = serialization.load_pem_private_key(key_pem, password=None)
     except TypeError:
-        raise ValueError(f"{key_path} is locked with a password: give a key without one") from None
+        raise KeyFileError(f"{key_path} is locked with a password: give a key without one") from None
     except (ValueError, UnsupportedAlgorithm):
-        raise ValueError(f"{key_path} does not hold a private key in PEM form") from None
+        raise KeyFileError(f"{key_path} does not hold a private key in PEM form") from None
     if key.public_key() != certificate.public_key():
-        raise ValueError(f"{key_path} is not the key of {path}: copy both from where they were made")
+        raise KeyFileError(f"{key_path} is not the key of {path}: copy both from where they were made")
     _check_dates(path, certificate)
     return Pair(pem=pem, key_pem=key_pem, certificate=certificate, key=key)
 
@@ -195,21 +209,21 @@ def read_side(tls: str | Path, *, role: Role) -> tuple[Pair, bytes]:
 
     >>> read_side("", role="worker")
     Traceback (most recent call last):
-    ValueError: tls is '': give a path without its ending, as in keys/worker
+    paceline.drivers.served.security.KeyFileError: tls is '': give a path without its ending, as in keys/worker
     """
     prefix = Path(tls).expanduser()
     if not prefix.name:
-        raise ValueError(f"tls is {str(tls)!r}: give a path without its ending, as in keys/{role}")
+        raise KeyFileError(f"tls is {str(tls)!r}: give a path without its ending, as in keys/{role}")
     pair, path, authority_path = read_pair(prefix), pair_paths(prefix)[0], prefix.parent / "ca.crt"
     authority = _read(authority_path)
     issuers = [each for each in _certificates(authority_path, authority) if _signed_by(pair.certificate, each)]
     if not issuers:
-        raise ValueError(f"{path} is not signed by {authority_path}: copy both from where they were made")
+        raise KeyFileError(f"{path} is not signed by {authority_path}: copy both from where they were made")
     _check_dates(authority_path, issuers[0])
     with contextlib.suppress(x509.ExtensionNotFound):  # without the extension, a certificate is for everything
         usage = pair.certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
         if PURPOSES[role] not in usage:
-            raise ValueError(f"{path} is not a certificate for a {role}: use {prefix.parent / role}")
+            raise KeyFileError(f"{path} is not a certificate for a {role}: use {prefix.parent / role}")
     return pair, authority
 
 
@@ -217,7 +231,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ValueError(
+        raise KeyFileError(
             f"cannot read {path} ({error.strerror}): keys are named without their ending, as in keys/worker for "
             "keys/worker.crt and keys/worker.key, with keys/ca.crt beside them"
         ) from error
@@ -227,16 +241,16 @@ def _certificates(path: Path, pem: bytes) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:
-        raise ValueError(f"{path} does not hold a certificate in PEM form") from None
+        raise KeyFileError(f"{path} does not hold a certificate in PEM form") from None
 
 
 def _check_dates(path: Path, certificate: x509.Certificate) -> None:
     now, begin, end = datetime.now(UTC), certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > end:
         remedy = "take another folder" if path.name == "ca.crt" else "delete it and its key"
-        raise ValueError(f"{path} expired on {end:%Y-%m-%d}: {remedy} and run `paceline keys DIR`")
+        raise KeyFileError(f"{path} expired on {end:%Y-%m-%d}: {remedy} and run `paceline keys DIR`")
     if now < begin:
-        raise ValueError(f"{path} is valid from {begin:%Y-%m-%d %H:%M} UTC on: is the clock of this machine right?")
+        raise KeyFileError(f"{path} is valid from {begin:%Y-%m-%d %H:%M} UTC on: is the clock of this machine right?")
 
 
 def _signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:

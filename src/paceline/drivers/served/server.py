@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -153,21 +152,16 @@ class Server:
             end = await stream.serve()
         finally:
             self._streams.discard(stream)
-            with self._failing():
+            try:
                 self._ended(stream, end)
+            except Exception as error:
+                self.fail(error)
 
     def fail(self, error: BaseException) -> None:
         """End a run that itself failed (an optimiser, a schedule): strategy and model may disagree from now on."""
         self.failure = self.failure or error
         self.coordinator.stop()
         self.changed()
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self.fail(error)
 
     def _make_room(self) -> None:
         """Of too many streams without a worker, end the one that is silent longest: they must not keep a worker out."""
@@ -207,7 +201,11 @@ class Server:
             raise StreamEnd(*self._closing)
         if self.coordinator.done:
             raise StreamEnd("over", "training is over")
-        self._end_former(hello)
+        for former, seat in self._seats.items():
+            # It came back before its old stream was missed: it gets its own number again, a moment later.
+            if seat.worker == hello.wish and former.host and former.host == hello.host:
+                former.end(StreamEnd("return", "it came back on a new connection"))
+                raise StreamEnd("return", "its old connection is being ended: come again")
         try:
             seat = self.coordinator.seats.take(hello.wish)
         except NoSeatError as error:
@@ -225,13 +223,6 @@ class Server:
             silence_seconds=self.limits.silence_seconds,
             recipe=dict(self._settings.recipe),
         )
-
-    def _end_former(self, hello: Hello) -> None:
-        """A worker that comes back before its old stream was missed gets its own number again, a moment later."""
-        for stream, seat in self._seats.items():
-            if seat.worker == hello.wish and stream.host and stream.host == hello.host:
-                stream.end(StreamEnd("return", "it came back on a new connection"))
-                raise StreamEnd("return", "its old connection is being ended: come again")
 
     def ready(self, stream: WorkerStream, ready: Ready) -> None:
         """Let a worker that has its model take part."""
@@ -284,18 +275,17 @@ class Server:
         """Send the model: as changes to whoever follows, whole to whoever is new or too far behind."""
         trainee = self.coordinator.trainee
         changes = trainee.outgoing.chain(stream.promised) if stream.promised is not None else []
-        buffers = self.sizes.buffer_bytes
-        waiting = stream.backlog_bytes + sum(payload.numel() + buffers for _, payload in changes)
-        few = stream.backlog + len(changes) <= MOST_CHANGES
+        newest, buffers, backlog = trainee.version, self.sizes.buffer_bytes, stream.backlog_bytes
+        waiting = sum(backlog) + sum(payload.numel() + buffers for _, payload in changes)
+        few = len(backlog) + len(changes) <= MOST_CHANGES
         if changes and few and waiting < trainee.outgoing.whole_bytes + buffers:
-            newest = trainee.version
             messages = [self._model_frames(version, payload, more=newest - version) for version, payload in changes]
-            stream.send_model(trainee.version, messages, whole=False)
+            stream.send_model(newest, messages, whole=False)
         else:
-            stream.send_model(trainee.version, [self._model_frames(trainee.version)], whole=True)
+            stream.send_model(newest, [self._model_frames(newest)], whole=True)
 
     def _model_frames(self, version: int, change: torch.Tensor | None = None, *, more: int = 0) -> tuple[bytes, ...]:
-        """A model as frames, whole or as the change from the version before; made once for all workers."""
+        """Return a model as frames, whole or as the change from the version before; made once for all workers."""
         since = None if change is None else version - 1
         key = version, since, more
         if key not in self._frames:
@@ -323,8 +313,10 @@ class Server:
             for stream in tuple(self._streams):
                 if (end := stream.overdue(now)) is not None:
                     stream.end(end)
-            with self._failing():
+            try:
                 self._begin_if_patience_is_out(now)
+            except Exception as error:
+                self.fail(error)
 
     def _begin_if_patience_is_out(self, clock: float) -> None:
         coordinator = self.coordinator

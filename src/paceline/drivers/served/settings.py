@@ -10,10 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.errors import PacelineError
 from paceline.strategies import Strategy
 from paceline.training.train_state import Schedule
 
 Measure = Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]
+
+
+class ServeError(PacelineError, ValueError):
+    """A run that cannot be served as it is asked for: a setting, a folder or a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +45,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("silence_seconds", "stall_seconds", "hello_seconds", "joining_seconds", "farewell_seconds"):
             if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be more than 0 ({name}={getattr(self, name)})")
+                raise ServeError(f"{name} must be more than 0 ({name}={getattr(self, name)})")
 
     @property
     def beat_seconds(self) -> float:
@@ -76,4 +81,4 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for name in ("rounds", "workers", "blocks", "evaluate_every", "checkpoint_every"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more ({name}={getattr(self, name)})")
+                raise ServeError(f"{name} must be 1 or more ({name}={getattr(self, name)})")

@@ -106,14 +106,9 @@ class WorkerStream:
     # -- what the server asks ----------------------------------------------------------------------------------
 
     @property
-    def backlog(self) -> int:
-        """How many models, or changes of one, wait to be sent after the one that is being sent."""
-        return len(self._models)
-
-    @property
-    def backlog_bytes(self) -> int:
-        """The size of the models, or changes of one, that wait to be sent."""
-        return sum(len(frame) for frames in self._models for frame in frames)
+    def backlog_bytes(self) -> list[int]:
+        """The sizes of the models, or changes of one, that wait to be sent after the one that is being sent."""
+        return [sum(map(len, frames)) for frames in self._models]
 
     def send_model(self, version: int, messages: Sequence[Sequence[bytes]], *, whole: bool) -> None:
         """Send a model, as frames: after what is being sent, and, if it is a whole one, instead of what comes next."""

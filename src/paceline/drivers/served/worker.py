@@ -100,7 +100,7 @@ class Worker:
 
     @property
     def welcome(self) -> Welcome:
-        """What the server said when this worker came, the last time it came."""
+        """The server's answer when this worker last connected."""
         if self._welcome is None:
             raise RuntimeError("the worker has not met its server: use it in a `with`")
         return self._welcome
@@ -141,13 +141,13 @@ class Worker:
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def training(self) -> bool:
-        """Whether there is a batch to do; False once the server says that training is over."""
+        """Return whether there is a batch to do; False once the server says that training is over."""
         if not self._over and self.version < 0:
             self._receive()
         return not self._over
 
     def blocks(self, *batch: torch.Tensor) -> Iterator[Any]:
-        """The batch in equal blocks, as many as the server wishes; ends early once the round has closed.
+        """Yield the batch in equal blocks, as many as the server wishes; end early once the round has closed.
 
         A batch that does not divide evenly comes in fewer blocks, at the least in one.
         """
@@ -169,7 +169,7 @@ class Worker:
         self._held().gradient.div_(blocks)  # the sum over the blocks done of a block's mean, divided by all blocks
 
     def begin_batch(self, blocks: int) -> None:
-        """A batch begins: the gradient is zero."""
+        """Begin a batch: wait until the last gradient is sent, and set the gradient to zero."""
         self._wait_sent()
         self._held().gradient.zero_()
         self._held().attach_gradient()
@@ -177,18 +177,18 @@ class Worker:
         self._started = time.monotonic()
 
     def block_done(self) -> bool:
-        """A block is done; whether to go on with the next."""
+        """Note that a block is done, and return whether to go on with the next."""
         self._blocks_done += 1
         connection = self._connection
-        if connection is None or connection.lost is not None:
+        if connection is None or connection.end is not None:
             return False
         connection.progress += 1
         return connection.begun_version <= self.version
 
     def send(self, losses: torch.Tensor | None = None) -> bool:
-        """Gradient out, new parameters in. `losses`, of every sample done, help the server to choose K.
+        """Send the gradient, and wait for new parameters. `losses`, of every sample done, help the server to choose K.
 
-        Whether the gradient went out: not where the server was lost before, or where it is not finite.
+        Return whether the gradient was sent: not if the server was lost before, or if it is not finite.
         """
         if not self._blocks_done:
             raise RuntimeError("send() comes after a batch: go through worker.blocks(...) first")
@@ -197,7 +197,7 @@ class Worker:
         worked = time.monotonic() - self._started
         draw, self.draw = self.draw, self.draw + 1
         connection, went_out = self._connection, False
-        if connection is not None and connection.lost is None:
+        if connection is not None and connection.end is None:
             payload, changes = self._encoded(draw)
             went_out = payload.numel() > 0
             message = Gradient(
@@ -220,7 +220,7 @@ class Worker:
         return went_out
 
     def _encoded(self, draw: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The gradient and the change of the buffers; both empty if one is not finite: the server is told."""
+        """Return the encoded gradient and the change of the buffers; both are empty if one is not finite."""
         model = self._held()
         changes = (model.buffers - self._buffers_before).cpu()
         try:
@@ -235,7 +235,7 @@ class Worker:
     # -- the server --------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        """Find the server, for as long as patience lasts, and say who we are."""
+        """Connect to the server, trying again for `patience_seconds`."""
         deadline = time.monotonic() + self._patience_seconds
         pause, reason = FIRST_PAUSE_SECONDS, "never tried"
         while True:
@@ -263,20 +263,16 @@ class Worker:
             threads=torch.get_num_threads(),
             host=f"{platform.node()[:200]} pid {os.getpid()}",
         )
+        connection = ServerConnection(self.address, hello, credentials=self._credentials, answer_seconds=answer_seconds)
         try:
-            connection = ServerConnection(
-                self.address, hello, credentials=self._credentials, answer_seconds=answer_seconds
-            )
-        except WorkerRefused as error:
-            raise WorkerRefused(f"the server at {self.address} refused this worker: {error}") from None
-        try:
-            self._check_same(connection.welcome)
-            codec = parse_codec(connection.welcome.codec)
+            # Batches, seed and delays are those of the recipe this worker began with.
+            if self._welcome is not None and self._welcome.recipe != connection.welcome.recipe:
+                raise WorkerRefused(f"the server at {self.address} runs another recipe now: start the worker anew")
+            self._codec: Codec = parse_codec(connection.welcome.codec)  # its memory begins empty with every connection
         except (ValueError, WorkerRefused):
             connection.close()
             raise
         self._welcome = connection.welcome
-        self._codec: Codec = codec  # what it remembers begins anew with every connection
         self.draw = connection.welcome.first_draw
         self.version = -1
         self._sent.set()
@@ -284,13 +280,8 @@ class Worker:
             self._say_ready(connection)
         return connection
 
-    def _check_same(self, welcome: Welcome) -> None:
-        """Batches, seed and delays are those of the recipe this worker began with."""
-        if self._welcome is not None and self._welcome.recipe != welcome.recipe:
-            raise WorkerRefused(f"the server at {self.address} runs another recipe now: start the worker anew")
-
     def ready(self) -> None:
-        """Say that model and data are there, if the model was not given at once."""
+        """Tell the server that model and data are there, if the model was not given at once."""
         if self._connection is None:
             raise RuntimeError("the worker has not met its server: use it in a `with`")
         self._say_ready(self._connection)
@@ -324,8 +315,6 @@ class Worker:
                     connection.close()
                 self._connect()
                 log.warning("worker %d is back at %s", self.number, self.address)
-            except WorkerRefused as error:
-                raise WorkerRefused(f"the server at {self.address} refused this worker: {error}") from None
 
     def _load(self, incoming: IncomingModel) -> None:
         model = self._held()
@@ -333,10 +322,10 @@ class Worker:
         self._buffers_before = model.buffers
 
     def _wait_sent(self) -> None:
-        """The gradient's memory is being read until its last frame is out."""
+        """Wait until the gradient is sent: until then its memory is being read."""
         deadline = time.monotonic() + SENT_WITHIN_SECONDS
         while not self._sent.wait(0.5):
-            if self._connection is None or self._connection.lost is not None:
+            if self._connection is None or self._connection.end is not None:
                 return
             if time.monotonic() > deadline:
                 raise ServerUnreachableError(

@@ -1,25 +1,27 @@
-"""Recomputes a run from its journal in one process, and says whether every step came out the same.
+"""A served run computed again from its journal in one process, to see whether every step comes out the same.
 
     journal: joined, arrived, left  ->  strategy  ->  the same steps?       (fresh, late: who was in)
                                                       the same weights?     (a fingerprint after every step)
 
 Gradients are computed as the workers computed them: the same batches, block by block, with as many threads. So what
-differs is found, and the first step that does is named. Where the codec remembers, or samples are pruned, those that
-were dropped are computed too: they moved what their worker remembers. A gradient that was refused is not in the
-journal: its worker drew its batch, and did not judge it.
+differs is found, and the first step that does is named. Where the codec has a memory, or samples are pruned, dropped
+gradients are computed too: they changed the memory of their worker. A gradient that was refused is not in the journal:
+its worker drew its batch, and did not judge it.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from paceline.codecs.payload import NotFiniteError
-from paceline.events import Drop, Event, Joined, Left, Share, Step
+from paceline.errors import PacelineError
+from paceline.events import Drop, Event, Joined, Left, Step
 from paceline.optim import make_optimizer
 from paceline.strategies import Strategy
 from paceline.traces.journal import Arrival, Arrived, JournalRecord, Resumed, StepRecord, WorkerJoined, WorkerLeft
@@ -28,18 +30,18 @@ from paceline.training import Batches, Training, TrainState, WorkerCodecs, finge
 from paceline.workers.gradients import LoopGradients
 
 
-class ReplayError(ValueError):
+class ReplayError(PacelineError, ValueError):
     """A journal that cannot be replayed, in one line.
 
     >>> raise ReplayError("steps 3 to 5 are missing")
     Traceback (most recent call last):
-    paceline.drivers.replayed.replay.ReplayError: steps 3 to 5 are missing
+    paceline.drivers.replayed.served_run.ReplayError: steps 3 to 5 are missing
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a replay found; `difference` is None if there is none.
+    """The result of a replay; `difference` is None if there is none.
 
     `nearly` says how near the weights are where the order of a sum is not ours to know, so that bits may differ.
 
@@ -57,19 +59,7 @@ class Verdict:
         return self.difference is None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Seat:
-    shard: int
-    threads: int
-
-
-@dataclass(slots=True, kw_only=True)
-class _Pending:
-    """A gradient that has arrived; what its worker sent, if that had to be found at once."""
-
-    arrival: Arrival
-    seat: _Seat
-    sent: tuple[torch.Tensor, torch.Tensor] | None = None
+SentGradient = tuple[torch.Tensor, torch.Tensor]  # the gradient, and the change of the buffers
 
 
 class _Differs(Exception):  # noqa: N818 - a finding, not a fault
@@ -80,19 +70,19 @@ class Replay:
     """A journal being replayed: iterate over it (it yields the steps taken), then ask for the `verdict`."""
 
     def __init__(self, records: Sequence[JournalRecord], training: Training, strategy: Strategy) -> None:
-        self._records, self._training = records, training
+        self._records = records
         module = copy.deepcopy(training.module)
         optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
         self.trainee = TrainState(module, optimizer, schedule, codec=training.codec, seed=training.seed)
-        self._senders = WorkerCodecs(training.codec, self.trainee.model.shapes, seed=training.seed)
+        self._codecs = WorkerCodecs(training.codec, self.trainee.model.shapes, seed=training.seed)
         self._strategy = strategy.start()
         self._engine = LoopGradients(copy.deepcopy(training.module), block_by_block=True)
         self.batches = Batches(training)
-        self._at_once = self._senders.remember or self.batches.pruned is not None
-        self._seats: dict[int, _Seat] = {}
+        self._at_once = self._codecs.remember or self.batches.pruned is not None
+        self._joins: dict[int, WorkerJoined] = {}
         self._waiting: set[int] = set()
         self._started_seconds = 0.0
-        self._pending: dict[tuple[int, int], list[_Pending]] = {}
+        self._pending: dict[tuple[int, int], list[Callable[[], SentGradient]]] = {}
         self._steps: list[Step] = []
         self._models: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._last_use = _last_use(records, of_all=self._at_once)
@@ -104,7 +94,7 @@ class Replay:
 
     @property
     def verdict(self) -> Verdict:
-        """What was found so far."""
+        """The result so far."""
         return Verdict(steps=self._taken, difference=self._difference)
 
     def __iter__(self) -> Iterator[int]:
@@ -136,8 +126,8 @@ class Replay:
     # -- events ------------------------------------------------------------------------------------------------
 
     def _joined(self, record: WorkerJoined) -> None:
-        self._seats[record.worker] = _Seat(shard=record.shard, threads=record.threads)
-        self._senders.joined(record.worker)
+        self._joins[record.worker] = record
+        self._codecs.joined(record.worker)
         self.batches.joined(record.worker, draw=record.first_draw)
         if record.at_seconds == self._started_seconds:  # the clock stands still until the first round begins
             self._waiting.add(record.worker)
@@ -160,13 +150,13 @@ class Replay:
     def _arrived(self, arrivals: Sequence[Arrival]) -> None:
         for arrival in arrivals:
             self._begin()
-            seat = self._seats.get(arrival.worker)
-            if seat is None:
+            joined = self._joins.get(arrival.worker)
+            if joined is None:
                 raise ReplayError(f"a gradient of worker {arrival.worker} arrived, but it had never joined")
-            pending = _Pending(arrival=arrival, seat=seat)
+            gradient = functools.cache(functools.partial(self._gradient, arrival, joined))
             if self._at_once:
-                pending.sent = self._sent(pending)
-            self._pending.setdefault((arrival.worker, arrival.version), []).append(pending)
+                gradient()
+            self._pending.setdefault((arrival.worker, arrival.version), []).append(gradient)
             for event in events_of(arrival):
                 self._handle(event)
 
@@ -200,36 +190,31 @@ class Replay:
         vectors: dict[tuple[int, int], torch.Tensor] = {}
         changes = []
         for share in (*step.late, *step.fresh):
-            vectors[share.worker, share.version], change = self._gradient(share)
+            vectors[share.worker, share.version], change = self._pending[share.worker, share.version].pop(0)()
             changes.append(change)
         if not self.trainee.take(step, lambda share: vectors[share.worker, share.version], changes):
             raise _Differs(f"step {step.version}: the update is not finite here")
 
-    def _gradient(self, share: Share) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a worker sent, as the server decoded it: the gradient and the change of the buffers."""
-        pending = self._pending[share.worker, share.version].pop(0)
-        return pending.sent if pending.sent is not None else self._sent(pending)
-
-    def _sent(self, pending: _Pending) -> tuple[torch.Tensor, torch.Tensor]:
-        arrival = pending.arrival
+    def _gradient(self, arrival: Arrival, joined: WorkerJoined) -> SentGradient:
+        """Compute what a worker sent, as the server decoded it."""
         parameters, buffers = self._models[arrival.version]
         assignment = self.batches.assignment(
             worker=arrival.worker,
-            shard=pending.seat.shard,
+            shard=joined.shard,
             draw=arrival.draw,
             blocks=arrival.blocks,
             blocks_done=arrival.blocks_done,
         )
-        torch.set_num_threads(pending.seat.threads)
+        torch.set_num_threads(joined.threads)
         result = self._engine.compute(parameters, buffers, [assignment])
         try:
-            payload = self._senders.encode(result.gradients[0], worker=arrival.worker, draw=arrival.draw)
+            payload = self._codecs.encode(result.gradients[0], worker=arrival.worker, draw=arrival.draw)
         except NotFiniteError:
             raise _Differs(
                 f"step {self.trainee.version}: the gradient of worker {arrival.worker} is not finite"
             ) from None
         self.batches.judge(worker=arrival.worker, draw=arrival.draw, losses=result.sample_losses[0])
-        return self._senders.decode(payload), result.buffers[0] - buffers
+        return self._codecs.decode(payload), result.buffers[0] - buffers
 
     # -- memory ------------------------------------------------------------------------------------------------
 
@@ -250,14 +235,13 @@ class Replay:
         plain, tensors, strategy = self._saved[record.version]
         self.trainee.load_state(plain, tensors)
         self._strategy.load_state_dict(without_workers(strategy))
-        self._pending, self._steps, self._seats, self._waiting = {}, [], {}, set()
-        self._started_seconds = record.at_seconds
-        self._models = {}
+        self._pending, self._steps, self._joins, self._waiting = {}, [], {}, set()
+        self._started_seconds, self._models = record.at_seconds, {}
         self._remember()
 
 
 def _last_use(records: Sequence[JournalRecord], *, of_all: bool) -> dict[int, int]:
-    """For every version, the last step that takes a gradient of it, or before which one arrives, if `of_all` count."""
+    """Return for each version the last step that takes a gradient of it (with `of_all`: before which one arrives)."""
     last: dict[int, int] = {}
     step = 0
     for record in records:
