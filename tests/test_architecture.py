@@ -322,7 +322,7 @@ def test_a_ring_is_found_where_it_bites(extra, ring):
 def test_a_name_taken_twice_and_an_error_of_its_own_are_found():
     twice = HOUSE | {"paceline.data.a": "class Plan: ...", "paceline.models": "class Plan: ..."}
     assert names_taken_twice(twice) == {"Plan": ["paceline.models", "paceline.data.a"]}
-    errors = "class BaseError(PacelineError, ValueError): ...\nclass NextError(BaseError): ...\nclass LoneError(ValueError): ..."
-    assert errors_of_their_own({"paceline.errors": "class PacelineError(Exception): ...", "paceline.data": errors}) == [
-        "LoneError"
-    ]
+    errors = "class BaseError(PacelineError, ValueError): ...\nclass NextError(BaseError): ..."
+    sources = {"paceline.errors": "class PacelineError(Exception): ...", "paceline.data": errors}
+    assert errors_of_their_own(sources) == []
+    assert errors_of_their_own(sources | {"paceline.models": "class LoneError(ValueError): ..."}) == ["LoneError"]
