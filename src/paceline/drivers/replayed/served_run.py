@@ -101,27 +101,23 @@ class Replay:
         threads = torch.get_num_threads()
         try:
             for record in self._records:
-                self._play(record)
-                if isinstance(record, StepRecord):
-                    yield self._taken
+                match record:
+                    case WorkerJoined():
+                        self._joined(record)
+                    case WorkerLeft():
+                        self._left(record)
+                    case Arrived():
+                        self._arrived(record.arrivals)
+                    case StepRecord():
+                        self._arrived(record.arrivals)
+                        self._stepped(record)
+                        yield self._taken
+                    case Resumed():
+                        self._resumed(record)
         except _Differs as found:
             self._difference = str(found)
         finally:
             torch.set_num_threads(threads)
-
-    def _play(self, record: JournalRecord) -> None:
-        match record:
-            case WorkerJoined():
-                self._joined(record)
-            case WorkerLeft():
-                self._left(record)
-            case Arrived():
-                self._arrived(record.arrivals)
-            case StepRecord():
-                self._arrived(record.arrivals)
-                self._stepped(record)
-            case Resumed():
-                self._resumed(record)
 
     # -- events ------------------------------------------------------------------------------------------------
 

@@ -270,8 +270,7 @@ class ServerRun:
         self._journal, self._settings = journal, settings
         self._steps_per_round = coordinator.total_steps // settings.rounds
         self._seen_version = coordinator.train_state.version
-        self._loss: float | None = None
-        self._accuracy: float | None = None
+        self._measured: tuple[float | None, float | None] = (None, None)  # the last loss and accuracy
         self._measurer = ThreadPoolExecutor(1, thread_name_prefix="paceline-measurer")
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="paceline-saver")
         self._measuring: Future[Any] | None = None
@@ -296,8 +295,8 @@ class ServerRun:
             round=self.rounds_done,
             rounds=self._settings.rounds,
             seconds=self.server.now(),
-            loss=self._loss,
-            accuracy=self._accuracy,
+            loss=self._measured[0],
+            accuracy=self._measured[1],
             begun=self.coordinator.begun,
             workers=tuple(member.status for _, member in sorted(self.coordinator.members.items())),
         )
@@ -362,15 +361,11 @@ class ServerRun:
                     self._evaluate(now)
                 if self.rounds_done % self._settings.checkpoint_every == 0:
                     self._save(now)
-            self._report_lost_records()
+            if self._journal.error and not self._lost_reported:  # when the first is lost, not when the run is over
+                self._lost_reported = True
+                log.error("%s; training goes on", self._journal.error)
         if self.coordinator.done:
             self._finished.set()
-
-    def _report_lost_records(self) -> None:
-        """Log that the journal lacks records when the first is lost, not when the run is over."""
-        if self._journal.error and not self._lost_reported:
-            self._lost_reported = True
-            log.error("%s; training goes on", self._journal.error)
 
     def _evaluate(self, now: float) -> None:
         measure = self._settings.measure
@@ -382,7 +377,7 @@ class ServerRun:
         self._when_done(self._measuring, lambda result: self._evaluated(measured, now, result))
 
     def _evaluated(self, measured: int, now: float, result: tuple[float, float]) -> None:
-        self._loss, self._accuracy = result
+        self._measured = result
         self._journal.write(Evaluated(at_seconds=now, round=measured, loss=result[0], accuracy=result[1]))
 
     def _save(self, now: float) -> None:
