@@ -29,7 +29,6 @@ LEVELS = [
         "drivers.ddp",
         "drivers.pipelining",
         "drivers.replayed",
-        "drivers.collective",
         "drivers",
         "reports",
     },
@@ -48,7 +47,6 @@ ON_RANKS = {
     "drivers.averaging",
     "drivers.ddp",
     "drivers.pipelining",
-    "drivers.collective",
 }
 ONLY_IN = {"torch.distributed": {*ON_RANKS, "pipeline"}, "grpc": {"drivers.served"}}
 NOT_IN_A_STRATEGY = {"torch", "time", "random", "socket", "logging"}
@@ -192,7 +190,7 @@ HOUSE = {
     "paceline.drivers.simulated.cluster": "from paceline.strategies import full\nfrom . import delays",
     "paceline.drivers.simulated.delays": "import random, time, torch",
     "paceline.drivers.served": "import grpc",
-    "paceline.drivers.collective": "import torch.distributed as dist",
+    "paceline.drivers.averaging": "import torch.distributed as dist",
     "paceline.traces": "from paceline.events import Step\nimport paceline.data",
     "paceline.data": "",
     "paceline.models": "import torch",

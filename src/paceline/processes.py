@@ -37,24 +37,17 @@ _PR_SET_PDEATHSIG = 1
 class Processes:
     """Children of this process, numbered in the order in which they are forked.
 
-    `codes` has the exit code of each, negative for a signal, and None while it runs. As a context manager it ends, when
-    it is left, those that have not ended.
+    `codes` has the exit code of each, negative for a signal, and None while it runs.
 
-    >>> with Processes() as children:
-    ...     children.fork(lambda: 3)
-    ...     children.wait()
+    >>> children = Processes()
+    >>> children.fork(lambda: 3)
+    >>> children.wait()
     [3]
     """
 
     def __init__(self) -> None:
         self.pids: list[int] = []
         self.codes: list[int | None] = []
-
-    def __enter__(self) -> Processes:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.end()
 
     def fork(self, run: Callable[[], int], *, log: Path | None = None) -> None:
         """Fork a child that runs a function and exits with what it returns.
@@ -92,10 +85,11 @@ class Processes:
         return self.codes
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to all that have not ended."""
-        for child in self.running():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pids[child], number)
+        """Send a signal to all that have not ended; a signal handler may call it, for it waits for none."""
+        for pid, code in zip(self.pids, self.codes, strict=True):
+            if code is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
     def end(self) -> None:
         """End those that have not ended: by SIGTERM, and if that is not heard, by SIGKILL."""

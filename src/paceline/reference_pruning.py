@@ -34,7 +34,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def monitor(dropping_count: dict[int, int], batch: Mapping[int, float], tolerance: float) -> None:
-    """Algorithm 1, lines 4 to 8: whoever of a batch, {sample: loss}, has at least about its mean loss is counted.
+    """Count who of a batch, {sample: loss}, has at least (1 + tolerance) x its mean loss: algorithm 1, lines 4 to 8.
 
     >>> counts = {0: 0, 1: 0, 2: 5}
     >>> monitor(counts, {0: 1.0, 2: 3.0}, tolerance=0.0)
@@ -48,7 +48,7 @@ def monitor(dropping_count: dict[int, int], batch: Mapping[int, float], toleranc
 
 
 def keep_list(dropping_count: Mapping[int, int], pruning_num: int, lots: Callable[[int], Sequence[float]]) -> list[int]:
-    """Algorithm 2, line 7: all but the `pruning_num` samples of the highest counts; of the tied the lowest lots stay.
+    """Return all but the `pruning_num` highest counts; of the tied the lowest lots stay: algorithm 2, line 7.
 
     >>> keep_list({0: 3, 1: 1, 2: 1, 3: 1}, 2, lambda tied: [0.9, 0.1, 0.5])
     [2, 3]
@@ -78,7 +78,7 @@ def fine_pruning(
     pruning_num: int,
     tolerance: float = 0.0,
 ) -> list[list[int]]:
-    """Who takes part, epoch by epoch.
+    """Return who takes part, epoch by epoch.
 
     >>> fine_pruning(4, lambda e, kept: [kept], lambda e, sample: float(sample), lambda e, tied: range(tied),
     ...              epochs=4, window=9, starting_point=2, attenuation=2, block=2, count=1, pruning_num=1)
@@ -103,7 +103,7 @@ def fine_pruning(
 def info_batch(
     samples: int, batches: Batches, loss: Loss, draw: Draw, *, epochs: int, ratio: float, delta: float
 ) -> list[dict[int, float]]:
-    """Who takes part and what each weighs, epoch by epoch; `draw(epoch, samples)` is a lot in [0, 1) for each sample.
+    """Return who takes part and what each weighs, epoch by epoch; `draw(epoch, samples)` gives lots in [0, 1).
 
     >>> info_batch(3, lambda epoch, kept: [kept], lambda epoch, sample: float(sample), lambda epoch, many: [0.1] * many,
     ...            epochs=4, ratio=0.5, delta=0.75)

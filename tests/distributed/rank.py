@@ -7,9 +7,11 @@ and stays until its own input ends. A rank reads jobs, and writes what they retu
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -18,6 +20,8 @@ from pathlib import Path
 import torch
 import torch._dynamo  # what the first optimiser would load, in every rank
 import torch.distributed as dist
+
+from paceline.processes import Processes
 
 
 def store_of(folder, rank):
@@ -36,31 +40,22 @@ def store_of(folder, rank):
 
 def main(folder, jobs, pipes):
     jobs = importlib.import_module(jobs)
-    children = []
+    ranks = Processes()
     for rank in range(len(pipes)):
-        children.append(os.fork())
-        if children[-1] == 0:
-            try:
-                be(rank, folder, jobs, pipes)
-            finally:
-                os._exit(0)
+        ranks.fork(functools.partial(be, rank, folder, jobs, pipes), log=folder / f"rank-{rank}.log")
     for pipe in pipes:
         for end in pipe:
             os.close(end)
-    print(json.dumps(children), flush=True)
+    print(json.dumps(ranks.pids), flush=True)
     sys.stdin.read()
-    for child in children:  # not before: until then nobody else gets its number
-        os.kill(child, 9)
-        os.waitpid(child, 0)
+    ranks.send_signal(signal.SIGKILL)  # not before, nor are they waited for: until then nobody else gets their numbers
+    ranks.wait()
 
 
 def be(rank, folder, jobs, pipes):
     for place, pipe in enumerate(pipes):
         for end in pipe if place != rank else ():
             os.close(end)
-    log = os.open(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
     torch.set_num_threads(1)
     store, timeout = store_of(folder, rank), datetime.timedelta(seconds=40)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=len(pipes), timeout=timeout)
@@ -73,6 +68,7 @@ def be(rank, folder, jobs, pipes):
         except Exception:
             answer = {"error": traceback.format_exc()}
         answers.write(json.dumps(answer) + "\n")
+    return 0
 
 
 if __name__ == "__main__":

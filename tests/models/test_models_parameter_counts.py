@@ -47,14 +47,14 @@ def test_every_network_is_counted():
 @pytest.mark.parametrize(("depth", "widen", "millions"), [(16, 8, 11.0), (22, 8, 17.2), (28, 10, 36.5)])
 def test_wide_resnets_are_as_large_as_in_their_paper(depth, widen, millions):
     with torch.device("meta"):
-        count = count_parameters(wide_resnet(depth, widen, 3, 10, "batch"))
+        count = count_parameters(wide_resnet(depth, widen, input_shape=(3, 32, 32), classes=10))
     assert round(count / 1e6, 1) == millions
 
 
 @pytest.mark.parametrize("depth", [4, 11, -2])
 def test_wide_resnets_refuse_other_depths(depth):
     with pytest.raises(ValueError, match=rf"depth must be 6n \+ 4 .*depth={depth}"):
-        wide_resnet(depth, 8, 3, 10, "batch")
+        wide_resnet(depth, 8, input_shape=(3, 32, 32), classes=10)
 
 
 def test_lenet_sees_28_pixels_as_lecun_did():

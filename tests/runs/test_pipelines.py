@@ -16,6 +16,7 @@ from paceline.drivers.pipelining.planning import difference
 from paceline.pipeline.schedules import SCHEDULES, why_not
 from paceline.pipeline.settings import PipelineSettings
 from paceline.recipes import SettingError, read_recipe
+from paceline.recipes.assembly import resolved
 from paceline.reports import results_table
 from paceline.runs.cluster import make_served
 from paceline.runs.pipelines import check_pipelined, for_ranks
@@ -161,3 +162,9 @@ def test_a_recorder_goes_on_where_it_was_kept_and_tells_every_step():
     assert (trace.used, trace.workers, len(trace.evaluations)) == (2, 1, 1)
     assert summarise(trace).rounds == 2
     assert "pipeline: 2 stages, 1f1b, 4 micro-batches" in " ".join(str(results_table([trace]).caption).split())
+
+
+def test_a_run_keeps_how_many_pieces_its_stages_have():
+    assert resolved(pipelined()).pipeline.chunks == 1
+    assert resolved(pipelined(schedule="interleaved")).pipeline.chunks == SCHEDULES["interleaved"].chunks
+    assert resolved(FULL).pipeline.chunks == 0  # there is no pipeline

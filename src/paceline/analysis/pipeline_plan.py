@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.optim import OptimizerSettings
 from paceline.pipeline.devices import Link
 from paceline.pipeline.plan import Plan
 from paceline.pipeline.settings import PipelineSettings
@@ -58,7 +57,7 @@ def plan_recipe(
     if samples > found:
         given = f"the training samples of {recipe.data.name} (batch_size={samples})"
         raise ValueError(f"batch_size must be between 1 and {found:,}, {given}")
-    model, optimizer = make_model(recipe, dataset), OptimizerSettings(**dataclasses.asdict(recipe.optimizer))
+    model = make_model(recipe, dataset)
     with torch_threads(threads):
         plan = make_plan(
             model,
@@ -69,7 +68,7 @@ def plan_recipe(
             chunks=settings.chunks or None,
             devices=settings.devices(speeds),
             links=settings.link,
-            states=optimizer_states(optimizer) if states is None else states,
+            states=optimizer_states(recipe.optimizer) if states is None else states,
             repeats=repeats,
             on_round=on_round,
         )

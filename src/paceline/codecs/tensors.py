@@ -27,14 +27,8 @@ def bucket_norms(values: torch.Tensor, bucket: int, norm: str) -> torch.Tensor:
         return values
     if norm == "max":
         return rows.abs().amax(1)
-    squares = square_sums(F.pad(rows, (0, width - bucket)).view(buckets * pieces, -1)).view(buckets, pieces)
-    return halved(squares).sqrt().to(torch.float32)
-
-
-def square_sums(pieces: torch.Tensor) -> torch.Tensor:
-    """Return the sum of squares of each row, of at most one unit, in lanes."""
-    values = pieces.to(torch.float64)
-    return lane_sums(values * values)
+    wide = F.pad(rows, (0, width - bucket)).view(buckets * pieces, -1).to(torch.float64)
+    return halved(lane_sums(wide * wide).view(buckets, pieces)).sqrt().to(torch.float32)
 
 
 def lane_sums(pieces: torch.Tensor) -> torch.Tensor:

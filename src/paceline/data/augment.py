@@ -20,13 +20,13 @@ import torch
 
 
 class Augmentation(Protocol):
-    """What varies a batch of images; the randomness is passed in.
+    """Varies a batch of images; the randomness is passed in.
 
     >>> vary: Augmentation = NoAugmentation()
     """
 
     def __call__(self, inputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """The batch, varied; the batch passed in is left as it is."""
+        """Return a varied batch; the batch passed in is left as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class NoAugmentation:
     """
 
     def __call__(self, inputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """The same batch."""
+        """Return the same batch."""
         return inputs
 
 
@@ -63,7 +63,7 @@ class PadCropFlip:
             raise ValueError(f"padding must be at least 0 (padding={self.padding})")
 
     def __call__(self, inputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """A crop of every image [n, channels, height, width], each drawn on its own."""
+        """Return a crop of every image [n, channels, height, width], each drawn on its own."""
         if inputs.ndim != 4:
             raise ValueError(f"inputs must be [n, channels, height, width] (shape={tuple(inputs.shape)})")
         count, channels, height, width = inputs.shape

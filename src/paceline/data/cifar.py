@@ -42,7 +42,7 @@ class Layout:
 
 
 def decode_binary(data: bytes) -> Pixels:
-    """Images and labels of one binary batch.
+    """Return the images and labels of one binary batch.
 
     >>> decode_binary(bytes([7]) + bytes(3072)).labels.tolist()
     [7]
@@ -55,7 +55,7 @@ def decode_binary(data: bytes) -> Pixels:
 
 
 def decode_python(data: bytes) -> Pixels:
-    """Images and labels of one pickled batch.
+    """Return the images and labels of one pickled batch.
 
     >>> import pickle
     >>> batch = {"data": np.zeros((2, 3072), np.uint8), "labels": [3, 4]}
@@ -90,7 +90,7 @@ PYTHON = Layout(
 
 
 def load_cifar10(request: Request, *, archive: RemoteFile = BINARY.archive) -> Dataset:
-    """Photographs of ten kinds of things, 50,000 and 10,000, 32x32 pixels in colour.
+    """Load photographs of ten kinds of things, 50,000 and 10,000, 32x32 pixels in colour.
 
     >>> load_cifar10(Request(directory=Path("/nowhere"), download=False))
     Traceback (most recent call last):
@@ -110,7 +110,7 @@ def load_cifar10(request: Request, *, archive: RemoteFile = BINARY.archive) -> D
 
 
 def _find(places: Places) -> list[Pixels] | None:
-    """The batches of the first layout that is whole: files before archives, binary before python."""
+    """Return the batches of the first layout that is whole: files before archives, binary before python."""
     for folder in places.folders:
         for layout in (BINARY, PYTHON):
             paths = [folder / name for name in layout.names]

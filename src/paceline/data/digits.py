@@ -16,7 +16,7 @@ TEST_SAMPLES = 297
 
 
 def load_digits(request: Request) -> Dataset:
-    """1,500 digits to train on and 297 to test on, 8x8 pixels.
+    """Load 1,500 digits to train on and 297 to test on, 8x8 pixels.
 
     >>> digits = load_digits(Request())
     >>> len(digits.train), len(digits.test), digits.input_shape
@@ -38,7 +38,7 @@ def load_digits(request: Request) -> Dataset:
 
 
 def _test_mask(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Evenly spaced picks from the samples sorted by class, in no particular order within a class.
+    """Pick evenly spaced test samples among all, sorted by class and in random order within a class.
 
     sorted   0 0 0 0 0 0 1 1 1 1 1 1 2 2 2 2 2 2
     test           ^           ^           ^       so each class gets its share, to within one sample

@@ -76,7 +76,7 @@ class Pixels:
 
 
 def from_pixels(name: str, train: Pixels, test: Pixels, *, classes: int) -> Dataset:
-    """A data set from bytes, normalised; labels outside the classes are refused.
+    """Return a data set from bytes, normalised; labels outside the classes are refused.
 
     Mean and deviation come from a count of each of the 256 values, so they are exact and no second
     copy of the images is made.

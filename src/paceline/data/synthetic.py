@@ -21,7 +21,7 @@ LARGEST_ELEMENTS = 2**30  # 4 GiB of float32
 
 
 def load_synthetic(request: Request) -> Dataset:
-    """`samples` images to train on and a quarter as many to test on, classes of equal size.
+    """Make `samples` images to train on and a quarter as many to test on, classes of equal size.
 
     >>> data = load_synthetic(Request(samples=100, classes=3, channels=2, size=6))
     >>> len(data.train), len(data.test), data.input_shape

@@ -11,6 +11,8 @@ convolution.
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from paceline.models.layers import classifier, convolution, norm_layer
@@ -81,52 +83,22 @@ class Bottleneck(_ResidualBlock):
         super().__init__(residual, channels_in, channels_out, stride, norm)
 
 
-def resnet18(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """Build ResNet-18: eight basic blocks.
-
-    >>> len(resnet18(input_shape=(1, 8, 8), classes=10))
-    10
-    """
-    return _resnet(BasicBlock, (2, 2, 2, 2), input_shape[0], classes, norm)
-
-
-def resnet34(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """Build ResNet-34: sixteen basic blocks.
-
-    >>> len(resnet34(input_shape=(1, 8, 8), classes=10))
-    18
-    """
-    return _resnet(BasicBlock, (3, 4, 6, 3), input_shape[0], classes, norm)
-
-
-def resnet50(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """Build ResNet-50: sixteen bottlenecks.
-
-    >>> len(resnet50(input_shape=(1, 8, 8), classes=10))
-    18
-    """
-    return _resnet(Bottleneck, (3, 4, 6, 3), input_shape[0], classes, norm)
-
-
-def resnet101(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """Build ResNet-101: thirty-three bottlenecks.
-
-    >>> len(resnet101(input_shape=(1, 8, 8), classes=10))
-    35
-    """
-    return _resnet(Bottleneck, (3, 4, 23, 3), input_shape[0], classes, norm)
-
-
-def _resnet(
+def resnet(
     block: type[BasicBlock] | type[Bottleneck],
     blocks_per_stage: tuple[int, ...],
-    channels_in: int,
+    *,
+    input_shape: tuple[int, int, int],
     classes: int,
-    norm: str,
+    norm: str = "batch",
 ) -> nn.Sequential:
+    """Build a ResNet with so many blocks in each of its four stages.
+
+    >>> [len(build(input_shape=(1, 8, 8), classes=10)) for build in (resnet18, resnet34, resnet50, resnet101)]
+    [10, 18, 18, 35]
+    """
     carried = STAGE_CHANNELS[0]
     layers: list[nn.Module] = [
-        nn.Sequential(convolution(channels_in, carried, 3), norm_layer(norm, carried), nn.ReLU())
+        nn.Sequential(convolution(input_shape[0], carried, 3), norm_layer(norm, carried), nn.ReLU())
     ]
     for stage, (blocks, channels) in enumerate(zip(blocks_per_stage, STAGE_CHANNELS, strict=True)):
         for position in range(blocks):
@@ -134,3 +106,9 @@ def _resnet(
             layers.append(block(carried, channels, stride=stride, norm=norm))
             carried = channels * block.expansion
     return nn.Sequential(*layers, classifier(carried, classes))
+
+
+resnet18 = partial(resnet, BasicBlock, (2, 2, 2, 2))
+resnet34 = partial(resnet, BasicBlock, (3, 4, 6, 3))
+resnet50 = partial(resnet, Bottleneck, (3, 4, 6, 3))
+resnet101 = partial(resnet, Bottleneck, (3, 4, 23, 3))

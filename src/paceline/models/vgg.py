@@ -9,6 +9,8 @@ bias beside the normalisation, so that the parameters are as many as others coun
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import nn
 
 from paceline.models.layers import classifier, convolution, norm_layer
@@ -16,47 +18,25 @@ from paceline.models.layers import classifier, convolution, norm_layer
 STAGE_CHANNELS = (64, 128, 256, 512, 512)
 
 
-def vgg11(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """Build VGG-11: eight convolutions.
+def vgg(
+    convolutions_per_stage: tuple[int, ...], *, input_shape: tuple[int, int, int], classes: int, norm: str = "batch"
+) -> nn.Sequential:
+    """Build a VGG with so many convolutions in each of its five stages.
 
-    >>> len(vgg11(input_shape=(1, 8, 8), classes=10))
-    14
+    >>> [len(build(input_shape=(1, 8, 8), classes=10)) for build in (vgg11, vgg13, vgg16, vgg19)]
+    [14, 16, 19, 22]
     """
-    return _vgg((1, 1, 2, 2, 2), input_shape[0], classes, norm)
-
-
-def vgg13(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """Build VGG-13: ten convolutions.
-
-    >>> len(vgg13(input_shape=(1, 8, 8), classes=10))
-    16
-    """
-    return _vgg((2, 2, 2, 2, 2), input_shape[0], classes, norm)
-
-
-def vgg16(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """Build VGG-16: thirteen convolutions.
-
-    >>> len(vgg16(input_shape=(1, 8, 8), classes=10))
-    19
-    """
-    return _vgg((2, 2, 3, 3, 3), input_shape[0], classes, norm)
-
-
-def vgg19(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """Build VGG-19: sixteen convolutions.
-
-    >>> len(vgg19(input_shape=(1, 8, 8), classes=10))
-    22
-    """
-    return _vgg((2, 2, 4, 4, 4), input_shape[0], classes, norm)
-
-
-def _vgg(convolutions_per_stage: tuple[int, ...], channels: int, classes: int, norm: str) -> nn.Sequential:
     layers: list[nn.Module] = []
+    channels = input_shape[0]
     for convolutions, wide in zip(convolutions_per_stage, STAGE_CHANNELS, strict=True):
         for _ in range(convolutions):
             layers.append(nn.Sequential(convolution(channels, wide, 3, bias=True), norm_layer(norm, wide), nn.ReLU()))
             channels = wide
         layers.append(nn.MaxPool2d(2, ceil_mode=True))
     return nn.Sequential(*layers, classifier(channels, classes))
+
+
+vgg11 = partial(vgg, (1, 1, 2, 2, 2))
+vgg13 = partial(vgg, (2, 2, 2, 2, 2))
+vgg16 = partial(vgg, (2, 2, 3, 3, 3))
+vgg19 = partial(vgg, (2, 2, 4, 4, 4))

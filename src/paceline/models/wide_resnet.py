@@ -10,6 +10,8 @@ authors' own table has WRN-16-8 and WRN-22-8. No dropout, as in that table.
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from paceline.models.layers import classifier, convolution, norm_layer
@@ -46,43 +48,23 @@ class WideBlock(nn.Module):
         return carried + residual
 
 
-def wrn10(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """Build WRN-10-8: one block in each stage.
-
-    >>> len(wrn10(input_shape=(1, 8, 8), classes=10))
-    6
-    """
-    return wide_resnet(10, WIDEN_FACTOR, input_shape[0], classes, norm)
-
-
-def wrn16(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """Build WRN-16-8: two blocks in each stage.
-
-    >>> len(wrn16(input_shape=(1, 8, 8), classes=10))
-    9
-    """
-    return wide_resnet(16, WIDEN_FACTOR, input_shape[0], classes, norm)
-
-
-def wrn22(*, input_shape: tuple[int, int, int], classes: int, norm: str = "batch") -> nn.Sequential:
-    """Build WRN-22-8: three blocks in each stage.
-
-    >>> len(wrn22(input_shape=(1, 8, 8), classes=10))
-    12
-    """
-    return wide_resnet(22, WIDEN_FACTOR, input_shape[0], classes, norm)
-
-
-def wide_resnet(depth: int, widen_factor: int, channels_in: int, classes: int, norm: str) -> nn.Sequential:
+def wide_resnet(
+    depth: int,
+    widen_factor: int = WIDEN_FACTOR,
+    *,
+    input_shape: tuple[int, int, int],
+    classes: int,
+    norm: str = "batch",
+) -> nn.Sequential:
     """Build WRN-depth-widen_factor.
 
-    >>> len(wide_resnet(10, 1, channels_in=1, classes=10, norm="group"))
-    6
+    >>> [len(build(input_shape=(1, 8, 8), classes=10)) for build in (wrn10, wrn16, wrn22)]
+    [6, 9, 12]
     """
     if depth < 10 or depth % 6 != 4:
         raise ValueError(f"depth must be 6n + 4 with n of at least 1 (depth={depth}); take 10, 16, 22, 28, ...")
     carried = 16
-    layers: list[nn.Module] = [convolution(channels_in, carried, 3)]
+    layers: list[nn.Module] = [convolution(input_shape[0], carried, 3)]
     for stage, channels in enumerate(base * widen_factor for base in (16, 32, 64)):
         for position in range((depth - 4) // 6):
             stride = 2 if stage > 0 and position == 0 else 1
@@ -90,3 +72,6 @@ def wide_resnet(depth: int, widen_factor: int, channels_in: int, classes: int, n
             carried = channels
     last_activation = nn.Sequential(norm_layer(norm, carried), nn.ReLU())
     return nn.Sequential(*layers, last_activation, classifier(carried, classes))
+
+
+wrn10, wrn16, wrn22 = (partial(wide_resnet, depth) for depth in (10, 16, 22))

@@ -24,7 +24,7 @@ _DOTTED = (torch.float32, torch.float64)
 
 
 def cpu_norm(tensor: Tensor) -> float:
-    """The Euclidean norm of a tensor on the CPU; NaN if there is one in it.
+    """Return the Euclidean norm of a tensor on the CPU; NaN if there is one in it.
 
     >>> cpu_norm(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
     5.0
@@ -44,7 +44,7 @@ def cpu_norm(tensor: Tensor) -> float:
 
 
 def entries(tensor: Tensor) -> Tensor:
-    """The numbers of a tensor of any layout; those of a sparse one that name the same place are one.
+    """Return the numbers of a tensor of any layout; those of a sparse one that name the same place are added up.
 
     >>> entries(torch.eye(2).to_sparse()).tolist()
     [1.0, 1.0]
@@ -67,7 +67,7 @@ MEMORY_ORDERS = (_rows_first, _channels_last)
 
 
 def _flat(tensor: Tensor) -> Tensor | None:
-    """A view of all elements as they lie in memory; None: another layout."""
+    """Return a view of all elements as they lie in memory; None for another layout."""
     if _rows_first(tensor):
         return tensor.view(-1)
     return tensor.permute(0, 2, 3, 1).view(-1) if _channels_last(tensor) else None

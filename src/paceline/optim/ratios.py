@@ -135,7 +135,7 @@ class LayerRatios:
         return max(found) / min(found) if found else None
 
     def only(self, kind: Kind) -> LayerRatios:
-        """The rows of one kind.
+        """Return the rows of one kind.
 
         >>> model = nn.Linear(2, 2)
         >>> model(torch.ones(1, 2)).sum().backward()
@@ -169,7 +169,7 @@ class LayerRatios:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """For a notebook."""
+        """Return the table as a notebook shows it."""
         return f'<pre style="line-height: 1.25">{escape(str(self))}</pre>'
 
 
@@ -181,7 +181,7 @@ def layer_ratios(
     exclude_bias_and_norm: bool = True,
     clip: bool = False,
 ) -> LayerRatios:
-    """Each parameter's norm beside that of its gradient, as a backward has left it in `.grad`.
+    """Return each parameter's norm beside that of its gradient, as a backward has left it in `.grad`.
 
     Gradients must be as the optimiser sees them: with a `GradScaler`, unscale them first. A kind of "norm" or "bias"
     has one dimension at most: that is what LARS leaves out by default. The other arguments are those of `LARS`.
@@ -210,7 +210,7 @@ def layer_ratios(
 
 
 def smallest(rows: Iterable[LayerRatio]) -> LayerRatio | None:
-    """The row with the smallest positive and finite ratio.
+    """Return the row with the smallest positive and finite ratio.
 
     >>> smallest([]) is None
     True
@@ -273,14 +273,14 @@ def _row(name: str, kind: Kind, parameter: nn.Parameter, settings: LayerRatios) 
 
 
 def _kind(owner: nn.Module, parameter: nn.Parameter) -> Kind:
-    """By the number of dimensions, as LARS has it: a bias is whatever has one at most and is in no normalisation."""
+    """Return the kind by the number of dimensions, as LARS does: a bias has one at most and is in no normalisation."""
     if not is_bias_or_norm(parameter):
         return "weight"
     return "norm" if "Norm" in type(owner).__name__ else "bias"
 
 
 def norm(tensor: torch.Tensor) -> float:
-    """The length of a tensor of any type and layout, added up in float64 (float32 on devices that have no other).
+    """Return the length of a tensor of any type and layout, added up in float64 (float32 on devices without it).
 
     >>> norm(torch.full((4,), 1e-30, dtype=torch.bfloat16)) > 0
     True

@@ -53,7 +53,7 @@ def scale_lr(base_lr: float, base_batch: int, batch: int, rule: str = "linear") 
 def warmup_poly(
     optimizer: Optimizer, warmup_steps: int, total_steps: int, power: float = 2, *, decay_from: str = "warmup"
 ) -> LRScheduler:
-    """Linear warm-up to the optimiser's rates, then polynomial decay to zero; call its `step()` after every step.
+    """Return a linear warm-up to the optimiser's rates, then polynomial decay to zero; `step()` it after every step.
 
     The decay is counted from the end of the warm-up, or with `decay_from="start"` from the first step, as the LARS
     paper's Algorithm 1 has it.
@@ -100,7 +100,7 @@ def warmup_poly(
 
 
 def warmed_up(optimizer: Optimizer, warmup_steps: int, then: Callable[[], LRScheduler]) -> LRScheduler:
-    """A linear warm-up before another schedule, which begins with its first step when the warm-up is over.
+    """Return a linear warm-up before another schedule, which begins with its first step when the warm-up is over.
 
     >>> import torch
     >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=8.0)

@@ -222,6 +222,8 @@ def resolved(recipe: Recipe) -> Recipe:
         found["codec"]["lossless"] = lossless
     if recipe.model.name in MODELS and MODELS[recipe.model.name].norms and not recipe.model.norm:
         found["model"] = {"norm": MODELS[recipe.model.name].norms[0]}
+    if recipe.pipeline.on:
+        found["pipeline"] = {"chunks": recipe.pipeline.pieces}
     if averages(recipe):
         member = make_member(recipe)
         values = {

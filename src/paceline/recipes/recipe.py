@@ -47,7 +47,7 @@ class Recipe(Checked):
         least=1,
         most=10**7,
     )
-    target_loss: float | None = setting(0.05, "training loss whose time of arrival is told; none: no target", above=0)
+    target_loss: float | None = setting(0.05, "training loss whose arrival is reported; none: no target", above=0)
     evaluate_every: int = setting(10, "rounds between two measurements of loss and accuracy", least=1)
     evaluation_samples: int = setting(5000, "samples measured at most, of training and of test data", least=1)
     data: DataSection = field(default_factory=DataSection)
@@ -123,7 +123,7 @@ class Recipe(Checked):
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Recipe:
-        """A recipe from the plain values of a trace, a checkpoint or a message; what it does not name is the default.
+        """Return the recipe in plain values of a trace, a checkpoint or a message; what they lack is the default.
 
         >>> Recipe.from_document({"rounds": 20, "strategy": {"k": 3}}).strategy.k
         3
@@ -133,7 +133,7 @@ class Recipe(Checked):
         return recipe_from_document(document)
 
     def to_document(self) -> dict[str, Any]:
-        """The recipe as nested plain values that JSON can hold: an infinite number is null.
+        """Return the recipe as nested plain values that JSON can hold: an infinite number is null.
 
         >>> Recipe.from_document(Recipe(rounds=3).to_document()) == Recipe(rounds=3)
         True
@@ -144,7 +144,7 @@ class Recipe(Checked):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The recipe as nested plain values.
+        """Return the recipe as nested plain values.
 
         >>> Recipe().to_dict()["strategy"]["k"]
         7
@@ -152,7 +152,7 @@ class Recipe(Checked):
         return dataclasses.asdict(self)
 
     def with_settings(self, **changes: Any) -> Recipe:
-        """The same run with other settings; those of a section as a dict.
+        """Return the same run with other settings; those of a section are given as a dict.
 
         >>> Recipe().with_settings(rounds=60, strategy={"k": "auto"}).strategy
         StrategySection(name='lgc', k='auto', warmup_rounds=0, ...)
@@ -171,7 +171,7 @@ class Recipe(Checked):
         return Recipe(**known)
 
     def with_strategy(self, name: str) -> Recipe:
-        """The same run under another strategy.
+        """Return the same run under another strategy.
 
         >>> Recipe().with_strategy("full").strategy.name
         'full'
@@ -179,7 +179,7 @@ class Recipe(Checked):
         return dataclasses.replace(self, strategy=dataclasses.replace(self.strategy, name=name))
 
     def with_seed(self, seed: int) -> Recipe:
-        """The same run with another seed.
+        """Return the same run with another seed.
 
         >>> Recipe().with_seed(3).seed
         3

@@ -168,7 +168,7 @@ class StrategySection(Checked):
     )
 
 
-CODEC_SETTINGS = {  # whose they are; said here so that reading a recipe need not load the codecs
+CODEC_SETTINGS = {  # which codecs have a setting; repeated here so that reading a recipe need not load the codecs
     "levels": ("qsgd",),
     "bucket": ("qsgd",),
     "norm": ("qsgd",),

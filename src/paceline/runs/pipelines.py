@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.drivers.ranks.launch import STORE
-from paceline.recipes.assembly import load_data, make_training
+from paceline.recipes.assembly import load_data, make_training, resolved
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.sections import ClusterSection
 from paceline.runs.cluster import delay_of
@@ -114,6 +114,8 @@ def train_stage(
     from paceline.workers.threads import threads_for, torch_threads
 
     recipe = for_ranks(recipe, place.world)
+    if not resume:  # a run that was begun before `resolved` existed goes on with its recipe as it was kept
+        recipe = resolved(recipe)
     training = make_training(recipe, load_data(recipe))
     size = sum(parameter.numel() for parameter in training.module.parameters())
     document, defaults = recipe.to_document(), Recipe().to_document()

@@ -1,11 +1,11 @@
 """The round all synchronous strategies share: who is in, when it closes, what is late.
 
-       round 4 open                    closed by the K-th gradient: Step, Send to all alive
-    |--------------------------------|------------------------------|--> time
-    w0 #############>.................#############>.................    fresh, then waits
-    w1 ################>..............################>..............    fresh
-    w2 ##############################>|##########>###########>|             fresh: the K-th
-    w3 ################################ >                                 late: arrives in round 5
+      round 4 is open            closes at the K-th gradient (here K = 3): Step, then Send to all alive
+    |--------------------------------|-------------- round 5 --------------|--> time
+    w0 ############>.................|##############>......................|    fresh: waits until the round closes
+    w1 #################>............|####################>................|    fresh
+    w2 #############################>|####################################>|    fresh, and the K-th
+    w3 ##################################>#################################|    late: arrives when round 5 is open
 
 A gradient of the open round is *fresh*, one of the round before is *late*, an older one is dropped.
 What becomes of late ones is the only thing in which the strategies differ: `full` and `fastest-k` drop them (`Rounds`
@@ -53,7 +53,7 @@ class Rounds:
     @property
     def k(self) -> int:
         """How many gradients close the round that is open."""
-        # Those who delivered and then died count: else a death would let `full` close without the living.
+        # A worker that delivered and then died counts: else its death would let `full` close without one still alive.
         members = max(1, self._members())
         if self.version < self.warmup_rounds:
             return members
@@ -86,7 +86,7 @@ class Rounds:
             )
         if event.worker not in self._alive:
             return [_drop(event, "its worker is not a member")]
-        # Of older rounds nobody remembers when they opened; what the worker itself measured is as good as ever.
+        # When older rounds opened is not remembered; but seconds that the worker itself measured can always be used.
         if event.version >= self.version - 1 or event.work_seconds is not None:
             opened = self._opened_seconds if event.version == self.version else self._previous_opened_seconds
             self.chooser.arrived(event, round_seconds=event.at_seconds - opened)

@@ -1,4 +1,4 @@
-"""What pruning did to each sample of a run, and what the trained model says of it: arrays in one file.
+"""The record of pruning: how often each sample sat out, and what the trained model says of it, in one file.
 
     folder/pruning.safetensors
       metadata "paceline"   JSON: format, policy, settings, epochs, classes, source
@@ -32,7 +32,7 @@ FORMAT = 1
 MOST_SAMPLES = 100_000_000
 MOST_CLASSES = 100_000
 MOST_EPOCHS = 10**9
-MOST_SAID_BYTES = 16 * 2**20
+MOST_METADATA_BYTES = 16 * 2**20
 KINDS = {
     "label": "int32",
     "guess": "int32",
@@ -76,17 +76,17 @@ class PruningRecord:
         for name, kind in KINDS.items():
             object.__setattr__(self, name, _array(name, getattr(self, name), kind))
         object.__setattr__(self, "classes", tuple(self.classes))
-        _check_said(self)
+        _check_metadata(self)
         _check_arrays(self)
 
     @property
     def samples(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return len(self.label)
 
     @property
     def prunings(self) -> int:
-        """How often samples sat out, all together."""
+        """The number of times that samples sat out, all together."""
         return int(self.times_pruned.sum(dtype=np.int64))
 
     def write(self, folder: Path) -> Path:
@@ -97,7 +97,7 @@ class PruningRecord:
         ...     empty_record().write(Path(folder)).name, read_pruning(Path(folder)).policy
         ('pruning.safetensors', 'none')
         """
-        said = {
+        metadata = {
             "format": FORMAT,
             "policy": self.policy,
             "settings": dict(self.settings),
@@ -105,15 +105,17 @@ class PruningRecord:
             "classes": list(self.classes),
             "source": dict(self.source),
         }
-        text = json.dumps(said, allow_nan=False)
-        if len(text) > MOST_SAID_BYTES:
-            raise ValueError(f"settings, classes and source must be at most {MOST_SAID_BYTES:,} bytes ({len(text):,})")
+        text = json.dumps(metadata, allow_nan=False)
+        if len(text) > MOST_METADATA_BYTES:
+            raise ValueError(
+                f"settings, classes and source must be at most {MOST_METADATA_BYTES:,} bytes ({len(text):,})"
+            )
         data = save({name: getattr(self, name) for name in KINDS}, metadata={"paceline": text})
         return write_file(folder / PRUNING, data)
 
 
 def empty_record() -> PruningRecord:
-    """A record of one sample that was never pruned.
+    """Return a record of one sample that was never pruned.
 
     >>> empty_record().prunings
     0
@@ -126,7 +128,7 @@ def empty_record() -> PruningRecord:
 
 
 def read_pruning(folder: Path) -> PruningRecord:
-    """The record in a folder; ValueError says in one line why it is refused.
+    """Return the record in a folder; ValueError says in one line why it is refused.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -147,25 +149,25 @@ def read_pruning(folder: Path) -> PruningRecord:
 def _read(path: Path) -> PruningRecord:
     if not path.is_file():  # a pipe would be waited for
         raise ValueError("it is missing" if not path.exists() else "it is not a plain file")
-    size, most = path.stat().st_size, MOST_SAMPLES * BYTES_PER_SAMPLE + 2 * MOST_SAID_BYTES
+    size, most = path.stat().st_size, MOST_SAMPLES * BYTES_PER_SAMPLE + 2 * MOST_METADATA_BYTES
     if size > most:
         raise ValueError(f"it has {size:,} bytes; at most {most:,} are allowed")
     try:
         with safe_open(path, framework="numpy") as file:
-            said = _said((file.metadata() or {}).get("paceline", ""))
+            metadata = _metadata((file.metadata() or {}).get("paceline", ""))
             _check_form(file)
             arrays = {name: file.get_tensor(name) for name in KINDS}
     except SafetensorError as error:
         raise ValueError(f"it is no safetensors file that can be read ({' '.join(str(error).split())})") from error
-    return PruningRecord(**said, **arrays)
+    return PruningRecord(**metadata, **arrays)
 
 
-def _said(text: str) -> dict[str, Any]:
-    """What the metadata says, if it has the form that is written here."""
+def _metadata(text: str) -> dict[str, Any]:
+    """Return the values in the metadata, if it has the form that is written here."""
     if not text:
         raise ValueError("its metadata says nothing of paceline")
-    if len(text) > MOST_SAID_BYTES:
-        raise ValueError(f"its metadata has {len(text):,} characters; at most {MOST_SAID_BYTES:,} are allowed")
+    if len(text) > MOST_METADATA_BYTES:
+        raise ValueError(f"its metadata has {len(text):,} characters; at most {MOST_METADATA_BYTES:,} are allowed")
     try:
         found = json.loads(text, parse_constant=_refused)
     except (ValueError, RecursionError) as error:
@@ -184,7 +186,7 @@ def _refused(constant: str) -> None:
 
 
 def _check_form(file: Any) -> None:
-    """Names, types and lengths of the arrays, before one is made."""
+    """Check names, types and lengths of the arrays, before one is made."""
     if set(file.keys()) != set(KINDS):
         raise ValueError(f"it must hold {', '.join(KINDS)} (it holds {', '.join(sorted(file.keys()))[:200]})")
     shapes = {name: tuple(file.get_slice(name).get_shape()) for name in KINDS}
@@ -197,7 +199,7 @@ def _check_form(file: Any) -> None:
 
 
 def _array(name: str, value: Any, kind: str) -> NDArray[Any]:
-    """The values as an array of this kind, if none of them is changed by it but in its last digits."""
+    """Return the values as an array of this kind, if that changes none of them but in its last digits."""
     found = np.asarray(value)
     if found.ndim != 1 or not len(found):
         raise ValueError(f"{name} must be a row of values, one for each sample (shape {found.shape})")
@@ -211,7 +213,7 @@ def _array(name: str, value: Any, kind: str) -> NDArray[Any]:
     return found.astype(kind)
 
 
-def _check_said(record: PruningRecord) -> None:
+def _check_metadata(record: PruningRecord) -> None:
     if not 0 <= record.epochs <= MOST_EPOCHS:
         raise ValueError(f"epochs must be between 0 and {MOST_EPOCHS:,} (epochs={str(record.epochs)[:20]})")
     if not 1 <= len(record.classes) <= MOST_CLASSES or not all(isinstance(name, str) for name in record.classes):

@@ -4,7 +4,7 @@
                             |
                             judged by the losses of what it sent
 
-What a worker has learned of its samples begins empty when it joins, as a codec's memory does (`senders.py`): so a
+What a worker has learned of its samples begins empty when it joins, as a codec's memory does (`worker_codecs.py`): so a
 journal of who joined and what arrived is enough to draw every batch again. A draw whose gradient was never sent, or not
 taken because it was not finite, is drawn and not judged.
 """

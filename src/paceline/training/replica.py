@@ -305,19 +305,19 @@ class Buffers:
         """Fill `out`, of `size` elements, with what this worker has."""
         self._flat.read(out[: self._flat.size])
         out[: self._flat.size].div_(self._workers)
-        changed = [not torch.equal(*pair) for pair in zip(self._flat.tensors, self._agreed, strict=True)]
-        out[self._flat.size :] = torch.tensor(changed, dtype=out.dtype)
+        for number, pair in enumerate(zip(self._flat.tensors, self._agreed, strict=True), start=self._flat.size):
+            out[number] = torch.ne(*pair).any()  # stays on the device: no GPU is waited for
 
     @torch.no_grad()
     def take(self, total: torch.Tensor) -> None:
         """Take over the mean of the buffers that any worker has changed, from the sum of what all sent."""
-        changes = total[self._flat.size :].tolist()
+        changes = total[self._flat.size :].unbind()
         for buffer, agreed, part, changed in zip(
             self._flat.tensors, self._agreed, self._flat.parts(total), changes, strict=True
         ):
-            if changed:
-                buffer.copy_(part if buffer.is_floating_point() else part.round())
-                agreed.copy_(buffer)
+            mean = part if buffer.is_floating_point() else part.round()
+            buffer.copy_(torch.where(changed != 0, mean.to(buffer.dtype), buffer))
+            agreed.copy_(buffer)
 
 
 # -- vectors -----------------------------------------------------------------------------------------------------------

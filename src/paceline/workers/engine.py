@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -91,7 +92,14 @@ def _compare(
     module: nn.Module, parameters: torch.Tensor, buffers: torch.Tensor, assignments: Sequence[Assignment]
 ) -> tuple[int, bool]:
     """Return the bytes of the largest output of a layer for one sample, and whether the engines agree."""
-    exact = [_exact(assignment) for assignment in assignments]
+    exact = [
+        replace(
+            assignment,
+            inputs=assignment.inputs.double() if assignment.inputs.is_floating_point() else assignment.inputs,
+            weights=None,
+        )
+        for assignment in assignments
+    ]
     shift = torch.randn(parameters.numel(), generator=torch_generator(0, "comparison")).double()
     shifted = parameters.double() + 0.01 * shift
     loop, grouped = (kind(copy.deepcopy(module).double()) for kind in (LoopGradients, GroupedGradients))
@@ -102,13 +110,6 @@ def _compare(
     except Exception:  # it will not run in float64, or takes shapes from its batch: no proof, no pass
         return 0, False
     return 4 * max(sizes, default=0), _agree(expected, found)
-
-
-def _exact(assignment: Assignment) -> Assignment:
-    inputs = assignment.inputs.double() if assignment.inputs.is_floating_point() else assignment.inputs
-    return Assignment(
-        inputs=inputs, targets=assignment.targets, blocks=assignment.blocks, blocks_done=assignment.blocks_done
-    )
 
 
 @contextmanager

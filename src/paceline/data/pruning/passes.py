@@ -132,7 +132,7 @@ class AbandonedPasses:
             warnings.warn(
                 f"{observed}: it is begun again, and what was observed in it is forgotten; call observe() for every "
                 "batch, or end_epoch() to end an epoch early",
-                stacklevel=5,
+                stacklevel=4,
             )
 
     def _refuse_second(self, passes: int, observed: str) -> None:

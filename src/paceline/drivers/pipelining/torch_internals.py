@@ -121,8 +121,7 @@ def _copied(gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def can_split(piece: PieceModule) -> bool:
     """Return whether the backward of this piece may be taken apart.
 
-    >>> from paceline.pipeline.graph import ModelGraph
-    >>> from paceline.pipeline.graph import cut_piece
+    >>> from paceline.pipeline.graph import ModelGraph, cut_piece
     >>> from torch import nn
     >>> layer = nn.Linear(4, 4)
     >>> once = ModelGraph(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), layer), (torch.ones(2, 4),))

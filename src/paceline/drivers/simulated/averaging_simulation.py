@@ -18,8 +18,7 @@ from paceline.drivers.simulated.averaging_cluster import (
     SimulatedAverage,
 )
 from paceline.drivers.simulated.cluster import KEPT_WORKS
-from paceline.drivers.simulated.progress import Evaluations, Progress
-from paceline.drivers.simulated.pruned import pruned_of
+from paceline.drivers.simulated.progress import Evaluations, Progress, pruned_of
 from paceline.traces import Round, Trace, Work
 
 if TYPE_CHECKING:

@@ -388,6 +388,7 @@ class Cluster:
                     self.record.add_drop(task, action.reason, self.now_seconds)
 
     def _step(self, step: Step) -> None:
+        """Let the trainer take a step with the tasks of its shares: fresh ones, and late ones of the round before."""
         fresh, late = (
             tuple(self._tasks.pop((share.worker, share.version)) for share in shares)
             for shares in (step.fresh, step.late)

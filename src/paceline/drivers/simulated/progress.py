@@ -1,11 +1,15 @@
-"""How far a run has come: round, time, and the loss and accuracy last measured."""
+"""How far a run has come: round, time, the loss and accuracy last measured, and how much was pruned."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from paceline.traces import Evaluation
+from paceline.traces import Evaluation, Pruned
+
+if TYPE_CHECKING:
+    from paceline.training import Batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,3 +51,17 @@ class Evaluations:
         if not self.all:
             return Progress(round=round, seconds=seconds)
         return Progress(round=round, seconds=seconds, loss=self.all[-1].loss, accuracy=self.all[-1].accuracy)
+
+
+def pruned_of(batches: Batches | None) -> Pruned | None:
+    """Return how much was left out so far; None where nothing is pruned, or nothing is trained.
+
+    One process plays all workers here, and so knows which samples each of them left out.
+
+    >>> pruned_of(None) is None
+    True
+    """
+    if batches is None or batches.pruned is None:
+        return None
+    pruned = batches.pruned
+    return Pruned(sat_out=pruned.sat_out, share_pruned=pruned.share_pruned, passes=pruned.passes)

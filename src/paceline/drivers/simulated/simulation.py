@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from paceline.drivers.simulated.cluster import Cluster, NoTraining, Setup
 from paceline.drivers.simulated.learner import Learner
-from paceline.drivers.simulated.progress import Evaluations, Progress
-from paceline.drivers.simulated.pruned import pruned_of
+from paceline.drivers.simulated.progress import Evaluations, Progress, pruned_of
 from paceline.traces import Trace
 from paceline.training import Batches, Training
 

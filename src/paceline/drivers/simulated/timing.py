@@ -80,7 +80,8 @@ class RoundTimes:
         delay = self._setup.delays.seconds(self._workers, self._draws)
         finish = self._start + delay
         arrival = finish + self._latency
-        k = self._k(version)
+        workers = self._setup.workers
+        k = workers if version < self._warmup_rounds else min(self._chooser.k(workers), workers)
         closed = float(np.partition(arrival, k - 1)[k - 1])
         fresh = self._first(arrival, k, closed)
         late = self._settle_late(closed, last=last)
@@ -105,10 +106,6 @@ class RoundTimes:
             tied = tied[np.argsort(self._start[tied], kind="stable")]
         fresh[tied[: k - int(fresh.sum())]] = True
         return fresh
-
-    def _k(self, version: int) -> int:
-        workers = self._setup.workers
-        return workers if version < self._warmup_rounds else min(self._chooser.k(workers), workers)
 
     def _settle_late(self, closed: float, *, last: bool) -> int:
         """Count the late work of the round before as used or dropped; return how many are in this round's update."""

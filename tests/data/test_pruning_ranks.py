@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.collective.pruning_jobs import KINDS, SAMPLES
+from tests.data.pruning_jobs import KINDS, SAMPLES
 from tests.data.pruning_play import kept, passes
 from tests.distributed.ranks import JobError, Ranks
 
@@ -17,7 +17,7 @@ EPOCHS = 8
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    with Ranks(tmp_path_factory.mktemp("four"), 4, "tests.collective.pruning_jobs") as ranks:
+    with Ranks(tmp_path_factory.mktemp("four"), 4, "tests.data.pruning_jobs") as ranks:
         yield ranks
 
 
@@ -83,7 +83,7 @@ def test_killed_and_resumed_equals_undisturbed_and_a_rank_that_does_not_come_is_
     for name in ("undisturbed", "disturbed", "first", "second"):
         (tmp_path / name).mkdir()
     disturbed = tmp_path / "disturbed"
-    with Ranks(tmp_path / "first", 2, "tests.collective.pruning_jobs") as ranks:
+    with Ranks(tmp_path / "first", 2, "tests.data.pruning_jobs") as ranks:
         expected = ranks.do("trained", folder=str(tmp_path / "undisturbed"), epochs=5)
         ranks.tell("trained", folder=str(disturbed), epochs=5, until=19)
         deadline = time.monotonic() + 60
@@ -93,7 +93,7 @@ def test_killed_and_resumed_equals_undisturbed_and_a_rank_that_does_not_come_is_
         ranks.kill(1)
         with pytest.raises(JobError):
             ranks.answers()
-    with Ranks(tmp_path / "second", 2, "tests.collective.pruning_jobs") as ranks:
+    with Ranks(tmp_path / "second", 2, "tests.data.pruning_jobs") as ranks:
         found = ranks.do("trained", folder=str(disturbed), epochs=5)
         waited, _ = ranks.do("refused", how="absent")
     for rank in (0, 1):
