@@ -61,8 +61,10 @@ def bench(options: BenchOptions, overrides: dict[str, str]) -> None:
     out = results_folder(options.out)
     with notes.status("training a network for a gradient to measure on"):
         gradient, small = real_gradient(options.size), real_gradient(min(options.size, SMALL))
-    with step_bar(notes, total=steps(chosen, options.repeats)) as advance:
-        measured = measure(gradient, small, chosen, repeats=options.repeats, on_step=advance)
+    with step_bar(notes, "codecs", total=steps(chosen, options.repeats)) as update:
+        measured = measure(
+            gradient, small, chosen, repeats=options.repeats, on_step=lambda name: update(description=name, advance=1)
+        )
     _show(options, measured, gradient, out, notes)
 
 

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
-from rich.progress import Progress
 
 from paceline.cli.options import RecipeFile, UsageError, given_recipe
 from paceline.cli.output import new_folder, note, show_results
-from paceline.cli.progress import RunBars, RunView, printed_log
+from paceline.cli.progress import RunBars, RunView, printed_log, step_bar
 from paceline.drivers.ranks.launch import place_in
 from paceline.drivers.simulated.progress import Progress as RunProgress
 from paceline.errors import PacelineError
@@ -390,13 +389,11 @@ def replay(options: ReplayOptions, overrides: dict[str, str]) -> None:
     from paceline.runs.cluster import WorkerOptions
     from paceline.runs.replaying import replay as replay_run
 
-    notes = Console(stderr=True)
-    with Progress(console=notes, transient=True, disable=not notes.is_terminal) as progress:
-        task = progress.add_task("replaying", total=None)
+    with step_bar(Console(stderr=True), "replaying") as update:
         verdict = replay_run(
             _run_folder(options.run),
             WorkerOptions(model=options.model, data_directory=options.data_directory),
-            on_step=lambda step, steps: progress.update(task, completed=step, total=steps),
+            on_step=lambda step, steps: update(completed=step, total=steps),
         )
     if options.json:
         print(json.dumps({"identical": verdict.identical, "steps": verdict.steps, "difference": verdict.difference}))

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import json
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from paceline.cli.options import UsageError
+from paceline.cli.options import RecipeFile, given_recipe
+from paceline.cli.output import note, results_folder
+from paceline.cli.progress import step_bar
 from paceline.files import write_file
 from paceline.quantities import number_text
-from paceline.recipes import Recipe, read_recipe
+from paceline.recipes import Recipe
 from paceline.terminal import WIDTH, printable
 
 if TYPE_CHECKING:
@@ -39,7 +37,7 @@ STEPS_BY_THE_GRADIENT = ("sgd",)
 class InspectOptions:
     """Show which layer limits the learning rate: weights beside gradients, layer by layer."""
 
-    recipe_file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(name="recipe", metavar="[RECIPE]")] = ""
+    recipe_file: RecipeFile = ""
     """A recipe (TOML); without one, the default."""
     steps: int = 0
     """Train so many steps, and show the ratios after them as well."""
@@ -54,40 +52,19 @@ class InspectOptions:
 
 
 def inspect(options: InspectOptions, overrides: dict[str, str]) -> None:
-    """`paceline inspect`."""
     from paceline.analysis.layer_ratios import check, inspect_recipe
 
-    recipe = read_recipe(Path(options.recipe_file) if options.recipe_file else None, overrides)
+    recipe = given_recipe(options.recipe_file, overrides)
     check(recipe, steps=options.steps, batch=options.batch)
-    notes, out = Console(stderr=True), Path(options.out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)  # better refused now than after the run
-    except OSError as error:
-        raise UsageError(f"cannot write results to {out}: {error.strerror or error}; give another --out") from None
+    notes, out = Console(stderr=True), results_folder(options.out)
     with notes.status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
         import paceline.optim.ratios
         import paceline.training  # noqa: F401 - it takes seconds, and somebody is watching
-    with _bar(notes, total=options.steps + 1) as on_step:
-        inspection = inspect_recipe(recipe, steps=options.steps, batch=options.batch, on_step=on_step)
+    with step_bar(notes, "steps", total=options.steps + 1, after_seconds=BAR_AFTER_SECONDS) as update:
+        inspection = inspect_recipe(
+            recipe, steps=options.steps, batch=options.batch, on_step=lambda done: update(completed=done)
+        )
     _show(recipe, inspection, out, notes, as_json=options.json)
-
-
-@contextmanager
-def _bar(notes: Console, *, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a callback that moves a progress bar, which is shown once the work has taken two seconds."""
-    columns = (TextColumn("steps"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn())
-    progress, begin = Progress(*columns, console=notes, expand=True, transient=True), time.monotonic()
-    task = progress.add_task("steps", total=total)
-
-    def update(done: int) -> None:
-        progress.update(task, completed=done)
-        if not progress.live.is_started and time.monotonic() - begin > BAR_AFTER_SECONDS:
-            progress.start()
-
-    try:
-        yield update
-    finally:
-        progress.stop()
 
 
 def _show(recipe: Recipe, inspection: Inspection, out: Path, notes: Console, *, as_json: bool) -> None:
@@ -112,7 +89,7 @@ def _show(recipe: Recipe, inspection: Inspection, out: Path, notes: Console, *, 
         message = f"report: {write_file(out / 'inspect.html', page)}"
     except OSError as error:  # the results are shown; that they cannot be kept does not undo them
         message = f"cannot write the report to {out}: {error.strerror or error}"
-    notes.print(message, soft_wrap=True, highlight=False, markup=False)
+    note(notes, message)
 
 
 def _print(recipe: Recipe, inspection: Inspection) -> None:

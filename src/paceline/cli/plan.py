@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from paceline.cli.options import UsageError
+from paceline.cli.options import RecipeFile, UsageError, given_recipe
+from paceline.cli.output import note, results_folder
+from paceline.cli.progress import step_bar
 from paceline.files import write_file
 from paceline.quantities import rate_in_bytes, size_in_bytes
 from paceline.recipes import Recipe, read_recipe
@@ -38,7 +38,7 @@ def _setting(metavar: str, default: object) -> Any:
 class PlanOptions:
     """Show where to cut a model into stages, and what a step will take; nothing is trained."""
 
-    recipe_file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(name="recipe", metavar="[RECIPE]")] = ""
+    recipe_file: RecipeFile = ""
     """A recipe (TOML); without one, the default. Its [pipeline] is planned: --stages, --microbatches and so on."""
     schedule: Annotated[str, _setting("NAME", "the recipe's")] = ""
     """gpipe, 1f1b, interleaved or zero-bubble; the others are predicted as well."""
@@ -71,24 +71,20 @@ class PlanOptions:
 
 
 def plan(options: PlanOptions, overrides: dict[str, str]) -> None:
-    """Run `paceline plan`."""
     from paceline.analysis.pipeline_plan import check_options, plan_conditions, plan_document
 
     numbers: dict[str, Any] = {"speeds": _speeds(options.speeds), "states": _states(options.optimizer_states)}
     wanted = {**overrides, **_pipeline_overrides(options)}
     saved, settings, recipe = _loaded(options, wanted) if options.load else (None, *_read(options, wanted))
     check_options(settings, **numbers, repeats=options.repeats, threads=options.threads)
-    notes, out, file = Console(stderr=True), Path(options.out), _plan_file(options)
-    try:
-        out.mkdir(parents=True, exist_ok=True)  # better refused now than after measuring
-    except OSError as error:
-        raise UsageError(f"cannot write results to {out}: {error.strerror or error}; give another --out") from None
-    with _progress(notes) as progress:
+    notes, file = Console(stderr=True), _plan_file(options)
+    out = results_folder(options.out)
+    with step_bar(notes, "loading torch") as update:
         if saved is not None:
             made = _revised(saved, settings, numbers, given=set(wanted))
         else:
-            made = _measured(recipe, options, numbers, progress)
-        progress("predicting steps", None)
+            made = _measured(recipe, options, numbers, update)
+        update(description="predicting steps", completed=0, total=None)
         conditions = plan_conditions(made, recipe, threads=options.threads, source=options.load)
         results = plan_document(made, conditions=conditions, recipe=recipe)
     # Files first: whoever reads the output may stop reading.
@@ -97,7 +93,7 @@ def plan(options: PlanOptions, overrides: dict[str, str]) -> None:
         print(_as_json(results))
     else:
         _print(made, conditions)
-    notes.print(written, soft_wrap=True, highlight=False, markup=False)
+    note(notes, written)
 
 
 # -- what is asked for -------------------------------------------------------------------------------------------------
@@ -116,12 +112,16 @@ def _pipeline_overrides(options: PlanOptions) -> dict[str, str]:
 
 def _read(options: PlanOptions, wanted: dict[str, str]) -> tuple[PipelineSettings, Recipe]:
     """Read the recipe; one without a pipeline gets one."""
-    path = Path(options.recipe_file) if options.recipe_file else None
     if "pipeline.stages" not in wanted:
         alone = {"pipeline.memory_mb", "pipeline.chunks", "pipeline.schedule"}  # what does not say how many
-        if read_recipe(path, {name: text for name, text in wanted.items() if name not in alone}).pipeline.stages == 1:
+        if (
+            given_recipe(
+                options.recipe_file, {name: text for name, text in wanted.items() if name not in alone}
+            ).pipeline.stages
+            == 1
+        ):
             wanted = {**wanted, "pipeline.stages": str(len(_speeds(options.speeds)) or STAGES)}
-    recipe = read_recipe(path, wanted)
+    recipe = given_recipe(options.recipe_file, wanted)
     return recipe.pipeline, recipe
 
 
@@ -172,33 +172,23 @@ def _plan_file(options: PlanOptions) -> Path:
 # -- planning ----------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _progress(notes: Console) -> Iterator[Callable[[str, tuple[int, int] | None], None]]:
-    """Show a bar; yield a function that says what is done now, and how far it is where that is known."""
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeElapsedColumn())
-    with Progress(*columns, console=notes, expand=True, transient=True, disable=not notes.is_terminal) as progress:
-        task = progress.add_task("loading torch", total=None)
-
-        def show(text: str, rounds: tuple[int, int] | None) -> None:
-            done, total = rounds or (0, None)
-            progress.update(task, description=text, completed=done, total=total)
-
-        yield show
-
-
-def _measured(recipe: Recipe | None, options: PlanOptions, numbers: dict[str, Any], show: Callable[..., None]) -> Plan:
+def _measured(
+    recipe: Recipe | None, options: PlanOptions, numbers: dict[str, Any], update: Callable[..., None]
+) -> Plan:
     import paceline.training  # noqa: F401 - it takes seconds, and somebody is watching
     from paceline.analysis.pipeline_plan import plan_recipe
 
     if recipe is None:
         raise UsageError("there is nothing to plan: give a recipe, or --load")
-    show(f"tracing {recipe.model.name}", None)
+    update(description=f"tracing {recipe.model.name}")
     return plan_recipe(
         recipe,
         **numbers,
         repeats=options.repeats,
         threads=options.threads,
-        on_round=lambda done, of: show(f"measuring {recipe.model.name}: round {done} of {of}", (done, of)),
+        on_round=lambda done, of: update(
+            description=f"measuring {recipe.model.name}: round {done} of {of}", completed=done, total=of
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -33,16 +33,32 @@ _STYLES = {"on time": "green", "late": "yellow", "gone": "red", "joined": "cyan"
 
 
 @contextmanager
-def step_bar(console: Console, *, total: int) -> Iterator[Callable[[str], None]]:
-    """Show a bar of `total` steps, which vanishes at the end; the function it gives is called with each step's name.
+def step_bar(
+    console: Console, name: str, *, total: int | None = None, visible: bool = True, after_seconds: float = 0.0
+) -> Iterator[Callable[..., None]]:
+    """Show one bar, which vanishes at the end, once the work has taken `after_seconds`.
 
-    >>> with step_bar(Console(quiet=True), total=2) as advance:
-    ...     advance("one-bit: speed")
+    The function that is yielded changes the bar; it takes what rich's `Progress.update` does: `description`,
+    `completed`, `total`, `advance` or `visible`.
+
+    >>> with step_bar(Console(quiet=True), "replaying", total=2) as update:
+    ...     update(advance=1)
     """
     columns = (TextColumn("{task.description:<30}"), BarColumn(bar_width=None), TimeRemainingColumn())
-    with Progress(*columns, console=console, expand=True, transient=True) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda name: progress.update(task, description=name, advance=1)
+    progress = Progress(*columns, console=console, expand=True, transient=True, disable=not console.is_terminal)
+    task, begin = progress.add_task(name, total=total, visible=visible), time.monotonic()
+
+    def update(**changes: Any) -> None:
+        progress.update(task, **changes)
+        if time.monotonic() - begin >= after_seconds:
+            progress.start()
+
+    if not after_seconds:
+        progress.start()
+    try:
+        yield update
+    finally:
+        progress.stop()
 
 
 class RunBars:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
-from rich.progress import Progress
 from rich.text import Text
 
 from paceline.cli.options import UsageError
+from paceline.cli.output import note
+from paceline.cli.progress import step_bar
 from paceline.data.pruning import EPOCHS_STARTING_POINT, EPOCHS_WINDOW, PRUNINGS, PruningSettings
 from paceline.lookup import unknown
 from paceline.terminal import WIDTH, can_print
@@ -202,7 +203,7 @@ def inspect_pruning(options: InspectPruningOptions, overrides: dict[str, str]) -
         print(json.dumps(document(facts), indent=2, allow_nan=False))
     else:
         _print_facts(facts)
-    notes.print(written, soft_wrap=True, highlight=False, markup=False)
+    note(notes, written)
 
 
 def _check_paths(options: InspectPruningOptions, folder: Path, path: Path) -> None:
@@ -223,12 +224,11 @@ def _record(options: InspectPruningOptions, folder: Path, notes: Console) -> Pru
     from paceline.runs.cluster import WorkerOptions
 
     worker_options = WorkerOptions(model=options.model, data_directory=options.data_directory)
-    with Progress(console=notes, transient=True, disable=not notes.is_terminal) as progress:
-        task = progress.add_task("replaying", total=None, visible=False)
+    with step_bar(notes, "replaying", visible=False) as update:
         return record_of_folder(
             folder,
             worker_options,
-            on_step=lambda step, steps: progress.update(task, completed=step, total=steps, visible=True),
+            on_step=lambda step, steps: update(completed=step, total=steps, visible=True),
         )
 
 
