@@ -106,7 +106,9 @@ def _run_child(run: Callable[[], int], parent: int, signals: set[Any], log: Path
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         if log is not None:
-            _write_to(log)
+            with log.open("wb") as output, open(os.devnull, "rb") as nothing:
+                for number, file in enumerate((nothing, output, output)):
+                    os.dup2(file.fileno(), number)
         code = run()
     except BaseException:
         with contextlib.suppress(Exception):
@@ -124,12 +126,3 @@ def end_with_parent(number: int = signal.SIGTERM) -> None:
     """Ask the kernel to send this process a signal when the thread that forked it is gone (Linux; else do nothing)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
-
-
-def _write_to(path: Path) -> None:
-    """Let all that this process writes go to a file, and let it read nothing."""
-    with path.open("wb") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)

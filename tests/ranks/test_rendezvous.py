@@ -94,7 +94,7 @@ def test_who_comes_again_while_the_others_wait_is_called_again(new_store):
         assert handshake.advance() is None
     calls = [handshake.advance() for handshake in (zero, again, two)]
     assert len({call.attempt for call in calls}) == 1
-    assert calls[0].tokens == (zero.token, again.token, two.token)
+    assert calls[0].tokens == [zero.token, again.token, two.token]
     assert one.advance() is None  # were it alive still, it would know that it is not meant
 
 

@@ -50,7 +50,7 @@ class WorkerModel:
         self.codec: Codec = training.codec.fresh([parameter.shape for parameter in self.trained])
         self.step_is_due = False  # it has a gradient, and its optimiser has not stepped
         self.merged = False  # anything, ever
-        self.scheduled = self.to_schedule = 0
+        self.to_schedule = 0  # the steps that the schedule is to have taken
 
     @property
     def parameters(self) -> torch.Tensor:
@@ -63,9 +63,8 @@ class WorkerModel:
             self.optimizer.step()
             self.step_is_due = False
         self.replica.catch_up()
-        while self.scheduled < self.to_schedule:
+        while self.schedule.last_epoch < self.to_schedule:
             self.schedule.step()
-            self.scheduled += 1
 
 
 class Team:

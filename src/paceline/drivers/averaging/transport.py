@@ -20,8 +20,9 @@ travel as floats, which hold whole numbers up to 2**24: larger ones are cut into
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,19 +79,26 @@ class AverageHeader:
         return cls(number=number, window=window, trouble=trouble)
 
 
-class PendingAverage(ABC):
-    """One average under way: begun at a step boundary, polled in passing, finished when it is done."""
+Finished = tuple[list[AverageHeader], torch.Tensor]  # every rank's header, and the sum of what they brought
 
-    def __init__(self, collective: PendingCollective) -> None:
-        self.collective = collective  # the one that is under way, or was the last
+
+class PendingAverage:
+    """One average under way: begun at a step boundary, polled in passing, finished when it is done.
+
+    `collective` is the one that is under way, or was the last; `read` reads what it has brought.
+    """
+
+    def __init__(self, collective: PendingCollective, read: Callable[[], Finished]) -> None:
+        self.collective, self._read = collective, read
 
     def poll(self) -> bool:
         """Whether it can be finished; may start the next collective. RuntimeError where a connection is lost."""
         return self.collective.done()
 
-    @abstractmethod
-    def finish(self) -> tuple[list[AverageHeader], torch.Tensor]:
+    def finish(self) -> Finished:
         """Return every rank's header, and the sum of what they brought (of no use if one of them is in trouble)."""
+        self.collective.check()
+        return self._read()
 
 
 class Transport(ABC):
@@ -161,23 +169,16 @@ class SummedTransport(Transport):
         self._headers.zero_()
         self._headers[self._place] = torch.tensor(header.to_numbers(), dtype=self._vector.dtype)
         work = dist.all_reduce(self._vector, group=self._group_for(self._vector), async_op=True)
-        return _PendingSum(PendingCollective(work, self._vector.device), self.message, self._headers)
+        return PendingAverage(PendingCollective(work, self._vector.device), self._read)
+
+    def _read(self) -> Finished:
+        return [AverageHeader.from_numbers(numbers) for numbers in self._headers.tolist()], self.message
 
     def state_dict(self) -> dict[str, Any]:
         return {}  # sums have no memory
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
-
-
-class _PendingSum(PendingAverage):
-    def __init__(self, collective: PendingCollective, message: torch.Tensor, headers: torch.Tensor) -> None:
-        super().__init__(collective)
-        self._message, self._headers = message, headers
-
-    def finish(self) -> tuple[list[AverageHeader], torch.Tensor]:
-        self.collective.check()
-        return [AverageHeader.from_numbers(numbers) for numbers in self._headers.tolist()], self._message
 
 
 # -- gathered ----------------------------------------------------------------------------------------------------------
@@ -216,7 +217,8 @@ class GatheredTransport(Transport):
         body = torch.cat([buffers, buffers.new_zeros(self.buffers_bytes - buffers.numel()), payload])
         if self.codec.fixed_size:
             missing = body.new_zeros(self._most_bytes - payload.numel())
-            return _PendingGather(self, *self._send(torch.cat([sized_header.view(torch.uint8), body, missing])))
+            rows, pending = self._send(torch.cat([sized_header.view(torch.uint8), body, missing]))
+            return PendingAverage(pending, partial(self._read, rows))
         return _PendingSizes(self, *self._send(sized_header), body)
 
     def _encoded(self, number: int, window: Window) -> torch.Tensor:
@@ -237,6 +239,16 @@ class GatheredTransport(Transport):
     def _send(self, ours: torch.Tensor, slot: int | None = None) -> tuple[torch.Tensor, PendingCollective]:
         gathered, work = start_gather(ours, slot or ours.numel(), self._group_for(ours))
         return gathered.view(len(self._ranks), -1), PendingCollective(work, self._device)
+
+    def _read(self, rows: torch.Tensor) -> Finished:
+        """Read [ header, size | buffers | payload ] of every rank."""
+        numbers = [row[:SIZED_HEADER_BYTES].clone().view(torch.int64).tolist() for row in rows]
+        headers = [AverageHeader.from_numbers(each[:HEADER_NUMBERS]) for each in numbers]
+        if any(header.trouble for header in headers):
+            return headers, self.message
+        sizes = [each[HEADER_NUMBERS] for each in numbers]
+        self.check_sizes(sizes)
+        return headers, self.add_up([row[SIZED_HEADER_BYTES:] for row in rows], sizes)
 
     def check_sizes(self, sizes: Sequence[int]) -> None:
         """Refuse sizes that no payload has, before memory is taken for them."""
@@ -264,31 +276,13 @@ class GatheredTransport(Transport):
         self.codec.load_state_dict(state)
 
 
-class _PendingGather(PendingAverage):
-    """[ header, size | buffers | payload ] of every rank."""
-
-    def __init__(self, transport: GatheredTransport, rows: torch.Tensor, collective: PendingCollective) -> None:
-        super().__init__(collective)
-        self._transport, self._rows = transport, rows
-
-    def finish(self) -> tuple[list[AverageHeader], torch.Tensor]:
-        self.collective.check()
-        numbers = [row[:SIZED_HEADER_BYTES].clone().view(torch.int64).tolist() for row in self._rows]
-        headers = [AverageHeader.from_numbers(each[:HEADER_NUMBERS]) for each in numbers]
-        if any(header.trouble for header in headers):
-            return headers, self._transport.message
-        sizes = [each[HEADER_NUMBERS] for each in numbers]
-        self._transport.check_sizes(sizes)
-        return headers, self._transport.add_up([row[SIZED_HEADER_BYTES:] for row in self._rows], sizes)
-
-
 class _PendingSizes(PendingAverage):
     """[ header, size ] of every rank, and when they are known [ buffers | payload ]."""
 
     def __init__(
         self, transport: GatheredTransport, numbers: torch.Tensor, collective: PendingCollective, body: torch.Tensor
     ) -> None:
-        super().__init__(collective)
+        super().__init__(collective, self._add_up)
         self._transport, self._numbers, self._body = transport, numbers, body
         self._rows: torch.Tensor | None = None
         self._headers: list[AverageHeader] = []
@@ -309,8 +303,7 @@ class _PendingSizes(PendingAverage):
         self._rows, self.collective = self._transport._send(self._body, longest)
         return False
 
-    def finish(self) -> tuple[list[AverageHeader], torch.Tensor]:
-        self.collective.check()
+    def _add_up(self) -> Finished:
         if self._rows is None:
             return self._headers, self._transport.message.zero_()
         return self._headers, self._transport.add_up(list(self._rows), self._sizes)

@@ -87,24 +87,17 @@ def open_store(environment: Mapping[str, str], place: Place, timeout: datetime.t
 class RankRoster:
     """What rank 0 publishes: names for this attempt and for the launch, which all its attempts share, and who is meant.
 
-    >>> roster = RankRoster(attempt="a1", launch="b2", tokens=("c3", "d4"))
-    >>> RankRoster.from_json(roster.to_json()) == roster
+    >>> roster = RankRoster(attempt="a1", launch="b2", tokens=["c3", "d4"])
+    >>> RankRoster(**json.loads(roster.to_json())) == roster
     True
     """
 
     attempt: str
     launch: str
-    tokens: tuple[str, ...]
+    tokens: list[str]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(text: str) -> RankRoster:
-        read = json.loads(text)
-        return RankRoster(
-            attempt=str(read["attempt"]), launch=str(read["launch"]), tokens=tuple(map(str, read["tokens"]))
-        )
 
 
 def meet(store: Any, rank: int, world: int, *, timeout_seconds: float) -> RankRoster:
@@ -171,7 +164,7 @@ class Handshake:
 
     def _publish_roster(self) -> None:
         tokens = [self._read(f"token/{rank}") for rank in range(self.world)]
-        came = tuple(token for token in tokens if token is not None)
+        came = [token for token in tokens if token is not None]
         roster = self._roster()
         if len(came) < self.world or (roster is not None and roster.tokens == came):
             return
@@ -184,7 +177,7 @@ class Handshake:
     def _roster(self) -> RankRoster | None:
         """Return the roster that was published, if this very process is on it."""
         text = self._read(ROSTER)
-        roster = None if text is None else RankRoster.from_json(text)
+        roster = None if text is None else RankRoster(**json.loads(text))
         ours = roster is not None and len(roster.tokens) == self.world and roster.tokens[self.rank] == self.token
         return roster if ours else None
 
