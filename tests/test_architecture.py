@@ -1,12 +1,14 @@
 """Who may import whom: the levels drawn in docs/architecture.md, held over the source itself.
 
 Imports inside functions and under TYPE_CHECKING count: a rule that a later import can go round is no rule.
-A module named in a string ("paceline.data.digits", for importlib) counts as well.
+A module named in a string ("paceline.data.digits", for importlib) counts as well, and so do the examples in
+docstrings: whoever reads one is sent to no place that the module itself may not know.
 """
 
 from __future__ import annotations
 
 import ast
+import doctest
 import functools
 import re
 from pathlib import Path
@@ -108,6 +110,19 @@ def imports(module, source, known, *, at_import_time_only=False):
     return found
 
 
+def example_imports(module, source, known):
+    """The dotted names that the examples in a source's docstrings import."""
+    parser, found = doctest.DocTestParser(), set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for example in parser.get_examples(ast.get_docstring(node) or ""):
+                try:
+                    found |= imports(module, example.source, known, at_import_time_only=True)
+                except SyntaxError:  # the example shows one
+                    continue
+    return found
+
+
 def level_of(unit):
     return next((number for number, units in enumerate(LEVELS) if unit in units), None)
 
@@ -126,6 +141,8 @@ def violations(sources):
             continue
         for name in sorted(imports(module, source, set(sources))):
             broken += [f"{module} imports {name}: {why}" for why in _why_not(module, unit, name)]
+        for name in sorted(example_imports(module, source, set(sources))):
+            broken += [f"an example in {module} imports {name}: {why}" for why in _why_not_by_level(unit, name)]
     return broken
 
 
@@ -135,6 +152,10 @@ def _why_not(module, unit, name):
             yield f"{package} is only for {', '.join(sorted(allowed))}"
     if unit == "strategies" and name.split(".")[0] in NOT_IN_A_STRATEGY and module not in MAY_USE_TORCH:
         yield "a strategy reads no clock, draws nothing, opens nothing, logs nothing and touches no tensor"
+    yield from _why_not_by_level(unit, name)
+
+
+def _why_not_by_level(unit, name):
     if not begins_with(name, "paceline"):
         return
     other = unit_of(name)
@@ -177,6 +198,43 @@ def test_imports_go_downwards_only():
 
 def test_no_modules_import_each_other_in_a_ring():
     assert cycle(modules()) is None
+
+
+def classes(sources):
+    """Every class of the package: its name, the module it stands in, and the names of its bases."""
+    for module, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                yield node.name, module, [ast.unparse(base).split(".")[-1] for base in node.bases]
+
+
+def names_taken_twice(sources):
+    homes = {}
+    for name, module, _ in classes(sources):
+        homes.setdefault(name, []).append(module)
+    return {name: modules for name, modules in homes.items() if len(modules) > 1}
+
+
+def errors_of_their_own(sources):
+    """Error classes that do not come from PacelineError, which catches whatever paceline raises on purpose.
+
+    A private one is a signal inside its module and reaches nobody.
+    """
+    bases = {name: found for name, _, found in classes(sources)}
+
+    def comes_from(name, wanted):
+        return name == wanted or any(comes_from(base, wanted) for base in bases.get(name, ()))
+
+    public = [name for name in bases if name.endswith("Error") and not name.startswith("_")]
+    return [name for name in public if not comes_from(name, "PacelineError")]
+
+
+def test_no_class_name_is_taken_twice():
+    assert names_taken_twice(modules()) == {}
+
+
+def test_every_error_is_a_paceline_error():
+    assert errors_of_their_own(modules()) == []
 
 
 # -- the rules can be broken --------------------------------------------------------------------------------------
@@ -236,6 +294,8 @@ def test_a_house_in_order_breaks_no_rule():
         ("paceline.traces", "import paceline.recipes", "downwards"),
         ("paceline.recipes", "import paceline.cli", "downwards"),
         ("paceline.shed", "", "in no level"),
+        ("paceline.data", '"""Text.\n\n>>> from paceline.models import build\n"""', "an example in paceline.data"),
+        ("paceline.data", 'def f():\n    """Text.\n\n    >>> import paceline.recipes\n    """', "an example in"),
     ],
 )
 def test_a_broken_rule_is_found(module, line, because):
@@ -257,3 +317,12 @@ def test_a_broken_rule_is_found(module, line, because):
 def test_a_ring_is_found_where_it_bites(extra, ring):
     found = cycle(HOUSE | extra)
     assert (found and " ".join(name.split(".")[-1] for name in found)) == ring
+
+
+def test_a_name_taken_twice_and_an_error_of_its_own_are_found():
+    twice = HOUSE | {"paceline.data.a": "class Plan: ...", "paceline.models": "class Plan: ..."}
+    assert names_taken_twice(twice) == {"Plan": ["paceline.models", "paceline.data.a"]}
+    errors = "class BaseError(PacelineError, ValueError): ...\nclass NextError(BaseError): ..."
+    sources = {"paceline.errors": "class PacelineError(Exception): ...", "paceline.data": errors}
+    assert errors_of_their_own(sources) == []
+    assert errors_of_their_own(sources | {"paceline.models": "class LoneError(ValueError): ..."}) == ["LoneError"]

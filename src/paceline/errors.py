@@ -12,7 +12,7 @@ from __future__ import annotations
 class PacelineError(Exception):
     """What paceline refuses or gives up, in words for the person who asked.
 
-    >>> from paceline.settings import SettingError
-    >>> issubclass(SettingError, PacelineError), issubclass(SettingError, ValueError)
+    >>> import paceline
+    >>> issubclass(paceline.RecipeError, PacelineError), issubclass(paceline.RecipeError, ValueError)
     (True, True)
     """

@@ -49,12 +49,12 @@ def replay(
     replayed = Replay(journal.records, training, make_strategy(recipe))
     for taken in replayed:
         on_step(taken, steps)
-    on_end(replayed.batches, training, replayed.trainee.model.module)
+    on_end(replayed.batches, training, replayed.train_state.model.module)
     verdict = replayed.verdict
     checkpoint, _ = read_newest(folder)
-    if verdict.identical and checkpoint is not None and checkpoint.version == replayed.trainee.version:
+    if verdict.identical and checkpoint is not None and checkpoint.version == replayed.train_state.version:
         for name in ("parameters", "buffers"):
-            if not torch.equal(checkpoint.tensors[name], getattr(replayed.trainee.model, name)):
+            if not torch.equal(checkpoint.tensors[name], getattr(replayed.train_state.model, name)):
                 return Verdict(steps=verdict.steps, difference=f"the final {name} are not those of the checkpoint")
     return verdict
 
