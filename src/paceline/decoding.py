@@ -127,7 +127,8 @@ def reader_of(hint: Any, bounds: tuple[float, float] | None = None) -> Reader:
     """
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return _optional(reader_of(parts[0], bounds))
+        inner = reader_of(parts[0], bounds)
+        return lambda value: None if value is None else inner(value)
     if origin is tuple and parts[1:] == (...,):
         return list_reader(reader_of(parts[0]))
     if origin is tuple:
@@ -171,10 +172,6 @@ def _number(kind: type[int] | type[float], least: float, most: float) -> Reader:
         raise must_be(words, value)
 
     return read
-
-
-def _optional(reader: Reader) -> Reader:
-    return lambda value: None if value is None else reader(value)
 
 
 def list_reader(reader: Reader) -> Reader:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.codecs.naming import decoder_of, parse_codec
-from paceline.training.outgoing import FINE, Outgoing
+from paceline.training.outgoing import FINE, OutgoingModel
 
 CODECS = ["identity", "bfloat16", "one-bit", "qsgd levels=7", "qsgd levels=1", "top-k fraction=0.1", "sparsifier"]
 CODECS += ["power-sgd rank=1", "one-bit error-feedback", "qsgd levels=7 lossless=entropy"]
@@ -22,7 +22,7 @@ class Follower:
         self.held, self.version = None, None
 
     def catch_up(self, outgoing, version):
-        changes = outgoing.chain(self.version) if self.version is not None else []
+        changes = outgoing.changes_since(self.version) if self.version is not None else []
         if changes:
             for number, payload in changes:
                 assert number == self.version + 1
@@ -36,11 +36,11 @@ def walk(codec, steps, *, seed=0, size=0.1):
     """The parameters of a made-up training, and what goes out of them, version by version."""
     generator = torch.Generator().manual_seed(seed)
     parameters = torch.randn(ELEMENTS, generator=generator)
-    outgoing = Outgoing(codec, parameters, [torch.Size([20, 25]), torch.Size([100])], seed=seed)
+    outgoing = OutgoingModel(codec, parameters, [torch.Size([20, 25]), torch.Size([100])], seed=seed)
     yield 0, parameters, outgoing
     for version in range(1, steps + 1):
         parameters += size / version * torch.randn(ELEMENTS, generator=generator)
-        outgoing.moved(version)
+        outgoing.advance(version)
         yield version, parameters, outgoing
 
 
@@ -73,7 +73,7 @@ def test_workers_are_never_farther_behind_than_one_change(name):
 def test_a_codec_that_is_too_rough_for_the_model_leaves_changes_to_a_finer_one():
     for name, own in (("qsgd levels=7", True), ("sparsifier", False), ("one-bit", False), ("qsgd levels=1", False)):
         codec = parse_codec(name)
-        sizes = [outgoing.chain(v - 1)[0][1].numel() for v, _, outgoing in walk(codec, 9) if v]
+        sizes = [outgoing.changes_since(v - 1)[0][1].numel() for v, _, outgoing in walk(codec, 9) if v]
         assert sizes == [(codec if own else FINE).most_bytes(ELEMENTS)] * 9, name
 
 
@@ -82,20 +82,20 @@ def test_it_goes_on_from_its_state_as_if_nothing_had_happened(name):
     codec = parse_codec(name)
     steps = walk(codec, 6)
     version, parameters, outgoing = next(itertools.islice(steps, 3, None))
-    again = Outgoing(codec, parameters.clone(), [torch.Size([20, 25]), torch.Size([100])])
+    again = OutgoingModel(codec, parameters.clone(), [torch.Size([20, 25]), torch.Size([100])])
     copy = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in outgoing.state_dict().items()}
     again.load_state_dict(copy, version)
-    assert not again.chain(version - 1), "whoever comes now gets the whole"
+    assert not again.changes_since(version - 1), "whoever comes now gets the whole"
     for version, parameters, outgoing in steps:
         again._parameters.copy_(parameters)
-        again.moved(version)
+        again.advance(version)
         assert torch.equal(again.held, outgoing.held)
 
 
 def test_a_change_that_is_not_finite_goes_as_the_whole():
     parameters = torch.full((4,), 3e38)
-    outgoing = Outgoing(parse_codec("qsgd"), parameters, [parameters.shape])
+    outgoing = OutgoingModel(parse_codec("qsgd"), parameters, [parameters.shape])
     parameters.neg_()
-    outgoing.moved(1)
+    outgoing.advance(1)
     assert torch.equal(outgoing.held, parameters)
-    assert not outgoing.chain(0)
+    assert not outgoing.changes_since(0)

@@ -39,11 +39,13 @@ def curve_charts(groups: Sequence[TraceGroup]) -> list[Chart]:
     loss_axis = axis("training loss" + (" (log scale)" if "type" in shown else ""), **shown)
     target = _target_line(groups, log="type" in shown)
     seconds_axis = axis(clock, rangemode="tozero")
+    several = any(len(group.traces) > 1 for group in groups)
+    seeds = " Strong lines are means over seeds, faint ones the single runs." if several else ""
     return [
         Chart(
             name="loss-time",
             title="Loss against time",
-            caption="The line that falls first wins: it has learnt as much in less time." + _seeds_note(groups),
+            caption="The line that falls first wins: it has learnt as much in less time." + seeds,
             data=_lines(groups, "seconds", "loss"),
             layout=layout(
                 height=380,
@@ -189,9 +191,3 @@ def _target_line(groups: Sequence[TraceGroup], *, log: bool) -> dict[str, Any]:
             for target in targets
         ],
     }
-
-
-def _seeds_note(groups: Sequence[TraceGroup]) -> str:
-    if all(len(group.traces) == 1 for group in groups):
-        return ""
-    return " Strong lines are means over seeds, faint ones the single runs."

@@ -277,7 +277,16 @@ def membership(groups: Sequence[TraceGroup]) -> str:
         return ""
     first = 0 if len(runs) > 1 else 1  # a single run needs no column with its name
     head = _cells("th", ["Run", "Time (s)", "Who", "What"][first:])
-    body = "\n".join(f"<tr>{_cells('td', [run, *_texts(change)][first:])}</tr>" for run, change in rows[:MOST_ROWS])
+    texts = [
+        [
+            run,
+            seconds_text(change.at_seconds),
+            change.names,
+            shortened(change.event, MOST_REASON, dots="...", cut="end"),
+        ]
+        for run, change in rows[:MOST_ROWS]
+    ]
+    body = "\n".join(f"<tr>{_cells('td', row[first:])}</tr>" for row in texts)
     left_out = len(rows) - MOST_ROWS
     more = f'<p class="note">and {left_out:,} more</p>' if left_out > 0 else ""
     return (
@@ -287,10 +296,6 @@ def membership(groups: Sequence[TraceGroup]) -> str:
         '<div class="scroller" tabindex="0" role="region" aria-label="Who came and went"><table class="events">'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>{more}</section>\n"
     )
-
-
-def _texts(change: MembershipChange) -> list[str]:
-    return [seconds_text(change.at_seconds), change.names, shortened(change.event, MOST_REASON, dots="...", cut="end")]
 
 
 def _cells(kind: str, texts: Iterable[str]) -> str:

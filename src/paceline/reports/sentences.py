@@ -78,7 +78,8 @@ def comparison(row: ResultRow, against: ResultRow) -> str:
         return _stopped(row)
     if row.saved is None or row.clock != against.clock:
         return f"{row.label} finished in {seconds_text(row.seconds)} s"
-    sentence = f"{row.label} {_time_phrase(row.saved, against.label)}{_loss_phrase(row.loss, against.loss)}"
+    time = "took as long as" if abs(row.saved) < 0.005 else f"finished {_sooner(row.saved)} than"
+    sentence = f"{row.label} {time} {against.label}{_loss_phrase(row.loss, against.loss)}"
     if round(row.rounds) == round(against.rounds):
         return sentence
     return f"{sentence} ({count_text(row.rounds)} rounds against {count_text(against.rounds)})"
@@ -122,16 +123,10 @@ def _sooner(saved: float) -> str:
     return f"{percent_text(abs(saved))} {'sooner' if saved > 0 else 'later'}"
 
 
-def _time_phrase(saved: float, full: str) -> str:
-    if abs(saved) < 0.005:
-        return f"took as long as {full}"
-    return f"finished {_sooner(saved)} than {full}"
-
-
-def _loss_phrase(loss: float | None, full_loss: float | None) -> str:
-    if loss is None or full_loss is None or full_loss <= 0:
+def _loss_phrase(loss: float | None, baseline_loss: float | None) -> str:
+    if loss is None or baseline_loss is None or baseline_loss <= 0:
         return ""
-    ratio = loss / full_loss
+    ratio = loss / baseline_loss
     if abs(ratio - 1.0) < 0.005:
         return ", with the same loss"
     if ratio >= 2.0:

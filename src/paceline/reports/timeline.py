@@ -43,6 +43,10 @@ ACTIVITY_NAMES: dict[Activity, str] = {
     "waiting": "waiting",
     "gone": "gone",
 }
+CAPTION = (
+    "The same stretch of time for every strategy; vertical lines are round closings, numbers are rounds. "
+    "Count them: more lines means more steps of the model in the same time."
+)
 OUTCOMES: tuple[Activity, ...] = ("used", "late", "dropped")
 # The height of a bar and its distance from the lane's middle, in lanes.
 FULL_BAR, FLIGHT_BAR, BESIDE_BAR = (0.68, -0.42), (0.26, -0.21), (0.18, 0.28)
@@ -279,7 +283,7 @@ def timeline_chart(groups: Sequence[TraceGroup]) -> Chart | None:
     if not panels:
         return None
     workers = [_workers(trace) for _, trace in panels]
-    lanes = max(len(some) for some, _ in workers)
+    lanes, most = max(len(some) for some, _ in workers), max(count for _, count in workers)
     height = len(panels) * (lanes * LANE_PIXELS + BETWEEN_PANELS_PIXELS) + BELOW_PIXELS
     figure = layout(
         height=height, barmode="overlay", annotations=[], margin={"l": 8, "r": 8, "t": 0, "b": BELOW_PIXELS}
@@ -295,7 +299,7 @@ def timeline_chart(groups: Sequence[TraceGroup]) -> Chart | None:
     return Chart(
         name="timeline",
         title="Who worked, who waited",
-        caption=_caption(max(count for _, count in workers)),
+        caption=CAPTION + (f" Shown are the first {MOST_LANES} of {most:,} workers." if most > MOST_LANES else ""),
         data=data,
         layout=figure,
         legend="work",
@@ -324,13 +328,9 @@ def _panel_data(trace: Trace, window: ShownWindow, panel: int, lanes: int, worke
         for beside in (False, True)
         if (activity, beside) in bars
     ]
-    return [*drawn, *_closings(trace, window, panel, lanes)] or [_nothing(panel)]
-
-
-def _nothing(panel: int) -> Json:
-    """Return an unseen point, without which plotly leaves out the axes of an empty panel."""
-    place = {"xaxis": _axis_name("x", panel), "yaxis": _axis_name("y", panel)}
-    return {"type": "scatter", "x": [0], "y": [0], "opacity": 0, "hoverinfo": "skip", **place}
+    # Plotly leaves out the axes of an empty panel: an unseen point keeps them.
+    unseen = {"type": "scatter", "x": [0], "y": [0], "opacity": 0, "hoverinfo": "skip", **_axes(panel)}
+    return [*drawn, *_closings(trace, window, panel, lanes)] or [unseen]
 
 
 def _bar_trace(
@@ -363,8 +363,7 @@ def _bar_trace(
         "marker": marker,
         "hovertext": [_hover(bar, word) for bar in bars],
         "hovertemplate": "%{hovertext}<extra></extra>",
-        "xaxis": _axis_name("x", panel),
-        "yaxis": _axis_name("y", panel),
+        **_axes(panel),
     }
 
 
@@ -392,24 +391,22 @@ def _reason(text: str) -> str:
 def _closings(trace: Trace, window: ShownWindow, panel: int, lanes: int) -> list[Json]:
     closed = _closed_inside(trace, window)
     steps = trace.strategy == ASYNC
-    if steps and len(closed) > MOST_STEP_TICKS:
+    if not closed or (steps and len(closed) > MOST_STEP_TICKS):
         return []
-    x: list[float | None] = []
-    y: list[float | None] = []
-    for step in closed:
-        at = round(step.closed_seconds - window.start_seconds, 6)
-        # An asynchronous run steps with every gradient: full lines would hide the lanes, so it gets ticks.
-        x += [at, at, None]
-        y += [-0.95 if steps else -0.7, -0.55 if steps else lanes - 0.5, None]
-    place = {
-        "xaxis": _axis_name("x", panel),
-        "yaxis": _axis_name("y", panel),
-        "hoverinfo": "skip",
-        "type": "scatter",
-    }
-    line = {"color": "ink", "width": 1 if steps else 1.4}
-    lines: list[Json] = [{**place, "mode": "lines", "x": x, "y": y, "line": line}] if closed else []
-    if not steps and 0 < len(closed) <= MOST_ROUND_NUMBERS:
+    # An asynchronous run steps with every gradient: full lines would hide the lanes, so it gets ticks.
+    heights = [-0.95, -0.55, None] if steps else [-0.7, lanes - 0.5, None]
+    at = [round(step.closed_seconds - window.start_seconds, 6) for step in closed]
+    place = {**_axes(panel), "hoverinfo": "skip", "type": "scatter"}
+    lines: list[Json] = [
+        {
+            **place,
+            "mode": "lines",
+            "x": [x for seconds in at for x in (seconds, seconds, None)],
+            "y": heights * len(closed),
+            "line": {"color": "ink", "width": 1 if steps else 1.4},
+        }
+    ]
+    if not steps and len(closed) <= MOST_ROUND_NUMBERS:
         lines.append({**place, **_round_numbers(closed, window)})
     return lines
 
@@ -440,7 +437,7 @@ def _add_axes(
     panel_pixels = lanes * LANE_PIXELS + BETWEEN_PANELS_PIXELS
     top = 1.0 - panel * share - share * (BETWEEN_PANELS_PIXELS - 16) / panel_pixels
     bottom = 1.0 - (panel + 1) * share
-    y_name, x_name = _axis_name("y", panel), _axis_name("x", panel)
+    x_name, y_name = _axes(panel).values()
     more = {} if panel == 0 else {"matches": "x"}
     figure[f"xaxis{x_name[1:]}"] = axis(
         f"{clock} since the first round shown" if lowest else "",
@@ -473,7 +470,7 @@ def _panel_title(group: TraceGroup, trace: Trace, window: ShownWindow, panel: in
         "xref": "paper",
         "x": 0,
         "xanchor": "left",
-        "yref": f"{_axis_name('y', panel)} domain",
+        "yref": f"{_axes(panel)['yaxis']} domain",
         "y": 1,
         "yanchor": "bottom",
         "text": f"<b>{plot_text(group.label)}</b>   {count} in {seconds} s{end}",
@@ -482,14 +479,6 @@ def _panel_title(group: TraceGroup, trace: Trace, window: ShownWindow, panel: in
     }
 
 
-def _axis_name(letter: str, panel: int) -> str:
-    return letter if panel == 0 else f"{letter}{panel + 1}"
-
-
-def _caption(workers: int) -> str:
-    caption = (
-        "The same stretch of time for every strategy; vertical lines are round closings, numbers are rounds. "
-        "Count them: more lines means more steps of the model in the same time."
-    )
-    cut = f" Shown are the first {MOST_LANES} of {workers:,} workers." if workers > MOST_LANES else ""
-    return caption + cut
+def _axes(panel: int) -> dict[str, str]:
+    number = panel + 1 if panel else ""
+    return {"xaxis": f"x{number}", "yaxis": f"y{number}"}

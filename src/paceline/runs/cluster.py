@@ -133,7 +133,7 @@ def serve_recipe(
             on_standing=on_standing,
             reason_to_stop=reason_to_stop,
         )
-        return outcome, opened.coordinator.trainee.model.parameters
+        return outcome, opened.coordinator.train_state.model.parameters
 
     with threads_for(size):
         outcome, parameters = asyncio.run(run())

@@ -8,10 +8,8 @@ The address of the server comes as a line on standard input: torch is loaded whi
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -56,14 +54,7 @@ def run_workers(numbers: Sequence[int], work: Callable[[int], None]) -> int:
     workers = Processes()
     for number in numbers:
         workers.fork(functools.partial(_run_worker, number, work))
-
-    def pass_on(signum: int, frame: object) -> None:
-        for pid, code in zip(workers.pids, workers.codes, strict=True):
-            if code is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signum)
-
-    signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGTERM, lambda signum, frame: workers.send_signal(signum))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to every worker itself
     return sum(map(bool, workers.wait()))
 

@@ -49,12 +49,12 @@ def replay(
     replayed = Replay(journal.records, training, make_strategy(recipe))
     for taken in replayed:
         on_step(taken, steps)
-    on_end(replayed.batches, training, replayed.trainee.model.module)
+    on_end(replayed.batches, training, replayed.train_state.model.module)
     verdict = replayed.verdict
     checkpoint, _ = read_newest(folder)
-    if verdict.identical and checkpoint is not None and checkpoint.version == replayed.trainee.version:
+    if verdict.identical and checkpoint is not None and checkpoint.version == replayed.train_state.version:
         for name in ("parameters", "buffers"):
-            if not torch.equal(checkpoint.tensors[name], getattr(replayed.trainee.model, name)):
+            if not torch.equal(checkpoint.tensors[name], getattr(replayed.train_state.model, name)):
                 return Verdict(steps=verdict.steps, difference=f"the final {name} are not those of the checkpoint")
     return verdict
 
@@ -68,11 +68,11 @@ def _replay_ranks(
     from paceline.drivers.replayed import Verdict
     from paceline.drivers.replayed.averaged_run import replay_averages
 
-    keeper = RankCheckpoints(folder, rank=0)
-    held = keeper.held()
+    checkpoints = RankCheckpoints(folder, rank=0)
+    held = checkpoints.held()
     if not held:
         raise ValueError(f"{folder} has no checkpoint of rank 0: there is nothing to hold a replay against")
-    state = keeper.read(held[0])
+    state = checkpoints.read(held[0])
     recipe = _recipe(state["recipe"], options)
     if recipe.pipeline.on:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a journal comes to: the trace of a real run, and the delays that its workers had.
+"""The history that a journal records: the trace of a real run, and the delays that its workers had.
 
 A gradient may wait for a later step after its arrival: an arrival is pending until a record says that it is used, late
 or dropped. Void records (see `effective`) count for nothing; the time they took does,
@@ -105,7 +105,7 @@ def _evaluation(record: Evaluated) -> Evaluation:
 
 
 class _Gradients:
-    """What became of each gradient, and the arrivals of which that is not known yet."""
+    """The outcome of each gradient, and the arrivals whose outcome is not known yet."""
 
     def __init__(self) -> None:
         self.dropped: Counter[str] = Counter()
@@ -167,7 +167,7 @@ class _Gradients:
 
 
 class _Presence:
-    """Which worker was away, from when to when, and why."""
+    """The absences of workers: who, from when to when, and why."""
 
     def __init__(self) -> None:
         self._over: list[Absence] = []

@@ -69,7 +69,7 @@ def _seconds(value: Any) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunBegan:
-    """The first record, and the only one of its kind: what was run. `format` is the journal's own version.
+    """The first record, and the only one of its kind: the run. `format` is the version of the journal's format.
 
     >>> RunBegan(format=FORMAT, paceline="0.1.0", strategy="lgc", seed=0, workers=3, blocks=4, recipe={},
     ...          signature="mlp/1a2b", codec="none").workers
@@ -89,7 +89,7 @@ class RunBegan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJoined:
-    """A worker is there; it takes over a shard of the data, from batch number `first_draw` on.
+    """A worker takes part from now on; it takes over a shard of the data, from batch number `first_draw` on.
 
     >>> WorkerJoined(at_seconds=0.5, worker=2, shard=2, first_draw=0, threads=4, host="node-7").host
     'node-7'
@@ -105,7 +105,7 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLeft:
-    """A worker is gone, politely or not.
+    """A worker takes part no more, whether it said so or not.
 
     >>> WorkerLeft(at_seconds=9.5, worker=2, reason="no sign of life for 5 s").worker
     2
@@ -118,7 +118,7 @@ class WorkerLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A gradient came in. Not a record of its own: `StepRecord` and `Arrived` hold arrivals.
+    """A gradient that arrived. Not a record of its own: `StepRecord` and `Arrived` hold arrivals.
 
     `work_seconds` is how long the worker computed, `transfer_seconds` how long model and gradient were on the wire.
     What was not measured is None.
@@ -190,7 +190,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
-    """What came in before a join, a departure or the end, and was in no `StepRecord` record yet.
+    """Gradients that arrived before a join, a departure or the end, and were in no `StepRecord` yet.
 
     >>> Arrived(arrivals=(), dropped=(Dropped(worker=1, version=3, reason="it came twice"),)).arrivals
     ()
@@ -202,7 +202,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Somebody was turned away; `worker` is None where the peer did not get as far as being one.
+    """A peer or a gradient was refused; `worker` is None where the peer had no number yet.
 
     >>> Refused(at_seconds=1.0, worker=None, peer="10.0.0.9:51514", reason="wrong token").peer
     '10.0.0.9:51514'

@@ -163,7 +163,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a run came to. `loss` and `accuracy` are None where nothing was trained or training diverged.
+    """The result of a run in one line. `loss` and `accuracy` are None where nothing was trained or training diverged.
 
     >>> Summary(strategy="full", seed=0, rounds=1, seconds=2.0, loss=None, accuracy=None,
     ...         seconds_to_target=None, used=3, late=0, dropped=0).seconds
@@ -183,7 +183,7 @@ class Summary:
 
 
 def summarise(trace: Trace) -> Summary:
-    """The line a trace comes to.
+    """Return the summary of a trace.
 
     >>> summarise(Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=1.0)).rounds
     5

@@ -1,4 +1,4 @@
-"""The model on its way to the workers: whole, or as the change since the last time, whichever is sound and cheaper.
+"""The model on its way to the workers: whole, or as the change since the version before, what is sound and cheaper.
 
     parameters  ----->  change = parameters - what workers hold  ----->  codec  ----->  what workers hold += decoded
 
@@ -29,7 +29,7 @@ NEARER = 0.5
 
 
 def whole_codec_of(codec: Codec) -> Codec:
-    """The codec that carries the model whole: the codec itself, if it can carry parameters.
+    """Return the codec that carries the model whole: the codec itself, if it can carry parameters.
 
     >>> whole_codec_of(QSGD(levels=7))
     Identity()
@@ -51,16 +51,16 @@ def warm_up(codec: Codec, shapes: Sequence[torch.Size]) -> None:
 
 
 def change_bytes(codec: Codec, shapes: Sequence[torch.Size]) -> int:
-    """What a model of these shapes weighs on its way to a worker that follows, where its changes look like noise.
+    """Return the size in bytes of a change of a model with these shapes, for changes that look like noise.
 
     >>> change_bytes(QSGD(levels=7), [torch.Size([4096])]), change_bytes(QSGD(levels=1), [torch.Size([4096])])
     (2096, 4144)
     """
     parameters = torch.zeros(sum(shape.numel() for shape in shapes), dtype=torch.float32)
-    outgoing = Outgoing(codec, parameters, shapes)
+    outgoing = OutgoingModel(codec, parameters, shapes)
     parameters.normal_(generator=torch_generator(0, "change"))
-    outgoing.moved(version=1)
-    changes = outgoing.chain(since=0)
+    outgoing.advance(version=1)
+    changes = outgoing.changes_since(0)
     return changes[0][1].numel() if changes else outgoing.whole_bytes
 
 
@@ -68,14 +68,14 @@ def _length(vector: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(vector, dtype=torch.float64))  # float32 would be infinite from 1e19 on
 
 
-class Outgoing:
-    """What workers hold of `parameters`, version by version, and the payloads that take them there.
+class OutgoingModel:
+    """The model as workers hold it, version by version, and the payloads that take them to the next.
 
     >>> from paceline.codecs.one_bit import OneBit
     >>> parameters = torch.zeros(64)
-    >>> outgoing = Outgoing(OneBit(), parameters, [parameters.shape])
+    >>> outgoing = OutgoingModel(OneBit(), parameters, [parameters.shape])
     >>> _ = parameters.copy_(torch.tensor([1.0, 1.5] * 32))
-    >>> outgoing.moved(version=1)
+    >>> outgoing.advance(version=1)
     >>> outgoing.held[:3]
     tensor([1.2500, 1.2500, 1.2500])
     """
@@ -83,50 +83,50 @@ class Outgoing:
     def __init__(self, codec: Codec, parameters: torch.Tensor, shapes: Sequence[torch.Size], *, seed: int = 0) -> None:
         self._codec = inner_of(codec).fresh(shapes)  # a change makes up for the errors before it: no second memory
         self._parameters, self._seed = parameters, seed
-        self._updates: dict[int, torch.Tensor] = {}
+        self._changes: dict[int, torch.Tensor] = {}
         self.whole_codec = whole_codec_of(codec)
         self._held: torch.Tensor | None = None if self._codec.suits_parameters else parameters.clone()
         self._version = 0
 
     @property
     def held(self) -> torch.Tensor:
-        """The parameters as a worker holds them that has the newest version."""
+        """The parameters of a worker that has the newest version."""
         return self.whole_codec.decode(self.whole()) if self._held is None else self._held
 
     def whole(self) -> torch.Tensor:
-        """The payload that holds all of them."""
+        """Return the payload that holds all parameters."""
         return self.whole_codec.encode(self._parameters if self._held is None else self._held)
 
     @property
     def whole_bytes(self) -> int:
-        """What the whole takes."""
+        """The size of the payload that holds all parameters, at most."""
         return self.whole_codec.most_bytes(self._parameters.numel())
 
-    def moved(self, version: int) -> None:
-        """The parameters have moved on to this version."""
+    def advance(self, version: int) -> None:
+        """Take the parameters as they are now as this version."""
         self._version = version
         if self._held is None:
             return
-        update = self._update(self._held)
+        update = self._change(self._held)
         if update is None:
-            self._updates = {}
+            self._changes = {}
             self._held.copy_(self._parameters)
         else:
-            self._updates[version] = update
+            self._changes[version] = update
             self._forget()
 
-    def chain(self, since: int) -> list[tuple[int, torch.Tensor]]:
-        """The updates, by version, that take a worker from version `since` to the newest; empty if it needs it whole.
+    def changes_since(self, since: int) -> list[tuple[int, torch.Tensor]]:
+        """Return the changes, by version, from version `since` to the newest; empty if the worker needs the whole.
 
-        They are there as long as they are together smaller than the whole.
+        Changes are kept as long as they are together smaller than the whole.
         """
         versions = range(since + 1, self._version + 1)
-        if any(version not in self._updates for version in versions):
+        if any(version not in self._changes for version in versions):
             return []
-        return [(version, self._updates[version]) for version in versions]
+        return [(version, self._changes[version]) for version in versions]
 
-    def _update(self, held: torch.Tensor) -> torch.Tensor | None:
-        """The payload of the change, and `held` moved by it; None if it is not worth it."""
+    def _change(self, held: torch.Tensor) -> torch.Tensor | None:
+        """Add the change to `held` as a worker will decode it, and return its payload; None if the whole is better."""
         change = self._parameters - held
         far_off = _length(change)
         for codec in (self._codec, FINE):
@@ -143,16 +143,16 @@ class Outgoing:
 
     def _forget(self) -> None:
         """Drop the oldest updates once sending all of them would take more than sending the whole."""
-        while sum(update.numel() for update in self._updates.values()) >= self.whole_bytes:
-            del self._updates[min(self._updates)]
+        while sum(update.numel() for update in self._changes.values()) >= self.whole_bytes:
+            del self._changes[min(self._changes)]
 
     def state_dict(self) -> dict[str, Any]:
-        """What workers hold, and what the codec remembers; nothing if that follows from the parameters."""
+        """Return what workers hold and the memory of the codec; nothing if that follows from the parameters."""
         return {} if self._held is None else {"held": self._held, "codec": self._codec.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], version: int) -> None:
-        """Go on from a `state_dict`; whoever comes now gets the whole."""
-        self._version, self._updates = version, {}
+        """Go on from a `state_dict`; workers that connect now get the whole."""
+        self._version, self._changes = version, {}
         if self._held is not None:
             self._held.copy_(state["held"])
             self._codec.load_state_dict(state["codec"])

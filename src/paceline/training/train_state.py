@@ -16,7 +16,7 @@ from paceline.codecs import Codec
 from paceline.codecs.floats import Identity
 from paceline.events import Share, Step
 from paceline.strategies.combine import Combiner
-from paceline.training.outgoing import Outgoing
+from paceline.training.outgoing import OutgoingModel
 from paceline.training.plain import with_tensors, without_tensors
 from paceline.workers.flat import FlatModel
 
@@ -68,7 +68,7 @@ class TrainState:
         self._optimizer, self._schedule = optimizer, schedule
         self._combiner = Combiner(remembers=compensates)
         codec = codec if codec is not None else Identity()
-        self.outgoing = Outgoing(codec, self.model.parameters, self.model.shapes, seed=seed)
+        self.outgoing = OutgoingModel(codec, self.model.parameters, self.model.shapes, seed=seed)
 
     def take(
         self,
@@ -91,7 +91,7 @@ class TrainState:
             return False
         self._move_buffers(buffer_changes, weight=min(1.0, sum(share.weight for share in step.fresh)))
         self.version += 1
-        self.outgoing.moved(self.version)
+        self.outgoing.advance(self.version)
         return True
 
     def _move_buffers(self, changes: Sequence[torch.Tensor], *, weight: float) -> None:

@@ -48,11 +48,11 @@ class Table:
     def __init__(self, strategy, *, total_steps=FOREVER, wait_for=1, seed=0):
         torch.manual_seed(seed)
         module = torch.nn.Linear(2, 1)
-        trainee = TrainState(module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9))
+        train_state = TrainState(module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9))
         self.records, self.released, self.held = [], Counter(), Counter()
         self.coordinator = Coordinator(
             strategy=strategy,
-            trainee=trainee,
+            train_state=train_state,
             codec=make_codec("identity"),
             seats=Seats(shards=SHARDS, most=MOST),
             total_steps=total_steps,
@@ -96,7 +96,7 @@ class Table:
         unanswered = [sent for sent in self.sent[worker] if sent > member.answered_version]
         if unanswered:
             version = unanswered[0] if kind == "older" else unanswered[-1]
-            blocks_done = 4 if version == self.coordinator.trainee.version else blocks_done
+            blocks_done = 4 if version == self.coordinator.train_state.version else blocks_done
             self.deliver(worker, version, blocks_done, bad=kind == "bad")
             if kind == "twice" and worker in self.coordinator.alive:
                 with pytest.raises(ProtocolError):
@@ -126,7 +126,7 @@ class Table:
         """What the server does with what the coordinator asks."""
         workers, self.coordinator.to_send = self.coordinator.to_send, []
         for worker in workers:
-            member, version = self.coordinator.members[worker], self.coordinator.trainee.version
+            member, version = self.coordinator.members[worker], self.coordinator.train_state.version
             if member.alive and not self.coordinator.done:
                 member.sent(version, self.now)
                 self.sent[worker].append(version)
@@ -141,7 +141,7 @@ def refuse():
 
 
 def on_disk(coordinator):
-    plain, tensors = coordinator.trainee.state()
+    plain, tensors = coordinator.train_state.state()
     return json.loads(json.dumps({"trainee": plain, **coordinator.boundary})), copy.deepcopy(tensors)
 
 

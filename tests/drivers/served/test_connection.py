@@ -7,7 +7,7 @@ from torch import nn
 from paceline.codecs.naming import parse_codec
 from paceline.drivers.served.connection import IncomingModel
 from paceline.drivers.served.messages import Model, ProtocolError
-from paceline.training.outgoing import Outgoing
+from paceline.training.outgoing import OutgoingModel
 from paceline.workers.flat import FlatModel
 
 ELEMENTS = 6
@@ -25,13 +25,13 @@ def receive(incoming, version, payload, since=None, buffers=b""):
 def test_it_gets_what_the_server_holds_whole_and_by_changes(name):
     codec = parse_codec(name)
     parameters, model = torch.randn(ELEMENTS), FlatModel(nn.Linear(2, 2))
-    outgoing = Outgoing(codec, parameters, model.shapes)
+    outgoing = OutgoingModel(codec, parameters, model.shapes)
     incoming = IncomingModel(codec, elements=ELEMENTS, buffers=0)
     receive(incoming, 0, outgoing.whole())
     for version in range(1, 6):
         parameters += 0.1 * torch.randn(ELEMENTS)
-        outgoing.moved(version)
-        changes = outgoing.chain(version - 1)
+        outgoing.advance(version)
+        changes = outgoing.changes_since(version - 1)
         if changes:
             receive(incoming, version, changes[0][1], since=version - 1)
         else:

@@ -51,12 +51,12 @@ def decided_again(records, strategy):
 def test_every_gradient_is_given_back_once_and_no_more_than_two_of_a_worker_wait(strategy, moves, wait_for, steps):
     table = Table(strategy, wait_for=wait_for, total_steps=steps)
     for _ in table.play(moves):
-        version = table.coordinator.trainee.version
+        version = table.coordinator.train_state.version
         assert set(table.released.values()) <= {1}
         assert table.received == len(table.released) + table.waiting.total()
         assert set(table.waiting.values()) <= {1}
         assert {held for _, held in table.waiting} <= {version - 1, version}
-        assert bool(torch.isfinite(table.coordinator.trainee.model.parameters).all())
+        assert bool(torch.isfinite(table.coordinator.train_state.model.parameters).all())
         assert version <= steps
 
 
@@ -116,7 +116,7 @@ def test_numbers_that_are_not_finite_never_reach_the_model_and_all_workers_sendi
     assert not table.coordinator.done
     assert table.coordinator.members[0].refused == 2
     list(table.play([("deliver", 0, 4), ("deliver", 1, 4)]))
-    assert table.coordinator.trainee.version == 1
+    assert table.coordinator.train_state.version == 1
     list(table.play([("bad", 1), ("bad", 0)]))
     assert table.coordinator.diverged
     assert [record.reason for record in table.records if isinstance(record, Refused)] == 4 * ["not finite"]
@@ -129,7 +129,7 @@ def test_numbers_that_are_not_finite_never_reach_the_model_and_all_workers_sendi
 def gone_on_with(strategy, saved):
     state, tensors = copy.deepcopy(saved)
     table = Table(strategy, seed=1)
-    table.coordinator.trainee.load_state(state["trainee"], tensors)
+    table.coordinator.train_state.load_state(state["trainee"], tensors)
     table.coordinator.load_boundary(state)
     return table
 
@@ -147,9 +147,9 @@ def test_a_run_gone_on_with_from_a_boundary_decides_as_one_that_was_never_stoppe
     list(table.play(everybody))
     stepped = False
     while stopped_after > 0 or not stepped:  # on to a boundary, where nothing of the open round is in
-        version = table.coordinator.trainee.version
+        version = table.coordinator.train_state.version
         list(table.play([next(moves)]))
-        stepped = table.coordinator.trainee.version > version
+        stepped = table.coordinator.train_state.version > version
         stopped_after -= 1
     clock, first = table.clock, len(table.records)
     again = gone_on_with(strategy, on_disk(table.coordinator))
@@ -173,14 +173,14 @@ def test_a_boundary_holds_nobody_and_nothing_of_the_open_round(strategy, moves):
     again = gone_on_with(strategy, on_disk(table.coordinator))
     assert again.coordinator.alive == []
     assert not again.coordinator.begun
-    assert again.coordinator.trainee.version == table.coordinator.trainee.version
+    assert again.coordinator.train_state.version == table.coordinator.train_state.version
     assert all(again.coordinator.seats.next_draw(w) <= table.coordinator.seats.next_draw(w) for w in range(MOST))
 
 
 def test_a_boundary_holds_what_the_gradient_told_that_closed_the_round():
     table = Table(LGC(k="auto"), wait_for=3)
     list(table.play([("join", 0), ("join", 1), ("join", 2), ("deliver", 0, 4), ("deliver", 2, 4)]))
-    assert table.coordinator.trainee.version == 1
+    assert table.coordinator.train_state.version == 1
     assert table.coordinator.boundary["strategy"] == table.coordinator.strategy.state_dict()
 
 
@@ -189,6 +189,6 @@ def test_workers_that_go_because_the_run_is_stopped_do_not_close_the_open_round(
     list(table.play([("join", 0), ("join", 1), ("join", 2), ("deliver", 0, 4)]))
     table.coordinator.stop()
     list(table.play([("deliver", 1, 4), ("leave", 0), ("leave", 1), ("leave", 2)]))
-    assert table.coordinator.trainee.version == 0
+    assert table.coordinator.train_state.version == 0
     assert not any(isinstance(record, StepRecord) for record in table.records)
     assert table.coordinator.boundary["roster"] == {"next_draws": []}

@@ -37,7 +37,7 @@ class RealTable(Table):
         optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
         self.coordinator = Coordinator(
             strategy=strategy,
-            trainee=TrainState(module, optimizer, schedule, codec=training.codec, seed=training.seed),
+            train_state=TrainState(module, optimizer, schedule, codec=training.codec, seed=training.seed),
             codec=training.codec,
             seats=Seats(shards=recipe.cluster.workers, most=MOST),
             total_steps=training.total_steps,
@@ -45,7 +45,7 @@ class RealTable(Table):
             write=records.append,
         )
         self.models = {}
-        self.senders = WorkerCodecs(training.codec, self.coordinator.trainee.model.shapes, seed=training.seed)
+        self.senders = WorkerCodecs(training.codec, self.coordinator.train_state.model.shapes, seed=training.seed)
         self.started = 0.0
 
     @property
@@ -60,8 +60,8 @@ class RealTable(Table):
                 self.senders.joined(worker)
 
     def send(self):
-        trainee = self.coordinator.trainee
-        self.models[trainee.version] = trainee.outgoing.held.clone(), trainee.model.buffers.clone()
+        train_state = self.coordinator.train_state
+        self.models[train_state.version] = train_state.outgoing.held.clone(), train_state.model.buffers.clone()
         super().send()
 
     def deliver(self, worker, version, blocks_done=4, *, bad=False):
@@ -110,13 +110,13 @@ def test_a_journal_replays_to_the_last_bit_across_a_resumption(digits, codec, st
     worked_on(first, [*everybody, *before])
     state, tensors = on_disk(first.coordinator)
     second = RealTable(recipe, strategy, training, records)
-    second.coordinator.trainee.load_state(state["trainee"], tensors)
+    second.coordinator.train_state.load_state(state["trainee"], tensors)
     second.coordinator.load_boundary(state)
     second.clock = second.started = first.clock
-    records.append(Resumed(at_seconds=first.clock, version=first.coordinator.trainee.version, reason="a test"))
+    records.append(Resumed(at_seconds=first.clock, version=first.coordinator.train_state.version, reason="a test"))
     worked_on(second, [*everybody, *after])
     replay = Replay(records, training, strategy)
     taken = list(replay)
     assert replay.verdict.identical, replay.verdict.difference
     assert len(taken) == len(decisions(records))
-    assert torch.equal(replay.trainee.model.parameters, second.coordinator.trainee.model.parameters)
+    assert torch.equal(replay.train_state.model.parameters, second.coordinator.train_state.model.parameters)

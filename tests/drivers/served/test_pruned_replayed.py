@@ -85,7 +85,7 @@ def assert_replays(records, training, strategy, tables):
     taken = list(replay)
     assert replay.verdict.identical, replay.verdict.difference
     assert len(taken) == len(decisions(records))
-    assert torch.equal(replay.trainee.model.parameters, tables[-1].coordinator.trainee.model.parameters)
+    assert torch.equal(replay.train_state.model.parameters, tables[-1].coordinator.train_state.model.parameters)
     theirs = sum(table._batches.pruned.sat_out for table in tables)
     assert replay.batches.pruned.sat_out == theirs == int(pruning_of(replay.batches, training).times_pruned.sum())
     return theirs
@@ -101,10 +101,10 @@ def test_a_journal_replays_to_the_last_bit_across_a_resumption(digits, pruning, 
     first, second = (PruningTable(recipe, strategy, training, records) for _ in range(2))
     worked_on(first, [*EVERYBODY, *before])
     state, tensors = on_disk(first.coordinator)
-    second.coordinator.trainee.load_state(state["trainee"], tensors)
+    second.coordinator.train_state.load_state(state["trainee"], tensors)
     second.coordinator.load_boundary(state)
     second.clock = second.started = first.clock
-    records.append(Resumed(at_seconds=first.clock, version=first.coordinator.trainee.version, reason="a test"))
+    records.append(Resumed(at_seconds=first.clock, version=first.coordinator.train_state.version, reason="a test"))
     worked_on(second, [*EVERYBODY, *after])
     assert_replays(records, training, strategy, [first, second])
 

@@ -73,8 +73,8 @@ class Replay:
         self._records = records
         module = copy.deepcopy(training.module)
         optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
-        self.trainee = TrainState(module, optimizer, schedule, codec=training.codec, seed=training.seed)
-        self._codecs = WorkerCodecs(training.codec, self.trainee.model.shapes, seed=training.seed)
+        self.train_state = TrainState(module, optimizer, schedule, codec=training.codec, seed=training.seed)
+        self._codecs = WorkerCodecs(training.codec, self.train_state.model.shapes, seed=training.seed)
         self._strategy = strategy.start()
         self._engine = LoopGradients(copy.deepcopy(training.module), block_by_block=True)
         self.batches = Batches(training)
@@ -101,27 +101,23 @@ class Replay:
         threads = torch.get_num_threads()
         try:
             for record in self._records:
-                self._play(record)
-                if isinstance(record, StepRecord):
-                    yield self._taken
+                match record:
+                    case WorkerJoined():
+                        self._joined(record)
+                    case WorkerLeft():
+                        self._left(record)
+                    case Arrived():
+                        self._arrived(record.arrivals)
+                    case StepRecord():
+                        self._arrived(record.arrivals)
+                        self._stepped(record)
+                        yield self._taken
+                    case Resumed():
+                        self._resumed(record)
         except _Differs as found:
             self._difference = str(found)
         finally:
             torch.set_num_threads(threads)
-
-    def _play(self, record: JournalRecord) -> None:
-        match record:
-            case WorkerJoined():
-                self._joined(record)
-            case WorkerLeft():
-                self._left(record)
-            case Arrived():
-                self._arrived(record.arrivals)
-            case StepRecord():
-                self._arrived(record.arrivals)
-                self._stepped(record)
-            case Resumed():
-                self._resumed(record)
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -170,7 +166,7 @@ class Replay:
     # -- steps -------------------------------------------------------------------------------------------------
 
     def _stepped(self, record: StepRecord) -> None:
-        version = self.trainee.version
+        version = self.train_state.version
         if record.version != version:
             raise ReplayError(f"steps {version} to {record.version - 1} are missing in the trace")
         if not self._steps:
@@ -181,7 +177,7 @@ class Replay:
             if who != written:
                 raise _Differs(f"step {version}: the strategy takes {who} {name}, and the run took {written}")
         self._take(step)
-        if fingerprint(self.trainee.model.parameters) != record.fingerprint:
+        if fingerprint(self.train_state.model.parameters) != record.fingerprint:
             raise _Differs(f"step {version}: the weights after it are not the same")
         self._taken += 1
         self._remember()
@@ -192,7 +188,7 @@ class Replay:
         for share in (*step.late, *step.fresh):
             vectors[share.worker, share.version], change = self._pending[share.worker, share.version].pop(0)()
             changes.append(change)
-        if not self.trainee.take(step, lambda share: vectors[share.worker, share.version], changes):
+        if not self.train_state.take(step, lambda share: vectors[share.worker, share.version], changes):
             raise _Differs(f"step {step.version}: the update is not finite here")
 
     def _gradient(self, arrival: Arrival, joined: WorkerJoined) -> SentGradient:
@@ -211,7 +207,7 @@ class Replay:
             payload = self._codecs.encode(result.gradients[0], worker=arrival.worker, draw=arrival.draw)
         except NotFiniteError:
             raise _Differs(
-                f"step {self.trainee.version}: the gradient of worker {arrival.worker} is not finite"
+                f"step {self.train_state.version}: the gradient of worker {arrival.worker} is not finite"
             ) from None
         self.batches.judge(worker=arrival.worker, draw=arrival.draw, losses=result.sample_losses[0])
         return self._codecs.decode(payload), result.buffers[0] - buffers
@@ -220,12 +216,12 @@ class Replay:
 
     def _remember(self) -> None:
         """Keep the model for the gradients that are still to come at it, and all else for a resumption from here."""
-        version, model = self.trainee.version, self.trainee.model
+        version, model = self.train_state.version, self.train_state.model
         if version in self._last_use:
-            self._models[version] = self.trainee.outgoing.held.clone(), model.buffers.clone()
+            self._models[version] = self.train_state.outgoing.held.clone(), model.buffers.clone()
         self._models = {v: kept for v, kept in self._models.items() if self._last_use[v] >= version or v == version}
         if version in self._resumed_from:
-            plain, tensors = self.trainee.state()
+            plain, tensors = self.train_state.state()
             saved = plain, {name: tensor.clone() for name, tensor in tensors.items()}, self._strategy.state_dict()
             self._saved[version] = copy.deepcopy(saved)
 
@@ -233,7 +229,7 @@ class Replay:
         if record.version not in self._saved:
             raise ReplayError(f"the run went on from step {record.version}, which the trace does not reach")
         plain, tensors, strategy = self._saved[record.version]
-        self.trainee.load_state(plain, tensors)
+        self.train_state.load_state(plain, tensors)
         self._strategy.load_state_dict(without_workers(strategy))
         self._pending, self._steps, self._joins, self._waiting = {}, [], {}, set()
         self._started_seconds, self._models = record.at_seconds, {}

@@ -64,7 +64,7 @@ def microseconds(seconds: float) -> float:
 
 
 class Coordinator:
-    """Drives a strategy and a trainee with what real workers do.
+    """Drives a strategy and a train_state with what real workers do.
 
     `wait_for` workers are gathered before the first round begins (`begin` begins it sooner).
     """
@@ -73,14 +73,14 @@ class Coordinator:
         self,
         *,
         strategy: Strategy,
-        trainee: TrainState,
+        train_state: TrainState,
         codec: Codec,
         seats: Seats,
         total_steps: int,
         wait_for: int,
         write: Callable[[JournalRecord], None] = lambda record: None,
     ) -> None:
-        self.strategy, self.trainee, self.codec, self.seats = strategy.start(), trainee, codec, seats
+        self.strategy, self.train_state, self.codec, self.seats = strategy.start(), train_state, codec, seats
         self.total_steps, self.wait_for = total_steps, wait_for
         self.begun = self.diverged = self.stopped = False
         self.members: dict[int, Member] = {}
@@ -97,7 +97,7 @@ class Coordinator:
     @property
     def done(self) -> bool:
         """Whether all steps are taken, or the model has diverged."""
-        return self.diverged or self.trainee.version >= self.total_steps
+        return self.diverged or self.train_state.version >= self.total_steps
 
     @property
     def over(self) -> bool:
@@ -200,7 +200,7 @@ class Coordinator:
             )
         if message.blocks_done > message.blocks:
             raise ProtocolError(f"{message.blocks_done} of {message.blocks} blocks cannot be done")
-        if message.blocks_done < message.blocks and message.version == self.trainee.version:
+        if message.blocks_done < message.blocks and message.version == self.train_state.version:
             raise ProtocolError("a gradient of the open round must be whole: nothing has told its worker to stop")
         expected = self.seats.next_draw(member.seat.worker)
         if message.draw != expected:  # whoever has this number next goes on after it
@@ -214,7 +214,7 @@ class Coordinator:
         member.refused += 1
         member.last = "sent numbers that are not finite"
         self.refused("not finite", worker=received.worker, peer=member.host, now=now)
-        if version == self.trainee.version:
+        if version == self.train_state.version:
             self._bad_at_version.add(received.worker)
         if set(self.alive) <= self._bad_at_version:
             self.diverged = True
@@ -229,11 +229,11 @@ class Coordinator:
     # -- actions -----------------------------------------------------------------------------------------
 
     def _decide(self, *events: Event) -> None:
-        version = self.trainee.version
+        version = self.train_state.version
         for event in events:
             if not self.over:
                 self._act(self.strategy.handle(event))
-        if self.trainee.version > version:  # after all events of the gradient that closed the round
+        if self.train_state.version > version:  # after all events of the gradient that closed the round
             self.boundary = self._boundary_state()
 
     def _act(self, actions: list[Action]) -> None:
@@ -252,7 +252,7 @@ class Coordinator:
         late, fresh = ([self._take(share) for share in shares] for shares in (step.late, step.fresh))
         vectors = {(received.worker, received.message.version): received.vector for received in (*late, *fresh)}
         changes = [received.buffer_changes for received in (*late, *fresh)]
-        self.diverged = not self.trainee.take(step, lambda share: vectors[share.worker, share.version], changes)
+        self.diverged = not self.train_state.take(step, lambda share: vectors[share.worker, share.version], changes)
         for received in (*late, *fresh):
             received.release()
         if self.diverged:
@@ -280,7 +280,7 @@ class Coordinator:
                 late=tuple((share.worker, share.version) for share in step.late),
                 dropped=tuple(self._dropped),
                 arrivals=tuple(self._arrivals),
-                fingerprint=fingerprint(self.trainee.model.parameters),
+                fingerprint=fingerprint(self.train_state.model.parameters),
                 sent_bytes=self.sent_bytes,
                 received_bytes=self.received_bytes,
             )

@@ -1,4 +1,4 @@
-"""What a worker of a recipe does: its own batches, block by block, at the pace that was asked for.
+"""The training loop of a recipe's worker: its own batches, block by block, at the pace that was asked for.
 
 Injected delays are those of the simulator: a batch that is to take d seconds in s blocks has done block i no sooner
 than i * d / s after it began. A machine that is slower than that is not slowed down further.

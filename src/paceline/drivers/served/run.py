@@ -141,7 +141,7 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
     checkpoint = _newest(settings.folder) if resume else None
     settings.folder.mkdir(parents=True, exist_ok=True)
     codec = parse_codec(settings.codec)
-    trainee = TrainState(
+    train_state = TrainState(
         settings.module,
         settings.optimizer,
         settings.schedule,
@@ -149,13 +149,13 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
         codec=codec,
         seed=settings.seed,
     )
-    trainee.state()  # what no checkpoint can hold is said now, and not after fifty rounds
-    warm_up(codec, trainee.model.shapes)
-    codec = codec.fresh(trainee.model.shapes)
+    train_state.state()  # what no checkpoint can hold is said now, and not after fifty rounds
+    warm_up(codec, train_state.model.shapes)
+    codec = codec.fresh(train_state.model.shapes)
     journal = JournalWriter(trace, append=resume)
     coordinator = Coordinator(
         strategy=settings.strategy,
-        trainee=trainee,
+        train_state=train_state,
         codec=codec,
         seats=Seats(shards=settings.workers, most=settings.most_workers or 2 * settings.workers),
         total_steps=settings.rounds * settings.strategy.updates_per_round(settings.workers),
@@ -194,7 +194,7 @@ def _load(settings: ServerSettings, checkpoint: Checkpoint, coordinator: Coordin
             f"{name} is of a run with codec {state['codec']!r} (this one has {settings.codec!r}); resume with the same"
         )
     try:
-        coordinator.trainee.load_state(state["trainee"], checkpoint.tensors)
+        coordinator.train_state.load_state(state["trainee"], checkpoint.tensors)
         coordinator.load_boundary(state)
     except KeyError as error:
         raise ServeError(f"{name} is of another strategy or optimiser: it has no {error}") from None
@@ -269,9 +269,8 @@ class ServerRun:
         self.coordinator, self.server = coordinator, server
         self._journal, self._settings = journal, settings
         self._steps_per_round = coordinator.total_steps // settings.rounds
-        self._seen_version = coordinator.trainee.version
-        self._loss: float | None = None
-        self._accuracy: float | None = None
+        self._seen_version = coordinator.train_state.version
+        self._measured: tuple[float | None, float | None] = (None, None)  # the last loss and accuracy
         self._measurer = ThreadPoolExecutor(1, thread_name_prefix="paceline-measurer")
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="paceline-saver")
         self._measuring: Future[Any] | None = None
@@ -287,7 +286,7 @@ class ServerRun:
     @property
     def rounds_done(self) -> int:
         """Rounds that are over."""
-        return self.coordinator.trainee.version // self._steps_per_round
+        return self.coordinator.train_state.version // self._steps_per_round
 
     @property
     def status(self) -> RunStatus:
@@ -296,8 +295,8 @@ class ServerRun:
             round=self.rounds_done,
             rounds=self._settings.rounds,
             seconds=self.server.now(),
-            loss=self._loss,
-            accuracy=self._accuracy,
+            loss=self._measured[0],
+            accuracy=self._measured[1],
             begun=self.coordinator.begun,
             workers=tuple(member.status for _, member in sorted(self.coordinator.members.items())),
         )
@@ -318,7 +317,7 @@ class ServerRun:
         port = await self.server.open(address, credentials)
         undo = self._catch_signals()
         try:
-            if self.coordinator.trainee.version == 0:
+            if self.coordinator.train_state.version == 0:
                 self._save(self.server.now())  # there is always something to resume from
                 self._evaluate(self.server.now())
             on_open(port)
@@ -353,7 +352,7 @@ class ServerRun:
         if self.server.failure is not None:
             self._finished.set()
             return
-        version = self.coordinator.trainee.version
+        version = self.coordinator.train_state.version
         if version != self._seen_version:
             self._seen_version = version
             if version % self._steps_per_round == 0 and not self.coordinator.done:
@@ -362,27 +361,23 @@ class ServerRun:
                     self._evaluate(now)
                 if self.rounds_done % self._settings.checkpoint_every == 0:
                     self._save(now)
-            self._report_lost_records()
+            if self._journal.error and not self._lost_reported:  # when the first is lost, not when the run is over
+                self._lost_reported = True
+                log.error("%s; training goes on", self._journal.error)
         if self.coordinator.done:
             self._finished.set()
-
-    def _report_lost_records(self) -> None:
-        """Log that the journal lacks records when the first is lost, not when the run is over."""
-        if self._journal.error and not self._lost_reported:
-            self._lost_reported = True
-            log.error("%s; training goes on", self._journal.error)
 
     def _evaluate(self, now: float) -> None:
         measure = self._settings.measure
         if measure is None or (self._measuring is not None and not self._measuring.done()):
             return
-        model = self.coordinator.trainee.model
+        model = self.coordinator.train_state.model
         measured = self.rounds_done
         self._measuring = self._measurer.submit(measure, model.parameters.clone(), model.buffers.clone())
         self._when_done(self._measuring, lambda result: self._evaluated(measured, now, result))
 
     def _evaluated(self, measured: int, now: float, result: tuple[float, float]) -> None:
-        self._loss, self._accuracy = result
+        self._measured = result
         self._journal.write(Evaluated(at_seconds=now, round=measured, loss=result[0], accuracy=result[1]))
 
     def _save(self, now: float) -> None:
@@ -393,11 +388,11 @@ class ServerRun:
         self._when_done(self._saving, lambda _: self._saved(checkpoint.version), self._not_saved)
 
     def _checkpoint(self, now: float) -> Checkpoint:
-        plain, tensors = self.coordinator.trainee.state()
+        plain, tensors = self.coordinator.train_state.state()
         about = {"signature": self.server.signature, "codec": self._settings.codec}
         state = {"trainee": plain, "seconds": now, **about, **self.coordinator.boundary}
         return Checkpoint(
-            version=self.coordinator.trainee.version,
+            version=self.coordinator.train_state.version,
             tensors={name: tensor.clone() for name, tensor in tensors.items()},
             state=json.loads(json.dumps(state)),
         )
@@ -445,11 +440,11 @@ class ServerRun:
         await self._settled(measured=finished)
         if finished:
             self._evaluate(now)
-        if self._saved_version != self.coordinator.trainee.version and not self.coordinator.diverged:
+        if self._saved_version != self.coordinator.train_state.version and not self.coordinator.diverged:
             self._save(now)
         await self._settled(measured=finished)
         if self._disk_refuses:
-            self._failed(f"the model after step {self.coordinator.trainee.version} is in no checkpoint")
+            self._failed(f"the model after step {self.coordinator.train_state.version} is in no checkpoint")
         self._journal.write(
             RunEnded(at_seconds=now, reason=reason, rounds_done=self.rounds_done, diverged=self.coordinator.diverged)
         )

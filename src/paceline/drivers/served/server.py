@@ -74,7 +74,7 @@ class Server:
         started_seconds: float = 0.0,
     ) -> None:
         self.coordinator, self.limits = coordinator, settings.limits
-        model = coordinator.trainee.model
+        model = coordinator.train_state.model
         self.sizes = Sizes(
             most_payload_bytes=coordinator.codec.most_bytes(model.parameters.numel()),
             buffer_bytes=4 * model.buffers.numel(),
@@ -248,7 +248,7 @@ class Server:
 
     def decoded(self, payload: torch.Tensor) -> torch.Tensor:
         """Return the vector of a payload."""
-        elements = self.coordinator.trainee.model.parameters.numel()
+        elements = self.coordinator.train_state.model.parameters.numel()
         try:
             return self.coordinator.codec.decode(payload, expected_length=elements)
         except ValueError as error:
@@ -267,18 +267,18 @@ class Server:
             stream, member = self._members.get(worker), self.coordinator.members[worker]
             if stream is None or self.coordinator.over:
                 continue
-            member.sent(self.coordinator.trainee.version, self.now())
+            member.sent(self.coordinator.train_state.version, self.now())
             self._deliver(stream)
         self.changed()
 
     def _deliver(self, stream: WorkerStream) -> None:
         """Send the model: as changes to whoever follows, whole to whoever is new or too far behind."""
-        trainee = self.coordinator.trainee
-        changes = trainee.outgoing.chain(stream.promised) if stream.promised is not None else []
-        newest, buffers, backlog = trainee.version, self.sizes.buffer_bytes, stream.backlog_bytes
+        train_state = self.coordinator.train_state
+        changes = train_state.outgoing.changes_since(stream.promised) if stream.promised is not None else []
+        newest, buffers, backlog = train_state.version, self.sizes.buffer_bytes, stream.backlog_bytes
         waiting = sum(backlog) + sum(payload.numel() + buffers for _, payload in changes)
         few = len(backlog) + len(changes) <= MOST_CHANGES
-        if changes and few and waiting < trainee.outgoing.whole_bytes + buffers:
+        if changes and few and waiting < train_state.outgoing.whole_bytes + buffers:
             messages = [self._model_frames(version, payload, more=newest - version) for version, payload in changes]
             stream.send_model(newest, messages, whole=False)
         else:
@@ -289,11 +289,11 @@ class Server:
         since = None if change is None else version - 1
         key = version, since, more
         if key not in self._frames:
-            trainee = self.coordinator.trainee
-            buffers, payload = trainee.model.buffers, trainee.outgoing.whole() if change is None else change
+            train_state = self.coordinator.train_state
+            buffers, payload = train_state.model.buffers, train_state.outgoing.whole() if change is None else change
             sizes = {"payload_bytes": payload.numel(), "buffer_bytes": 4 * buffers.numel()}
             begin = Model(version=version, since=since, more=more, **sizes)
-            newest = trainee.version
+            newest = train_state.version
             self._frames = {made: of for made, of in self._frames.items() if made[0] + made[2] == newest}
             self._frames[key] = tuple(frames(begin, payload, buffers))
         return self._frames[key]

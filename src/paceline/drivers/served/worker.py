@@ -112,7 +112,7 @@ class Worker:
 
     @property
     def shard(self) -> int:
-        """Which shard of the data this worker is to hold."""
+        """The number of the shard of the data that this worker holds."""
         return self.welcome.shard
 
     @property

@@ -104,7 +104,7 @@ class Learner:
         if not self._state.take(taken.step, lambda share: found[share.worker, share.version], changes):
             return None
         version = self._state.version
-        if update := self._state.outgoing.chain(version - 1):
+        if update := self._state.outgoing.changes_since(version - 1):
             self._update_bytes[version] = update[0][1].numel()
         self._snapshots[version] = self._snapshot()
         oldest = min(oldest_version, version)
