@@ -16,10 +16,10 @@ TIMEOUT_SECONDS = 60.0
 
 
 def keep(folder, rank, *rounds, recipe=RECIPE, launch="first"):
-    keeper = RankCheckpoints(folder, rank)
-    keeper.claim(launch)
+    checkpoints = RankCheckpoints(folder, rank)
+    checkpoints.claim(launch)
     for number in rounds:
-        keeper.keep(number, {"recipe": recipe, "weight": torch.tensor([float(number)])})
+        checkpoints.keep(number, {"recipe": recipe, "weight": torch.tensor([float(number)])})
 
 
 def start(folder, *, launch="first", resume=False, recipe=RECIPE, ranks=2, defaults=None):
@@ -27,9 +27,9 @@ def start(folder, *, launch="first", resume=False, recipe=RECIPE, ranks=2, defau
     store = dist.HashStore()
 
     def be(rank):
-        roll = StoreGather(store, rank, ranks, timeout_seconds=TIMEOUT_SECONDS, launch=launch)
+        gather = StoreGather(store, rank, ranks, timeout_seconds=TIMEOUT_SECONDS, launch=launch)
         try:
-            state = agreed_start(RankCheckpoints(folder, rank), roll, resume=resume, recipe=recipe, defaults=defaults)
+            state = agreed_start(RankCheckpoints(folder, rank), gather, resume=resume, recipe=recipe, defaults=defaults)
         except ValueError as error:
             return str(error)
         return None if state is None else state["weight"].item()
@@ -86,8 +86,8 @@ def test_a_life_that_began_before_what_the_dead_left_can_be_gone_on_with(tmp_pat
     for rank in range(2):
         keep(tmp_path, rank, 40, launch="first")
     keep(tmp_path, 0, 60, 70, launch="first")
-    keeper = RankCheckpoints(tmp_path, 0)
-    keeper.keep(50, {"recipe": RECIPE, "weight": torch.tensor([50.0])})
+    checkpoints = RankCheckpoints(tmp_path, 0)
+    checkpoints.keep(50, {"recipe": RECIPE, "weight": torch.tensor([50.0])})
     keep(tmp_path, 1, 50)
     assert start(tmp_path) == [50.0, 50.0]
     assert [rounds[0] for rounds in held(tmp_path)] == [50, 50]

@@ -206,13 +206,13 @@ def test_a_rank_that_dies_outside_of_training_is_named(tmp_path, monkeypatch, st
         dies = place.rank == 1
         if dies and stage == "before it meets the others":
             os.kill(os.getpid(), signal.SIGKILL)
-        with joined(place, timeout_seconds=DEADLINE_SECONDS) as roll:
+        with joined(place, timeout_seconds=DEADLINE_SECONDS) as gather:
             if dies and stage == "when it has met them":
                 os.kill(os.getpid(), signal.SIGKILL)
-            roll.gather("begin to train", None)
+            gather.gather("begin to train", None)
             if dies:
                 os.kill(os.getpid(), signal.SIGKILL)
-            roll.gather("tell its times", None)
+            gather.gather("tell its times", None)
         return 0
 
     began = time.monotonic()
@@ -224,10 +224,10 @@ def test_a_rank_that_dies_outside_of_training_is_named(tmp_path, monkeypatch, st
 def test_a_rank_that_refuses_after_the_meeting_tells_the_others_at_once(tmp_path):
     def be(place):
         try:
-            with joined(place, timeout_seconds=DEADLINE_SECONDS) as roll:
+            with joined(place, timeout_seconds=DEADLINE_SECONDS) as gather:
                 if place.rank == 1:
                     raise ValueError("the disk is full")
-                roll.gather("begin to train", None)
+                gather.gather("begin to train", None)
         except RankGoneError as error:
             (tmp_path / "said").write_text(str(error))
             return 3

@@ -130,10 +130,10 @@ def test_those_who_do_not_come_are_named(new_store):
         meet(new_store(), 1, 2, timeout_seconds=SOON_SECONDS)
 
 
-# -- the roll ----------------------------------------------------------------------------------------------------------
+# -- words through the store ------------------------------------------------------------------------------------------
 
 
-def rolls(world, **settings):
+def gathers(world, **settings):
     store = dist.HashStore()
     return [
         StoreGather(store, rank, world, **({"timeout_seconds": PATIENCE_SECONDS} | settings)) for rank in range(world)
@@ -141,30 +141,30 @@ def rolls(world, **settings):
 
 
 def test_everybody_hears_everybody_call_after_call():
-    def be(roll):
-        return [roll.gather("count", [call, roll.rank]) for call in range(3)]
+    def be(gather):
+        return [gather.gather("count", [call, gather.rank]) for call in range(3)]
 
     with ThreadPoolExecutor(3) as ranks:
-        heard = list(ranks.map(be, rolls(3)))
+        heard = list(ranks.map(be, gathers(3)))
     assert heard == [[[[call, rank] for rank in range(3)] for call in range(3)]] * 3
 
 
-def test_who_does_not_answer_the_roll_is_named_and_what_for():
-    first, _, _ = rolls(3, timeout_seconds=SOON_SECONDS)
+def test_who_does_not_answer_is_named_and_what_for():
+    first, _, _ = gathers(3, timeout_seconds=SOON_SECONDS)
     with pytest.raises(RankGoneError, match=r"^rank 0 waited 0.3 s for rank 1 and rank 2 to tell its times$"):
         first.gather("tell its times", None)
 
 
 def test_who_left_with_an_error_is_not_waited_for():
-    first, second, third = rolls(3)
+    first, second, third = gathers(3)
     second.post_failure("ValueError: the disk is full")
-    for roll in (first, third):
+    for gather in (first, third):
         with pytest.raises(RankGoneError, match=r"^rank 1 has left: ValueError: the disk is full \(it was to begin"):
-            roll.gather("begin to train", None)
+            gather.gather("begin to train", None)
 
 
 def test_words_of_one_who_left_after_its_answer_still_count():
-    first, second = rolls(2, timeout_seconds=SOON_SECONDS)
+    first, second = gathers(2, timeout_seconds=SOON_SECONDS)
     with pytest.raises(RankGoneError):
         second.gather("answer", "here")
     second.post_failure("tired of waiting")

@@ -63,13 +63,13 @@ def train_rank(
     )
     defaults = Recipe().to_document()  # for settings that did not exist yet when a run began
     size = sum(parameter.numel() for parameter in training.module.parameters())
-    with joined(place, timeout_seconds=max(MEET_SECONDS, recipe.server.stall_seconds)) as roll, threads_for(size):
+    with joined(place, timeout_seconds=max(MEET_SECONDS, recipe.server.stall_seconds)) as ranks, threads_for(size):
         state = agreed_start(
-            RankCheckpoints(folder, place.rank), roll, resume=resume, recipe=job.recipe, defaults=defaults
+            RankCheckpoints(folder, place.rank), ranks, resume=resume, recipe=job.recipe, defaults=defaults
         )
         if state is None and not resume:
             write_recipe(recipe, folder)
-        run = AveragingRun(job, roll, on_progress=on_progress)
+        run = AveragingRun(job, ranks, on_progress=on_progress)
         trace = run.run(state)
         parameters = run.parameters
     return None if trace is None else Result(summary=summarise(trace), trace=trace, parameters=parameters)

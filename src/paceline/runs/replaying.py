@@ -68,11 +68,11 @@ def _replay_ranks(
     from paceline.drivers.replayed import Verdict
     from paceline.drivers.replayed.averaged_run import replay_averages
 
-    keeper = RankCheckpoints(folder, rank=0)
-    held = keeper.held()
+    checkpoints = RankCheckpoints(folder, rank=0)
+    held = checkpoints.held()
     if not held:
         raise ValueError(f"{folder} has no checkpoint of rank 0: there is nothing to hold a replay against")
-    state = keeper.read(held[0])
+    state = checkpoints.read(held[0])
     recipe = _recipe(state["recipe"], options)
     if recipe.pipeline.on:
         raise ValueError(
