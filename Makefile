@@ -23,9 +23,9 @@ race: $(READY)
 test: $(READY)
 	@$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
-# Laws, parity and units: what starts no process and takes no seconds. An answer in a minute.
+# Laws, parity and units: what starts no process and takes no seconds. An answer in a minute, or a test is to be marked slow.
 quick: $(READY)
-	@PACELINE_TESTS_START_NOTHING=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m "not processes and not slow and not browser" tests $(ARGS)
+	@PACELINE_TESTS_QUICK=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m "not processes and not slow and not browser" --timeout 20 tests $(ARGS)
 
 # Every Python that is supported, each in an environment of its own: .venv-3.11 and so on.
 test-all:

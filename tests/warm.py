@@ -139,7 +139,7 @@ def born(arguments, files, *, cwd=None, env=None, session=False, host=None, nurs
 def _open_nursery():
     global _nursery, _stacks
     if _nursery is None:
-        if os.environ.get("PACELINE_TESTS_START_NOTHING"):
+        if os.environ.get("PACELINE_TESTS_QUICK"):
             raise RuntimeError("a process is started in `make quick`: conftest.py did not see that this test does")
         _nursery, theirs = socket.socketpair()
         _stacks = tempfile.TemporaryFile("a+")  # noqa: SIM115 - open as long as there are tests

@@ -18,6 +18,8 @@ from paceline.codecs import CODECS
 from paceline.reports.codec_page import ACROSS, CodecPoint, codec_chart
 from paceline.terminal import scatter
 
+pytestmark = pytest.mark.slow
+
 
 def gradient_of(vector: torch.Tensor) -> SampleGradient:
     return SampleGradient(vector=vector, shapes=(vector.shape,), description="made up")

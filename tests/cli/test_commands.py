@@ -13,6 +13,8 @@ import pytest
 from paceline.cli import main
 from tests import warm
 
+pytestmark = pytest.mark.slow
+
 
 def paceline(*arguments: str, cwd: Path, run=warm.run) -> subprocess.CompletedProcess[str]:
     return run(

@@ -14,6 +14,8 @@ from paceline.pipeline.plan import Plan
 from paceline.pipeline.text import describe
 from tests.reports.pipeline_plans import made_plan
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["--data", "synthetic", "--data.samples", "60", "--data.size", "4", "--data.channels", "1"]
 
 

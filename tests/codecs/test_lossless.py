@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from paceline.codecs import QSGD, PayloadError, Sparsifier, elias, entropy
 
+pytestmark = pytest.mark.slow
+
 CODERS = {"elias": elias, "entropy": entropy}
 LEVELS = [1, 2, 3, 4, 7, 8, 127, 1000, 32766, 32767]
 

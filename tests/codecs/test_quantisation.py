@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from paceline.codecs import QSGD, Sparsifier
 from tests.contracts.codec_variants import KINDS, LENGTHS, seeded, vector_of
 
+pytestmark = pytest.mark.slow
+
 SEEDS = 1000
 FALSE_ALARMS = 1e-6
 

@@ -19,6 +19,8 @@ from tests import warm
 from tests.golden import states
 from tests.golden.machine import kind_of_machine
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parent
 ROOT = GOLDEN.parents[1]
 MODEL = "tests.golden.network:tiny"

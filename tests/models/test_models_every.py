@@ -7,6 +7,8 @@ from torch.nn import functional as F
 
 from paceline.models import MODELS, build_model
 
+pytestmark = pytest.mark.slow
+
 EVERY = [(name, norm) for name, entry in MODELS.items() for norm in entry.norms or (None,)]
 GROUPED = ["vgg11", "resnet18", "resnet50", "wrn10", "alexnet-bn", "googlenet", "densenet121", "mobilenetv2"]
 SHAPES = [(1, 28, 28), (3, 32, 32), (3, 64, 64), (2, 1, 1)]

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paceline import LARS
 from tests.optim.lars_cases import assert_close, give, numbers, parameters
 
-pytestmark = pytest.mark.xdist_group("torch-optim")  # torch's compiler takes seconds to load: once
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("torch-optim")]  # torch's compiler takes seconds to load: once
 SHAPES = [(4, 3), (4,), (2, 3, 2, 2)]
 
 

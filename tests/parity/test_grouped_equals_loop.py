@@ -15,6 +15,8 @@ from paceline.workers.flat import FlatModel
 from paceline.workers.gradients import Assignment, LoopGradients
 from paceline.workers.grouped import GroupedGradients
 
+pytestmark = pytest.mark.slow
+
 GREY, COLOUR = (1, 8, 8), (3, 16, 16)
 NETWORKS = [
     ("mlp", None, GREY),

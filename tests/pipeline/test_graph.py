@@ -15,6 +15,8 @@ from paceline.pipeline import PipelineError
 from paceline.pipeline.graph import ModelGraph, cut_pieces, hand_on
 from tests.pipeline.zoo import ZOO, Undecided, as_tuple, mlp, model_and_inputs, residual_net
 
+pytestmark = pytest.mark.slow
+
 
 @functools.cache
 def traced(name):

@@ -13,6 +13,8 @@ from paceline.pipeline.graph import ModelGraph, cut_pieces
 from paceline.pipeline.measuring import measure, measure_two_sizes
 from tests.pipeline.zoo import ZOO, as_tuple, mlp, model_and_inputs
 
+pytestmark = pytest.mark.slow
+
 
 @functools.cache
 def measured(name):
