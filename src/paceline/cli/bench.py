@@ -33,7 +33,7 @@ class BenchOptions:
     size: int = 11_000_000
     """codecs: elements of the gradient."""
     codecs: str = ""
-    """codecs: which, with commas between, such as "one-bit, qsgd levels=3, top-k error-feedback" [all]."""
+    """codecs: those to measure, with commas between, such as "one-bit, qsgd levels=3, top-k error-feedback" [all]."""
     repeats: int = 7
     """codecs: how often each is timed; the best counts."""
     out: str = "runs/bench-codecs"

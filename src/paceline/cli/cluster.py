@@ -86,7 +86,7 @@ class WorkOptions:
     """Work for a server, until training is over."""
 
     address: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="HOST:PORT")]
-    """Where the server is."""
+    """The server's address."""
     tls: str = ""
     """Certificate and key without their endings, such as keys/worker; ca.crt lies beside."""
     model: str = ""
@@ -110,13 +110,13 @@ class KeysOptions:
     """Make a private CA and certificates for a server and its workers."""
 
     directory: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
-    """Folder for them; what is there already stays."""
+    """Folder for keys and certificates; files that exist are kept."""
     hosts: str = ""
-    """Names and addresses of the server's machine, with commas between (localhost is always in)."""
+    """Names and addresses of the server's machine, with commas between (localhost is always included)."""
     workers: int = 1
     """How many worker certificates; one is enough for all workers."""
     days: int = 3650
-    """How long they are valid."""
+    """How many days the certificates are valid."""
     debug: bool = False
     """Show the traceback of an error."""
 

@@ -36,7 +36,7 @@ class RaceOptions(SimulationOptions):
     """Race several strategies on a simulated cluster, side by side."""
 
     strategies: str = "full,fastest-k,lgc,async"
-    """Who races, with commas between."""
+    """The strategies that race, with commas between."""
     seeds: int = 1
     """How many seeds, counting up from the recipe's; the table shows means."""
     out: str = "runs/race"

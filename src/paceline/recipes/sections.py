@@ -206,7 +206,7 @@ class CodecSection(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSection(Checked):
-    """How the server of a real run keeps house.
+    """When the server of a real run writes checkpoints, and how long it waits for workers.
 
     >>> ServerSection().checkpoint_every
     50

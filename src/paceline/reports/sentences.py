@@ -252,10 +252,9 @@ def _codecs(traces: Sequence[Trace]) -> list[str]:
         return []
     down = fmean(trace.sent_bytes for trace in traces) / 1e6
     up = fmean(trace.received_bytes for trace in traces) / 1e6
-    moved = f" ({down:,.1f} MB to workers, {up:,.1f} MB back)" if down or up else ""
-    if all(trace.averaged for trace in traces):
-        moved = f" ({down:,.1f} MB sent)" if down else ""
-    return [f"codec {_joined(sorted(names))}{moved}"]
+    averaged = all(trace.averaged for trace in traces)
+    moved = f"{down:,.1f} MB sent" if averaged else f"{down:,.1f} MB to workers, {up:,.1f} MB back"
+    return [f"codec {_joined(sorted(names))}{f' ({moved})' if down or (up and not averaged) else ''}"]
 
 
 def _prunings(traces: Sequence[Trace]) -> list[str]:
