@@ -10,10 +10,15 @@ import pytest
 from paceline.files import replacing, write_file
 
 
+def write_half(path):
+    path.write_text("half")
+    raise ZeroDivisionError
+
+
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
     path = write_file(tmp_path / "a.txt", "old")
-    with pytest.raises(TypeError), replacing(path) as temporary:
-        temporary.write_text(7)
+    with pytest.raises(ZeroDivisionError), replacing(path) as temporary:
+        write_half(temporary)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
 

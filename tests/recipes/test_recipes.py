@@ -90,6 +90,7 @@ def test_the_same_recipe_gives_the_same_result_to_the_last_bit() -> None:
     assert bool((first.parameters == second.parameters).all())
 
 
+@pytest.mark.slow
 def test_racing_changes_nothing_for_the_racers() -> None:
     recipe = read_recipe(overrides={"rounds": "8"})
     race = Race(recipe, strategies=["full", "fastest-k", "lgc", "async"])
@@ -127,6 +128,7 @@ def test_too_large_a_cluster_with_limited_bandwidth_is_refused() -> None:
         simulate(read_recipe(overrides=overrides), timing_only=True)
 
 
+@pytest.mark.slow
 def test_skew_breaks_fastest_k_and_not_lgc() -> None:
     """The story of the race, small: one class per worker, stragglers that stay."""
     overrides = {

@@ -31,6 +31,7 @@ RECIPES = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(recipe=RECIPES)
 def test_what_is_written_down_is_the_same_run_and_has_nothing_left_to_resolve(recipe):

@@ -27,6 +27,7 @@ known by the names of its parameters, and where the names change:
 
 import functools
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -252,12 +253,10 @@ class Compression:
 def _after_backward(callback: Any) -> None:
     """Call `callback` when backward is through and DDP has finished its round."""
     later = torch.autograd.Variable._execution_engine.queue_callback
-    try:
+    with suppress(RuntimeError):  # no backward: this rank is out of data, and keeps company in DDP's join()
         # They are called in the order in which they are queued. DDP queues its own after the hook of the last
         # bucket, so ours, if it were queued now, would come before: what comes now queues it again.
         later(lambda: later(callback))
-    except RuntimeError:  # no backward: this rank is out of data, and keeps company in DDP's join()
-        return
 
 
 def _mean(codec: Codec, payloads: list[torch.Tensor], buffer: torch.Tensor, decoded: torch.Tensor) -> None:

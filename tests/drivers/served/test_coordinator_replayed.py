@@ -97,6 +97,7 @@ def worked_on(table, moves):
     table.coordinator.flush()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 @settings(max_examples=12)
 @given(strategy=strategies, before=histories, after=histories)

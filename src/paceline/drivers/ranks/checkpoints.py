@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,8 @@ class RankCheckpoints:
         """Return the rounds of the checkpoints that can be read, newest first."""
         found = []
         for path in self._paths():
-            try:
+            with suppress(ValueError):
                 found.append(read_checkpoint(path).version)
-            except ValueError:
-                continue
         return found
 
     @property

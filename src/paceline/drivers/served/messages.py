@@ -22,6 +22,7 @@ refused before its first byte is kept.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import struct
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
+from torch import nn
 
 from paceline.decoding import DecodingError, bounded, must_be, parse_object, read_fields, read_with
 from paceline.errors import PacelineError
@@ -321,3 +323,25 @@ class Assembly:
         """A copy of the buffers."""
         end = self._payload_bytes + self._sizes.buffer_bytes
         return self._memory[self._payload_bytes : end].clone().view(torch.float32)
+
+
+def model_signature(module: nn.Module) -> str:
+    """Return a digest of a network, which must be the same on both sides: names, shapes and kinds of its tensors.
+
+    Weights that are trained do not count, since they travel; frozen ones do not travel, so their values count.
+
+    >>> model_signature(nn.Linear(2, 3)) == model_signature(nn.Linear(2, 3))
+    True
+    >>> model_signature(nn.Linear(2, 3)) == model_signature(nn.Linear(3, 2))
+    False
+    """
+    parts = [
+        f"{kind} {name} {tuple(tensor.shape)} {tensor.dtype} {getattr(tensor, 'requires_grad', False)}"
+        for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers()))
+        for name, tensor in tensors
+    ]
+    digest = hashlib.sha256("\n".join(parts).encode())
+    for parameter in module.parameters():
+        if not parameter.requires_grad:
+            digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:32]

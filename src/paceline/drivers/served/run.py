@@ -28,10 +28,10 @@ from paceline.codecs import Codec
 from paceline.codecs.naming import parse_codec, text_of
 from paceline.drivers.served.coordinator import Coordinator
 from paceline.drivers.served.membership import Seats, WorkerStatus
+from paceline.drivers.served.messages import model_signature
 from paceline.drivers.served.security import check_exposed, join_address, parse_address, server_credentials
 from paceline.drivers.served.server import Server
 from paceline.drivers.served.settings import Limits, Measure, ServeError, ServerSettings
-from paceline.drivers.served.signature import signature
 from paceline.drivers.served.transport import allow_many_files, keep_memory
 from paceline.strategies import LGC, STRATEGIES, Full, Strategy
 from paceline.traces.checkpoints import Checkpoint, read_newest, write_checkpoint
@@ -165,7 +165,7 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
     server = Server(
         coordinator,
         settings,
-        signature=signature(settings.module),
+        signature=model_signature(settings.module),
         started_seconds=float(checkpoint.state["seconds"]) if checkpoint else 0.0,
     )
     if checkpoint is not None:
@@ -187,7 +187,7 @@ def _newest(folder: Path) -> Checkpoint:
 def _load(settings: ServerSettings, checkpoint: Checkpoint, coordinator: Coordinator) -> None:
     """Go on from a checkpoint; one of another model or strategy is refused before anything is written."""
     name, state = f"checkpoint {checkpoint.version} of {settings.folder}", checkpoint.state
-    if state.get("signature") != signature(settings.module):
+    if state.get("signature") != model_signature(settings.module):
         raise ServeError(f"{name} is of another model: names, shapes, kinds or frozen values of its parameters differ")
     if state.get("codec", settings.codec) != settings.codec:
         raise ServeError(
@@ -213,7 +213,7 @@ def _begin_journal(journal: JournalWriter, settings: ServerSettings, checkpoint:
                 workers=settings.workers,
                 blocks=settings.blocks,
                 recipe=settings.recipe,
-                signature=signature(settings.module),
+                signature=model_signature(settings.module),
                 codec=settings.codec,
             )
         )

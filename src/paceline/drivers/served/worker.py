@@ -31,9 +31,8 @@ from paceline.drivers.served.connection import (
     TrainingOver,
     WorkerRefused,
 )
-from paceline.drivers.served.messages import PROTOCOL, Gradient, Hello, Leave, Welcome, frames
+from paceline.drivers.served.messages import PROTOCOL, Gradient, Hello, Leave, Welcome, frames, model_signature
 from paceline.drivers.served.security import channel_credentials, join_address, parse_address
-from paceline.drivers.served.signature import signature
 from paceline.drivers.served.transport import keep_memory
 from paceline.training import all_finite, gradient_generator
 from paceline.training.outgoing import warm_up
@@ -93,7 +92,7 @@ class Worker:
         self._model = FlatModel(model)
         if self._model.parameters.dtype is not torch.float32:
             raise ValueError(f"the model must be float32 (it is {self._model.parameters.dtype}); call .float() on it")
-        self._signature = signature(model)
+        self._signature = model_signature(model)
         self._buffers_before = self._model.buffers
 
     # -- who and where -----------------------------------------------------------------------------------------
