@@ -41,6 +41,7 @@ def arrivals_chart(groups: Sequence[TraceGroup]) -> Chart | None:
         return None
     by_worker = arrival_seconds(source)
     ridges = _ridges(by_worker)
+    each = "tenth of the workers, ordered by speed" if len(by_worker) > MOST_RIDGES else "worker"
     everything = np.concatenate([values for _, values in ridges])
     round_lines = _round_lines(groups, len(ridges))
     furthest = max([float(np.quantile(everything, 0.995)), *(line["x"][0] for line in round_lines)])
@@ -59,7 +60,8 @@ def arrivals_chart(groups: Sequence[TraceGroup]) -> Chart | None:
     return Chart(
         name="arrivals",
         title="When gradients arrive",
-        caption=_caption(source, aggregated=len(by_worker) > MOST_RIDGES),
+        caption=f"One histogram for each {each}, as seen under {source.label}; dots are medians. Dashed lines are the "
+        "mean round of each strategy: right of its line lies what a strategy, on average, does not wait for.",
         data=[*_ridge_lines(ridges, edges), *round_lines],
         layout=figure,
         legend="strategies",
@@ -175,11 +177,3 @@ def _round_lines(groups: Sequence[TraceGroup], ridges: int) -> list[Json]:
             }
         )
     return lines
-
-
-def _caption(source: TraceGroup, *, aggregated: bool) -> str:
-    each = "tenth of the workers, ordered by speed" if aggregated else "worker"
-    return (
-        f"One histogram for each {each}, as seen under {source.label}; dots are medians. Dashed lines are the "
-        "mean round of each strategy: right of its line lies what a strategy, on average, does not wait for."
-    )

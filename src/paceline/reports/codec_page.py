@@ -97,7 +97,11 @@ def codec_chart(points: Sequence[CodecPoint]) -> Chart:
                 "x": [float(f"{points[number].bits:.6g}") for number in mine],
                 "y": [float(f"{shown[number]:.6g}") for number in mine],
                 "marker": {"symbol": symbol(index), "size": 10, "color": f"s{index}"},
-                "hovertext": [_hover(points[number]) for number in mine],
+                "hovertext": [
+                    f"<b>{plot_text(points[number].label)}</b><br>{points[number].bits:.3g} bits per element"
+                    f"<br>relative error {points[number].error:.2g}"
+                    for number in mine
+                ],
                 "hovertemplate": "%{hovertext}<extra></extra>",
                 "cliponaxis": False,
             }
@@ -134,10 +138,6 @@ def shown_floor(points: Sequence[CodecPoint]) -> float:
 
 def _label(point: CodecPoint) -> str:
     return point.label if point.error > 0 else f"{point.label} (exact)"
-
-
-def _hover(point: CodecPoint) -> str:
-    return f"<b>{plot_text(point.label)}</b><br>{point.bits:.3g} bits per element<br>relative error {point.error:.2g}"
 
 
 def _range(values: Sequence[float], room: float) -> tuple[float, float]:

@@ -175,10 +175,9 @@ def _legend_keys(chart: Chart, groups: Sequence[TraceGroup]) -> str:
 
 
 def _no_charts(traces: Sequence[Trace]) -> str:
-    real = any(trace.clock == "real" for trace in traces)
     reason = (
         "The run ended before there was anything to draw."
-        if real
+        if any(trace.clock == "real" for trace in traces)
         else "Timing only: nothing was trained, so there is no loss to draw."
     )
     return f'<section class="card wide"><p class="caption">{reason}</p></section>'

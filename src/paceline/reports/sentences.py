@@ -28,8 +28,7 @@ def headline(rows: Sequence[ResultRow]) -> str:
     >>> headline([row("full", None, 0.2), row("lgc", 0.33, 0.202), row("fastest-k", 0.34, 0.3)])
     'lgc finished 33 % sooner than full, with a loss 1 % higher'
     """
-    against = baseline(rows)
-    best = best_row(rows)
+    against, best = baseline(rows), best_row(rows)
     if against is not None and best is not None:
         return comparison(best, against)
     first = min(rows, key=lambda row: (row.diverged, row.stopped, row.seconds))
@@ -181,9 +180,9 @@ def clock_words(traces: Sequence[Trace], *, began: str = "") -> str:
 
 
 def _cluster(simulated: Sequence[Trace], real: Sequence[Trace]) -> str:
-    clusters = [f"real cluster, {_workers(real)}"] if real else []
-    clusters += [f"simulated cluster, {_workers(simulated)}" if real else _workers(simulated)] if simulated else []
-    return _joined(clusters)
+    if not real:
+        return _workers(simulated)
+    return f"real cluster, {_workers(real)}" + (f" and simulated cluster, {_workers(simulated)}" if simulated else "")
 
 
 def _workers(traces: Sequence[Trace]) -> str:

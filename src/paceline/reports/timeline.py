@@ -412,8 +412,7 @@ def _closings(trace: Trace, window: ShownWindow, panel: int, lanes: int) -> list
 
 
 def _round_numbers(closed: list[Round], window: ShownWindow) -> Json:
-    starts = [max(step.opened_seconds, window.start_seconds) for step in closed]
-    middles = [(start + step.closed_seconds) / 2 for start, step in zip(starts, closed, strict=True)]
+    middles = [(max(step.opened_seconds, window.start_seconds) + step.closed_seconds) / 2 for step in closed]
     return {
         "mode": "text",
         "x": [round(middle - window.start_seconds, 6) for middle in middles],
