@@ -7,12 +7,18 @@ gradient is known by who computed it and at which version of the model.
     driver  -- Joined, Left, GradientArrived, LossSeen -->  strategy
     driver  <-- Step, Send, Drop -------------------------  strategy
 
-A *version* counts the steps the model has taken. For synchronous strategies it is the round.
+A *version* of the model is the number of steps it has taken. In a synchronous strategy every round is one step, so the
+version is also the number of the round.
 
-Where workers average among themselves there is no server, and every worker has an averaging state of its own:
+Where workers average among themselves (Local SGD, HPSGD) there is no server, and every worker has an averaging state
+of its own. Its events are a `Happening`, its actions an `Order`:
 
     driver  -- Stepped, Averaged, Asked -------->  averaging state of one worker
     driver  <-- Begin, Wait, Merge, Release -----  averaging state of one worker
+
+A *window* is the local steps that a worker takes between two averages that it enters; its *change* is what they did to
+the parameters. An *average* is one collective that adds up the changes of all workers. To *merge* it is to apply that
+sum to the *shared model*, which each worker keeps a copy of. An averaging state touches no tensor either.
 """
 
 from __future__ import annotations
@@ -49,9 +55,10 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientArrived:
-    """A worker's gradient at one version has arrived: the sum over the blocks it did, divided by `blocks`.
+    """A worker's gradient at one version has arrived: the sum of the mean gradients of its blocks, divided by `blocks`.
 
-    A batch is cut into equal blocks. A worker that is late stops between two, and sends what it has.
+    A batch is cut into equal blocks. A worker whose round has closed stops after the block that it is in, and sends the
+    sum over the `blocks_done` so far.
 
     `work_seconds` is how long the worker computed on the blocks it did, `transfer_seconds` how long the model and the
     gradient were on the wire; `None` where nobody measured it.
@@ -165,24 +172,27 @@ Action: TypeAlias = Step | Send | Drop
 
 
 class Standing(IntEnum):
-    """What a worker wants of the average that it enters; a higher standing includes what the lower ones want.
+    """What a worker needs from the averages before it trains on: nothing, or that all workers come to one point.
+
+    Workers say it in their `Window`; whoever asked is released by the first average in which all ask for at least that.
+    A higher standing includes what the lower ones ask for.
 
     >>> Standing.LEAVING > Standing.FLUSHING
     True
     """
 
     TRAINING = 0
-    SETTLING = 1  # all workers at the same average; nothing of its open window is in it
-    FLUSHING = 2  # all steps of all workers merged; then it trains on
-    LEAVING = 3  # as flushing, and it enters no average after the one in which all are leaving
+    SETTLING = 1  # for a checkpoint: all workers have merged the same average, and open windows stay open
+    FLUSHING = 2  # for an evaluation: all steps of all workers are merged; then the worker trains on
+    LEAVING = 3  # as FLUSHING, and the worker enters no average after the one in which all are leaving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A worker's message about itself in an average: the steps since it entered the last one, and its standing.
+    """One worker's window, as all workers read it in an average: its number of local steps, and the worker's standing.
 
-    `merged_after` is how many of these steps it had taken when it merged the average before. The two numbers are all
-    that a replay needs.
+    `steps` counts the local steps since the worker entered the average before. `merged_after` is how many of them it
+    had taken when it merged that average. A replay of the run needs no more than these two numbers.
 
     >>> Window(steps=3).brought, Window(steps=3, standing=Standing.SETTLING).brought
     (3, 0)
@@ -206,7 +216,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """The worker has taken a local step; where gradients are averaged, it has a gradient and is about to.
+    """The worker has taken a local step. (Where gradients are averaged: it has a gradient, and is about to step.)
 
     >>> Stepped()
     Stepped()
@@ -215,7 +225,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Averaged:
-    """The average that this worker has entered is done; `windows` are those of all workers, in their order.
+    """The average that this worker has entered is done; `windows` has one window for each worker, by worker number.
 
     >>> Averaged(number=0, windows=(Window(steps=1), Window(steps=2))).number
     0
@@ -224,18 +234,13 @@ class Averaged:
     number: int
     windows: tuple[Window, ...]
 
-    @property
-    def moves(self) -> bool:
-        """Whether there is anything to merge: a change, or buffers where every worker flushes.
 
-        >>> Averaged(number=0, windows=(Window(), Window(standing=Standing.FLUSHING))).moves
-        False
-        """
-        return moves(self.windows)
+def is_merged(windows: Sequence[Window]) -> bool:
+    """Return whether an average of these windows is merged: a worker brings a change, or every worker flushes.
 
-
-def moves(windows: Sequence[Window]) -> bool:
-    """Return whether an average of these windows is merged: a worker brings a change, or every worker flushes."""
+    >>> is_merged([Window(), Window(standing=Standing.FLUSHING)]), is_merged([Window(steps=1), Window()])
+    (False, True)
+    """
     return any(window.brought for window in windows) or all(w.standing >= Standing.FLUSHING for w in windows)
 
 
@@ -281,7 +286,10 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
-    """The worker is to move the shared model by `weight` times the sum of what all workers sent in average `number`.
+    """The worker is to merge average `number`: `weight` times the sum of what all workers sent is the mean change.
+
+    The outer step (`Outer`) turns the mean change into the move of the shared model; a plain one moves it by just that.
+    Where gradients are averaged it is the mean gradient, and the optimiser takes the step.
 
     A weight of 0 means that no worker brought a change and all flush: buffers are made equal, and no parameter moves.
 
@@ -296,7 +304,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """What was asked for has come about: all workers are at the same point.
+    """What the last `Asked` asked for is done: all workers are at the same point, and this one may go on.
 
     >>> Release(standing=Standing.SETTLING).standing.value
     1

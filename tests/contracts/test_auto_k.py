@@ -26,31 +26,31 @@ def chooser_after(times, *, use=COMPENSATED, rounds=20, skew=None, blocks=4, fre
 
 
 def test_with_nothing_seen_it_takes_half() -> None:
-    assert AutoK(COMPENSATED).k(alive=10) == 5
-    assert AutoK(COMPENSATED).k(alive=1) == 1
+    assert AutoK(COMPENSATED).k(members=10) == 5
+    assert AutoK(COMPENSATED).k(members=1) == 1
 
 
 def test_it_leaves_out_the_one_slow_worker() -> None:
     times = [1.0] * 9 + [50.0]
     for use in (COMPENSATED, DISCARDED):
-        assert chooser_after(times, use=use, skew=0.0).k(alive=10) == 9
+        assert chooser_after(times, use=use, skew=0.0).k(members=10) == 9
 
 
 def test_with_equal_workers_it_takes_everybody() -> None:
-    assert chooser_after([1.0] * 10, skew=0.0).k(alive=10) == 10
+    assert chooser_after([1.0] * 10, skew=0.0).k(members=10) == 10
 
 
 def test_skewed_data_asks_for_more_workers() -> None:
     times = list(1.0 + 0.1 * np.arange(10))
     alike, skewed = chooser_after(times, skew=0.0), chooser_after(times, skew=2.0)
-    assert alike.k(alive=10) < skewed.k(alive=10)
+    assert alike.k(members=10) < skewed.k(members=10)
 
 
 def test_persistent_stragglers_ask_for_more_workers_when_late_work_is_thrown_away() -> None:
     times = list(1.0 + 0.15 * np.arange(10))
     rotating = chooser_after(times, use=DISCARDED, skew=0.0, fresh=lambda v: {(v * 5 + i) % 10 for i in range(5)})
     persistent = chooser_after(times, use=DISCARDED, skew=0.0, fresh=lambda v: set(range(5)))
-    assert rotating.k(alive=10) < persistent.k(alive=10)
+    assert rotating.k(members=10) < persistent.k(members=10)
 
 
 def test_partial_work_tells_the_time_of_the_whole_batch() -> None:
@@ -96,9 +96,9 @@ def test_no_workers_no_times_no_crash() -> None:
     chooser = AutoK(COMPENSATED)
     chooser.arrived(GradientArrived(worker=0, version=0), round_seconds=0.0)
     chooser.closed({0})
-    assert chooser.k(alive=1) == 1
+    assert chooser.k(members=1) == 1
 
 
 def test_nobody_waits_for_workers_never_heard_of() -> None:
     chooser = chooser_after([1.0, 1.0, 1.0, 1.0, 1.0], skew=5.0)
-    assert chooser.k(alive=10) <= 5
+    assert chooser.k(members=10) <= 5

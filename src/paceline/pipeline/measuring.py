@@ -139,7 +139,7 @@ class _Rounds:
         """Yield every layer's inputs and outputs."""
         live = dict(self._inputs)
         for place, layer in enumerate(self._layers):
-            taken = [_leaf(live[node]) for node in layer.takes]
+            taken = [live[node].detach().requires_grad_(live[node].requires_grad) for node in layer.takes]
             began = self._now()
             given = layer.module(*taken)
             if counted:
@@ -203,10 +203,6 @@ class _Rounds:
                     nodes.setdefault(_memory(value), []).append(node)
                 place += 1
         return kept_bytes, {node for memory in counted for node in nodes.get(memory, ())}
-
-
-def _leaf(value: torch.Tensor) -> torch.Tensor:
-    return value.detach().requires_grad_(value.requires_grad)
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -73,7 +73,7 @@ DISCARDED = LateWorkUse(unfinished_shrinks_step=False, noise_always=1.6, noise_w
 def make_chooser(k: int | Literal["auto"], use: LateWorkUse) -> Chooser:
     """Return the chooser that a setting of k asks for.
 
-    >>> make_chooser(4, COMPENSATED).k(alive=10)
+    >>> make_chooser(4, COMPENSATED).k(members=10)
     4
     """
     return AutoK(use) if k == "auto" else FixedK(k)
@@ -130,7 +130,7 @@ class AutoK(Chooser):
     """Chooses K anew for every round from arrival times and losses.
 
     >>> chooser = AutoK(COMPENSATED)
-    >>> chooser.k(alive=10)  # nothing seen yet
+    >>> chooser.k(members=10)  # nothing seen yet
     5
     """
 
@@ -144,12 +144,12 @@ class AutoK(Chooser):
         self._same_again = 0.0
         self._chosen: tuple[int, int] | None = None
 
-    def k(self, alive: int) -> int:
+    def k(self, members: int) -> int:
         """Return the K with the smallest expected time to target; half of the workers while nothing is known."""
         if len(self._order_seconds) == 0:
-            return max(1, (alive + 1) // 2)
-        if self._chosen is None or self._chosen[0] != alive:
-            self._chosen = alive, self._choose(alive)
+            return max(1, (members + 1) // 2)
+        if self._chosen is None or self._chosen[0] != members:
+            self._chosen = members, self._choose(members)
         return self._chosen[1]
 
     def arrived(self, event: GradientArrived, *, round_seconds: float) -> None:
@@ -195,17 +195,17 @@ class AutoK(Chooser):
         self._batch_seconds.pop(worker, None)
         self._chosen = None
 
-    def _choose(self, alive: int) -> int:
+    def _choose(self, members: int) -> int:
         # Who was never heard of is not waited for: nobody knows how long that would take.
-        most = min(alive, len(self._order_seconds))
+        most = min(members, len(self._order_seconds))
         candidates = np.unique(np.linspace(1, most, min(most, MOST_CANDIDATES)).round().astype(int))
-        costs = [self._cost(int(k), alive) for k in candidates]
+        costs = [self._cost(int(k), members) for k in candidates]
         return int(candidates[int(np.argmin(costs))])
 
-    def _cost(self, k: int, alive: int) -> float:
+    def _cost(self, k: int, members: int) -> float:
         seconds = float(self._order_seconds[k - 1])
         persistence = (1.0 - min(self._same_again, 0.99)) ** -self._use.persistence_power
-        noise = self._use.noise(self._skew.value) * float(persistence) * (1.0 / k - 1.0 / alive)
+        noise = self._use.noise(self._skew.value) * float(persistence) * (1.0 / k - 1.0 / members)
         return seconds / self._progress(seconds) * (1.0 + noise)
 
     def _progress(self, seconds: float) -> float:

@@ -1,7 +1,11 @@
-"""How many gradients close a round: what a round asks, and the two answers that never change.
+"""How many gradients close a round (K): the interface of a chooser, and the two whose rule is fixed.
 
-A chooser hears of events after they happened and answers one question, `k(alive)`, before a round closes. `auto_k.py`
-has the one that learns.
+    FixedK      always the same K
+    Everybody   K = N, all members of the round
+    AutoK       learns K from the times and losses of past rounds (auto_k.py)
+
+A round tells its chooser of gradients, losses and closed rounds, and asks it for `k` whenever it may have to close. N
+is the number of its members: workers alive, and those that delivered and then died.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ class Chooser:
     {}
     """
 
-    def k(self, alive: int) -> int:
-        """Return how many gradients close the open round, with so many workers alive."""
+    def k(self, members: int) -> int:
+        """Return how many gradients close the open round, which has so many members."""
         raise NotImplementedError
 
     def arrived(self, event: GradientArrived, *, round_seconds: float) -> None:
@@ -46,26 +50,26 @@ class Chooser:
 class FixedK(Chooser):
     """Always the same K.
 
-    >>> FixedK(3).k(alive=10)
+    >>> FixedK(3).k(members=10)
     3
     """
 
     def __init__(self, k: int) -> None:
         self._k = k
 
-    def k(self, alive: int) -> int:
+    def k(self, members: int) -> int:
         return self._k
 
 
 class Everybody(Chooser):
-    """K is everybody alive.
+    """K is N: every member of the round.
 
-    >>> Everybody().k(alive=10)
+    >>> Everybody().k(members=10)
     10
     """
 
-    def k(self, alive: int) -> int:
-        return alive
+    def k(self, members: int) -> int:
+        return members
 
 
 def check_k(k: int | Literal["auto"], warmup_rounds: int) -> None:

@@ -1,10 +1,10 @@
-"""The one summation: it turns a step's shares, and the gradients that they name, into one update.
+"""Computes the update of a `Step`: the weighted sum of the gradients that its shares name.
 
     update = sum(fresh) + sum(late) - previous_mean_weight * (sum(fresh) of the step before)
 
-A sum is of weight * gradient. It runs in the order of the step's shares, element by element, so that the same step
-gives the same bits wherever it is taken: for any length of the vector and any number of threads. Weighting and adding
-is one fused operation on processors that have it, so bits are those of one kind of processor.
+sum(...) adds up weight * gradient. This is the only place where gradients are added up, always in the order of the
+step's shares, element by element. So the same step gives the same bits for any length of the vector and any number of
+threads. Processors with a fused multiply-add give other bits than those without.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.events import Share, Step
 class Combiner:
     """Turns steps into updates, and remembers one vector: the fresh sum of the step before.
 
-    A combiner that never `remembers` saves a copy, and cannot compensate.
+    With `remembers=False` it does not keep that vector, and refuses steps with a `previous_mean_weight`.
 
     >>> combiner = Combiner()
     >>> step = Step(version=0, fresh=(Share(worker=0, version=0, weight=0.5), Share(worker=1, version=0, weight=0.5)))

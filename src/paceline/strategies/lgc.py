@@ -5,18 +5,19 @@
     e_{t-1}  = (1/N) * sum of the M late gradients of round t-1
                - (M/N) * mean of the K fresh gradients of round t-1
 
-Live gradient compensation, J. Xu. With whole late work the bias of a round is cancelled by the next, so
-the updates add up to what `full` would have added up to, at the pace of the K-th worker.
+e_{t-1} is the compensation for round t-1, which had N members: K of them fresh, M late. Live gradient compensation,
+J. Xu. If all N - K others deliver a whole late gradient, the fresh mean of a round plus its e is the mean of all N
+gradients. So the updates add up to what `full` makes of the same gradients, at the pace of the K-th worker.
 
 As a `Step`: each fresh gradient has the weight 1/K, each late one 1/N, and `previous_mean_weight` is M/N. N is
 everybody who was in round t-1. The driver keeps the gradients; here they are known by worker and version alone.
 
 A late worker stops at the next block boundary and its gradient is the sum over the blocks it did divided by
 all blocks, so one that did r of s blocks counts r/s: the paper's linear scaling. `scale_partial=False`
-takes the unscaled mean over the r blocks instead.
+takes the unscaled mean over the r blocks instead: then a late gradient has the weight s / (r * N).
 
-Where we differ: the server never waits for late gradients. M is the number that have arrived when the round
-closes; the paper takes all N - K. A gradient that misses that round too is dropped, and counted.
+Where we differ from the paper: the server never waits for late gradients. M is the number of late gradients of round
+t-1 that have arrived when round t closes; the paper takes all N - K. One that arrives after that is dropped.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from paceline.strategies.rounds import Rounds, RoundStrategy
 class LGC(RoundStrategy):
     """The fastest K of N workers, with the late work of the others added one round later.
 
-    `k` gradients close a round, or "auto". The first `warmup_rounds` run as `full`. With `scale_partial` a late
-    gradient weighs as much as the share of its blocks that was done.
+    `k` is how many gradients close a round; with "auto" it is learned (auto_k.py). The first `warmup_rounds` run as
+    `full`. With `scale_partial` a late gradient of r out of s blocks counts r/s of a whole one.
 
     >>> LGC(k=7, warmup_rounds=10)
     LGC(k=7, warmup_rounds=10, scale_partial=True)
@@ -68,7 +69,7 @@ class CompensatedRounds(Rounds):
     def __init__(self, *, chooser: Chooser, warmup_rounds: int, scale_partial: bool) -> None:
         super().__init__(chooser=chooser, warmup_rounds=warmup_rounds)
         self._scale_partial = scale_partial
-        self._late_scales: dict[int, float] = {}  # late gradients that are in, by worker: 1, or what undoes the r/s
+        self._late_scales: dict[int, float] = {}  # late gradients that have arrived, by worker: 1 (scaled), or s/r
         self._previous_fresh: set[int] = set()
         self._previous_members: set[int] = set()
 

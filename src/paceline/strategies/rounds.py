@@ -7,9 +7,11 @@
     w2 #############################>|####################################>|    fresh, and the K-th
     w3 ##################################>#################################|    late: arrives when round 5 is open
 
+    # computes   > its gradient arrives   . waits for the next model
+
 A gradient of the open round is *fresh*, one of the round before is *late*, an older one is dropped.
-What becomes of late ones is the only thing in which the strategies differ: `full` and `fastest-k` drop them (`Rounds`
-itself), `lgc` takes them into the next update.
+The strategies differ in K (`full`: all N workers) and in what becomes of late gradients: `full` and `fastest-k` drop
+them (`Rounds` itself), `lgc` takes them into the next update (`CompensatedRounds`).
 """
 
 from __future__ import annotations

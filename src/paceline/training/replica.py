@@ -1,20 +1,25 @@
-"""A worker's replica of the shared model, and the two vectors that keep the books of what it changed.
+"""A worker's replica of the model, and how averages change it.
 
+    replica  the parameters that this worker trains: the tensors of its own model
     shared   the model that all workers agree on; moves only when an average is merged
     base     what the replica was when its open window began; change of the window = replica - base
 
-    hpsgd, at the first step boundary after average j is done:
+    hpsgd, at the first step boundary after average j is done (loop.py calls merge, then pack_change):
 
-        merge    shared <- shared + weight * sum of what all sent in average j
-        pack     send replica - base as average j + 1; replica, base <- shared            (the paper)
-                                                       replica, base <- shared + change   (rebase)
+        merge        shared <- shared + weight * sum of what all sent in average j
+        pack_change  change = replica - base, sent as average j + 1
+                     replica, base <- shared            (the paper)
+                     replica, base <- shared + change   (rebase)
+
+    If the window is still shorter than `period`, it stays open: catch_up does replica <- shared + (replica - base),
+    base <- shared.
 
 Buffers (BatchNorm's statistics) travel as values, not as changes: a sum of late changes could make a variance negative.
-A worker takes over their mean when it stands still (a flush, a member that waits); while it trains on it keeps its own,
-which are newer, and which nothing in training reads. A message has
+A worker takes over their mean when it merges without an open window (in a flush, or where training waits). While it
+trains on it keeps its own, which are newer; training itself does not read them. For every buffer, a worker
 
-    sent     value / N of every number, and of every buffer whether this worker has changed it
-    taken    the sum, where any worker has; a buffer that nobody changes (a mask, a table) stays as it is, to the bit
+    sends    its values / N, and a flag: 1 if it has changed the buffer, else 0
+    takes    the sum of the values if any flag is set; else the buffer stays as it is, to the bit (a mask, a table)
 """
 
 from __future__ import annotations
@@ -60,13 +65,13 @@ class Replica:
         self._parameters, self._buffers = Flat(parameters, self.dtype), Buffers(buffers, self.dtype, workers=workers)
         self.size = self._parameters.size + self._buffers.size
         self._overlap, self._rebase = member.overlap, member.rebase
-        self._rounds = any(parameter.dtype is not self.dtype for parameter in parameters)  # bfloat16: writing does
+        self._rounds = any(parameter.dtype is not self.dtype for parameter in parameters)  # writing to bfloat16 does
         self._outer = OuterStep(member.outer, workers)
         device = parameters[0].device
         self.shared = self._parameters.read(torch.empty(self._parameters.size, dtype=self.dtype, device=device))
         self._base = self.shared.clone()
         self._scratch = torch.empty_like(self.shared)
-        self._behind = False  # the shared model has moved, and the replica has not been told
+        self._behind = False  # the shared model has moved, and the replica has not taken that over yet
 
     def pack_change(self, out: torch.Tensor, *, scale: float, brings: bool) -> None:
         """Close the window: write its change times `scale`, and the buffers, into `out`."""
@@ -82,7 +87,11 @@ class Replica:
             change.mul_(scale)
 
     def merge(self, total: torch.Tensor, *, weight: float, open_steps: int) -> None:
-        """Move the shared model; the replica follows at once, or once its open window ends (`catch_up`)."""
+        """Move the shared model. A replica without an open window takes it over now.
+
+        One with an open window does so at the end of the same step boundary: in `pack_change` if the window is closed
+        there, else in `catch_up`.
+        """
         if weight:  # else nobody brought anything: only the buffers are to be made equal
             self._outer.move(self.shared, total[: self._parameters.size], weight)
         if open_steps:
@@ -92,7 +101,7 @@ class Replica:
             self._buffers.take(total[self._parameters.size :])
 
     def catch_up(self) -> None:
-        """Let a replica whose window goes on stand on the shared model as it is now."""
+        """Rebuild a replica whose window stays open: the shared model as it is now, plus the open window's change."""
         if self._behind:
             opened = self._parameters.read(self._scratch).sub_(self._base)
             self._parameters.write(torch.add(self.shared, opened, out=self._base))
@@ -133,7 +142,7 @@ class Replica:
 
 
 class OuterStep:
-    """What a mean change does to the shared model; remembers a velocity where it has momentum.
+    """Moves the shared model by a mean change, as `Outer` describes; keeps the velocity where there is momentum.
 
     >>> outer, model = OuterStep(Outer(rate=0.5), workers=2), torch.zeros(1)
     >>> outer.move(model, torch.tensor([8.0]), 0.5)

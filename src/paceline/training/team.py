@@ -21,7 +21,7 @@ import torch
 from paceline.codecs import Codec
 from paceline.codecs.floats import Identity
 from paceline.codecs.payload import NotFiniteError
-from paceline.events import Begin, Merge, Window, moves
+from paceline.events import Begin, Merge, Window, is_merged
 from paceline.optim import make_optimizer
 from paceline.randomness import torch_generator
 from paceline.strategies.averaging import Averaging
@@ -162,7 +162,7 @@ class Team:
                 total.add_(message)
             self.diverged = self.diverged or not all_finite(total)
         self._steps += sum(window.brought for window in windows)
-        if moves(windows):  # else nobody merges it
+        if is_merged(windows):  # else nobody merges it
             self._totals[number], self._to_merge[number] = total, self._workers
             self._rounds[number] = self._steps // self._workers
 

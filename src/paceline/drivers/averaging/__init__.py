@@ -1,6 +1,6 @@
-"""Averaging on torch.distributed: HPSGD, Local SGD and their sisters, in a training script or as ranks of a recipe.
+"""Averaging on torch.distributed: HPSGD, Local SGD, BMUF, DiLoCo, in a training script or as ranks of a recipe.
 
-    averager      what users hold: `paceline.HPSGD(model, optimizer)` and the others
+    averager      the classes of the public interface: `paceline.HPSGD(model, optimizer)` and the others
     preparation   what of a model is averaged, and what one rank alone can refuse
     group         the ranks' own process group: all agree, or all raise; all begin with one model
     loop          carries out what the averaging state (paceline.strategies.averaging) orders
@@ -14,6 +14,7 @@ backend's own thread carries out while training goes on. A second process, a thr
 collective overlap equally well; the process costs 250 MB more on each worker, and the model must be copied between the
 two.
 
-Collectives run in the order in which they are started, which must be the same on every rank: nothing here starts one
-from a callback, a thread, or a branch that one rank takes and another does not.
+Collectives run in the order in which they are started, which must be the same on every rank: every rank starts them on
+its training thread, one after another. Nothing here starts one from another thread, when another collective completes
+(a future's callback), or in a branch that one rank takes and another does not.
 """

@@ -1,4 +1,4 @@
-"""Averaging among the ranks of a training script: what users hold.
+"""The public interface of averaging: `HPSGD`, `LocalSGD` and the others, each around a model and its optimiser.
 
     with paceline.HPSGD(model, optimizer) as sync:
         for inputs, targets in loader:
@@ -13,11 +13,15 @@ The script's loop stays as it is: a hook on the optimiser tells of each step (lo
     what can be refused  a group, equal settings, steps, averages; heartbeats beside them    all leave together
     by one rank alone    the first rank's model
 
-The family stands below under its names, each class with the settings that it has. Common to all: `codec` ("identity",
-or another by name, or a Codec) is what the changes travel by; `process_group` is whose ranks average (all of them, if
-None); `timeout_seconds` the longest that an average may take; `silence_seconds` after which a rank that is not heard of
-is gone; `seed` of codecs that round at random; `record` keeps a `history`, and `on_average` is called with each
-`MergedAverage`.
+Each strategy is a class at the end of this file, with its own settings. All have these in common:
+
+    codec             compresses the changes: a name ("identity": not at all), or a Codec
+    process_group     the ranks that average; None: all
+    timeout_seconds   the longest that an average may take
+    silence_seconds   a rank without a heartbeat for so long counts as gone
+    seed              of codecs that round at random
+    record            whether to keep every `MergedAverage` in `history`
+    on_average        is called with each `MergedAverage`
 """
 
 from __future__ import annotations
@@ -48,15 +52,16 @@ TIMEOUT_SECONDS = 600.0
 
 
 class Averager:
-    """Averages what the ranks of a process group train; `paceline.HPSGD` and its sisters are this with a member chosen.
+    """Averages what the ranks of a process group train; `HPSGD` and the other subclasses fix the strategy (`member`).
 
     Every rank constructs it, with equal settings, after its model is on its device; all begin with the model of the
-    group's first rank. Any optimiser of torch.optim, any number of steps on each rank, and gradients accumulated over
-    any number of backward passes. `member` is one, or a function that makes it: what that refuses, all ranks hear of.
+    group's first rank. Any optimiser of torch.optim will do, ranks may take different numbers of steps, and gradients
+    may be accumulated over any number of backward passes. `member` is an `Averaging`, or a function that returns one:
+    if it raises, all ranks raise.
 
-    `steps` counts this rank's, `merged_steps` those of all ranks that are in the shared model, `averages` the averages
-    done, and `sent_bytes` what this rank has given to them, however many ranks it went to. After an error nothing is
-    averaged any more.
+    `steps` counts the steps of this rank, `merged_steps` the steps of all ranks that are in the shared model,
+    `averages` the averages done, and `sent_bytes` the bytes that this rank has given to them, each counted once. After
+    an error nothing is averaged any more.
     """
 
     def __init__(
@@ -108,7 +113,7 @@ class Averager:
         self.steps = self.merged_steps = 0
         self.history: list[MergedAverage] = []
         self._record, self._on_average = record, on_average
-        self._along = False  # the optimiser's step is our own: a step of the others, taken along
+        self._along = False  # ssgd in a flush: the optimiser takes a step of the other ranks, so the hook skips it
         self._ended = False
         self._failure: BaseException | None = None
         hooked = optimizer.register_step_pre_hook if made.gradients else optimizer.register_step_post_hook
@@ -393,10 +398,10 @@ class DiLoCo(Averager):
 
 
 class HPSGD(Averager):
-    """Averages all the time, and training never waits: a fast rank takes more steps instead.
+    """One average begins as soon as the one before is merged, and training never waits: a fast rank takes more steps.
 
-    With `rebase` a rank goes on from the shared model plus its own change in flight; without, from the shared model
-    (the paper). `period` is the fewest steps between two averages.
+    With `rebase` a rank that has begun an average trains on from the shared model plus the change it has just sent;
+    without, from the shared model (the paper). `period` is the fewest steps between two averages.
     """
 
     def __init__(

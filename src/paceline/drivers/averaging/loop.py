@@ -1,13 +1,18 @@
-"""One rank's averages: begun as its state orders, polled in passing, waited for, merged.
+"""Carries out the orders of one rank's averaging state: begins averages, polls or waits for them, merges them.
 
     step boundary     forward, backward      step boundary     ...               flush
     | begin 0         | (0 on its way)       | merge 0, begin 1                  | wait, merge, until all are here
 
-Nothing waits but what the state orders to wait for; every wait has an end, and an error that names who did not come.
+    at every step boundary:  state.handle(Stepped) -> Begin?             replica.pack_change, transport.send
+                             the average is done?  -> Averaged -> Merge  replica.merge, then Begin the next
+                                                                         replica.catch_up
 
-Where gradients are averaged, a rank that brings none takes the others' step along, by its own learning rate and its own
-momentum: it drifts from them. So if an average was of some ranks only, a flush ends with a broadcast, from the lowest
-of those that brought something to the last such average. All ranks read the same windows, so all come to it.
+A rank waits only where its state orders `Wait`. Every wait has a timeout, whose error names the rank that did not come.
+
+Where gradients are averaged (ssgd), a rank in a flush brings no gradient, but takes the step of the others with their
+mean gradient, by its own learning rate and momentum, so it drifts from them. If an average was of some ranks only, the
+flush therefore ends with a broadcast of the parameters, from the lowest rank that brought a gradient to the last such
+average. All ranks read the same windows, so all take part in it.
 
     rank 0   step 0   step 1   step 2                     flush ──┐ its parameters, to all
     rank 1   step 0   flush ·· along ·· along ···················<┘
@@ -84,7 +89,7 @@ class AveragingLoop:
         self.pending: PendingAverage | None = None
         self._collective: PendingCollective | None = None  # the last one that is no average
         self.stepped = False  # since everybody was last at the same place
-        self.ahead = NOBODY  # the place of a rank whose parameters all are to take in the next flush
+        self.ahead = NOBODY  # ssgd: the rank (its index in the group) whose parameters the next flush broadcasts
         self._open_since = time.perf_counter()  # the open window
         self._sent_window = (self._open_since, self._open_since)  # when the window on its way started and was sent
 
@@ -98,7 +103,7 @@ class AveragingLoop:
     def handle(self, event: Happening) -> None:
         """Do what a step, or something that was asked for, leads to."""
         self.stepped = self.stepped or isinstance(event, Stepped)
-        before = self.pending  # one that begins now is polled from the next step on: it has hardly left
+        before = self.pending  # an average that begins in this call is polled from the next step on
         self._carry_out(self._state.handle(event))
         if before is not None and self.pending is before and self._is_done(before):
             self._carry_out(self._merge(before))
@@ -121,7 +126,7 @@ class AveragingLoop:
                     self._begin(order)
                 case Wait():
                     orders = [orders[0], *self._wait_and_merge(), *orders[1:]]
-                case Merge() as order:
+                case Merge() as order:  # a Merge answers Averaged, and `_merge` has carried it out already
                     raise AveragingError(f"average {order.number} cannot be merged: it is not done")
                 case Release() as order:
                     self._release(order)

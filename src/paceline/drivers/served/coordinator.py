@@ -1,4 +1,6 @@
-"""The run itself, without its network: events of real workers -> strategy -> steps of the model, and a journal of both.
+"""The parameter server without its network: it passes what workers do to the strategy, and carries out its actions.
+
+`server.py` calls it, and sends the model to the workers in `to_send`. All events and steps go into a journal.
 
     joined, left, gradient  ->  strategy  ->  Step: the model moves
                                               Send: `to_send` names the workers that are to get it
@@ -39,7 +41,7 @@ from paceline.training import TrainState, all_finite, fingerprint
 class ReceivedGradient:
     """A gradient that has arrived: its message, vector and buffers, and how to give its memory back.
 
-    Without a vector it is one that its worker could not send, since it is not finite.
+    An empty `vector` stands for a gradient that is not finite, which a worker reports instead of sending it.
     """
 
     worker: int
@@ -86,7 +88,7 @@ class Coordinator:
         self.members: dict[int, Member] = {}
         self.sent_bytes = self.received_bytes = 0  # since the last step
         self.to_send: list[int] = []
-        self.boundary = self._boundary_state()
+        self.boundary = self._boundary_state()  # for checkpoints: strategy and seats as of the last step
         self._write = write
         self._pending: dict[tuple[int, int], list[ReceivedGradient]] = {}
         self._arrivals: list[Arrival] = []
@@ -144,7 +146,7 @@ class Coordinator:
             self._decide(Joined(worker=worker, at_seconds=now))
 
     def stop(self) -> None:
-        """Take no step any more: workers that go from now on would let the open round close without them."""
+        """Take no step any more; else workers that leave at the end would let the open round close without them."""
         self.stopped = True
 
     def left(self, worker: int, reason: str, now: float) -> None:

@@ -1,5 +1,8 @@
 """The parameter server's network side: gRPC streams of workers in front of a `Coordinator`.
 
+    WorkerStream  -- admit, ready, arrived -->  Server  -- joined, gradient, left -->  Coordinator
+    WorkerStream  <-- send_model -------------  Server  <-- to_send -----------------  Coordinator
+
 Everything runs in one event loop, so nothing here needs a lock. Work that takes long (measuring the model, writing a
 checkpoint) is done elsewhere, on copies; see `run.py`.
 """
@@ -262,6 +265,7 @@ class Server:
     # -- models --------------------------------------------------------------------------------------------------
 
     def _act(self) -> None:
+        """Send the model to the workers that the coordinator wants to have it."""
         workers, self.coordinator.to_send = self.coordinator.to_send, []
         for worker in workers:
             stream, member = self._members.get(worker), self.coordinator.members[worker]
@@ -272,7 +276,10 @@ class Server:
         self.changed()
 
     def _deliver(self, stream: WorkerStream) -> None:
-        """Send the model: as changes to whoever follows, whole to whoever is new or too far behind."""
+        """Send the model: as the changes since the version that the worker was last sent, or whole if that is smaller.
+
+        A new worker, and one for which too many changes wait already, gets the whole model.
+        """
         train_state = self.coordinator.train_state
         changes = train_state.outgoing.changes_since(stream.promised) if stream.promised is not None else []
         newest, buffers, backlog = train_state.version, self.sizes.buffer_bytes, stream.backlog_bytes

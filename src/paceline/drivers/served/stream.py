@@ -3,9 +3,11 @@
     opened --Hello--> joining --Ready--> member --> ended
       |  hello_seconds   |  joining_seconds  |  silence_seconds, stall_seconds
 
-One task reads, one task writes; the server asks `overdue` now and then. A slow stream keeps nobody else waiting: what
-is to be sent is one small queue and the newest model (or the changes that lead to it, as long as they are smaller than
-the model), nothing piles up.
+One task reads, one task writes; the server asks `overdue` now and then. A gradient comes as one Gradient message and
+Chunks; the last one gives it to the server (`arrived`), which calls `send_model`, often only when the round closes.
+
+A slow stream keeps no other waiting, and takes little memory: a short queue of small messages, and the newest model (or
+the changes that lead to it, as long as they are smaller than the model).
 """
 
 from __future__ import annotations
@@ -89,12 +91,15 @@ class WorkerStream:
         self.peer = str(context.peer())
         self.worker: int | None = None
         self.threads, self.host = 1, ""
-        self.member = self.owes = self._delivering = False
-        self.opened = self._heard = self._moved = server.clock()
-        self._progress = -1
-        self._queue: deque[bytes] = deque()
-        self._models: deque[Sequence[bytes]] = deque()
-        self.promised: int | None = None
+        self.member = False  # whether it has said Ready
+        self.owes = False  # whether it was sent a model, and has not answered with that model's gradient
+        self._delivering = False  # whether the model that it owes a gradient for is still being written
+        self.opened = server.clock()
+        self._heard = self._moved = self.opened  # the last message from it; the last progress in what it owes
+        self._progress = -1  # of the last Beat
+        self._queue: deque[bytes] = deque()  # small messages to write
+        self._models: deque[Sequence[bytes]] = deque()  # models, or changes of one, to write: each as frames
+        self.promised: int | None = None  # the newest version that was given to `send_model`
         self._wake = asyncio.Event()
         self._goodbye: Goodbye | None = None
         self._reading: asyncio.Task[StreamEnd] | None = None
@@ -116,7 +121,7 @@ class WorkerStream:
             self._models.clear()
         self._models.extend(messages)
         self.promised = version
-        if not self.owes:  # one who owed work before this round is no less stalled for getting more of it
+        if not self.owes:  # a worker that owes a gradient already gets no more time because of a newer model
             self.owes = self._delivering = True
             self._moved = self._server.clock()
         self._wake.set()

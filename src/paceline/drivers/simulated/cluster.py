@@ -14,13 +14,14 @@ No gradient is computed here. The cluster deals in *tasks* (which worker, which 
 `Trainer` turns the tasks of a step into gradients. It also says how large messages are: with some codecs a payload's
 size depends on the numbers in it.
 
-Late workers: those still computing when the next model arrives, because the round closed without them.
+A worker is late if it still computes when the next model arrives, because the round closed without it.
 
     late_work="partial"    it stops at the next block boundary, sends what it has, and begins the next round
-        round closed ------->|
-        ####|####|####|####|##|#> sends 5 of 8 blocks, joins the next round late
+        ####|####|####|####|####> sends 5 of 8 blocks (| is a block boundary), and begins the next round late
+                             ^ the next model arrives
 
-    late_work="complete"   the paper's simplification: its whole gradient arrives at that moment, at no cost
+    late_work="complete"   the paper's simplification: its whole gradient arrives at that moment, and it begins the next
+                           round at once
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ class Setup(BaseSetup):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Task:
-    """One worker's work on one batch, its number `draw`, at one version of the model; and how far the worker gets.
+    """One worker's work on one batch at one version of the model, and how many of its blocks the worker gets done.
+
+    `draw` is the number of the batch in the worker's own sequence: 0 for its first batch.
 
     >>> Task(worker=0, version=0, draw=0, started_seconds=0.0, seconds=2.0, blocks=4,
     ...      finished_seconds=2.0, blocks_done=4).arrived_seconds is None

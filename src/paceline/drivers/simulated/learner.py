@@ -1,7 +1,10 @@
-"""The training inside a simulation: it turns the tasks of a step into gradients, and the gradients into a better model.
+"""The `Trainer` of a simulation: it computes the gradients of the tasks of a step, and takes the step with them.
 
-Gradients are computed when a step asks for them, at the version at which they were begun: those of one version in one
-pass, those that no step asks for never. In three cases each is computed as it is sent: where the codec has a memory,
+    Cluster  -- up_bytes(task), down_bytes, take(TakenStep) -->  Learner  -- Step, gradients -->  TrainState, Combiner
+
+A gradient is computed only when a step needs it, at a copy of the model of its task's version (`_snapshots`). Gradients
+of one version are computed together; those that no step uses are never computed.
+In three cases each is computed as it is sent: where the codec has a memory,
 where a payload's size depends on the numbers in it, and where samples are pruned (then a worker's next batch depends on
 the losses of what it sent).
 """
@@ -47,7 +50,7 @@ class Learner:
         self.batches = Batches(training)
         prunes = self.batches.pruned is not None
         self._computes_when_sent = self._codecs.remember or not training.codec.fixed_size or prunes
-        self._sent: dict[tuple[int, int], _SentGradient] = {}  # by worker and draw: computed, and not used yet
+        self._sent: dict[tuple[int, int], _SentGradient] = {}  # gradients computed and not used yet, by worker and draw
         self._gradient_bytes = training.codec.fresh(self._model.shapes).most_bytes(self._model.parameters.numel())
         self._buffer_bytes = 4 * self._model.buffers.numel()
         self._engine = make_engine(training.module)

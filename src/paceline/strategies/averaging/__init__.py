@@ -1,4 +1,7 @@
-"""Averaging without a server: one loop, and a family of answers to "when" and "does training wait".
+"""Averaging without a server: workers train each on its own model, and average what they changed now and then.
+
+    members   the strategies (Local SGD, HPSGD, ...) as data: when workers average, and whether training waits
+    state     one worker's state machine, which all of them share
 
 Nothing here reads a clock or a socket, draws a random number, logs, or touches a tensor: a worker's `AveragingState`
 is told what happened and answers with what is to be done (`paceline.events`), under the simulator and on

@@ -1,18 +1,20 @@
-"""The members of the family, as data.
+"""The averaging strategies, as data. A *member* is one of them, with its settings.
 
     name        average of                    training waits?   outer step on the mean change
     ssgd        gradients, every step         yes               -
     local-sgd   changes, every period steps   yes               plain: the model moves by the mean change
     bmuf        changes, every period steps   yes or no         momentum 1 - 1/N
     diloco      changes, every period steps   yes or no         Nesterov, rate 0.7, momentum 0.9
-    hpsgd       changes, without a pause      no                plain
+    hpsgd       changes, one after another    no                plain
     psgd        only when asked (a flush)     no                plain
 
 Local SGD: S. Stich, 2019. BMUF: K. Chen, Q. Huo, 2016. DiLoCo: A. Douillard et al., 2023. HPSGD: Y. Zhou et al., 2021.
 
-Where we differ from HPSGD's paper: no barrier, and `rebase`, which is on unless switched off. Without it a window
-begins at a model that lacks the worker's own last window, so both go the same way, and with momentum or long windows
-the model runs past its goal and back (x_(j+1) = x_j - x_(j-1) where a window comes all the way).
+Where we differ from HPSGD's paper: no barrier, and `rebase`, which is on unless switched off. Without `rebase` a window
+begins at the shared model, which does not have the worker's window before it yet (that is still being averaged). So the
+two windows repeat the same move, and with momentum or long windows the model overshoots and oscillates. With the
+minimum at 0 and windows that reach it, a window that begins at x changes it by -x, and that change is merged one
+average late: x_(j+1) = x_j - x_(j-1), which never converges.
 
 What is averaged is the change of the parameters, not gradients (except for ssgd): the same for plain SGD, and right for
 momentum and any other local optimiser. With one worker there is nobody to average with: all members are plain training,
@@ -61,12 +63,13 @@ class Outer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Averaging:
-    """One member of the family: when workers average, whether training waits, and what becomes of the mean.
+    """One averaging strategy: when workers average, whether training waits, and what becomes of the mean.
 
-    `period` is how many local steps a window has at the least; None: an average only when one is asked for. With
-    `overlap` training goes on while an average is under way. `rebase` lets a worker go on from the shared model plus
-    its own change in flight, so that its progress never jumps back. `normalize` scales every worker's change to the
-    mean number of steps.
+    `period` is the fewest local steps of a window; with None workers average only when a flush asks for it. With
+    `overlap` training goes on while an average is under way. With `rebase` a worker that has begun an average trains on
+    from the shared model plus the change that it has just sent; without, from the shared model alone, so that it goes
+    back by that change until the average is merged. `normalize` scales every worker's change to the mean number of
+    steps.
 
     >>> make_averaging("hpsgd").rebase, make_averaging("hpsgd", rebase=False).rebase
     (True, False)

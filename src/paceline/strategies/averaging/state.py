@@ -1,20 +1,25 @@
-"""Where one worker stands in the averages: the core of the whole family.
+"""One worker's state machine for averaging: when it enters an average, waits for it and merges it.
 
-       window 0      window 1         window 2                           hpsgd: training does not wait
-    w0 #####|########B###############MB##########MB####
-    w1 ##B###########MB##############MB####...                            B begin an average   M merge the one before
-         average 0 ~~~~~~~~| average 1 ~~~~|
+A *window* is the local steps that a worker takes between two averages that it enters. All strategies of `members.py`
+share this state machine.
 
-       window 0        window 1                                           local-sgd: it does
-    w0 ########B.......M########B....M
-    w1 ############B~~~M############B~M
+    hpsgd: training does not wait         # trains   | a step, nothing else   B begin an average
+                                          M merge the average that is done, and begin the next
+    w0 ######B######M######M######M       slow: every window has one step
+    w1 ###B###|###M###|###M###|###M       fast: after the first, every window has two
+             [ 0 ]  [ 1 ]  [ 2 ]          an average runs once the last worker has entered it
+
+    local-sgd: training waits             . waits for a slower worker   ~ the average runs   M merge, and train on
+    w0 ########B....~~~M########B....~~~M
+    w1 ############B~~~M############B~~~M
 
 Rules, on which all else rests:
 
 1. A worker is in one average at a time, and enters number k + 1 after number k is done: the k-th of one worker meets
    the k-th of the others by order alone. There is no barrier, and no worker needs to be as fast as another.
-2. Nothing a worker decides alone ends this. One that has come to its end enters every further average, with nothing to
-   bring, until an average says that all want the same. All read the same windows in the same average: all stop there.
+2. No worker stops averaging on its own. One that waits in a flush or has finished training enters every further
+   average, with no change, until in one average all workers have asked for at least the same (`Standing`). All read the
+   same windows in the same average, so all stop there.
 3. A window's change is in exactly one average.
 """
 
@@ -22,7 +27,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.events import Asked, Averaged, Begin, Happening, Merge, Order, Release, Standing, Stepped, Wait, Window
+from paceline.events import (
+    Asked,
+    Averaged,
+    Begin,
+    Happening,
+    Merge,
+    Order,
+    Release,
+    Standing,
+    Stepped,
+    Wait,
+    Window,
+    is_merged,
+)
 from paceline.strategies.averaging.members import Averaging
 
 
@@ -91,11 +109,11 @@ class AveragingState:
         self._check(event)
         self.in_flight, self._merged_after = False, self.open_steps
         orders: list[Order] = []
-        if event.moves:
+        if is_merged(event.windows):
             orders.append(Merge(number=event.number, weight=self._weight(event.windows), open_steps=self.open_steps))
         if self.standing is Standing.TRAINING:
             return orders + self._begin_if_due()
-        # What it was asked for while this average was under way is not in its own window yet: then it enters once more.
+        # A worker that was asked while this average was under way had not said so in its window: it enters one more.
         if all(window.standing >= self.standing for window in event.windows):
             return orders + self._release(self.standing)
         return orders + self._begin_and_wait()
@@ -107,9 +125,10 @@ class AveragingState:
         return [Release(standing=standing)]
 
     def _weight(self, windows: tuple[Window, ...]) -> float:
-        """Return the factor of the sum: 1/N, or for changes per step, that times the mean steps of those who took any.
+        """Return the factor that turns the sum of what all sent into the mean change.
 
-        So equal windows weigh the same either way.
+        1/N; with `normalize`, where each worker sends its change divided by its steps, 1/N times the mean number of
+        steps of the workers that took any. For windows of equal length the two give the same mean.
         """
         if not any(window.brought for window in windows):
             return 0.0
