@@ -4,8 +4,8 @@
                                                └── child 1 ...
 
 Importing torch takes a second or two of processor time, and forking takes milliseconds. A child runs one function and
-exits with what it returns: whatever comes, it never goes on as if it were the parent. Children end with the thread that
-forked them, however that ends.
+exits with the code that it returns, or 1 after an exception: it never returns into the parent's code. On Linux children
+are killed when the thread that forked them ends.
 
 Forking beside other threads is not safe: a child has only the thread that forked, and a lock that another one held
 stays locked in it for ever (Python 3.12 and later warn of it). So fork before threads exist: load torch, but compute
@@ -57,7 +57,7 @@ class Processes:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
-        # A signal must not strike where the child is not yet itself, or where it is not yet in `pids`.
+        # Block signals: the child must not run the parent's handlers, and the parent's must find the child in `pids`.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         try:
             pid = os.fork()
@@ -102,7 +102,7 @@ def _run_child(run: Callable[[], int], parent: int, signals: set[Any], log: Path
     code = 1
     try:
         end_with_parent(signal.SIGKILL)
-        if os.getppid() != parent:  # it was gone before that was asked for
+        if os.getppid() != parent:  # the parent ended before prctl was called
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         if log is not None:

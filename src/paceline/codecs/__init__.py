@@ -51,7 +51,7 @@ _HOMES = {
 
 
 class Codec(Protocol):
-    """What every codec can do."""
+    """A codec: encodes a gradient as bytes, and decodes them; it may keep a memory from one gradient to the next."""
 
     @property
     def biased(self) -> bool:

@@ -1,8 +1,8 @@
-"""What everything on torch.distributed shares, whatever the ranks do together.
+"""What all code on torch.distributed shares: averaging, pipelines, DDP's codec hook and pruning.
 
     groups        the one place that makes process groups, each with a timeout
-    collectives   gathers that are started now and waited for later; payloads to every rank, bucket by bucket
-    stores        a few words of every rank to every rank, through the launch's store
+    collectives   asynchronous all-gathers; all-gathers of encoded gradients (payloads), bucket by bucket
+    stores        all-gathers of small JSON values through the store, which name missing ranks
     agreement     all ranks agree, or all ranks raise
 
 Errors here name a rank: a collective of the backend that waits for a dead rank does not say for whom it waits.

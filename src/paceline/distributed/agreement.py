@@ -1,14 +1,14 @@
 """All ranks agree, or all ranks raise.
 
-A rank that raised alone would leave the others waiting for it. So before ranks do something together, each tells the
-others what it is about to do, and why it cannot if it cannot:
+A rank that raised alone would leave the others waiting in a collective. So before ranks do something together, each
+sends the others a small JSON object ("words"): what it is about to do, and, if it cannot, why (its "refusal"):
 
-    gather   every rank's words, by whatever way the ranks have: a group (`gather_rows`), the store (`StoreGather`)
-    check    `raise_refusals`: a rank refuses, so all raise;  `raise_difference`: two ranks differ, so all raise
+    gather   the words of every rank, through a process group (`gather_rows`) or through the store (`StoreGather`)
+    check    `raise_refusals`: one rank refuses, so all raise;  `raise_difference`: two ranks differ, so all raise
 
-All ranks read the same words, so they come to the same answer without asking again.
+All ranks check the same data, so they come to the same result without a second exchange.
 
-In a group words travel as rows of one length, so that nobody has to ask how long they are:
+In a process group the objects are padded to one length, so that no exchange of lengths is needed:
 
     row of rank r    {"doing": "take a step", "inputs": 12, "refusal": ""}  and spaces up to ROW_BYTES
 
@@ -159,10 +159,10 @@ def current_group(group: dist.ProcessGroup | None = None) -> dist.ProcessGroup |
 
 
 class Meetings:
-    """The meetings of the ranks of `group` for one purpose: they come together, compare numbers or add them up, go on.
+    """Collectives of the ranks of `group` on a separate gloo group: compare numbers, sum arrays.
 
-    Ranks meet in a group on gloo that is made for the purpose, so nothing else that the script sends comes in between.
-    Every meeting has a deadline, and an error names the ranks that did not come. All ranks must come to each meeting.
+    The separate group keeps them apart from the script's own collectives. Each begins with a barrier that times out
+    with an error naming the missing ranks. All ranks must make the same calls.
     """
 
     def __init__(self, group: dist.ProcessGroup, timeout_seconds: float, *, purpose: str) -> None:
@@ -177,7 +177,7 @@ class Meetings:
         raise_difference(rows, sentence + remedy, reference=0, error=error)
 
     def add_up(self, values: NDArray[np.float32]) -> None:
-        """Replace the values by their sum over all ranks, which have just compared numbers."""
+        """Replace the values by their sum over all ranks, in place. Call `compare` first: it makes the group."""
         dist.all_reduce(torch.from_numpy(values), group=self._group)
 
     def _meet(self, moment: str) -> dist.ProcessGroup:

@@ -15,7 +15,8 @@ behind the payloads of the bucket before.
     sizes             gather 0     gather 1     gather 2
     payloads                       gather 0     gather 1, gather 2
 
-A rank that has no payload, for its gradient is not finite, says so in its place: everybody waits for it there.
+A rank that has no payload (its gradient is not finite) sends a `Trouble` code instead, because every rank takes part
+in every collective.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def start_gather(ours: torch.Tensor, size: int, group: dist.ProcessGroup) -> tup
 
 
 def gather_vector(ours: torch.Tensor, store: StoreGather) -> torch.Tensor:
-    """Return one vector of every rank, all of which have come here; RankGoneError if they do not stay."""
+    """All-gather a vector of the same length from every rank; RankGoneError if the others do not answer in time."""
     group = dist.group.WORLD
     if not ours.numel() or group is None:
         return ours
@@ -96,7 +97,7 @@ class PendingCollective:
             time.sleep(POLL_SECONDS)
 
     def check(self) -> None:
-        """Raise what went wrong; on a GPU, let what comes next in the stream come after the collective."""
+        """Raise the collective's error, if it has one; on a GPU, make the current stream wait for the collective."""
         self._work.wait()
 
 
@@ -104,7 +105,7 @@ class PendingCollective:
 
 
 class Trouble(IntEnum):
-    """Why a rank has no payload. No payload begins with such a byte, and none has such a size.
+    """Why a rank sends no payload: a code in place of the payload's first byte, or, negated, of its size.
 
     >>> Trouble(1).name
     'NOT_FINITE'
@@ -193,7 +194,7 @@ class AnySizeExchange:
             gathered, work = start_gather(payload, int(sizes.max()), self._group)
             delivery.expect(gathered, sizes.tolist())
             work.get_future().then(functools.partial(_pass_on, delivery.future))
-        except Exception as error:  # a rank that is gone: told where the bucket is awaited
+        except Exception as error:  # a rank is gone: raised where the bucket's future is waited for
             delivery.future.set_exception(error)
 
 

@@ -42,13 +42,14 @@ def make_group(ranks: Sequence[int], backend: str, timeout_seconds: float) -> di
 def close_group(group: dist.ProcessGroup, *, pending: bool) -> None:
     """Take down a group of `make_group`, without waiting for a collective that is still `pending`."""
     if pending and group.name() == "gloo":
-        # Let the group's destructor never run, not even as the interpreter ends: gloo's waits for the operation under
-        # way, for as long as the group's timeout, and then ends the process by SIGABRT.
+        # Leak a reference, so that the group's destructor never runs, not even at interpreter exit: gloo's destructor
+        # waits for the pending operation up to the group's timeout, and then aborts the process (SIGABRT).
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
     elif pending:
         group.abort()
     with contextlib.suppress(ValueError):  # the script has destroyed it already
-        # torch names groups of some ranks by their ranks: the next one would meet the remains of this one, so it stays.
+        # torch names a group of part of the ranks by its ranks: a later group of the same ranks would get the same name
+        # and find this one's keys in the store. So such a group is not destroyed.
         if group.size() == dist.get_world_size():
             dist.destroy_process_group(group)
 
@@ -59,15 +60,15 @@ def close_group(group: dist.ProcessGroup, *, pending: bool) -> None:
 def shared_group(
     sets: Sequence[Sequence[int]], everyone: Sequence[int], backend: str, timeout_seconds: float, *, purpose: str
 ) -> dist.ProcessGroup | None:
-    """Make a group of each of these sets of ranks, or find them; return the one that this rank is in, if there is one.
+    """Return the process group of the set that contains this rank, made by the first call; None if no set does.
 
-    `everyone` are the ranks that come here, all with the same sets, whichever of them they are in; no two sets overlap.
+    Every rank in `everyone` must call it with the same arguments; the sets must not overlap.
 
-        everyone is all ranks    all of them make every group, as torch wants it
-        some of the ranks        the members make a group
+        everyone is the whole world    every rank takes part in making every group, as dist.new_group requires
+        everyone is a part of it       only the members of a set make its group (use_local_synchronization)
 
-    A rank that is in none makes one of itself. It is of no use, but torch names a group by how many a rank has, and the
-    next one that this rank makes with others must have the same name everywhere.
+    A rank that is in no set makes a group of itself alone: torch names a group by the number of groups a rank has made,
+    so a rank that left one out would give its next group another name than its peers do.
     """
     made = _SHARED.setdefault(dist.group.WORLD, {})
     key = (purpose, tuple(everyone), tuple(map(tuple, sets)), backend, timeout_seconds)

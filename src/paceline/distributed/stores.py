@@ -1,9 +1,9 @@
-"""The store of a launch: a connection of one's own to it, and a few words of every rank to every rank through it.
+"""torch.distributed's key-value store (TCPStore, FileStore): a private connection, and an all-gather of small values.
 
-A collective of the backend would bring words too, but one that waits for a dead rank does not say for whom. Here every
-rank writes its words under a key of its own, so that it is known whose are missing; and a rank that ends with an error
-posts why, so that nobody waits for it. It is for before and after training; within, where ranks hear each other's
-heartbeats, numbers are gathered by `Averager.gather_numbers`.
+An all-gather of the backend that waits for a dead rank does not say which rank it waits for. `StoreGather` does: every
+rank writes a JSON value under its own key, so the missing ranks are known, and a rank that ends with an error posts the
+reason, so that nobody waits for it. It is slow, and used before and after training; while ranks average, and send each
+other heartbeats, `Averager.gather_numbers` is used.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _CONNECTIONS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary() 
 
 
 def private_store(name: str) -> Any:
-    """Return the default store by a connection of our own, under keys that begin with `name`.
+    """Return the default process group's store, with `name` before its keys, on a connection separate from torch's own.
 
-    There is one connection for all who ask, for now and then a new one takes seconds; it goes with the default group,
-    so that nothing holds on to the store when the script is done with it.
+    All callers share this connection, because opening one sometimes takes seconds. It is dropped with the default
+    process group, so that the store can be closed.
     """
     world, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
     if world not in _CONNECTIONS:
@@ -35,9 +35,9 @@ def private_store(name: str) -> Any:
 
 
 class StoreGather:
-    """Gathers words of all ranks through a store; every rank makes the same calls in the same order.
+    """All-gathers small JSON values through a store; every rank must make the same calls in the same order.
 
-    `launch` names the launch: the same through all restarts of its processes, and no other launch has it.
+    `launch` is an id that all processes of one launch share (one torchrun or `paceline train`), also after restarts.
 
     >>> StoreGather(dist.HashStore(), 0, 1, timeout_seconds=1.0).gather("say what it has", [50, 40])
     [[50, 40]]
@@ -52,7 +52,10 @@ class StoreGather:
         self._gathers = 0
 
     def gather(self, doing: str, words: Any) -> list[Any]:
-        """Return every rank's words, of plain values; `doing` says in errors what a rank was to do."""
+        """Return the JSON-serialisable value `words` of every rank, by rank.
+
+        `doing` completes "waited for rank 1 to ..." in errors.
+        """
         keys = [f"{self._gathers}/{rank}" for rank in range(self.world)]
         self._gathers += 1
         try:

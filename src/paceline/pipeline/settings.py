@@ -16,7 +16,7 @@ BYTES_OF_MB, BYTES_PER_SECOND_OF_MBIT = 1_000_000, 125_000
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSettings(Checked):
-    """A model in stages, one process each; BatchNorm sees micro-batches. Real runs of strategy full alone.
+    """A model in stages, one process each; BatchNorm sees micro-batches. Only for real runs with strategy "full".
 
     >>> PipelineSettings(stages=2).on, PipelineSettings().on
     (True, False)

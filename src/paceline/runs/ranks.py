@@ -37,16 +37,17 @@ def train_rank(
     resume: bool,
     on_progress: Callable[[Evaluation], None] = lambda evaluation: None,
 ) -> Result | None:
-    """Be one rank of a recipe's run; rank 0 returns the result.
+    """Run one rank of a recipe to its end; rank 0 returns the result, the others None.
 
-    With `resume` the rank goes on from the checkpoints in the folder; else only from those of this very launch.
+    With `resume` the run in `folder` goes on. Without it the folder must hold no run, except one of this same launch,
+    which has restarted its processes.
     """
     from paceline.drivers.averaging.job import AveragingJob, AveragingRun
     from paceline.drivers.ranks.checkpoints import RankCheckpoints, agreed_start
     from paceline.drivers.ranks.rendezvous import joined
     from paceline.workers.threads import threads_for
 
-    if not resume:  # a run that was begun before `resolved` existed goes on with its recipe as it was kept
+    if not resume:  # a stored recipe is used as it is: it was resolved when its run began, or is of an older version
         recipe = resolved(recipe)
     training = make_training(recipe, load_data(recipe))
     job = AveragingJob(

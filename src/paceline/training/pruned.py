@@ -1,12 +1,12 @@
-"""The pruned batches of all workers: each prunes its own shard by its own losses, and the totals are kept here.
+"""The pruned batches of all workers of a recipe: each worker has a policy of its own, over its shard; and the totals.
 
-    worker 0   joins ── draws 0, 1, 2 ... ── is lost        joins: empty again, at a fresh pass ── draws 17, 18 ...
+    worker 0   joins ── batches (draws) 0, 1, 2 ... ── is lost    joins again: a new policy, a new pass ── 17, 18 ...
                             |
-                            judged by the losses of what it sent
+                            the policy judges the losses of the gradients that it sent
 
-What a worker has learned of its samples begins empty when it joins, as a codec's memory does (`worker_codecs.py`): so a
-journal of who joined and what arrived is enough to draw every batch again. A draw whose gradient was never sent, or not
-taken because it was not finite, is drawn and not judged.
+A worker's policy starts without any losses whenever the worker joins, as a codec's memory does (`worker_codecs.py`). So
+a journal of joins and arrived gradients is enough to draw every batch again. A batch whose gradient was never sent, or
+was refused because it was not finite, is drawn and not judged.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class PrunedOrders:
         self._ended_passes: dict[int, int] = {}
 
     def joined(self, worker: int, draw: int) -> None:
-        """Let a worker begin with this draw, knowing nothing of its samples."""
+        """Start a worker at batch number `draw` with a new policy; what its old one pruned goes into the totals."""
         member = self._members.pop(worker, None)
         if member is not None:
             self._end(member)
@@ -88,7 +88,7 @@ class PrunedOrders:
         self._ended_passes[member.worker] = self._ended_passes.get(member.worker, 0) + order.whole_passes
 
     def next(self, *, worker: int, shard: int, draw: int) -> PrunedBatch:
-        """Return a worker's batch number `draw`; those skipped were drawn, and nothing is known of their losses."""
+        """Return a worker's batch number `draw`; batches between the last one and this are drawn, and not judged."""
         order = self._order(worker, shard, draw)
         if not order.draw <= draw <= order.draw + MOST_SKIPPED:
             raise ValueError(
@@ -172,7 +172,10 @@ class PrunedOrders:
     # -- going on later ----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the orders of the workers that are here now; memberships that have ended are not part of it."""
+        """Return the orders of the workers that take part now.
+
+        Workers that have left are not in it, so the totals of a run that is resumed from it lack them.
+        """
         return {
             str(worker): {"shard": member.shard, "order": member.order.state_dict()}
             for worker, member in self._members.items()

@@ -1,6 +1,10 @@
-"""Pruning: samples that teach nothing sit epochs out. Policies decide which; samplers and orders carry it out.
+"""Pruning: in some epochs some samples are skipped, chosen by their losses in earlier epochs.
 
-    losses of the last epochs ──> policy ──> who takes part, and what each weighs ──> batches ──> losses ...
+    losses of earlier epochs ──> policy ──> samples that take part, and their loss weights ──> batches ──> losses ...
+
+A sample that is skipped in an epoch "sits out". A policy "judges" losses: it updates what it knows of the samples.
+Fine-pruning skips samples with high losses, InfoBatch samples with low ones. A recipe's worker counts passes over its
+own shard where a script counts epochs, and a "draw" is one batch of a worker, counted from 0.
 
     policy          the interface of a policy          sampler    FinePruning and InfoBatch, batch samplers for scripts
     fine_pruning    data fine-pruning                  epoch      one epoch's order, batches, weights and losses
@@ -93,11 +97,11 @@ class PruningSettings(Checked):
         PASSES_STARTING_POINT, "fine-pruning: first pass of the first window that may be pruned", least=0
     )
     attenuation: float = setting(2.0, "fine-pruning: starting_point is divided by it with every window", least=1)
-    block: int = setting(4, "fine-pruning: of each so many passes ...", least=1)
-    count: int = setting(2, "fine-pruning: ... so many are pruned", least=0)
+    block: int = setting(4, "fine-pruning: passes in a block, of which the first `count` are pruned", least=1)
+    count: int = setting(2, "fine-pruning: passes of each block that are pruned", least=0)
     prune: float = setting(0.3, "fine-pruning: share of the samples that sits a pruned pass out, below 1", least=0)
     tolerance: float = setting(
-        0.0, "fine-pruning: counted is who is above (1 + tolerance) x the batch's mean loss", least=0
+        0.0, "fine-pruning: counted is a sample whose loss is >= (1 + tolerance) x the batch's mean loss", least=0
     )
     ratio: float = setting(0.5, "info-batch: share of the samples below the mean loss that sits out, below 1", least=0)
     delta: float = setting(0.875, "info-batch: share of the run in which samples sit out", least=0, most=1)

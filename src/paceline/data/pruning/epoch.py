@@ -1,15 +1,16 @@
 """One epoch of a pruning sampler: who takes part in which order, the batches of each rank, weights and losses.
 
-    order      a b c d e f g | h i j k l m n | o p q         3 ranks, batches of 2: 6 samples are a step
-               0 0 1 1 2 2     0 0 1 1 2 2     0 0 1 1 2 2
-    last step  17 - 12 = 5 samples: two for each rank, and the sixth is the epoch's first sample once more
+    sample     a b c d e f | g h i j k l | m n o p q a         17 samples, 3 ranks, batch_size 2: a step has 6 samples
+    rank       0 0 1 1 2 2 | 0 0 1 1 2 2 | 0 0 1 1 2 2
+    last step  17 - 12 = 5 samples are left: the sixth place is filled with the epoch's first sample, a
 
-A step is a batch of a single process that has all the samples of all ranks, so what is learned from a step's mean loss
-is what that process would learn. What is met a second time to make the last step even is trained on, and not judged.
+The policy treats a step (the batches of all ranks together) as one batch, so it decides what it would for a single
+process with batch_size * ranks. The sample that fills up the last step is trained on twice, and its second loss is not
+judged.
 
-On the CPU a loss is looked at as it comes. On an accelerator that would wait for the device in every step, so copies of
-the losses stay there and are fetched together, some dozens of batches late. If one is then found not to be finite there
-is a warning, and it is not judged: its step has been taken long ago.
+On the CPU losses are checked at once, and one that is not finite is an error. On an accelerator a check in every step
+would wait for the device, so losses are copied there and fetched together, FETCHED_TOGETHER batches at a time; one that
+is not finite is then a warning, and is not judged, because its step has been taken already.
 """
 
 from __future__ import annotations
@@ -165,9 +166,10 @@ class BaseSampler:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreparedEpoch:
-    """The samples that take part in an epoch, in their order, and what each weighs (None: all weigh 1).
+    """The samples that take part in an epoch, in their order, and the weights of their losses.
 
-    `shares` are the weights divided by the size of a whole batch: their product with its losses is their mean.
+    `shares` are the weights divided by `batch_size` (None: all weights are 1), so that for a full batch the mean of
+    weight * loss is the dot product of shares and losses. `keep` marks which samples of the data set take part.
     """
 
     order: NDArray[np.int32]
@@ -200,7 +202,7 @@ class PreparedEpoch:
         return self.order[np.arange(start, stop) % len(self.order)]
 
     def mean(self, losses: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        """Return the weighted mean of the losses of a batch at these places."""
+        """Return the mean of weight * loss over the samples of the batch at places `start` to `stop` - 1."""
         if self.shares is None:
             return losses.mean()
         if stop <= len(self.order):

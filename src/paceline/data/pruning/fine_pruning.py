@@ -18,8 +18,9 @@ is divided by the attenuation, and truncated, once per window. (The paper's list
 every epoch, and reaches 0 within a few; its text says that it is done from window to window.) An epoch that begins with
 every count at zero is never pruned.
 
-Counts are kept for one window; `judge` clears them at the first losses of another, so asking `decide` changes nothing.
-To choose, samples are counted by their count: that says where the cut is, and lots are drawn only for those at the cut.
+Counts are kept for one window; `judge` clears them at the first losses of the next, so `decide` has no side effect.
+The samples to prune are found by a histogram of the counts, without sorting: it gives the count of the last sample that
+is pruned, and random numbers decide only between the samples with just that count.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ class FinePolicy(Policy):
         return keep
 
     def tie_lots(self, epoch: int, tied: int) -> NDArray[np.uint32]:
-        """Draw a lot for each of the tied, by rising number of the sample; the lowest lots stay."""
+        """Return a random number for each tied sample, in the order of their indices; the lowest are kept."""
         return self.generator("ties", epoch).integers(1 << 32, size=tied, dtype=np.uint32)
 
     def judge(self, epoch: int, samples: Indices, losses: NDArray[np.float32], ends: Indices) -> None:

@@ -4,13 +4,13 @@
     c a d b e           | e b a c d  ->  a c d                 | ...
     [c a d b][e a c d] ...                                          batches run across the ends of passes
 
-It is `data/batches.py` but for who sits out: every batch has exactly the size asked for, and a pass in which everybody
-takes part is the very same permutation. The policy knows samples by their position in the shard. A pass is an epoch;
-who takes part in it is decided when its first sample is drawn, by the losses of all batches that were judged before. A
-batch that runs over the end of a pass is judged as one batch, of the epoch in which it began.
+This is the order of `data/batches.py` without the samples that sit out: every batch has exactly `batch_size` samples,
+and a pass in which no sample sits out is the same permutation as there. The policy knows samples by their position in
+the shard, and counts passes as epochs, from 1. Which samples take part in a pass is decided when its first sample is
+drawn, from all losses judged by then. A batch that spans two passes is judged as one batch of the first of them.
 
-What comes next depends on the draws and the losses of this worker alone. A worker that begins with a later draw (it
-takes over from another, and knows nothing of its samples) begins at a fresh pass, whose number follows from that draw.
+The next batch depends only on the seed, and on the draws and judged losses of this worker. A worker that takes over
+from another at draw d has no losses to go by: it begins a new pass, number d * batch_size // shard size.
 """
 
 from __future__ import annotations

@@ -5,16 +5,18 @@ handed four, and one more for every batch that is taken from the loader.
 
     handed out   1 2 3 4 5     | 6     | 7     | ...      | last |
     observed                 1 |     2 |     3 | ...             | last
-    not observed             5 |     5 |     5 |               at the first `observe` after a hand-out: always as many
+    waiting                  5 |     5 |     5 |          handed out and not observed, just before an `observe`
 
-So a loader need not be asked how far it fetches ahead. Where that number falls, a batch was observed twice; where it
-would rise, one was not observed at all. Once the last is handed out this can no longer be seen; then the number of
-batches shows it, and an epoch in which it is wrong does not count.
+The first `observe` measures how many batches wait; as long as batches are handed out, that number must stay the same.
+If it falls, a batch was observed twice; if it would rise, a batch was not observed. After the last batch is handed out
+this check is impossible: then an `observe` too many raises an error and discards the epoch, and one too few leaves the
+pass incomplete, so that the epoch begins again.
 
-A pass that is abandoned before its end is an accident, a habit, or a mistake in the loop:
+A pass may be abandoned before its end:
 
-    nothing was observed      a look at the first batch, or an evaluation: no warning; a mistake if it is a habit
-    some batches were         it was broken off: a warning; a mistake if all were handed out, and it is a habit
+    nothing was observed      no warning (a look at the first batch, an evaluation); an error the second time in a row
+                              that all batches were handed out with gradients enabled
+    some batches observed     a warning; an error the second time in a row that all batches were handed out
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ class OutstandingBatches:
         return self.handed_out - 1
 
     def expect(self) -> int:
-        """Return the batch that is observed next, from 0; asking changes nothing."""
+        """Return the number (from 0) of the batch that the next `observe` is for; PruningError if there is none."""
         waiting = self.handed_out - self.observed
         if self.failed:
             raise PruningError("this pass has failed before: begin the epoch again with a new `for` over the loader")

@@ -43,7 +43,9 @@ class PruningError(PacelineError, RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decision:
-    """Which samples take part in an epoch (None: all), and which of them weigh `weight` (None: none) instead of 1.
+    """A policy's decision for one epoch: `keep` marks the samples that take part (None: all).
+
+    The losses of samples marked by `heavier` (None: no sample) are multiplied by `weight`, all others by 1.
 
     >>> decision = Decision(keep=np.array([True, False, True]))
     >>> decision.pruned, Decision().pruned

@@ -1,7 +1,7 @@
-"""How the ranks of torch.distributed agree about pruning: a few numbers when an epoch begins and ends, and its losses.
+"""How the ranks of torch.distributed agree about pruning when an epoch begins and when it ends.
 
-    begin an epoch   (epoch, attempt, batches observed, samples, steps, fingerprint of the order)   the same everywhere
-    end an epoch     the same but for the order, then losses and who was seen, added up
+    begin an epoch   compare epoch, attempt, batches observed, samples, steps, fingerprint of the order: else raise
+    end an epoch     compare the same without the fingerprint; then all-reduce (sum) the losses and the observed flags
 
 All ranks then decide by the same losses, with the same code, and come to the same answer.
 """
@@ -97,7 +97,7 @@ def agree(ranks: Meetings | None, moment: str, **numbers: int) -> None:
 
 
 def seen_by_any(values: NDArray[np.float32], ranks: Meetings | None) -> NDArray[np.float32]:
-    """Return the losses that any rank has seen.
+    """Return the losses of all ranks in one array: the sum over ranks, NaN where no rank has observed the sample.
 
     >>> seen_by_any(np.array([0.5, np.nan], np.float32), None)
     array([0.5, nan], dtype=float32)

@@ -13,9 +13,11 @@ What happens in an epoch:
                                                                             │
                  judge  <── losses at the places of the order  <── observe(losses), batch by batch
 
-An epoch counts once its last batch is observed: then all its losses are judged together, by the same code and in the
-same order on every rank (ranks add up what each has seen). Until then nothing is learned from it. So an epoch that is
-broken off is simply begun again, and what resumes in the middle of one needs its losses so far and nothing else.
+An epoch counts once its last batch is observed or skipped, or `end_epoch` is called. Then the ranks merge their losses,
+and when the sampler is next used the policy judges all of them together, by the same code and in the same order on
+every rank. Until then the policy learns nothing from the epoch. So an epoch that is broken off is begun again (once in
+the same order, after that in a new one). The state in the middle of an epoch is that before the epoch, and this rank's
+order, weights and losses so far.
 
 With ranks, each takes its part of every step: `batch_size` is that of one rank, as for DDP. All take the same number of
 steps, and who sits out is what one process with `batch_size * world_size` would have decided.
@@ -137,7 +139,7 @@ class PrunedBatches(Sampler[list[int]]):
     # -- batches ---------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Return how many batches the pass under way has, up to its end; else the next one."""
+        """Return the number of batches of the pass under way, or, between passes, of the next one."""
         if (current := self._pass or self._finished) is not None:
             return current.size
         return self._prepare().steps - self._resume_at
@@ -205,7 +207,7 @@ class PrunedBatches(Sampler[list[int]]):
     # -- losses ----------------------------------------------------------------------------------------------------
 
     def observe(self, losses: torch.Tensor, indices: Any = None) -> torch.Tensor:
-        """Take the losses of a batch's samples, one each; return their mean, weighted where the policy weighs.
+        """Take the losses of a batch's samples, one each; return the mean of weight * loss (all weights 1: the mean).
 
         Call `backward()` on the mean that it returns, not on one of your own. If the numbers of the samples are given
         as `indices`, it is checked that they are those of this batch.
@@ -260,7 +262,7 @@ class PrunedBatches(Sampler[list[int]]):
         raise PruningError("no batch is waiting: no new pass over the loader has begun")
 
     def _refuse_again(self, losses: torch.Tensor, batches: OutstandingBatches) -> None:
-        """Refuse the tensor that was observed last, unless it may be the buffer of a captured graph, used again."""
+        """Refuse a tensor that is the same object as the last one, unless a CUDA graph may be reusing its buffer."""
         last = None if self._last_losses is None else self._last_losses()
         if losses is last and (losses.is_cpu or not batches.exhausted):
             raise PruningError(
@@ -286,7 +288,10 @@ class PrunedBatches(Sampler[list[int]]):
         self._abandoned.clear()
 
     def _judge(self) -> None:
-        """Learn from the epoch that is over, as late as possible: one `observe` too many takes the epoch back."""
+        """Let the policy learn from the completed epoch.
+
+        This is done when the sampler is next used, not in `_complete`: one `observe` too many still discards the epoch.
+        """
         if self._to_judge is None:
             return
         (prepared, values), self._to_judge = self._to_judge, None
@@ -335,9 +340,10 @@ class PrunedBatches(Sampler[list[int]]):
     # -- going on later --------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it takes to go on in the same order, also from the middle of an epoch.
+        """Return the state to resume from, also in the middle of an epoch: then after the last batch that was observed.
 
-        Between epochs the state is the same on all ranks. In the middle of one every rank has its own: save all.
+        Between epochs the state is the same on all ranks, and one is enough, also for another number of ranks. In the
+        middle of an epoch every rank has its own state, which only the same rank, world and batch size can load.
         """
         self._judge()
         observed, attempt = self._resume_at, self._attempt
@@ -468,8 +474,8 @@ class FinePruning(PrunedBatches):
     whole number of samples) that were most often above `(1 + tolerance)` times the mean sit out. `plan(epochs)` says
     which epochs that are; with the defaults the first is the 32nd.
 
-    `samples` is their number, or the data set. `batch_size` is that of one rank. `base` is a sampler of your own that
-    draws for all ranks; the default is a new order for every epoch.
+    `samples` is the number of samples, or the data set. `batch_size` is that of one rank. `base` is a sampler of your
+    own that yields the indices of all ranks; the default is a random permutation, another one in every epoch.
 
     >>> import torch
     >>> pruning = FinePruning(8, batch_size=4, window=6, starting_point=2, block=2, count=2, prune=0.25)
@@ -547,9 +553,9 @@ class InfoBatch(PrunedBatches):
 
     Who sits out is drawn anew each epoch.
 
-    From the share `delta` of the `epochs` on everybody takes part. Train on what `observe` returns: it is weighted.
-    `samples` is their number, or the data set. `batch_size` is that of one rank. `base` is a sampler of your own that
-    draws for all ranks.
+    After the first `delta` * `epochs` epochs no sample sits out. Call backward() on what `observe` returns: it is
+    weighted. `samples` is the number of samples, or the data set. `batch_size` is that of one rank. `base` is a sampler
+    of your own that yields the indices of all ranks.
 
     >>> import torch
     >>> pruning = InfoBatch(8, batch_size=4, epochs=8)

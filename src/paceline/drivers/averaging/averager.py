@@ -320,7 +320,7 @@ def _reason(error: BaseException | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {first_line(error)}"
 
 
-# -- the family --------------------------------------------------------------------------------------------------------
+# -- the public classes ------------------------------------------------------------------------------------------------
 
 
 class SSGD(Averager):

@@ -153,7 +153,7 @@ class Heartbeats:
 
 
 class FailureDetector:
-    """Finds out whether what one rank waits for will never come, and raises an error that names the rank."""
+    """Checks, while this rank waits for the others, whether one of them is dead or too late; the error names it."""
 
     def __init__(self, heartbeats: Heartbeats, ranks: Sequence[int], rank: int, *, timeout_seconds: float) -> None:
         self._heartbeats, self._others = heartbeats, [other for other in ranks if other != rank]
@@ -161,9 +161,10 @@ class FailureDetector:
         self._looked_at = 0.0
 
     def check(self, number: int, begun: float, what: str) -> None:
-        """Raise RankGoneError if `what`, which is not done, will never be.
+        """Raise RankGoneError if what this rank waits for cannot complete, or takes too long: the error names the rank.
 
-        `what` began at that moment of time.perf_counter(); it is average `number`, or comes after it.
+        `what` names the operation in the error. It started at `begun`, a time.perf_counter() value, and needs all
+        ranks to have entered average `number`.
         """
         now = time.perf_counter()
         if now - self._looked_at < LOOK_SECONDS:
@@ -190,7 +191,7 @@ class FailureDetector:
 
     @contextmanager
     def naming_lost(self, what: str) -> Iterator[None]:
-        """Raise RankGoneError where a connection is lost, when a silence or a last beat shows whose it was."""
+        """Turn a lost connection into a RankGoneError that names the rank whose heartbeats have stopped."""
         try:
             yield
         except PacelineError:

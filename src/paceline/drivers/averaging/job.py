@@ -36,7 +36,7 @@ from paceline.training.replica import local_gradient
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AveragingJob(RankJob):
-    """What is trained, how ranks average, for how long, and where what is kept goes."""
+    """The settings of a run of ranks that average: those of a RankJob, and the averaging strategy (`member`)."""
 
     member: Averaging
     silence_seconds: float = 15.0

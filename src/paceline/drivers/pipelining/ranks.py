@@ -116,8 +116,8 @@ class PipelineRanks:
         numbers[tuple(self.ranks)] += 1
         name = "-".join(map(str, [*self.ranks, numbers[tuple(self.ranks)]]))
         store = private_store(f"pipeline/{name}")
-        roll = dist.PrefixStore("roll", store)  # type: ignore[attr-defined]
-        gather = StoreGather(roll, self.place, self.world, timeout_seconds=self.timeout_seconds)
+        meeting = dist.PrefixStore("meet", store)  # type: ignore[attr-defined]
+        gather = StoreGather(meeting, self.place, self.world, timeout_seconds=self.timeout_seconds)
         raise_difference(
             [{"stages": stages} for stages in gather.gather("make a pipeline", self.stages)],
             "all ranks must have the same plan: that of {who} has {theirs} stages, that of {other} has {ours}",

@@ -41,11 +41,11 @@ MANY_TIMES = ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell")
 
 
 def nothing() -> None:
-    """Do what is left when the whole backward is done."""
+    """The weights' part (W) of a backward that was done as a whole in I: there is nothing left to compute."""
 
 
 def whole_backward() -> Callable[[], None]:
-    """Return what torch's `dw_builder` should leave for W if the whole backward is done in I."""
+    """Serve as torch's `dw_builder` for a piece whose whole backward is done in I: return an empty W."""
     return nothing
 
 

@@ -1,7 +1,10 @@
-"""Ranks of a recipe, whatever they do together: averages or pipelines.
+"""The ranks of a recipe without a server: the part that averaging and pipelines share.
 
-launch        which rank of how many this process is; ranks that are started here, on this machine
-rendezvous    how the ranks of a launch find each other, also after a restart
-checkpoints   each rank keeps its own, and all go on from the newest that every one of them has
-run           the one run loop: steps, evaluations, checkpoints, the end; and the record of what happened
+launch        this process's rank, from torchrun's variables; or fork all ranks on this machine
+rendezvous    ranks agree through the store on who takes part, also after a restart, and make the process group
+checkpoints   each rank writes its own; all resume from the newest round of which every rank has one
+run           the run loop: steps, evaluations, checkpoints, the end; and the record of times
+
+    launch: place_in / LocalRanks ──> runs/ranks.py: train_rank ──> rendezvous: joined ──> checkpoints: agreed_start
+        ──> AveragingRun(...).run(state) ──> rank 0 returns the trace; the process group is destroyed
 """

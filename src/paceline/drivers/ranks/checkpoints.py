@@ -4,14 +4,15 @@
     folder/rank-0/launch                  the launch that began to keep them
     folder/rank-1/checkpoint-00000050/
 
-Ranks on several machines may have a folder each. A checkpoint is written where all ranks are at the same average; one
-that dies while it writes leaves the one before, which all have.
+Ranks on several machines may each have a folder of their own. All ranks write a checkpoint after the same round. A rank
+that dies while it writes still has its checkpoint before that one, and so do the others.
 
-    rank 0    40   50   60         rank 1 died before it had written 60: all go on from 50, and 60 is removed.
-    rank 1    40   50              Else a later attempt, which comes to another 60, could find both.
+    rank 0    40   50   60         rank 1 died before it had written 60: all go on from 50, and rank 0's 60 is removed.
+    rank 1    40   50              (The next attempt writes a 60 that differs; the two must not be mixed.)
 
-Launchers start ranks again after a death with the same command, which asks for a new run. So a rank goes on by itself
-from what this very launch has kept; what another launch has kept it leaves alone, unless it is asked to resume.
+After a death, torchrun starts the ranks again with the same command, without --resume. So a rank goes on by itself from
+checkpoints that its own launch has written (the file `launch` says which launch that was). Checkpoints of another
+launch are used only with --resume; without it the run is refused.
 """
 
 from __future__ import annotations
@@ -110,21 +111,21 @@ def agreed_start(
     recipe: Mapping[str, Any],
     defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
-    """Return the state from which this rank goes on, where all ranks go on from the same round; None if they begin.
+    """Return this rank's checkpoint of the newest round of which every rank has one; None if the run starts from zero.
 
-    `defaults` is what a setting is that a kept recipe does not name: it did not exist yet when the run began. What is
-    newer than that round is removed. Where one rank refuses, all raise the same ValueError, and nothing is changed. All
-    ranks must come here.
+    Newer checkpoints are removed. If one rank refuses (the folder holds another run, or the recipe differs), all ranks
+    raise the same ValueError, and nothing is changed. `defaults` are the values of settings that a stored recipe lacks
+    because they did not exist when its run began. All ranks must call it.
     """
     ours, held = checkpoints.launch == ranks.launch, checkpoints.held()[:OFFERED]
     refused, folder = "", checkpoints.run_folder
     if not (resume or ours or checkpoints.empty):
         refused = f"{folder} holds a run; give another --out, or go on with it: --resume {folder}"
     elif not held and not checkpoints.empty:
-        refused = f"no checkpoint in {checkpoints.folder} can be read"  # nor may it be taken for one that has none
+        refused = f"no checkpoint in {checkpoints.folder} can be read"  # and starting from zero would remove them
     offers = ranks.gather("say which checkpoints it has", {"held": held, "refused": refused, "ours": ours})
     raise_refusals([offer["refused"] for offer in offers])
-    # Where some have none, but have been in this launch: it died while they wrote their first.
+    # Some ranks may have no checkpoint though all have been in this launch: it died while they wrote their first one.
     in_first = not resume and all(offer["ours"] for offer in offers)
     rounds = newest_common([offer["held"] for offer in offers], begin_anew=in_first)
     state = None
@@ -180,7 +181,9 @@ def difference(kept: Mapping[str, Any], given: Mapping[str, Any], *, within: str
 
 
 def newest_common(held: Sequence[Sequence[int]], *, begin_anew: bool = False) -> int | None:
-    """Return the newest checkpoint that all hold; None if none holds any, or, where they may `begin_anew`, not all do.
+    """Return the newest round of which all ranks have a checkpoint; None if no rank has any checkpoint.
+
+    With `begin_anew` also None if some rank has none at all; otherwise no common round is a ValueError.
 
     >>> newest_common([[60, 50], [50, 40]])
     50

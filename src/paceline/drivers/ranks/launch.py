@@ -25,7 +25,7 @@ GRACE_SECONDS = 20.0  # how long ranks have to report a dead one by themselves
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Which rank of how many this process is.
+    """This process's rank, and the number of ranks (`world`), as torchrun's RANK and WORLD_SIZE give them.
 
     >>> place_in({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"})
     Place(rank=1, world=4)
@@ -53,10 +53,11 @@ def place_in(environment: Mapping[str, str]) -> Place | None:
 
 
 class LocalRanks:
-    """So many ranks on this machine, forked from this process; rank 0 has the terminal, the others write to files.
+    """The `world` ranks of a run on this machine, forked from this process, which is no rank itself.
 
-    One that dies ends them all: the others have some seconds to report it themselves. Whoever forks must have no
-    threads that hold anything: load torch before, but compute nothing. The ranks end with the thread that forks them.
+    Rank 0 writes to the terminal, the others to log files. When a rank fails, the others get GRACE_SECONDS to end by
+    themselves and report it; then they are ended. The forking process must have no other threads (see processes.py):
+    import torch before, but compute nothing. The ranks are killed when the thread that forked them ends.
     """
 
     def __init__(self, run_rank: Callable[[Place], int], world: int, *, logs: Path) -> None:
@@ -95,7 +96,7 @@ class LocalRanks:
             self.end()
 
     def _reason(self, bad: Sequence[int]) -> str:
-        """Say which rank is to blame: one that a signal ended did not end because of another."""
+        """Say which rank failed first: one that a signal ended, if there is one, as the others fail because of it."""
         codes = {rank: self.processes.codes[rank] or 0 for rank in bad}
         rank = next((rank for rank in bad if codes[rank] < 0), bad[0])
         if codes[rank] < 0:

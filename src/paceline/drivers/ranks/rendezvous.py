@@ -1,22 +1,23 @@
-"""How the ranks of a launch find each other through its store, after every restart of its processes anew.
+"""How the ranks of a launch agree on who takes part in this attempt, through the launch's store.
 
-A launch that starts its processes again after a death leaves its store as it was, with what the dead wrote; and how
-often a process was started again its launcher counts by machine, so two ranks of one attempt may have different counts.
-So nothing is counted. Every process draws a token, and rank 0 publishes a roster of the tokens that it finds:
+A launch is one torchrun, or one `paceline train`; each time that it starts its processes is an attempt. After a restart
+the store still holds the keys of the dead processes. torchrun's restart count is no help to tell attempts apart: it is
+per machine, so two ranks of one attempt may have different counts. So every process draws a random token, and rank 0
+publishes a roster: a new random name for the attempt, and the token of every rank:
 
-    store         rank 0                          rank 1                      rank 1, next attempt
+    key           rank 0                          rank 1                      rank 1, next attempt
     token/1                                       writes t
-    call          (A: token 0, t)
+    roster        (A: token 0, t)
     ack/1                                         finds t in A, writes A;
                                                   dies before all have
     token/1                                                                   writes u
-    call          sees u: (B: token 0, u)
+    roster        sees u: (B: token 0, u)
     ack/1                                                                     finds u in B, writes B
     go            all wrote B: B                                              reads B
 
-A process that reads its own token in a roster knows that the roster is of its own attempt; an old one holds a token
-that nobody has. The roster's name is where this attempt's connections are made: with an old one gloo looks for the dead
-at their addresses.
+A process that finds its own token in a roster knows that the roster is of its own attempt; an old roster holds the
+token of a dead process. The attempt's name (A, B) is the prefix of all store keys of its process group: under an old
+prefix gloo would connect to the addresses of dead processes.
 """
 
 from __future__ import annotations
@@ -37,12 +38,15 @@ from paceline.distributed.stores import StoreGather
 from paceline.drivers.ranks.launch import STORE, Place
 
 POLL_SECONDS = 0.02
-LAUNCH, ROSTER, GO = "launch", "call", "go"
+LAUNCH, ROSTER, GO = "launch", "roster", "go"  # keys in the store
 
 
 @contextmanager
 def joined(place: Place, *, timeout_seconds: float) -> Iterator[StoreGather]:
-    """Join the other ranks in a process group, and leave it at the end; post the error that this rank ends with."""
+    """Make the default process group (gloo) of all ranks, and destroy it at the end of the `with`.
+
+    If this rank ends with an error, the error is posted in the store first, so that the others do not wait for it.
+    """
     timeout = datetime.timedelta(seconds=timeout_seconds)
     try:
         store = open_store(os.environ, place, timeout)
@@ -58,7 +62,7 @@ def joined(place: Place, *, timeout_seconds: float) -> Iterator[StoreGather]:
     words = dist.PrefixStore("gather", ours)  # type: ignore[attr-defined]
     ranks = StoreGather(words, place.rank, place.world, timeout_seconds=timeout_seconds, launch=roster.launch)
     try:
-        ranks.gather("connect", None)  # one that failed at once would close connections that others still make
+        ranks.gather("connect", None)  # a barrier: a rank that failed now would close connections still being made
         yield ranks
     except BaseException as error:
         with suppress(RuntimeError):  # the store may be lost, with the process that kept it
@@ -85,7 +89,7 @@ def open_store(environment: Mapping[str, str], place: Place, timeout: datetime.t
 
 @dataclass(frozen=True, kw_only=True)
 class RankRoster:
-    """What rank 0 publishes: names for this attempt and for the launch, which all its attempts share, and who is meant.
+    """What rank 0 publishes: random ids of this attempt and of the launch, and the token of each rank's process.
 
     >>> roster = RankRoster(attempt="a1", launch="b2", tokens=["c3", "d4"])
     >>> RankRoster(**json.loads(roster.to_json())) == roster
@@ -118,7 +122,7 @@ def meet(store: Any, rank: int, world: int, *, timeout_seconds: float) -> RankRo
             return roster
         if time.monotonic() > deadline:
             missing = handshake.missing()
-            late = "all ranks to answer one call: they have only just come"
+            late = "all ranks to acknowledge one roster: they have only just come"
             who = f"{name_ranks(missing)} to come" if missing else late
             raise RankGoneError(f"rank {rank} waited {timeout_seconds:g} s for {who}")
         time.sleep(POLL_SECONDS)
@@ -128,7 +132,7 @@ def meet(store: Any, rank: int, world: int, *, timeout_seconds: float) -> RankRo
 class Handshake:
     """One process's side of a rendezvous.
 
-    It asks for no key before the key is there: the store would wait for it, and could not say for which rank.
+    A key is read only once it exists: `store.get` would block, and its timeout does not say which rank is missing.
     """
 
     store: Any

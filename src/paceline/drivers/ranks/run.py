@@ -4,10 +4,12 @@
                 ├─ evaluation, every `evaluate_every` rounds
                 └─ checkpoint, every `checkpoint_every` rounds
 
-What a step and a round are, averaging and pipelines say (`RankRun`'s abstract methods). The rounds done are the same on
-all ranks whenever one of them looks, so all come to an evaluation, a checkpoint and the end together.
+`RankRun` has two subclasses, `AveragingRun` (drivers/averaging/job.py) and `PipelineRun` (drivers/pipelining/job.py),
+which define what a step and a round are. All ranks reach a given `rounds_done` at the same average (or pipeline step),
+so they evaluate, write checkpoints and end together.
 
-Times are a rank's own, on its own clock since all began together; they are gathered once, at the end (`RunRecorder`).
+Each rank measures times on its own clock, which starts when all ranks are ready (`begin_together`); they are gathered
+once, at the end (`RunRecorder`).
 """
 
 from __future__ import annotations
@@ -55,9 +57,10 @@ def check_loss(loss: float, rounds: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankJob:
-    """What is trained, for how many rounds, and where what is kept goes.
+    """The settings of a rank's run: what is trained, for how many rounds, and the folder for checkpoints.
 
-    `delay_seconds(worker, draw)` is how long a step takes at least; `recipe` is kept with every checkpoint.
+    `delay_seconds(worker, draw)` is the least duration of a step (draw: the number of the worker's batch), to slow
+    workers down on purpose; `recipe` is stored in every checkpoint. `timeout_seconds` limits waits for other ranks.
     """
 
     training: Training
@@ -93,7 +96,7 @@ class RunRecorder(ABC):
 
     @abstractmethod
     def windows(self) -> list[tuple[Window, ...]]:
-        """Return what every worker brought to every round."""
+        """Return, for each round, every worker's window: the local steps that it contributed."""
 
     def state_dict(self, now: float) -> dict[str, Any]:
         """Return all of it, as tensors and plain values."""
@@ -128,9 +131,9 @@ class RunRecorder(ABC):
 def rounds_and_works(
     windows: Sequence[Sequence[Window]], times: torch.Tensor
 ) -> tuple[tuple[Round, ...], tuple[Work, ...]]:
-    """Return a round for each average, and a work for each window that brought something.
+    """Return a Round for each average, and a Work for each worker's window of at least one step in it.
 
-    `times` are averages x workers x (started, begun, done).
+    `times` are averages x workers x (started its steps, entered the average, average done), in seconds of the run.
 
     >>> times = torch.tensor([[[0.0, 1.0, 2.5], [0.0, 2.0, 2.4]]])
     >>> rounds, works = rounds_and_works([(Window(steps=1), Window(steps=2))], times)
@@ -139,7 +142,7 @@ def rounds_and_works(
     """
     rounds, works, opened = [], [], 0.0
     for number, (average, moments) in enumerate(zip(windows, times.tolist(), strict=True)):
-        sent = max(moment[BEGUN] for moment in moments)  # it cannot travel before the last is there
+        sent = max(moment[BEGUN] for moment in moments)  # an all-reduce starts when the last rank enters it
         done = max(sent, min(moment[DONE] for moment in moments))
         brought = [worker for worker, window in enumerate(average) if window.brought]
         rounds.append(
@@ -189,7 +192,7 @@ class RankRun(ABC):
 
     @abstractmethod
     def connected(self) -> AbstractContextManager[Any]:
-        """Return what holds the ranks together: it is entered when the run begins, and left when it ends."""
+        """Return the context manager of the connection between the ranks, which `run` enters and leaves."""
 
     @property
     @abstractmethod
@@ -211,7 +214,7 @@ class RankRun(ABC):
 
     @abstractmethod
     def end(self, *, was_over: bool) -> None:
-        """Bring all ranks to one model after the last step; `was_over`: there was no step, the run had ended before."""
+        """Make all ranks' models equal after the last step; `was_over`: the run was loaded when it had ended."""
 
     @abstractmethod
     def measure_model(self) -> tuple[float, float] | None:
@@ -261,7 +264,7 @@ class RankRun(ABC):
             )
 
     def _do_due(self, before: int) -> None:
-        """Do what the rounds since `before` call for; a checkpoint may itself bring more rounds to an end."""
+        """Evaluate and write a checkpoint if one is due since round `before`; writing one may complete more rounds."""
         done, job = self.rounds_done, self.job
         self._follow_schedule()
         if self.over:
@@ -296,7 +299,7 @@ class RankRun(ABC):
         common = {
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
-            "story": self.recorder.state_dict(time.perf_counter()),
+            "story": self.recorder.state_dict(time.perf_counter()),  # the recorder's state; stored under this key
             "recipe": dict(self.job.recipe),
         }
         self.checkpoints.keep(self.rounds_done, state | common)

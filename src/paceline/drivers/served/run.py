@@ -3,7 +3,7 @@
     event loop:      streams -> coordinator -> steps        `_changed` after each
     two threads:     measure the model, write checkpoints: always copies of it, so that no round waits for them
 
-What is not finished when the next is due makes the next be left out; the last of a run never is.
+An evaluation or checkpoint that is due while the one before is still being made is left out; the last one never is.
 """
 
 from __future__ import annotations
