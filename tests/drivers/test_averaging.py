@@ -24,8 +24,8 @@ from paceline.optim import OptimizerSettings, make_optimizer
 from paceline.reports.timeline import segments
 from paceline.strategies.averaging import AVERAGING, make_averaging
 from paceline.training import Batches, Training
+from paceline.training.averaging_workers import AveragingWorkers
 from paceline.training.replica import local_gradient
-from paceline.training.team import Team
 from tests.contracts.averaging_play import VARIANTS, Play
 
 WORKERS, ROUNDS = 3, 7
@@ -81,7 +81,7 @@ def times(member, rows, *, rounds, message_bytes=0, **others):
 def played(member, training, **others):
     """A run's team, and the windows of its averages."""
     cluster = setup(member, **others)
-    team = Team(training, member, workers=cluster.workers)
+    team = AveragingWorkers(training, member, workers=cluster.workers)
     averages = [
         happened for happened in AveragingCluster(cluster, trainer=team).run() if isinstance(happened, SimulatedAverage)
     ]
@@ -202,10 +202,10 @@ def test_the_model_is_the_start_plus_the_weighted_sums_of_what_was_sent(digits, 
     messages, sums, member = {}, {}, VARIANTS[name]
     if member.normalize and codec == ONE_BIT:
         with pytest.raises(ValueError, match="normalize does not go with error feedback"):
-            Team(training, member, workers=WORKERS)
+            AveragingWorkers(training, member, workers=WORKERS)
         return
 
-    class Watched(Team):
+    class Watched(AveragingWorkers):
         def enter(self, worker, begin):
             weight = super().enter(worker, begin)
             messages.setdefault(begin.number, {})[worker] = self._messages[begin.number][worker].clone()
@@ -232,7 +232,7 @@ def test_what_a_codec_with_a_memory_sent_and_what_it_still_holds_is_what_was_tra
     made = [torch.zeros(1, dtype=torch.float64) for _ in range(WORKERS)]
     sent = [torch.zeros(1, dtype=torch.float64) for _ in range(WORKERS)]
 
-    class Watched(Team):
+    class Watched(AveragingWorkers):
         def _through_codec(self, worker, number, change):
             made[worker] = made[worker] + change.double()
             weight = super()._through_codec(worker, number, change)
@@ -304,7 +304,7 @@ def test_a_shared_model_is_as_good_whoever_is_asked(digits):
     """While windows are open workers differ in parameters, not in what they have merged."""
     compared = []
 
-    class Watched(Team):
+    class Watched(AveragingWorkers):
         def compute(self, worker, draw):
             super().compute(worker, draw)
             for other in range(WORKERS):

@@ -80,9 +80,9 @@ def _replay_ranks(
         )
     training = make_training(recipe, load_data(recipe))
     windows = windows_from(state["story"]["windows"])
-    team = replay_averages(windows, training, make_member(recipe), on_average=on_average)
-    on_end(team.batches, training, team.module)
-    found = team.parameters
+    workers = replay_averages(windows, training, make_member(recipe), on_average=on_average)
+    on_end(workers.batches, training, workers.module)
+    found = workers.parameters
     expected = state["sync"]["replica"].get("shared")
     if expected is None:  # ssgd: the parameters themselves are shared
         trained = [name for name, parameter in training.module.named_parameters() if parameter.requires_grad]

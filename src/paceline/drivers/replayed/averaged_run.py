@@ -23,7 +23,7 @@ from paceline.drivers.replayed.served_run import ReplayError
 from paceline.events import Asked, Averaged, Begin, Merge, Order, Standing, Stepped, Window
 from paceline.strategies.averaging import Averaging, AveragingState
 from paceline.training import Training
-from paceline.training.team import Team
+from paceline.training.averaging_workers import AveragingWorkers
 
 
 def replay_averages(
@@ -32,7 +32,7 @@ def replay_averages(
     member: Averaging,
     *,
     on_average: Callable[[int, int], None] = lambda done, averages: None,
-) -> Team:
+) -> AveragingWorkers:
     """Compute recorded averages again, and return all workers as they are after them.
 
     `on_average` is called after each with how many are done, and with the number of all. ReplayError names the average
@@ -48,28 +48,28 @@ def replay_averages(
     for number, windows in enumerate(averages):
         if len(windows) != everybody:
             raise ReplayError(f"average {number} has {len(windows)} windows, and there are {everybody} workers")
-    team = Team(training, member, workers=everybody)
-    replayed = [_ReplayedWorker(team, AveragingState(member, everybody), worker) for worker in range(everybody)]
+    workers = AveragingWorkers(training, member, workers=everybody)
+    replayed = [_ReplayedWorker(workers, AveragingState(member, everybody), worker) for worker in range(everybody)]
     for number, windows in enumerate(averages):
         for worker, each in enumerate(replayed):
             try:
                 each.enter(number, windows[worker])
             except ValueError as error:
                 raise ReplayError(f"average {number}, worker {worker}: {error}") from error
-        team.gathered(number, windows)
+        workers.gathered(number, windows)
         for each in replayed:
             each.under_way = Averaged(number=number, windows=tuple(windows))
         on_average(number + 1, len(averages))
     for each in replayed:
         each.merge()
-    return team
+    return workers
 
 
 class _ReplayedWorker:
     """One worker: an averaging state that gets the events of the record."""
 
-    def __init__(self, team: Team, state: AveragingState, worker: int) -> None:
-        self._team, self._state, self._worker = team, state, worker
+    def __init__(self, workers: AveragingWorkers, state: AveragingState, worker: int) -> None:
+        self._workers, self._state, self._worker = workers, state, worker
         self._draws = 0
         self._begun: Begin | None = None
         self.under_way: Averaged | None = None
@@ -100,16 +100,16 @@ class _ReplayedWorker:
             done, self.under_way = self.under_way, None
             self._carry_out(self._state.handle(done))
             if self._state.standing is Standing.TRAINING:  # else it waits for the next average, and moves after that
-                self._team.settle(self._worker)
+                self._workers.settle(self._worker)
 
     def _train(self, window: Window, *, until: int) -> None:
         while self._state.open_steps < until:
-            self._team.compute(self._worker, self._draws)
+            self._workers.compute(self._worker, self._draws)
             self._draws += 1
             self._carry_out(self._state.handle(Stepped()))
             if self._begun is not None:
                 break
-            self._team.settle(self._worker)
+            self._workers.settle(self._worker)
         begun = self._begun
         if begun is not None and begun.window.steps < until:
             raise ValueError(
@@ -125,6 +125,6 @@ class _ReplayedWorker:
             match order:
                 case Begin():
                     self._begun = order
-                    self._team.enter(self._worker, order)
+                    self._workers.enter(self._worker, order)
                 case Merge():
-                    self._team.merge(self._worker, order)
+                    self._workers.merge(self._worker, order)

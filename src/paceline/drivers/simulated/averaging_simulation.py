@@ -23,7 +23,7 @@ from paceline.traces import Round, Trace, Work
 
 if TYPE_CHECKING:
     from paceline.training import Batches, Training
-    from paceline.training.team import Team
+    from paceline.training.averaging_workers import AveragingWorkers
 
 
 class AveragedSimulation:
@@ -52,11 +52,11 @@ class AveragedSimulation:
         if evaluate_every < 1:
             raise ValueError(f"evaluate_every must be 1 or more (evaluate_every={evaluate_every})")
         self._setup, self._evaluate_every = setup, evaluate_every
-        self.learner: Team | None = None
+        self.learner: AveragingWorkers | None = None
         if training:
-            from paceline.training.team import Team  # only those who train need torch
+            from paceline.training.averaging_workers import AveragingWorkers  # only those who train need torch
 
-            self.learner = Team(training, setup.member, workers=setup.workers)
+            self.learner = AveragingWorkers(training, setup.member, workers=setup.workers)
         without = NoReplicas(message_bytes=message_bytes, gathers=gathers)
         self._cluster = AveragingCluster(setup, trainer=self.learner or without)
         self._evaluations = Evaluations()
@@ -97,9 +97,9 @@ class AveragedSimulation:
             return self._evaluate(self.learner, seconds, worker=worker)
         return self._evaluations.progress(round=self._rounds_done, seconds=seconds)
 
-    def _evaluate(self, team: Team, seconds: float, *, worker: int = 0) -> Progress:
+    def _evaluate(self, workers: AveragingWorkers, seconds: float, *, worker: int = 0) -> Progress:
         self._evaluated_steps = self._steps_seen
-        return self._evaluations.add(round=self._rounds_done, seconds=seconds, measured=team.evaluate(worker))
+        return self._evaluations.add(round=self._rounds_done, seconds=seconds, measured=workers.evaluate(worker))
 
     # -- the trace ---------------------------------------------------------------------------------------------
 

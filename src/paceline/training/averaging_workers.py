@@ -67,7 +67,7 @@ class WorkerModel:
             self.schedule.step()
 
 
-class Team:
+class AveragingWorkers:
     """The models of all workers of an averaging run, moved as the workers' averaging states order.
 
     >>> from paceline.data import load_dataset
@@ -76,9 +76,9 @@ class Team:
     >>> digits, network = load_dataset("digits"), torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     >>> shards = torch.arange(400).split(200)
     >>> training = Training(module=network, dataset=digits, shards=shards, optimizer=OptimizerSettings(), total_steps=1)
-    >>> team = Team(training, make_averaging("local-sgd"), workers=2)
-    >>> team.compute(0, draw=0)
-    >>> team.enter(0, Begin(number=0, window=Window(steps=1))) > 4 * team.parameters.numel()
+    >>> workers = AveragingWorkers(training, make_averaging("local-sgd"), workers=2)
+    >>> workers.compute(0, draw=0)
+    >>> workers.enter(0, Begin(number=0, window=Window(steps=1))) > 4 * workers.parameters.numel()
     True
     """
 
