@@ -36,7 +36,7 @@ class ServerEndpoint:
     True
     >>> ServerEndpoint(listen="0.0.0.0:29400")
     Traceback (most recent call last):
-    ValueError: ...
+    paceline.drivers.served.security.AddressError: ...
     """
 
     listen: str = "127.0.0.1:29400"
