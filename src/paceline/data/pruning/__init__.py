@@ -108,15 +108,16 @@ class PruningSettings(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        owners = {name: [policy] for policy, entry in PRUNINGS.items() for name in entry.settings}
+        named = {name for entry in PRUNINGS.values() for name in entry.settings}
+        owners = {name: [policy for policy, entry in PRUNINGS.items() if name in entry.settings] for name in named}
         refuse_settings_of_others(self, owners, "pruning")
         if self.on:
             try:  # the policy itself knows what its settings may be beside each other
                 make_policy(self, 1, seed=0)
             except ValueError as error:
                 changed = [each.name for each in dataclasses.fields(self) if getattr(self, each.name) != each.default]
-                named = [name for name in changed if f"{name}=" in str(error)]
-                raise SettingError((named[0] if named else "name",), str(error)) from None
+                blamed = [name for name in changed if f"{name}=" in str(error)]
+                raise SettingError((blamed[0] if blamed else "name",), str(error)) from None
 
     @property
     def on(self) -> bool:
