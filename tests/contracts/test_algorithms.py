@@ -1,4 +1,4 @@
-"""What the strategies' updates add up to: the laws of ALGORITHMS.md."""
+"""What the strategies' updates add up to: unbiasedness, telescoping, equality with K = N."""
 
 from __future__ import annotations
 
