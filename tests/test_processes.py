@@ -83,3 +83,14 @@ print(children.wait(), len(os.listdir("/proc/self/task")))
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
     assert found.stdout.split("\n")[0] == "[0] 1", found.stderr
+
+
+def test_exit_codes_are_known_where_signals_of_children_are_ignored():
+    # As under some runners: the kernel then keeps no exit codes, and a wait for children finds none.
+    program = (
+        "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "from paceline.processes import Processes\n"
+        "children = Processes(); children.fork(lambda: 3); children.fork(lambda: 0); print(children.wait())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[3, 0]"

@@ -56,6 +56,8 @@ class Processes:
         """
         sys.stdout.flush()
         sys.stderr.flush()
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited: the kernel would keep no exit codes for us
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         parent = os.getpid()
         # Block signals: the child must not run the parent's handlers, and the parent's must find the child in `pids`.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)

@@ -185,7 +185,9 @@ class Meetings:
         try:
             if self._group is None:
                 members = dist.get_process_group_ranks(self.of)
-                self._group = shared_group([members], members, "gloo", self._timeout_seconds, purpose=self._purpose)
+                self._group = shared_group(
+                    [members], members, "gloo", self._timeout_seconds, purpose=self._purpose, local=True
+                )
             timeout = timedelta(seconds=self._timeout_seconds)
             dist.monitored_barrier(self._group, timeout=timeout, wait_all_ranks=True)
         except RuntimeError as error:

@@ -58,14 +58,21 @@ def close_group(group: dist.ProcessGroup, *, pending: bool) -> None:
 
 
 def shared_group(
-    sets: Sequence[Sequence[int]], everyone: Sequence[int], backend: str, timeout_seconds: float, *, purpose: str
+    sets: Sequence[Sequence[int]],
+    everyone: Sequence[int],
+    backend: str,
+    timeout_seconds: float,
+    *,
+    purpose: str,
+    local: bool = False,
 ) -> dist.ProcessGroup | None:
     """Return the process group of the set that contains this rank, made by the first call; None if no set does.
 
     Every rank in `everyone` must call it with the same arguments; the sets must not overlap.
 
         everyone is the whole world    every rank takes part in making every group, as dist.new_group requires
-        everyone is a part of it       only the members of a set make its group (use_local_synchronization)
+        everyone is a part of it,      only the members of a set make its group (use_local_synchronization), which torch
+        or `local`                     names by its ranks: also where ranks have made different numbers of groups before
 
     A rank that is in no set makes a group of itself alone: torch names a group by the number of groups a rank has made,
     so a rank that left one out would give its next group another name than its peers do.
@@ -73,15 +80,20 @@ def shared_group(
     made = _SHARED.setdefault(dist.group.WORLD, {})
     key = (purpose, tuple(everyone), tuple(map(tuple, sets)), backend, timeout_seconds)
     if key not in made:
-        made[key] = _make_shared(sets, everyone, backend, datetime.timedelta(seconds=timeout_seconds))
+        made[key] = _make_shared(
+            sets,
+            backend,
+            datetime.timedelta(seconds=timeout_seconds),
+            together=len(everyone) == dist.get_world_size() and not local,
+        )
     return made[key]
 
 
 def _make_shared(
-    sets: Sequence[Sequence[int]], everyone: Sequence[int], backend: str, timeout: datetime.timedelta
+    sets: Sequence[Sequence[int]], backend: str, timeout: datetime.timedelta, *, together: bool
 ) -> dist.ProcessGroup | None:
     rank, found = dist.get_rank(), None
-    if len(everyone) == dist.get_world_size():
+    if together:
         for ranks in sets:
             group = dist.new_group(list(ranks), timeout, backend)
             found = group if rank in ranks and isinstance(group, dist.ProcessGroup) else found

@@ -3,8 +3,6 @@
 Bad values are refused where they are written: one line names the place, the value and what is allowed.
 """
 
-from __future__ import annotations
-
 import importlib
 import warnings
 

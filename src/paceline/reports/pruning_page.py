@@ -260,7 +260,8 @@ def data_uris(images: Mapping[int, NDArray[Any]]) -> dict[int, str]:
     low = np.min([image.min(axis=(0, 1)) for image in known.values()], axis=0)
     span = np.max([image.max(axis=(0, 1)) for image in known.values()], axis=0) - low
     span[span == 0] = 1.0
-    return {number: _uri(np.rint((image - low) / span * 255).astype(np.uint8)) for number, image in known.items()}
+    files = {number: png(np.rint((image - low) / span * 255).astype(np.uint8)) for number, image in known.items()}
+    return {number: f"data:image/png;base64,{base64.b64encode(file).decode()}" for number, file in files.items()}
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
@@ -279,10 +280,6 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def _uri(pixels: NDArray[np.uint8]) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png(pixels)).decode()}"
 
 
 def _height_width_channels(image: NDArray[Any]) -> NDArray[np.float64] | None:

@@ -312,8 +312,12 @@ def line_of(record: JournalRecord) -> bytes:
     for name in (each.name for each in fields(record)):
         try:
             written[name] = _written(name, getattr(record, name))
-        except (ValueError, TypeError, OverflowError) as error:
+        except DecodingError as error:
             raise DecodingError(f"{kind}: {name}{error}") from None
+        except (ValueError, TypeError, OverflowError, AttributeError) as error:
+            raise DecodingError(
+                f"{kind}: {name} cannot be written: {error} ({name}={getattr(record, name)!r:.60})"
+            ) from None
     _record(kind, written)
     return json.dumps({"kind": kind, **written}, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
 

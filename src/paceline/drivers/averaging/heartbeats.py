@@ -85,7 +85,8 @@ class Heartbeats:
         `after_seconds` of silence are enough, if they are given and fewer than usual.
         """
         enough = self.silence_seconds if after_seconds is None else min(after_seconds, self.silence_seconds)
-        left = {rank: heard[2] for rank, heard in self._heard.items() if len(heard) > 2}
+        # Asked rank by rank: the heartbeats' thread adds to `_heard` meanwhile, so it cannot be iterated over here.
+        left = {rank: heard[2] for rank in self._others if len(heard := self._heard.get(rank, [])) > 2}
         silent = [rank for rank in self._others if self._silent_seconds[rank] >= enough and rank not in left]
         if silent:
             rank = max(silent, key=lambda other: self._silent_seconds[other])

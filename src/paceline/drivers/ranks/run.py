@@ -305,7 +305,7 @@ class RankRun(ABC):
         self.checkpoints.keep(self.rounds_done, state | common)
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        self.load_state(state)
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(state["optimizer"])  # first: an averager goes on with what it finds loaded
         self.schedule.load_state_dict(state["schedule"])
+        self.load_state(state)
         self.recorder.load_state_dict(state["story"])

@@ -295,9 +295,10 @@ class ServerConnection:
             self._call.cancel()
             self._out.put(None)
 
-    def _finish(self, end: Exception) -> None:
+    def _finish(self, end: Exception, *, goodbye: bool = False) -> None:
         with self._news:
-            self.end = self.end or end  # after a Goodbye the stream ends too
+            # After a Goodbye the stream ends too; and a send may have failed before the Goodbye was read.
+            self.end = end if goodbye else self.end or end
             self._news.notify_all()
 
     def _handle(self, message: Message, body: memoryview) -> None:
@@ -317,8 +318,8 @@ class ServerConnection:
             case Beat():
                 pass
             case Goodbye():
-                refused = f"the server at {self._address} refused this worker: {message.reason}"
-                self._finish(ENDS[message.what](refused if message.what == "refused" else message.reason))
+                refusal = f"the server at {self._address} refused this worker: " if message.what == "refused" else ""
+                self._finish(ENDS[message.what](refusal + message.reason), goodbye=True)
             case _:
                 raise ProtocolError(f"a {type(message).__name__} is out of place here")
 
