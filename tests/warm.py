@@ -168,21 +168,22 @@ def _adopting(willing):
     _libc.prctl(PR_SET_CHILD_SUBREAPER, int(willing), 0, 0, 0)
 
 
-def stacks_of_children(within_seconds=2.0):
+def stacks_of_children(within_seconds=10.0):
     """Return the stacks of all processes that descend from this one and were forked from the nursery, as text."""
     if _stacks is None:
         return ""
     _stacks.seek(0)
     _stacks.truncate()
     asked = [pid for pid in _descendants(os.getpid()) if _catches(pid, signal.SIGUSR1)]
-    for pid in asked:
+    deadline, text = time.monotonic() + within_seconds, ""
+    for pid in asked:  # one after the other, each to its end: a stack is written in many small pieces
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
-    deadline, text = time.monotonic() + within_seconds, ""
-    while text.count("most recent call first") < len(asked) and time.monotonic() < deadline:
-        time.sleep(0.05)
-        _stacks.seek(0)
-        text = _stacks.read()
+        before, last = text, None
+        while time.monotonic() < deadline and (text == before or text != last):
+            time.sleep(0.05)
+            _stacks.seek(0)
+            last, text = text, _stacks.read()
     return f"processes {asked}:\n{text}"
 
 
