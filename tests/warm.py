@@ -184,7 +184,8 @@ def stacks_of_children(within_seconds=10.0):
             time.sleep(0.05)
             _stacks.seek(0)
             last, text = text, _stacks.read()
-    return f"processes {asked}:\n{text}"
+    _stacks.seek(0)
+    return f"processes {asked}:\n{_stacks.read()}"
 
 
 def _descendants(pid):
