@@ -18,9 +18,11 @@ DEADLINE_SECONDS = 60.0
 
 @pytest.fixture
 def children():
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # children inherit what another test may have left
     children = Processes()
     yield children
     children.end()
+    signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def sleep_for_ever():
