@@ -23,9 +23,11 @@ race: $(READY)
 test: $(READY)
 	@$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
-# Laws, parity and units: what starts no process and takes no seconds. An answer in a minute, or a test is to be marked slow.
+# Laws, parity and units of the core: what starts no process and takes no seconds. An answer in a minute.
+NOT_QUICK := analysis averaging bench cli cluster collective cuda ddp distributed docs golden ranks recipes reports runs
 quick: $(READY)
-	@PACELINE_TESTS_QUICK=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m "not processes and not slow and not browser" --timeout 20 tests $(ARGS)
+	@PACELINE_TESTS_QUICK=1 $(BIN)/python -m pytest -n auto --dist loadgroup --timeout 20 tests $(ARGS) \
+	  -m "not processes and not slow and not browser" $(NOT_QUICK:%=--ignore=tests/%)
 
 # Every Python that is supported, each in an environment of its own: .venv-3.11 and so on.
 test-all:

@@ -24,7 +24,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, and for the pro
 KEEP_MEMORY = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=16777216"
 
 settings.register_profile("paceline", deadline=None, derandomize=True)  # this machine is slow, and a test is no lottery
-settings.register_profile("quick", settings.get_profile("paceline"), max_examples=20)
+settings.register_profile("quick", settings.get_profile("paceline"), max_examples=10)
 settings.load_profile("quick" if os.environ.get("PACELINE_TESTS_QUICK") else "paceline")
 
 
