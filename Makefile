@@ -24,7 +24,8 @@ test: $(READY)
 	@$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
 # Laws, parity and units of the core: what starts no process and takes no seconds. An answer in a minute.
-NOT_QUICK := analysis averaging bench cli cluster collective cuda ddp distributed docs golden ranks recipes reports runs
+NOT_QUICK := analysis averaging bench cli cluster collective cuda ddp distributed docs golden models pipeline portability \
+  ranks recipes reports runs
 quick: $(READY)
 	@PACELINE_TESTS_QUICK=1 $(BIN)/python -m pytest -n auto --dist loadgroup --timeout 20 tests $(ARGS) \
 	  -m "not processes and not slow and not browser" $(NOT_QUICK:%=--ignore=tests/%)
