@@ -18,9 +18,11 @@ class Options:
     seeds: int | None = None
     """claims, choice-of-k, large-batch, pruning: runs that are averaged; 3 if not given."""
     only: str = ""
-    """choice-of-k: delay models, gradients, pipeline-balance: networks, with commas between; empty: all."""
+    """choice-of-k: delay models, gradients, pipeline-balance: networks, server-memory: sizes, by commas; empty: all."""
     strategies: str = ""
-    """choice-of-k: strategies, with commas between; empty: all."""
+    """choice-of-k, server-memory: strategies, with commas between; empty: all."""
+    workers: str = ""
+    """server-memory: numbers of workers, with commas between; empty: all."""
     rounds: int | None = None
     """cluster: rounds of each run; 300 if not given."""
     repeat: int | None = None

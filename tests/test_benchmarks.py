@@ -15,7 +15,14 @@ ROOT = Path(__file__).parents[1]
 
 
 # Several in one command where that saves loading torch again.
-RUNS = [["cluster"], ["overhead"], ["soak"], ["links"], ["averaging"], ["gradients", "--only", "mlp,lenet"]]
+RUNS = [
+    ["cluster"],
+    ["overhead", "server-memory"],
+    ["soak"],
+    ["links"],
+    ["averaging"],
+    ["gradients", "--only", "mlp,lenet"],
+]
 RUNS += [["claims", "timing", "codecs", "pruning", "pruning-overhead"]]
 RUNS += [["pipeline-balance", "pipeline-idle", "pipeline-placement"]]
 RUNS += [["hostile", "scale", "averaging-accuracy", "optimizers", "large-batch"]]
