@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from paceline.cli import main
+from paceline.traces.journal import line_of, record_from
 from tests import warm
 
 ERRORS = {
@@ -78,11 +80,11 @@ def test_train_ends_in_a_table_a_page_and_a_run_that_replays_unless_its_trace_wa
     assert "holds a run" in taken.stderr
 
     trace = tmp_path / "runs" / "train" / "trace.jsonl"
-    lines = trace.read_text().splitlines()
-    steps = [number for number, line in enumerate(lines) if '"kind":"stepped"' in line]
-    record = json.loads(lines[steps[3]])
-    lines[steps[3]] = json.dumps(record | {"fingerprint": record["fingerprint"] + 1})
-    trace.write_text("\n".join(lines) + "\n")
+    lines = trace.read_bytes().splitlines(keepends=True)
+    number = [number for number, line in enumerate(lines) if b'"kind":"stepped"' in line][3]
+    record = record_from(lines[number])
+    lines[number] = line_of(replace(record, fingerprint=record.fingerprint + 1))
+    trace.write_bytes(b"".join(lines))
     told = run("replay", "runs/train", cwd=tmp_path)
     assert told.returncode == 1
     assert "step 3: the weights after it are not the same" in told.stderr

@@ -29,6 +29,7 @@ from paceline.traces.journal import (
     WorkerJoined,
     WorkerLeft,
     line_of,
+    record_from,
 )
 from paceline.traces.journal_files import JournalWriter, effective, read_journal
 from tests.traces.test_journal_records import arrival, began, stepped
@@ -97,6 +98,7 @@ def test_a_torn_line_longer_than_a_look_back_is_cut_off(file: Path) -> None:
 # -- bad lines ----------------------------------------------------------------------------------------------------
 
 STEP = json.loads(line_of(stepped(0, 1.0, fresh=((0, 0),), arrivals=(arrival(),))))
+del STEP["crc"]
 
 
 def step_with(**changes: Any) -> str:
@@ -145,7 +147,8 @@ BAD_LINES = {
 
 @pytest.mark.parametrize(("bad", "why"), BAD_LINES.items(), ids=range(len(BAD_LINES)))
 def test_a_bad_line_is_named_with_its_reason(file: Path, bad: str, why: str) -> None:
-    lines = [line_of(record) for record in RECORDS]
+    """In a journal of format 1, whose lines need no checksum."""
+    lines = [line_of(record) for record in (began(format=1), *RECORDS[1:])]
     file.write_bytes(b"".join([*lines[:3], bad.encode() + b"\n", *lines[3:]]))
     with pytest.raises(JournalError) as caught:
         read_journal(file)
@@ -160,23 +163,50 @@ def test_a_bad_line_is_named_with_its_reason(file: Path, bad: str, why: str) -> 
     deadline=None, max_examples=100, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_a_byte_turned_in_any_line_is_read_or_refused_with_its_line(file: Path, data: st.DataObject) -> None:
+def test_a_byte_turned_in_any_line_is_refused_with_its_line(file: Path, data: st.DataObject) -> None:
     lines = [line_of(record) for record in RECORDS]
     number = data.draw(st.integers(0, len(lines) - 1))
-    place = data.draw(st.integers(0, len(lines[number]) - 2))
-    turned = data.draw(st.integers(0, 255).filter(lambda byte: byte != 10))
+    place = data.draw(st.integers(0, len(lines[number]) - 1))
+    turned = data.draw(st.integers(0, 255).filter(lambda byte: byte != lines[number][place]))
     lines[number] = lines[number][:place] + bytes([turned]) + lines[number][place + 1 :]
     file.write_bytes(b"".join(lines))
-    said = ""
-    try:
-        found = read_journal(file).records
-    except JournalError as error:
-        said = str(error)
-    assert said.startswith(f"{file}:{number + 1}: ") if said else len(found) == len(RECORDS)
+    with pytest.raises(JournalError) as caught:
+        read_journal(file)
+    assert str(caught.value).startswith(f"{file}:{number + 1}: ")
+
+
+@pytest.mark.parametrize("format", [1, 2])
+def test_every_bit_that_flips_in_a_line_with_a_checksum_is_noticed(format: int) -> None:
+    """Also in the field that holds the checksum, and in the journal's format."""
+    for record in (began(format=format), stepped(3, 1.5, arrivals=(arrival(),))):
+        line = line_of(record)[:-1]
+        for bit in range(8 * len(line)):
+            flipped = bytearray(line)
+            flipped[bit // 8] ^= 1 << bit % 8
+            with pytest.raises(ValueError):
+                record_from(bytes(flipped))
+
+
+def without_checksum(line: bytes) -> bytes:
+    return line[: line.rindex(b',"crc"')] + b"}\n"
+
+
+def test_a_line_without_a_checksum_is_only_for_journals_that_began_without(file: Path) -> None:
+    sealed = [line_of(record) for record in RECORDS]
+    for number in range(len(sealed)):
+        file.write_bytes(b"".join([*sealed[:number], without_checksum(sealed[number]), *sealed[number + 1 :]]))
+        with pytest.raises(JournalError, match=rf"jsonl:{number + 1}: the line is not as it was written"):
+            read_journal(file)
+    records = (began(format=1), *RECORDS[1:])
+    plain = [without_checksum(line_of(record)) for record in records]
+    file.write_bytes(b"".join(plain[:3]))
+    write(file, records[3:], append=True)
+    assert file.read_bytes() == b"".join(plain[:3] + sealed[3:]), "a run that went on has checksums from there on"
+    assert read_journal(file).records == records
 
 
 def test_bytes_that_are_no_text_are_refused(file: Path) -> None:
-    file.write_bytes(line_of(began()) + b'{"kind":"\xff"}\n')
+    file.write_bytes(line_of(began(format=1)) + b'{"kind":"\xff"}\n')
     with pytest.raises(JournalError, match=r"jsonl:2: not UTF-8 text \(byte 9\)"):
         read_journal(file)
 
@@ -188,8 +218,8 @@ def test_a_journal_begins_with_its_run(file: Path) -> None:
 
 
 def test_another_format_is_refused_before_its_fields_are(file: Path) -> None:
-    file.write_text('{"kind":"run_began","format":2,"unheard_of":1}\n')
-    with pytest.raises(JournalError, match=r"jsonl:1: format 2 is not known \(known: 1\)"):
+    file.write_text('{"kind":"run_began","format":3,"unheard_of":1}\n')
+    with pytest.raises(JournalError, match=r"jsonl:1: format 3 is not known \(known: 1 and 2\)"):
         read_journal(file)
 
 

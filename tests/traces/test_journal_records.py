@@ -203,7 +203,7 @@ BAD_RECORDS = [
         "worker must be a whole number",
     ),  # type: ignore[arg-type]
     (lambda: journal.WorkerLeft(at_seconds=0.0, worker=1, reason=None), "reason must be text, not None"),  # type: ignore[arg-type]
-    (lambda: began(format=2), "format 2 is not known (known: 1)"),
+    (lambda: began(format=3), "format 3 is not known (known: 1 and 2)"),
     (lambda: began(workers=0), "workers must be a whole number of 1 or more, not 0"),
     (lambda: began(recipe={"out": object()}), "recipe must be of plain values"),
     (lambda: stepped(arrivals=(arrival(), arrival(blocks_done=5))), "arrivals[1] must have between 1 and all blocks"),

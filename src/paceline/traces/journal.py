@@ -6,9 +6,14 @@ step, an `Arrived` record comes first, so that the order of records is the order
 
     RunBegan  WorkerJoined  WorkerJoined  StepRecord  Arrived  WorkerLeft  StepRecord  Checkpointed  ...  RunEnded
 
-A line holds all of its record, and is read back as the same record:
+A line holds all of its record and the checksum of itself, and is read back as the same record:
 
-    {"kind":"worker_left","at_seconds":9.5,"worker":2,"reason":"no sign of life for 5 s"}
+    {"kind":"worker_left","at_seconds":9.5,"worker":2,"reason":"no sign of life for 5 s","crc":"31f7e729"}
+
+The checksum is the CRC-32 of all bytes before `,"crc"`. It finds what a disk or a copy has altered: every flipped bit,
+every run of up to 32. It is no signature: whoever may write the file can also write the checksum, of any kind. Journals
+of format 1 have none; lines that this version appends to one have theirs. In a journal of format 2 a line without one
+is refused, also the first, so that no damage makes a journal look like one of format 1.
 
 Arrivals are by far the most numerous, so each is an array instead of an object, with times in whole microseconds:
 
@@ -26,6 +31,7 @@ from __future__ import annotations
 import json
 import math
 import operator
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
@@ -44,7 +50,8 @@ from paceline.decoding import (
 from paceline.errors import PacelineError
 from paceline.lookup import unknown
 
-FORMAT = 1
+FORMAT = 2  # of new journals; 1 is read, and has no checksums
+FORMATS = (1, FORMAT)
 TRACE = "trace.jsonl"  # in a run's folder
 MICRO = 1_000_000
 LATEST_MICROSECONDS = 2**53  # up to here a float tells microseconds apart
@@ -302,7 +309,7 @@ def line_of(record: JournalRecord) -> bytes:
     """Return the line of a record, with its line end; ValueError for a record that could not be read back.
 
     >>> line_of(Checkpointed(at_seconds=1.23456789, version=7))
-    b'{"kind":"checkpointed","at_seconds":1.234568,"version":7}\\n'
+    b'{"kind":"checkpointed","at_seconds":1.234568,"version":7,"crc":"1ca0b30e"}\\n'
     >>> line_of(Checkpointed(at_seconds=1.5, version=-7))
     Traceback (most recent call last):
     paceline.decoding.DecodingError: checkpointed: version must be a whole number of 0 or more, not -7
@@ -319,32 +326,69 @@ def line_of(record: JournalRecord) -> bytes:
                 f"{kind}: {name} cannot be written: {error} ({name}={getattr(record, name)!r:.60})"
             ) from None
     _record(kind, written)
-    return json.dumps({"kind": kind, **written}, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+    text = json.dumps({"kind": kind, **written}, separators=(",", ":"), allow_nan=False).encode("ascii")
+    body = text[:-1]
+    return body + _checksum(body) + b"\n"
 
 
-def record_from(line: bytes) -> JournalRecord:
+def _checksum(body: bytes) -> bytes:
+    """Return the end of the line that begins with `body`: its last field, and the closing brace."""
+    return b',"crc":"%08x"}' % zlib.crc32(body)
+
+
+_CHECKSUM_BYTES = len(_checksum(b""))
+_ALTERED = "the line is not as it was written: its checksum does not fit, or is missing"
+
+
+def has_checksum(line: bytes) -> bool:
+    """Return whether a line ends with the checksum of itself; its line end may be left out.
+
+    >>> line = line_of(Checkpointed(at_seconds=1.5, version=7))
+    >>> has_checksum(line), has_checksum(line.replace(b"7", b"6"))
+    (True, False)
+    """
+    whole = line.removesuffix(b"\n")
+    return whole[-_CHECKSUM_BYTES:] == _checksum(whole[:-_CHECKSUM_BYTES])
+
+
+def record_from(line: bytes, *, needs_checksum: bool = False) -> JournalRecord:
     """Return the record of a line; ValueError says in one sentence what is wrong with the line.
+
+    A checksum that is there is compared before anything is read; `needs_checksum` refuses a line that has none, and so
+    does the first line of a journal whose format has checksums.
 
     >>> record_from(b'{"kind":"checkpointed","at_seconds":1.5,"version":7}')
     Checkpointed(at_seconds=1.5, version=7)
     >>> record_from(b'{"kind":"checkpointed","at_seconds":1.5}')
     Traceback (most recent call last):
     paceline.decoding.DecodingError: checkpointed: field 'version' is missing
+    >>> record_from(line_of(Checkpointed(at_seconds=1.5, version=7)).replace(b"7", b"6"))
+    Traceback (most recent call last):
+    paceline.decoding.DecodingError: the line is not as it was written: its checksum does not fit, or is missing
     """
+    checked = has_checksum(line)
+    if not checked and (needs_checksum or b',"crc":"' in line[-_CHECKSUM_BYTES - 1 :]):
+        raise DecodingError(_ALTERED)
     found = parse_object(line)
+    if checked:
+        del found["crc"]
     if "kind" not in found:
         raise DecodingError("field 'kind' is missing")
     kind = found.pop("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         raise unknown("kind of record", kind if isinstance(kind, str) else type(kind).__name__, KINDS)
-    return _record(kind, found)
+    record = _record(kind, found)
+    if isinstance(record, RunBegan) and record.format > 1 and not checked:
+        raise DecodingError(_ALTERED)
+    return record
 
 
 def _record(kind: str, values: dict[str, Any]) -> JournalRecord:
     # Asked first: of another format nobody knows which fields it has.
-    if kind == "run_began" and values.get("format", FORMAT) != FORMAT:
+    if kind == "run_began" and values.get("format", FORMAT) not in FORMATS:
+        known = " and ".join(map(str, FORMATS))
         raise DecodingError(
-            f"format {values['format']!r:.40} is not known (known: {FORMAT}); read it with the paceline that wrote it"
+            f"format {values['format']!r:.40} is not known (known: {known}); read it with the paceline that wrote it"
         )
     try:
         return read_fields(KINDS[kind], values)

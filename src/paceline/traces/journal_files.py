@@ -2,7 +2,7 @@
 
 A server that is killed loses at most the line it was writing; that torn line is known by its missing line end, and is
 left out by the reader and cut off by the next writer. A full disk loses records, and counts them, but never ends a run
-and never leaves half a line between whole ones.
+and never leaves half a line between whole ones. A line that was altered is refused by its checksum.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from paceline.traces.journal import (
     Resumed,
     RunBegan,
     StepRecord,
+    has_checksum,
     line_of,
     record_from,
 )
@@ -44,7 +45,7 @@ class JournalWriter:
     >>> with JournalWriter(file) as journal:
     ...     journal.write(Checkpointed(at_seconds=1.5, version=7))
     >>> file.read_text()
-    '{"kind":"checkpointed","at_seconds":1.5,"version":7}\\n'
+    '{"kind":"checkpointed","at_seconds":1.5,"version":7,"crc":"77ed96a3"}\\n'
     >>> journal.error, journal.lost
     (None, 0)
     """
@@ -174,7 +175,7 @@ def read_journal(path: str | Path) -> Journal:
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp(), "trace.jsonl")
     >>> with JournalWriter(file) as writer:
-    ...     writer.write(RunBegan(format=1, paceline="0.1.0", strategy="full", seed=0, workers=1, blocks=1, recipe={},
+    ...     writer.write(RunBegan(format=2, paceline="0.1.0", strategy="full", seed=0, workers=1, blocks=1, recipe={},
     ...                           signature="", codec="none"))
     >>> _ = file.write_bytes(file.read_bytes() + b'{"kind":"step')
     >>> journal = read_journal(file)
@@ -182,7 +183,7 @@ def read_journal(path: str | Path) -> Journal:
     (1, True)
     """
     records: list[JournalRecord] = []
-    line = b"\n"
+    line, needs_checksum = b"\n", False
     try:
         with Path(path).open("rb") as lines:
             while line.endswith(b"\n") and (following := lines.readline(LONGEST_LINE_BYTES + 1)):
@@ -190,11 +191,16 @@ def read_journal(path: str | Path) -> Journal:
                 if len(line) > LONGEST_LINE_BYTES:
                     raise ValueError(f"a line is at most {LONGEST_LINE_BYTES:,} bytes")
                 if line.endswith(b"\n"):
-                    record, first = record_from(line), not records
+                    first = not records
+                    record = record_from(line, needs_checksum=needs_checksum)
                     if isinstance(record, RunBegan) != first:
                         words = "a journal begins with run_began" if first else "run_began is only for the first line"
                         raise ValueError(words)
+                    if isinstance(record, RunBegan):
+                        needs_checksum = record.format > 1
                     records.append(record)
+                elif has_checksum(line[:-1]):  # a line that a crash cut short has no byte after its checksum
+                    raise ValueError("the line is not as it was written: its end was altered")
     except OSError as error:
         raise JournalError(f"cannot read the journal {path}: {error.strerror or error}") from error
     except ValueError as error:
