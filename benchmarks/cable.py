@@ -1,4 +1,8 @@
-"""Two hosts and a cable between them: network namespaces of this machine. Needs root and iproute2."""
+"""Hosts and the cables between them: network namespaces of this machine. Needs root and iproute2.
+
+Cable   two hosts, joined
+Star    one host in the middle, and others that each have a cable of their own to it
+"""
 
 from __future__ import annotations
 
@@ -67,6 +71,58 @@ class Cable:
     def mend(self) -> None:
         """Let all through again."""
         _do("ip", "-n", self.hosts[0], "link", "set", self.interfaces[0], "up")
+
+
+class Star:
+    """A namespace in the middle, `hub`, and one for every spoke; both ends of each cable send at most at the rate.
+
+    A queue holds what takes a second to send, as those of slow links do.
+    """
+
+    def __init__(self, spokes: int, rate: str) -> None:
+        number = os.getpid()
+        self.hub = f"pl{number}h"
+        self.spokes = [f"pl{number}s{spoke}" for spoke in range(spokes)]
+        self._shape = ("root", "tbf", "rate", rate, "burst", "16kb", "latency", "1000ms")
+
+    def hub_address(self, spoke: int) -> str:
+        """Where a spoke finds the hub."""
+        return f"10.78.{spoke}.1"
+
+    def _interfaces(self, spoke: int) -> tuple[str, str]:
+        return f"ph{os.getpid()}x{spoke}", f"ps{os.getpid()}x{spoke}"
+
+    def __enter__(self) -> Star:
+        try:
+            for host in (self.hub, *self.spokes):
+                _do("ip", "netns", "add", host)
+                _do("ip", "-n", host, "link", "set", "lo", "up")
+            for number, host in enumerate(self.spokes):
+                near, far = self._interfaces(number)
+                _do("ip", "link", "add", near, "type", "veth", "peer", "name", far)
+                addresses = self.hub_address(number), f"10.78.{number}.2"
+                for each, end, address in zip((self.hub, host), (near, far), addresses, strict=True):
+                    _do("ip", "link", "set", end, "netns", each)
+                    _do("ip", "-n", each, "addr", "add", f"{address}/24", "dev", end)
+                    _do("ip", "-n", each, "link", "set", end, "up")
+                    _do("tc", "-n", each, "qdisc", "add", "dev", end, *self._shape)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number in range(len(self.spokes)):
+            _command("ip", "link", "del", self._interfaces(number)[0])  # one that never got into its namespace
+        for host in (self.hub, *self.spokes):
+            _command("ip", "netns", "del", host)
+
+    def bytes_at_hub(self, spoke: int) -> tuple[int, int]:
+        """What the hub's end of a cable has sent and received so far, by its own count."""
+        folder = f"/sys/class/net/{self._interfaces(spoke)[0]}/statistics"
+        counts = _command("ip", "netns", "exec", self.hub, "cat", f"{folder}/tx_bytes", f"{folder}/rx_bytes")
+        sent, received = counts.stdout.split()
+        return int(sent), int(received)
 
 
 def _command(*command: str) -> subprocess.CompletedProcess[str]:

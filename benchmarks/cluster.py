@@ -2,7 +2,8 @@
 
 The default recipe under `full`, `lgc` (late work weighed by the share done, and not) and `fastest-k`, one after the
 other, as often as `--repeat` says. Seconds are the server's, from the beginning of the first round to the last step.
-A strategy's time is the best of its runs, its loss their mean.
+A strategy's time is the best of its runs, its loss their mean. The same training without a server, by an all-reduce of
+gloo in every round (cluster_gloo.py), takes its turn among them: what `full` needs beyond that is the server's cost.
 
 Of every run:
 (a) it is replayed from its trace, and must come out the same to the last bit;
@@ -29,6 +30,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from benchmarks.cluster_gloo import gloo_run
 from benchmarks.options import Options
 from benchmarks.output import Bar, coloured, progress_bar, save, tables, titled
 from paceline.recipes import Recipe
@@ -47,6 +49,8 @@ LANES: dict[str, dict[str, Any]] = {
     "lgc, scaled": {"name": "lgc", "scale_partial": True},
     "fastest-k": {"name": "fastest-k"},
 }
+PEER = "gloo"
+SERVED = Bar(sign="<=", limit=1.10)
 SAVED = Bar(sign=">=", limit=0.28, style=".1%")
 LOSS = Bar(sign="<=", limit=1.03, style=".3f")
 OFF = Bar(sign="<=", limit=0.10, style=".1%")
@@ -87,9 +91,13 @@ def run(options: Options) -> None:
     lanes = list(LANES)[:2] if options.quick else list(LANES)
     folder = Path(tempfile.mkdtemp(prefix="paceline-cluster-"))
     runs: list[Ran] = []
+    peers: list[dict[str, float]] = []
     with progress_bar() as progress:
         bar = progress.add_task("cluster: rounds", total=repeat * len(lanes) * rounds)
         for number in range(repeat):
+            progress.update(bar, description=f"cluster: {PEER}")
+            seconds, loss = gloo_run(recipe_of("full", rounds))
+            peers.append({"seconds": seconds, "loss": loss})
             for lane in lanes:
                 before = len(runs) * rounds
 
@@ -99,10 +107,10 @@ def run(options: Options) -> None:
                 progress.update(bar, description=f"cluster: {lane}")
                 runs.append(one_run(lane, recipe_of(lane, rounds), folder / f"{len(runs)}-{number}", show))
     console = tables()
-    rows = _rows(runs)
+    rows = _rows(runs, peers)
     console.print(_strategies(rows, rounds, repeat, quick=options.quick))
     console.print(_checks(runs))
-    save(options, "cluster", {"rows": rows, "runs": [dataclasses.asdict(each) for each in runs]})
+    save(options, "cluster", {"rows": rows, "peers": peers, "runs": [dataclasses.asdict(each) for each in runs]})
     if any(each.difference for each in runs):
         print(f"the runs are in {folder}", file=sys.stderr)
     else:
@@ -163,8 +171,9 @@ def _round_trips(records: Sequence[JournalRecord]) -> list[float]:
 # -- tables --------------------------------------------------------------------------------------------------------
 
 
-def _rows(runs: Sequence[Ran]) -> list[dict[str, Any]]:
+def _rows(runs: Sequence[Ran], peers: Sequence[dict[str, float]]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
+    gloo_seconds = min(peer["seconds"] for peer in peers)
     for lane in dict.fromkeys(each.lane for each in runs):
         same = [each for each in runs if each.lane == lane]
         losses = [each.loss for each in same if each.loss is not None]
@@ -178,8 +187,15 @@ def _rows(runs: Sequence[Ran]) -> list[dict[str, Any]]:
                 "saved": 1 - seconds / full["seconds"],
                 "loss": loss,
                 "ratio": None if loss is None or full["loss"] is None else loss / full["loss"],
+                "times_gloo": seconds / gloo_seconds,
             }
         )
+    loss = sum(peer["loss"] for peer in peers) / len(peers)
+    ratio = None if rows[0]["loss"] is None else loss / rows[0]["loss"]
+    saved = 1 - gloo_seconds / rows[0]["seconds"]
+    rows.append(
+        {"lane": PEER, "seconds": gloo_seconds, "saved": saved, "loss": loss, "ratio": ratio, "times_gloo": 1.0}
+    )
     return rows
 
 
@@ -187,26 +203,30 @@ def _strategies(rows: Sequence[dict[str, Any]], rounds: int, repeat: int, *, qui
     table = Table(
         box=box.SIMPLE_HEAD,
         title=titled("Real runs: 10 workers, K=7, 0.05 s + Exp(0.02 s) injected", quick=quick),
-        padding=(0, 2, 0, 0),
+        padding=(0, 1, 0, 0),
         pad_edge=False,
-        caption=f"{rounds} rounds; seconds: best of {repeat}; loss: mean of {repeat}; both against full.",
+        caption=f"{rounds} rounds; seconds: best of {repeat}; loss: mean of {repeat}; both against full.\n"
+        f"bar of full's time: {SERVED} of gloo's all-reduce, same batches and delays, in the same run.",
     )
-    table.add_column("strategy")
-    for name in ("seconds", "saved", "bar", "loss", "loss / full", "bar"):
+    table.add_column("strategy", no_wrap=True)
+    for name in ("seconds", "x gloo", "saved", "bar", "loss", "loss / full", "bar"):
         table.add_column(name, justify="right")
-    table.add_column("verdict: time, loss")
+    table.add_column("time, loss")
     for row in rows:
         judged = row["lane"].startswith("lgc")
-        verdicts = [coloured(SAVED.verdict(row["saved"])), coloured(LOSS.verdict(row["ratio"]))]
+        verdicts = [coloured(SAVED.verdict(row["saved"])), coloured(LOSS.verdict(row["ratio"]))] if judged else []
+        if row["lane"] == "full":
+            verdicts = [coloured(SERVED.verdict(row["times_gloo"]))]
         table.add_row(
             row["lane"],
             f"{row['seconds']:.2f}",
+            SERVED.show(row["times_gloo"]),
             SAVED.show(row["saved"]),
             str(SAVED) if judged else "",
             "-" if row["loss"] is None else f"{row['loss']:.4f}",
             LOSS.show(row["ratio"]),
             str(LOSS) if judged else "",
-            ", ".join(verdicts) if judged else "",
+            ", ".join(verdicts),
         )
     return table
 

@@ -59,6 +59,7 @@ def server_side(case: Case, told: Any) -> None:
 def _serve(case: Case, told: Any) -> int:
     """Serve a run, and return how many gradients were held at once, at most."""
     from paceline import LGC, Full, serve
+    from paceline.drivers.served.settings import Limits
 
     model = network(case.parameters)
     with tempfile.TemporaryDirectory(prefix="paceline-server-memory-") as folder:
@@ -74,6 +75,7 @@ def _serve(case: Case, told: Any) -> int:
             checkpoint_every=EVERY,
             evaluate=lambda copy: (float(next(iter(copy.parameters())).sum()), 0.0),
             evaluate_every=EVERY,
+            limits=Limits(gather_seconds=600.0),  # fewer workers would be another case
             on_open=lambda port: told.put(("port", port)),
         )
         if not outcome.finished or outcome.errors:

@@ -19,7 +19,7 @@ RUNS = [
     ["cluster"],
     ["overhead", "server-memory"],
     ["soak"],
-    ["links"],
+    ["links", "slow-link"],
     ["averaging"],
     ["gradients", "--only", "mlp,lenet"],
 ]
