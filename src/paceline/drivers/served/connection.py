@@ -5,7 +5,11 @@
     sender (gRPC's):  frames from the queue, a gradient cut into frames as they go
     beat thread:      a sign of life, with the progress made
 
-A connection is never mended: when it is lost, the worker makes a new one. A model comes whole or as changes:
+A connection is never mended: when it is lost, the worker makes a new one. All three threads have ended when it is
+closed, which the interpreter's end does for whoever forgets: a thread that comes back from an operation of torch's to
+an interpreter that is no more ends the process with "terminate called without an active exception".
+
+A model comes whole or as changes:
 
     Model(since=None)   whole: the parameters themselves
     Model(since=7)      what changed since version 7, which must be the one that came before
@@ -13,6 +17,7 @@ A connection is never mended: when it is lost, the worker makes a new one. A mod
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import time
@@ -45,7 +50,7 @@ from paceline.training.outgoing import whole_codec_of
 from paceline.workers.flat import FlatModel
 
 Out = bytes | Iterable[bytes] | None
-ENDED_WITHIN_SECONDS = 5.0
+ENDED_WITHIN_SECONDS = 60.0  # they compute for as long as one frame takes, and wait for nothing
 
 
 class ServerUnreachableError(PacelineError, ConnectionError):
@@ -177,8 +182,10 @@ class ServerConnection:
         self.progress = 0
         self.end: Exception | None = None  # why the connection is of no use any more
         self._out.put(encode(hello))
+        self._threads: list[threading.Thread] = []
         self._call = self._channel.stream_stream(METHOD)(self._outgoing())
-        self._threads = [self._thread(self._read, "paceline-connection")]
+        atexit.register(self.close)
+        self._threads.append(self._thread(self._read, "paceline-connection"))
         self.welcome = self._wait_welcome(answer_seconds)
         self._silence_seconds = max(self.welcome.silence_seconds, 1.0)
         self._threads.append(self._thread(self._beat, "paceline-beat"))
@@ -226,7 +233,7 @@ class ServerConnection:
                     raise ConnectionLost(f"the server said nothing for {silent_seconds:.0f} s")
 
     def close(self) -> None:
-        """Close the connection, after what is queued has gone out or a second has passed."""
+        """Close the connection, after what is queued has gone out or a second has passed; once more does no harm."""
         self._closed.set()
         self._out.put(None)
         done = threading.Event()
@@ -234,8 +241,9 @@ class ServerConnection:
         done.wait(1.0)
         self._call.cancel()
         self._channel.close()
-        for thread in self._threads:  # one that computes while the interpreter ends takes the process down with it
+        for thread in self._threads:
             thread.join(ENDED_WITHIN_SECONDS)
+        atexit.unregister(self.close)
 
     def _thread(self, work: Callable[[], None], name: str) -> threading.Thread:
         thread = threading.Thread(target=work, name=name, daemon=True)
@@ -256,9 +264,8 @@ class ServerConnection:
                     self._news.wait(left)
                 return self._welcome
         except BaseException:
-            self._closed.set()
             self._call.cancel()
-            self._channel.close()
+            self.close()
             raise
 
     def _raise_if_over(self) -> None:
@@ -268,6 +275,7 @@ class ServerConnection:
     # -- threads -----------------------------------------------------------------------------------------------
 
     def _outgoing(self) -> Iterator[bytes]:
+        self._threads.append(threading.current_thread())  # gRPC's own, which it neither names nor joins
         while (item := self._out.get()) is not None:
             if isinstance(item, bytes):
                 yield item
