@@ -112,7 +112,7 @@ def test_a_served_run_replays_with_every_decision_of_lgc_qsgd_lars_and_fine_prun
 def test_a_stopped_served_run_goes_on_to_its_end_and_replays(golden, tmp_path, monkeypatch):
     folder = golden("served-stopped")
     before = (folder / "trace.jsonl").read_text()
-    told = run_paceline("train", "--resume", folder, cwd=tmp_path).stderr
+    told = run_paceline("train", "--resume", folder, "--model", MODEL, cwd=tmp_path).stderr
     assert "goes on from checkpoint 32" in told
     assert (folder / "trace.jsonl").read_text().startswith(before)
     (result,) = json.loads((folder / "results.json").read_text())["results"]
@@ -138,7 +138,7 @@ def without_newest(folder):
 def test_ranks_go_on_from_a_checkpoint_and_replay(golden, tmp_path, monkeypatch):
     folder = golden("hpsgd")
     without_newest(folder)
-    run_paceline("train", "--resume", folder, cwd=tmp_path)
+    run_paceline("train", "--resume", folder, "--model", MODEL, cwd=tmp_path)
     (result,) = json.loads((folder / "results.json").read_text())["results"]
     assert result["rounds"] >= 30
     check_replay(folder, monkeypatch)
@@ -147,7 +147,7 @@ def test_ranks_go_on_from_a_checkpoint_and_replay(golden, tmp_path, monkeypatch)
 def test_a_pipeline_goes_on_from_a_checkpoint_to_the_same_weights(golden, tmp_path):
     folder = golden("pipeline")
     without_newest(folder)
-    run_paceline("train", "--resume", folder, cwd=tmp_path)
+    run_paceline("train", "--resume", folder, "--model", MODEL, cwd=tmp_path)
     assert (folder / "plan.json").read_bytes() == (GOLDEN / "pipeline/plan.json").read_bytes()
     for rank in ("rank-0", "rank-1"):
         expected = load_file(newest(GOLDEN / "pipeline" / rank) / "tensors.safetensors")

@@ -226,13 +226,15 @@ def images_of(
 ) -> tuple[dict[int, NDArray[Any]], str]:
     """Return the training images of a record's data set with these numbers, and a note on why there are none.
 
-    Nothing is downloaded, and no code is run that a record names.
+    Nothing is downloaded, no code is run that a record names, and no folder read but the default ones and
+    `data_directory`.
 
     >>> from paceline.traces.pruning_record import empty_record
     >>> images_of(empty_record(), [0])
     ({}, '')
     """
     from paceline.recipes.assembly import load_data
+    from paceline.runs.cluster import ask_for_directory
 
     if not record.source:
         return {}, ""
@@ -240,8 +242,8 @@ def images_of(
         recipe = Recipe.from_document({name: record.source[name] for name in ("seed", "data") if name in record.source})
         if recipe.data.name == "synthetic" and recipe.data.samples != record.samples:
             raise ValueError(f"the record has {record.samples:,} samples, and its recipe {recipe.data.samples:,}")
-        settings = {"download": False} | ({"directory": data_directory} if data_directory else {})
-        train = load_data(recipe.with_settings(data=settings)).train
+        ask_for_directory(recipe, data_directory, source="the run")
+        train = load_data(recipe.with_settings(data={"download": False, "directory": data_directory})).train
     except (ValueError, OSError, MemoryError) as error:
         return {}, f"Without images: {' '.join(str(error).split())}"
     if not np.array_equal(train.targets.numpy(), record.label):

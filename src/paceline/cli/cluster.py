@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,8 +35,11 @@ from paceline.traces.journal_files import read_journal
 if TYPE_CHECKING:
     from paceline.drivers.ranks.launch import Place
     from paceline.pipeline.plan import Plan
-    from paceline.runs.cluster import Trained
+    from paceline.runs.cluster import Trained, WorkerOptions
     from paceline.traces import Evaluation
+
+# The settings of a recipe that name code and paths: no folder of a run may name them, so they are given again.
+GIVEN_AGAIN = ("model.name", "data.directory", "delay.file")
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ class TrainOptions:
     out: str = ""
     """Folder for trace, checkpoints and report [runs/train, or the next that is free]."""
     resume: str = ""
-    """Go on with the run in this folder, from its newest checkpoint."""
+    """Go on with the run in this folder, from its newest checkpoint; a folder names no code and no paths, so give
+    --model, --data-directory and --delay-file again if the run has them."""
     listen: str = "127.0.0.1:0"
     """Where the server listens; more workers can join there."""
     json: bool = False
@@ -74,7 +79,8 @@ class ServeOptions:
     out: str = ""
     """Folder for trace, checkpoints and report [runs/serve, or the next that is free]."""
     resume: str = ""
-    """Go on with the run in this folder, from its newest checkpoint."""
+    """Go on with the run in this folder, from its newest checkpoint; a folder names no code and no paths, so give
+    --model, --data-directory and --delay-file again if the run has them."""
     json: bool = False
     """Print one JSON document to stdout, and nothing else there."""
     debug: bool = False
@@ -128,9 +134,9 @@ class ReplayOptions:
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """The run's folder."""
     model: str = ""
-    """The network as module:factory, if the run trained one of your own."""
+    """The network as module:factory, if the run trained one of your own: a run's folder never names code."""
     data_directory: str = ""
-    """Folder with the data set's files, if it has moved."""
+    """Folder with the data set's files, if the run read them in one of yours: a run's folder never names paths."""
     json: bool = False
     """Print one JSON document to stdout, and nothing else there."""
     debug: bool = False
@@ -143,17 +149,20 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     _check_resume_alone(options, overrides)
     place = place_in(os.environ)
     if options.resume and _is_ranks_run(options.resume):
-        return _train_ranks(options, None, place)
+        folder = Path(options.resume)
+        document = read_recipe_of(folder).to_document()
+        return _train_ranks(options, cluster.recipe_of_run(folder, document, _names_given(overrides)), place)
     recipe = given_recipe(options.recipe_file, overrides)
     if _by_ranks(recipe) and not options.resume:
-        return _train_ranks(options, recipe, place)
+        return _train_ranks(options, _for_world(recipe, place), place)
     if place is not None:
         raise UsageError(
             f"{recipe.strategy.name} has a server, and starts its workers itself: run it without torchrun, or use "
             "`paceline serve` and `paceline work`; hpsgd and its family run under torchrun, and pipelines do"
         )
     greeting = "server at {address}; more workers: paceline work {address}"
-    _serve(options, recipe, functools.partial(cluster.train, listen=options.listen), command="train", greeting=greeting)
+    run = functools.partial(cluster.train, listen=options.listen)
+    _serve(options, recipe, run, command="train", greeting=greeting, names=_names_given(overrides))
 
 
 def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
@@ -167,22 +176,39 @@ def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
         raise UsageError(f"{kind} has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE")
     greeting = "server at {address}: waiting for {workers} workers"
     run = functools.partial(cluster.serve_recipe, endpoint=endpoint)
-    _serve(options, recipe, run, command="serve", greeting=greeting)
+    _serve(options, recipe, run, command="serve", greeting=greeting, names=_names_given(overrides))
 
 
 def _check_resume_alone(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> None:
-    if options.resume and (options.recipe_file or overrides or options.out):
-        raise UsageError("--resume goes on with the run's own recipe, in its own folder: give neither with it")
+    if options.resume and (options.recipe_file or overrides.keys() - set(GIVEN_AGAIN) or options.out):
+        raise UsageError(
+            "--resume goes on with the run's own recipe, in its own folder: give neither with it, but for --model, "
+            "--data-directory and --delay-file, which name code and paths"
+        )
+
+
+def _names_given(overrides: dict[str, str]) -> WorkerOptions:
+    """Return the code and the paths that were typed beside --resume."""
+    from paceline.runs.cluster import WorkerOptions
+
+    model, directory, delay_file = (overrides.get(name, "") for name in GIVEN_AGAIN)
+    return WorkerOptions(model=model, data_directory=directory, delay_file=delay_file)
 
 
 def _serve(
-    options: TrainOptions | ServeOptions, recipe: Recipe, run: Callable[..., Trained], *, command: str, greeting: str
+    options: TrainOptions | ServeOptions,
+    recipe: Recipe,
+    run: Callable[..., Trained],
+    *,
+    command: str,
+    greeting: str,
+    names: WorkerOptions,
 ) -> None:
     """Train with a server: the recipe that was given, or the one of the run to resume."""
     notes, resume = Console(stderr=True), bool(options.resume)
     folder = _run_folder(options.resume) if resume else new_folder(options.out, command)
     if resume:
-        recipe = _recorded_recipe(folder)
+        recipe = _recorded_recipe(folder, names)
         if _is_finished(folder, recipe):
             return note(notes, f"{folder} is finished: all {recipe.rounds} rounds are done")
     with notes.status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
@@ -197,9 +223,15 @@ def _serve(
         note(notes, f"error: {error}", style="red")
     show_results(recipe, [trained.result], folder, notes, as_json=options.json)
     if not trained.outcome.finished:
-        again = f"paceline {command} --resume {folder}{_options_to_repeat(options)}"
+        again = _command_to_resume(command, folder, recipe) + _options_to_repeat(options)
         note(notes, f"{trained.outcome.reason}; go on with: {again}")
         raise KeyboardInterrupt
+
+
+def _command_to_resume(command: str, folder: Path, recipe: Recipe) -> str:
+    from paceline.runs.cluster import names_to_give_again
+
+    return shlex.join(["paceline", command, "--resume", str(folder), *names_to_give_again(recipe)])
 
 
 def _options_to_repeat(options: TrainOptions | ServeOptions) -> str:
@@ -215,11 +247,13 @@ def _is_finished(folder: Path, recipe: Recipe) -> bool:
     return isinstance(last, RunEnded) and last.rounds_done >= recipe.rounds
 
 
-def _recorded_recipe(folder: Path) -> Recipe:
+def _recorded_recipe(folder: Path, names: WorkerOptions) -> Recipe:
+    from paceline.runs.cluster import recipe_of_run
+
     document = read_journal(folder / TRACE).began.recipe
     if not document:
         raise UsageError(f"{folder} is a run of a script: resume it there (paceline.serve(..., resume=True))")
-    return Recipe.from_document(document)
+    return recipe_of_run(folder, document, names)
 
 
 def _run_folder(text: str) -> Path:
@@ -244,18 +278,16 @@ def _by_ranks(recipe: Recipe) -> bool:
     return averages(recipe) or recipe.pipeline.on
 
 
-def _train_ranks(options: TrainOptions, recipe: Recipe | None, place: Place | None) -> None:
-    """Be a rank, or start the ranks and wait for them; without a recipe, go on with the run in `options.resume`."""
+def _train_ranks(options: TrainOptions, recipe: Recipe, place: Place | None) -> None:
+    """Be a rank, or start the ranks and wait for them."""
     if options.listen != type(options).listen:
         raise UsageError("--listen is for a parameter server, and ranks have none: torchrun says where they meet")
-    if recipe is not None:
-        recipe = _for_world(recipe, place)
     if place is not None and not options.resume and not options.out:
         raise UsageError("under torchrun, give --out: all ranks, and those of a restart, must find the same folder")
     # Whether a folder that holds a run belongs to this launch, started again, is known only when its ranks have met.
     as_named = options.resume or (place is not None and options.out)
     folder = Path(as_named) if as_named else new_folder(options.out, "train")
-    job = _RankJob(recipe=recipe or read_recipe_of(folder), folder=folder, resume=bool(options.resume), options=options)
+    job = _RankJob(recipe=recipe, folder=folder, resume=bool(options.resume), options=options)
     if place is None:
         _fork_ranks(job)
     else:
@@ -331,7 +363,8 @@ def _fork_ranks(job: _RankJob) -> None:
         code = LocalRanks(job.run_forked, world, logs=folder).wait()
     except BaseException:
         if any((folder / "rank-0").glob("checkpoint-*")):
-            note(Console(stderr=True), f"go on from the last checkpoint with: paceline train --resume {folder}")
+            again = _command_to_resume("train", folder, recipe)
+            note(Console(stderr=True), f"go on from the last checkpoint with: {again}")
         raise
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

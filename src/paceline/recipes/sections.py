@@ -27,7 +27,9 @@ class DataSection(Checked):
     """
 
     name: str = setting("digits", "data set", choices=lambda: DATASETS, alias="data")
-    directory: str = setting("", "folder with the data set's files; empty: $PACELINE_DATA or ~/.cache/paceline")
+    directory: str = setting(
+        "", "folder with the data set's files; empty: $PACELINE_DATA or ~/.cache/paceline", alias="data-directory"
+    )
     download: bool = setting(True, "fetch missing files where there is a network")
     split: str = setting("non-iid", "how samples are dealt to workers", choices=lambda: SPLIT_KINDS, alias="split")
     classes_per_worker: int = setting(3, "non-iid: classes that each worker holds", least=1, alias="classes-per-worker")
@@ -116,7 +118,9 @@ class DelaySection(Checked):
     slow_factor: float = setting(5.0, "slow-worker: how many times slower they are", above=0, most=1e6)
     inject: bool = setting(False, "real runs: slow the workers down to these times", alias="inject-delays")
     file: str = setting(
-        "", "recorded: CSV file, a line per batch (persistence does not apply), a column of seconds per worker"
+        "",
+        "recorded: CSV file, a line per batch (persistence does not apply), a column of seconds per worker",
+        alias="delay-file",
     )
 
     def __post_init__(self) -> None:

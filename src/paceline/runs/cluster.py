@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paceline.data import DATASETS
 from paceline.pipeline.settings import refuse_pipeline
 from paceline.recipes.assembly import codec_text_of, load_data, make_delays, make_strategy, make_training, resolved
 from paceline.recipes.recipe import Recipe
@@ -186,8 +188,8 @@ def work_for(
         work(worker, training.module, training, delay_of(recipe))
 
 
-def trusted_recipe(document: Mapping[str, Any], options: WorkerOptions) -> Recipe:
-    """Return the server's recipe with nothing in it that would import code or read a path of the server's choosing.
+def trusted_recipe(document: Mapping[str, Any], options: WorkerOptions, *, source: str = "the server") -> Recipe:
+    """Return a recipe from elsewhere with nothing in it that would import code or read a path of its source's choosing.
 
     >>> trusted_recipe(Recipe().with_settings(data={"directory": "/etc"}).to_document(), WorkerOptions()).data.directory
     ''
@@ -201,11 +203,11 @@ def trusted_recipe(document: Mapping[str, Any], options: WorkerOptions) -> Recip
     named = recipe.model.name
     if ":" in named and not options.model:
         raise ValueError(
-            f"the server trains {named!r}, which is code and not a network by name; if you have it and trust it, "
-            f"give --model {named}"
+            f"{source} trains {named!r}, which is code and not a network by name; if you have it and trust it, "
+            f"give --model {shlex.quote(named)}"
         )
     if options.model and ":" not in named and options.model != named:
-        raise ValueError(f"the server trains {named}, and you gave --model {options.model}: leave it out")
+        raise ValueError(f"{source} trains {named}, and you gave --model {options.model}: leave it out")
     recipe = recipe.with_settings(data={"directory": options.data_directory})
     if options.model:
         recipe = recipe.with_settings(
@@ -213,9 +215,60 @@ def trusted_recipe(document: Mapping[str, Any], options: WorkerOptions) -> Recip
         )
     if recipe.delay.name == "recorded":
         if recipe.delay.inject and not options.delay_file:
-            raise ValueError("the server injects recorded delays; give the file with them as --delay-file")
+            raise ValueError(f"{source} injects recorded delays; give the file with them as --delay-file")
         recipe = recipe.with_settings(delay={"file": options.delay_file or "not read"})
     return recipe
+
+
+def recipe_of_run(folder: Path, document: Mapping[str, Any], options: WorkerOptions) -> Recipe:
+    """Return the recipe that a run's folder holds, with the code and the paths that `options` name.
+
+    Nothing in a folder proves where it comes from, so what it names is asked for again, always. A pipeline's plan is
+    the one in the folder.
+
+    >>> document = Recipe().with_settings(data={"name": "mnist", "directory": "/data"}).to_document()
+    >>> recipe_of_run(Path("runs/train"), document, WorkerOptions())
+    Traceback (most recent call last):
+    ValueError: the run in runs/train read mnist in /data, and no folder may say what is read; if that is the data, ...
+    """
+    source, named = f"the run in {folder}", Recipe.from_document(document)
+    recipe = trusted_recipe(document, options, source=source)
+    ask_for_directory(named, options.data_directory, source=source)
+    if named.pipeline.plan:
+        from paceline.drivers.pipelining.planning import PLAN
+
+        return recipe.with_settings(pipeline={"plan": str(folder / PLAN)})
+    return recipe
+
+
+def ask_for_directory(named: Recipe, given: str, *, source: str) -> None:
+    """Refuse to read data in a directory that a folder's recipe names, unless one is given.
+
+    >>> ask_for_directory(Recipe().with_settings(data={"directory": "/data"}), "", source="the run")  # digits has none
+    """
+    if _reads_directory(named) and not given:
+        raise ValueError(
+            f"{source} read {named.data.name} in {named.data.directory}, and no folder may say what is read; "
+            f"if that is the data, give --data-directory {shlex.quote(named.data.directory)}"
+        )
+
+
+def names_to_give_again(recipe: Recipe) -> list[str]:
+    """Return the options that name a recipe's code and paths, which no server and no folder may name.
+
+    >>> names_to_give_again(Recipe().with_settings(model={"name": "my_models:net"}))
+    ['--model', 'my_models:net']
+    """
+    names = {
+        "--model": recipe.model.name if ":" in recipe.model.name else "",
+        "--data-directory": recipe.data.directory if _reads_directory(recipe) else "",
+        "--delay-file": recipe.delay.file if recipe.delay.name == "recorded" and recipe.delay.inject else "",
+    }
+    return [word for option, name in names.items() if name for word in (option, name)]
+
+
+def _reads_directory(recipe: Recipe) -> bool:
+    return bool(recipe.data.directory) and DATASETS[recipe.data.name].needs_files
 
 
 def delay_of(recipe: Recipe) -> Delay:
@@ -293,14 +346,8 @@ def _all_gone(workers: subprocess.Popen[bytes], standing: RunStatus) -> str | No
 
 def start_workers(recipe: Recipe, numbers: Sequence[int]) -> subprocess.Popen[bytes]:
     """Start workers on this machine, which wait for the address of the server (`send_address`)."""
-    options = {
-        "--model": recipe.model.name if ":" in recipe.model.name else "",
-        "--data-directory": recipe.data.directory,
-        "--delay-file": recipe.delay.file,
-    }
-    given = [word for name, value in options.items() if value for word in (name, value)]
-    numbers_text = ",".join(map(str, numbers))
-    arguments = [sys.executable, "-m", "paceline.runs.local_workers", "--numbers", numbers_text, *given]
+    module, numbers_text = "paceline.runs.local_workers", ",".join(map(str, numbers))
+    arguments = [sys.executable, "-m", module, "--numbers", numbers_text, *names_to_give_again(recipe)]
     # In a session of its own: a Ctrl-C in the terminal is for the server, which then says what happens to its workers.
     return subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True)
 

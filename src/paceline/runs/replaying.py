@@ -10,7 +10,7 @@ import torch
 
 from paceline.recipes.assembly import load_data, make_member, make_strategy, make_training
 from paceline.recipes.recipe import Recipe
-from paceline.runs.cluster import WorkerOptions, trusted_recipe
+from paceline.runs.cluster import WorkerOptions, recipe_of_run
 from paceline.runs.ranks import RECIPE
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ def replay(
 ) -> Verdict:
     """Recompute a run from its trace, and say whether it came out the same to the last bit.
 
-    `options` brings what no file may name: a model that is code, and where the data lies if it has moved. `on_step` is
-    called with the steps, or averages, that are done and the number of all; `on_end` with the batches that the workers
-    drew from, and the model, as they are at the end.
+    `options` brings what no folder may name: a model that is code, and where the data lies. `on_step` is called with
+    the steps, or averages, that are done and the number of all; `on_end` with the batches that the workers drew from,
+    and the model, as they are at the end.
     """
     folder, options = Path(folder), options or WorkerOptions()
     if (folder / RECIPE).is_file():
@@ -43,7 +43,7 @@ def replay(
     from paceline.traces.journal_files import read_journal
 
     journal = read_journal(folder / TRACE)
-    recipe = _recipe(journal.began.recipe, options)
+    recipe = _recipe(folder, journal.began.recipe, options)
     training = make_training(recipe, load_data(recipe))
     steps = sum(isinstance(record, StepRecord) for record in journal.records)
     replayed = Replay(journal.records, training, make_strategy(recipe))
@@ -73,11 +73,11 @@ def _replay_ranks(
     if not held:
         raise ValueError(f"{folder} has no checkpoint of rank 0: there is nothing to hold a replay against")
     state = checkpoints.read(held[0])
-    recipe = _recipe(state["recipe"], options)
-    if recipe.pipeline.on:
+    if Recipe.from_document(state["recipe"]).pipeline.on:
         raise ValueError(
             f"{folder} is a run of a pipeline; runs with a server and of ranks that average can be replayed"
         )
+    recipe = _recipe(folder, state["recipe"], options)
     training = make_training(recipe, load_data(recipe))
     windows = windows_from(state["story"]["windows"])
     workers = replay_averages(windows, training, make_member(recipe), on_average=on_average)
@@ -96,9 +96,7 @@ def _replay_ranks(
     return Verdict(steps=steps, difference=difference, nearly="" if in_any_order or apart > NEARLY else difference)
 
 
-def _recipe(document: object, options: WorkerOptions) -> Recipe:
+def _recipe(folder: Path, document: object, options: WorkerOptions) -> Recipe:
     if not isinstance(document, dict) or not document:
         raise ValueError("this run was made by a script: only runs of recipes can be replayed")
-    directory = str(document.get("data", {}).get("directory", ""))
-    recipe = trusted_recipe({**document, "delay": {**document.get("delay", {}), "inject": False}}, options)
-    return recipe if options.data_directory else recipe.with_settings(data={"directory": directory})
+    return recipe_of_run(folder, {**document, "delay": {**document.get("delay", {}), "inject": False}}, options)

@@ -35,7 +35,7 @@ KEPT = 2
 OFFERED = 8
 LAUNCH = "launch"
 MOST_LAUNCH_BYTES = 100
-NOT_OF_THE_RUN = {"data.directory"}  # of the machine: the same data may lie elsewhere
+NOT_OF_THE_RUN = {"data.directory", "delay.file", "pipeline.plan"}  # of the machine: the same may lie elsewhere
 
 
 class RankCheckpoints:
