@@ -185,6 +185,15 @@ def list_reader(reader: Reader) -> Reader:
     return read
 
 
+def array_reader(*readers: Reader) -> Reader:
+    """Return a reader of JSON lists with as many items as there are readers, each read by its own.
+
+    >>> array_reader(reader_of(int), reader_of(str))([1, "a"])
+    (1, 'a')
+    """
+    return _array(dict(enumerate(readers)), tuple)
+
+
 def _array(readers: dict[str | int, Reader], make: Callable[[list[Any]], Any]) -> Reader:
     names, each = [*readers], [*readers.values()]
 

@@ -1,4 +1,9 @@
-"""Atomic writes: a reader finds the old content or the new one, never half of either.
+"""Files and folders: reads that cannot be made to wait or to fill the memory, and writes that are atomic.
+
+Whoever opens a file that somebody else named or wrote does it by `open_plain` or `read_plain`: only a plain file is
+opened, so a pipe is not waited for and a device is not read without end, and its size is held against a limit first.
+
+A reader of what was written here finds the old content or the new one, never half of either.
 
 A file (`write_file`, `replacing`) is written under a temporary name beside it and renamed; this holds against a process
 that is killed, not against a machine that loses power.
@@ -24,17 +29,82 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 MOST_MANIFEST_BYTES = 4 * 2**20
 WRITING, REPLACED = ".writing-", ".replaced-"
+OPEN_FILE = re.compile(r"/dev/stdin|/(dev|proc/self)/fd/[0-9]+")  # one that this process was given, as by <(command)
+_BYTES_AT_ONCE = 1 << 20
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_plain(path: str | Path, *, most_bytes: int) -> BinaryIO:
+    """Open a file for reading; an OSError says that it is no plain file, or has more than `most_bytes`.
+
+    Links are followed. What is larger than it said is the reader's to see: a file may grow.
+
+    >>> open_plain("/dev/zero", most_bytes=10)
+    Traceback (most recent call last):
+    OSError: [Errno 22] it is a device, not a plain file: '/dev/zero'
+    >>> open_plain(__file__, most_bytes=10)
+    Traceback (most recent call last):
+    OSError: [Errno 27] it has ... bytes; at most 10 are allowed: ...
+    """
+    _check_plain(os.stat(path), path)  # before it is opened: opening alone makes some devices do something
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # it may be a pipe by now
+    try:
+        found = os.fstat(file.fileno())
+        _check_plain(found, path)
+        if found.st_size > most_bytes:
+            raise OSError(errno.EFBIG, _too_large(found.st_size, most_bytes), str(path))
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def read_plain(path: str | Path, *, most_bytes: int, open_files: bool = False) -> bytes:
+    """Return the content of a file; an OSError says that it is no plain file, or has more than `most_bytes`.
+
+    Args:
+        open_files: also read what the shell has opened for this process, to its end (`/dev/stdin`, `<(command)`). Only
+            for a path from the command line: a file could name them, and would be waited for.
+
+    >>> read_plain(__file__, most_bytes=1_000_000)[:13]
+    b'\"\"\"Files and '
+    """
+    ours = open_files and OPEN_FILE.fullmatch(str(path)) is not None
+    data = bytearray()
+    with open(path, "rb") if ours else open_plain(path, most_bytes=most_bytes) as file:
+        while len(data) <= most_bytes and (part := file.read(min(_BYTES_AT_ONCE, most_bytes + 1 - len(data)))):
+            data += part
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"it has more than the {most_bytes:,} bytes that are allowed", str(path))
+    return bytes(data)
+
+
+def _check_plain(found: os.stat_result, path: str | Path) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {kind}, not a plain file", str(path))
+
+
+def _too_large(size: int, most_bytes: int) -> str:
+    return f"it has {size:,} bytes; at most {most_bytes:,} are allowed"
 
 
 @contextmanager

@@ -30,8 +30,21 @@ from typing import Any, NoReturn
 
 POLL_SECONDS = 0.05
 END_SECONDS = 3.0
+MOST_PROCESSES = 1_024  # on one machine
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
+
+
+def check_processes(number: int) -> None:
+    """Refuse more processes than one machine is for.
+
+    >>> check_processes(1_000_000)
+    Traceback (most recent call last):
+    ValueError: 1,000,000 processes are too many for one machine (at most 1,024); use several, or `paceline simulate`
+    """
+    if number > MOST_PROCESSES:
+        limit = f"(at most {MOST_PROCESSES:,}); use several, or `paceline simulate`"
+        raise ValueError(f"{number:,} processes are too many for one machine {limit}")
 
 
 class Processes:

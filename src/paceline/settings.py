@@ -58,11 +58,11 @@ class Rule:
                 kind = self.alias if name == "name" and self.alias else name  # "unknown strategy", not "unknown name"
                 raise SettingError((name,), str(unknown(kind.replace("_", " "), part, allowed)))
             if isinstance(part, (int, float)) and not isinstance(part, bool) and not self._allows(part):
-                raise SettingError((name,), f"{name} must be {self.range} ({name}={part})")
+                raise SettingError((name,), f"{name} must be {self.range} ({name}={part!s:.40})")
 
     def _allows(self, value: float) -> bool:
-        if math.isnan(value) or (math.isinf(value) and not self.infinite):
-            return False
+        if isinstance(value, float) and not math.isfinite(value):
+            return self.infinite and value > 0
         return not (
             (self.least is not None and value < self.least)
             or (self.above is not None and value <= self.above)
@@ -158,36 +158,43 @@ def _wanted(hint: Any) -> str:
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
-def convert(value: Any, hint: Any) -> Any:
+def convert(value: Any, hint: Any, *, typed: bool = False) -> Any:
     """Return a value of TOML's types, or text, as the type says; ValueError if it cannot be.
+
+    Text from a command line stands for any type. In a file, which has types of its own (`typed`), it is only text.
 
     >>> convert("0.5, 0.75", tuple[float, ...]), convert("auto", int | Literal["auto"]), convert(3, float)
     ((0.5, 0.75), 'auto', 3.0)
+    >>> convert("3", int, typed=True)
+    Traceback (most recent call last):
+    ValueError: 3
     """
+    if typed and isinstance(value, str) and (hint in (int, float, bool) or get_origin(hint) is tuple):
+        raise ValueError(value)
     if get_origin(hint) in (Union, types.UnionType):
-        return _first(value, get_args(hint))
+        return _first(value, get_args(hint), typed=typed)
     if get_origin(hint) is Literal:
         if value in get_args(hint):
             return value
         raise ValueError(value)
     if get_origin(hint) is tuple:
-        return _tuple(value, get_args(hint)[0])
+        return _tuple(value, get_args(hint)[0], typed=typed)
     return _plain_value(value, hint)
 
 
-def _first(value: Any, hints: tuple[Any, ...]) -> Any:
+def _first(value: Any, hints: tuple[Any, ...], *, typed: bool) -> Any:
     for hint in hints:
         with suppress(ValueError):
-            return convert(value, hint)
+            return convert(value, hint, typed=typed)
     raise ValueError(value)
 
 
-def _tuple(value: Any, hint: Any) -> tuple[Any, ...]:
+def _tuple(value: Any, hint: Any, *, typed: bool) -> tuple[Any, ...]:
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list):
         raise ValueError(value)
-    return tuple(convert(part, hint) for part in value)
+    return tuple(convert(part, hint, typed=typed) for part in value)
 
 
 def _plain_value(value: Any, hint: Any) -> Any:

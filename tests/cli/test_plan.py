@@ -140,7 +140,7 @@ def test_a_terminal_without_blocks_gets_ascii(saved, monkeypatch) -> None:
         (["--optimizer-states", "two"], "--optimizer-states must be a number of at least 0 (found 'two')"),
         (["--repeats", "1"], "repeats must be between 3 and 1,000 (repeats=1)"),
         (["--threads", "0"], "threads must be between 1 and 1,024 (threads=0)"),
-        (["--load", "none.json"], "none.json is not a plan"),
+        (["--load", "none.json"], "cannot read the plan none.json"),
         (["--load", "mine.json", "--model", "mlp"], "--load is instead of a recipe: leave out --model.name, or --load"),
         (["--load", "mine.json", "--microbatches", "8"], "microbatches must be those of the plan, 4, as it was"),
         (["--load", "mine.json", "--memory", "10kB"], "layer 'block.5' alone needs "),

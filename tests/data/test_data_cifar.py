@@ -109,7 +109,7 @@ def refused(tmp_path) -> str:
         (b"", "no whole number of 3073-byte images"),
         (bytes(3072), "3072 bytes"),
         (bytes([10]) + bytes(3072), "between 0 and 9"),
-        (bytes((1 << 26) + 1), "larger than the 67108864 bytes"),
+        (bytes((1 << 26) + 1), "at most 67,108,864 are allowed"),
     ],
     ids=["empty", "cut off", "class 10", "too large"],
 )

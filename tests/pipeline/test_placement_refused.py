@@ -111,7 +111,7 @@ def test_devices_and_links_are_checked(build, words):
         ({"links": []}, r"links must be one Link, or 1 of them, one between each device and the next \(links has 0\)"),
         ({"links": [Link()] * 3}, "links has 3"),
         ({"links": [Link()], "chunks": 2, "in_flight": [1] * 4}, "or 2 of them: the last leads back"),
-        ({"profile": Profile(layers=())}, "at least one layer"),
+        ({"profile": Profile(layers=())}, "between 1 and 3,000 layers"),
         ({"profile": Profile(layers=(Layer(name="a", input_seconds=math.nan),))}, "input_seconds of layer 'a'"),
         (
             {"profile": Profile(layers=(Layer(name="a"),), weights=(Weight(name="w", bytes=1, layers=(1,)),))},

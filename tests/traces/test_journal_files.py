@@ -123,8 +123,8 @@ BAD_LINES = {
     '{"kind":"checkpointed","at_seconds":1e999,"version":1}': "the number 1e999 is too large",
     '{"kind":"checkpointed","at_seconds":-1.0,"version":1}': "at_seconds must be a number between 0 and 9007",
     '{"kind":"checkpointed","at_seconds":"1","version":1}': "at_seconds must be a number between 0 and 9007",
-    '{"kind":"checkpointed","at_seconds":1.0,"version":true}': "version must be a whole number of 0 or more, not True",
-    '{"kind":"checkpointed","at_seconds":1.0,"version":1.0}': "version must be a whole number of 0 or more, not 1.0",
+    '{"kind":"checkpointed","at_seconds":1.0,"version":true}': "version must be a whole number between 0 and 9007199254740992, not True",
+    '{"kind":"checkpointed","at_seconds":1.0,"version":1.0}': "version must be a whole number between 0 and 9007199254740992, not 1.0",
     '{"kind":"checkpointed","at_seconds":1.0,"version":' + "9" * 5000 + "}": "",
     '{"kind":"worker_left","at_seconds":1.0,"worker":null,"reason":""}': "worker must be a whole number",
     '{"kind":"worker_left","at_seconds":1.0,"worker":0,"reason":7}': "reason must be text, not 7",
@@ -139,7 +139,7 @@ BAD_LINES = {
         arrivals=[[0, 0, 0, 1, 1, 0.5, 0, 0, 0, 0, 0]]
     ): "arrivals[0].at_seconds must be microseconds of 0 or more, not 0.5",
     step_with(arrivals=[[0, 0, 0, 1, 1, 0, -1, 0, 0, 0, 0]]): ".work_seconds must be microseconds of 0 or more, not -1",
-    step_with(arrivals=[[-1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0]]): "[0].worker must be a whole number of 0 or more, not -1",
+    step_with(arrivals=[[-1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0]]): "[0].worker must be a whole number between 0 and 1000000",
     step_with(dropped=[[0, 0]]): "dropped[0] must be a list of 3 values",
     step_with(fresh=[[0, 0], 1]): "fresh[1] must be a list of 2 values, not 1",
 }
@@ -234,7 +234,7 @@ def test_a_line_too_long_is_refused_without_being_read(file: Path, monkeypatch: 
 def test_no_file_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match=r"^cannot read the journal .*none\.jsonl: No such file or directory$"):
         read_journal(tmp_path / "none.jsonl")
-    with pytest.raises(JournalError, match=r"^cannot read the journal .*: Is a directory$"):
+    with pytest.raises(JournalError, match=r"^cannot read the journal .*: it is a folder, not a plain file$"):
         read_journal(tmp_path)
     with pytest.raises(JournalError, match=r"^cannot write the journal .*: Is a directory$"):
         JournalWriter(tmp_path)

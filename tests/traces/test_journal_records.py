@@ -26,6 +26,8 @@ from paceline.traces.journal import (
 )
 
 COUNTS = st.integers(0, 2**40)
+SMALL = st.integers(0, journal.MOST_NUMBER)
+LOSSES = st.floats(-journal.MOST_LOSS, journal.MOST_LOSS)
 SECONDS = st.integers(0, 10**13).map(lambda microseconds: microseconds / 1e6)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 PLAIN = st.recursive(
@@ -33,15 +35,15 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-GRADIENTS = st.lists(st.tuples(COUNTS, COUNTS), max_size=3).map(tuple)
-DROPPED = st.lists(st.builds(Dropped, worker=COUNTS, version=COUNTS, reason=st.text()), max_size=2).map(tuple)
+GRADIENTS = st.lists(st.tuples(SMALL, COUNTS), max_size=3).map(tuple)
+DROPPED = st.lists(st.builds(Dropped, worker=SMALL, version=COUNTS, reason=st.text()), max_size=2).map(tuple)
 
 
 @st.composite
 def arrivals(draw: st.DrawFn) -> Arrival:
     blocks = draw(st.integers(1, 100))
     return Arrival(
-        worker=draw(COUNTS),
+        worker=draw(SMALL),
         version=draw(COUNTS),
         draw=draw(COUNTS),
         blocks_done=draw(st.integers(1, blocks)),
@@ -49,16 +51,18 @@ def arrivals(draw: st.DrawFn) -> Arrival:
         at_seconds=draw(SECONDS),
         work_seconds=draw(st.none() | SECONDS),
         transfer_seconds=draw(SECONDS),
-        loss_mean=draw(st.none() | NUMBERS),
-        loss_variance=draw(st.none() | NUMBERS),
+        loss_mean=draw(st.none() | LOSSES),
+        loss_variance=draw(st.none() | LOSSES.map(abs)),
         samples=draw(COUNTS),
     )
 
 
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
-    **dict.fromkeys(("worker", "shard", "first_draw", "threads", "version", "round", "rounds_done"), COUNTS),
+    **dict.fromkeys(("worker", "shard"), SMALL),
+    **dict.fromkeys(("first_draw", "version", "round", "rounds_done"), COUNTS),
+    "threads": st.integers(1, journal.MOST_THREADS),
     **dict.fromkeys(("sent_bytes", "received_bytes"), COUNTS),
-    **dict.fromkeys(("workers", "blocks"), st.integers(1, 2**40)),
+    **dict.fromkeys(("workers", "blocks"), st.integers(1, journal.MOST_BLOCKS)),
     **dict.fromkeys(("seed", "fingerprint"), st.integers(1 - 2**64, 2**64 - 1)),
     **dict.fromkeys(("paceline", "strategy", "signature", "codec", "host", "reason", "peer"), st.text()),
     **dict.fromkeys(("at_seconds", "opened_seconds"), SECONDS),
@@ -75,7 +79,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 def records_of(kind: str) -> st.SearchStrategy[JournalRecord]:
     named = {field.name: FIELDS[field.name] for field in fields(KINDS[kind])}
     if kind == "refused":
-        named["worker"] = st.none() | COUNTS
+        named["worker"] = st.none() | SMALL
     return st.builds(KINDS[kind], **named)
 
 
@@ -204,7 +208,7 @@ BAD_RECORDS = [
     ),  # type: ignore[arg-type]
     (lambda: journal.WorkerLeft(at_seconds=0.0, worker=1, reason=None), "reason must be text, not None"),  # type: ignore[arg-type]
     (lambda: began(format=3), "format 3 is not known (known: 1 and 2)"),
-    (lambda: began(workers=0), "workers must be a whole number of 1 or more, not 0"),
+    (lambda: began(workers=0), "workers must be a whole number between 1 and 10000000, not 0"),
     (lambda: began(recipe={"out": object()}), "recipe must be of plain values"),
     (lambda: stepped(arrivals=(arrival(), arrival(blocks_done=5))), "arrivals[1] must have between 1 and all blocks"),
     (
@@ -213,7 +217,7 @@ BAD_RECORDS = [
     ),
     (lambda: stepped(arrivals=(arrival(at_seconds=-1.0),)), "arrivals[0].at_seconds must be microseconds of 0 or more"),
     (lambda: stepped(fresh=((1, 2, 3),)), "fresh[0] must be a list of 2 values, not [1, 2, 3]"),
-    (lambda: stepped(fresh=((-1, 2),)), "fresh[0][0] must be a whole number of 0 or more, not -1"),
+    (lambda: stepped(fresh=((-1, 2),)), "fresh[0][0] must be a whole number between 0 and 1000000, not -1"),
 ]
 
 

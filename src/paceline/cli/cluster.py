@@ -26,6 +26,7 @@ from paceline.cli.progress import RunBars, RunView, printed_log, step_bar
 from paceline.drivers.ranks.launch import place_in
 from paceline.drivers.simulated.progress import Progress as RunProgress
 from paceline.errors import PacelineError
+from paceline.processes import check_processes
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import averages
 from paceline.runs.ranks import RECIPE, read_recipe_of
@@ -351,6 +352,8 @@ def _fork_ranks(job: _RankJob) -> None:
     from paceline.drivers.ranks.launch import LocalRanks
 
     recipe, folder = job.recipe, job.folder
+    world = recipe.pipeline.ranks if recipe.pipeline.on else recipe.cluster.workers
+    check_processes(world)
     with Console(stderr=True).status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
         if recipe.pipeline.on:  # once, before the ranks fork
             import paceline.drivers.pipelining.job
@@ -359,7 +362,6 @@ def _fork_ranks(job: _RankJob) -> None:
             import paceline.drivers.averaging.job  # noqa: F401
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the ranks as well
     try:
-        world = recipe.pipeline.ranks if recipe.pipeline.on else recipe.cluster.workers
         code = LocalRanks(job.run_forked, world, logs=folder).wait()
     except BaseException:
         if any((folder / "rank-0").glob("checkpoint-*")):

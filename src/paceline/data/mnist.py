@@ -28,6 +28,7 @@ from paceline.data import Request
 from paceline.data.download import RemoteFile, fetch, places_for
 from paceline.data.reading import DatasetError, Readable, naming, read_up_to
 from paceline.data.samples import Dataset, Pixels, from_pixels
+from paceline.files import open_plain
 
 _SIDE = 28
 LARGEST_BYTES = 1 << 28  # five times the largest file of the MNIST family
@@ -172,12 +173,11 @@ def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
     ...     read_idx(path, dimensions=1).tolist()
     [7, 8, 9]
     """
-    with naming(path):
+    with naming(path), open_plain(path, most_bytes=2 * LARGEST_BYTES) as plain:
         if path.suffix == ".gz":
-            with gzip.open(path, "rb") as unpacked:
+            with gzip.open(plain, "rb") as unpacked:
                 return _read_array(unpacked, dimensions, file_bytes=None)
-        with path.open("rb") as plain:
-            return _read_array(plain, dimensions, file_bytes=os.fstat(plain.fileno()).st_size)
+        return _read_array(plain, dimensions, file_bytes=os.fstat(plain.fileno()).st_size)
 
 
 def _read_array(stream: Readable, dimensions: int, *, file_bytes: int | None) -> NDArray[np.uint8]:

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Protocol, cast
 
 from paceline.errors import PacelineError
+from paceline.files import open_plain, read_plain
 
 LARGEST_MEMBERS = 100
 _CHUNK_BYTES = 1 << 20
@@ -80,13 +81,10 @@ def read_file(path: Path, *, largest_bytes: int) -> bytes:
 
     >>> read_file(Path(__file__), largest_bytes=10)
     Traceback (most recent call last):
-    paceline.data.reading.DatasetError: cannot read ...: it is larger than the 10 bytes expected at most
+    paceline.data.reading.DatasetError: cannot read ...: it has ... bytes; at most 10 are allowed
     """
-    with naming(path), path.open("rb") as stream:
-        data = read_up_to(stream, largest_bytes + 1)
-        if len(data) > largest_bytes:
-            raise DatasetError(f"it is larger than the {largest_bytes} bytes expected at most")
-        return data
+    with naming(path):
+        return read_plain(path, most_bytes=largest_bytes)
 
 
 class BoundedReader:
@@ -125,7 +123,7 @@ def read_members(
     paceline.data.reading.DatasetError: cannot read /nowhere.tar.gz: No such file or directory
     """
     found: dict[str, bytes] = {}
-    with naming(path), gzip.open(path, "rb") as unpacked:
+    with naming(path), open_plain(path, most_bytes=largest_bytes) as packed, gzip.open(packed, "rb") as unpacked:
         bounded = cast(IO[bytes], BoundedReader(unpacked, largest_bytes=largest_bytes))
         with tarfile.open(fileobj=bounded, mode="r|") as archive:
             for count, member in enumerate(archive, start=1):

@@ -39,6 +39,8 @@ import numpy.typing as npt
 from paceline.pipeline.devices import Device, Link, ring, whole_number
 from paceline.pipeline.profile import Profile
 
+MOST_LAYERS = 3_000  # matrices of all runs: 0.5 GB and a few seconds
+
 Integers: TypeAlias = npt.NDArray[np.int64]
 Reals: TypeAlias = npt.NDArray[np.float64]
 InFlight: TypeAlias = Callable[[int], int] | Sequence[int]
@@ -151,8 +153,8 @@ def _filled(corners: Integers) -> Integers:
 
 def _check(profile: Profile) -> None:
     layers = len(profile.layers)
-    if not layers:
-        raise ValueError("a profile must have at least one layer (it has none)")
+    if not 1 <= layers <= MOST_LAYERS:
+        raise ValueError(f"a profile must have between 1 and {MOST_LAYERS:,} layers (it has {layers:,})")
     for layer in profile.layers:
         for name in ("forward_seconds", "input_seconds", "weight_seconds", "activation_bytes"):
             value = getattr(layer, name)

@@ -1,4 +1,8 @@
-"""A plan as JSON: plain numbers and texts, read with every field checked. A file from elsewhere can do no harm."""
+"""A plan as JSON: plain numbers and texts, read with every field checked. A file from elsewhere can do no harm.
+
+What a plan takes to read grows with its layers (their square) and with its actions (stages x chunks x micro-batches),
+so both have limits, `costs.MOST_LAYERS` and `schedules.MOST_ACTIONS`, which are looked at before anything is computed.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,19 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from paceline.files import write_file
+from paceline.decoding import parse_object
+from paceline.files import read_plain, write_file
 from paceline.pipeline import PipelineError
+from paceline.pipeline.costs import MOST_LAYERS
 from paceline.pipeline.devices import Device, Link
 from paceline.pipeline.placement import Placement, priced
 from paceline.pipeline.plan import Batch, Plan
 from paceline.pipeline.profile import Layer, Profile, Tensor, Weight
 
 FORMAT = 1
-MOST_BYTES = 64 * 2**20
+MOST_BYTES = 8 * 2**20  # of 3,000 layers with all their tensors and weights: 2 MiB
+MOST_NUMBER = 2**50  # bytes, seconds or numbers of anything
+MOST_COUNTED_BYTES = 2**62  # of all layers, in all micro-batches: costs are computed with 64-bit whole numbers
 INFINITE = "infinite"
 DTYPES = frozenset(
     ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64")
@@ -73,14 +81,10 @@ def document_of(plan: Plan) -> dict[str, Any]:
 
 def read(path: Path) -> Plan:
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise PipelineError(f"{path} is larger than a plan can be ({MOST_BYTES // 2**20} MiB)")
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise PipelineError(f"{path} is not a plan: {error}") from error
-    try:
-        return plan_from(document)
-    except PipelineError as error:
+        return plan_from(parse_object(read_plain(path, most_bytes=MOST_BYTES)))
+    except OSError as error:
+        raise PipelineError(f"cannot read the plan {path}: {error.strerror or error}") from error
+    except ValueError as error:
         raise PipelineError(f"{path} is not a plan: {error}") from error
 
 
@@ -90,8 +94,8 @@ def plan_from(document: Any) -> Plan:
         found = document.get("format") if isinstance(document, dict) else document
         raise PipelineError(f"format must be {FORMAT} (format={_short(found)})")
     try:
-        devices = tuple(_made(Device, each, "devices") for each in document["devices"])
-        links = tuple(_made(Link, each, "links") for each in document["links"])
+        devices = _rows(Device, document["devices"], "devices", least=1)
+        links = _rows(Link, document["links"], "links", least=1 if document["one_link"] is True else 0)
         plan = Plan(
             model=_typed(document["model"], str, "model"),
             profile=profile_from(document["profile"]),
@@ -105,8 +109,9 @@ def plan_from(document: Any) -> Plan:
         )
         _check_batch(plan)
         chunks = _typed(document["chunks"], int, "chunks")
+        _check_bytes(plan)
         conditions = plan.conditions(len(devices), chunks)
-        cuts = [_typed(cut, int, "cuts") for cut in document["cuts"]]
+        cuts = _typed(document["cuts"], tuple[int, ...], "cuts")
         placement = dataclasses.replace(
             priced(plan.profile, cuts, devices, **conditions),
             proven=document["proven"] is True,
@@ -142,6 +147,12 @@ def _made(kind: Any, document: Any, where: str) -> Any:
     return kind(**{name: _typed(value, hints[name], f"{where}.{name}") for name, value in document.items()})
 
 
+def _rows(kind: Any, document: Any, where: str, *, least: int) -> tuple[Any, ...]:
+    if not isinstance(document, list) or len(document) < least:
+        raise PipelineError(f"{where} must be a list of at least {least} ({where}={_short(document)})")
+    return tuple(_made(kind, each, where) for each in document)
+
+
 def _typed(value: Any, hint: Any, where: str) -> Any:
     """Return a plain value as the type it should be."""
     origin = typing.get_origin(hint)
@@ -155,24 +166,36 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
         return _made(hint, value, where)
     if hint is float and value == INFINITE:
         return math.inf
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+    kinds = (int, float) if hint is float else hint
+    if not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool):
         raise PipelineError(f"{where} must be {hint.__name__} ({where}={_short(value)})")
-    if isinstance(value, float | int) and not (0 <= value < 2**62 or where.endswith("producer")):
-        raise PipelineError(f"{where} must be a number of at least 0 ({where}={_short(value)})")
-    return value
+    least = -1 if where.endswith(".producer") else 0
+    if hint in (int, float) and not least <= value <= MOST_NUMBER:
+        raise PipelineError(f"{where} must be a number between {least} and {MOST_NUMBER:,} ({where}={_short(value)})")
+    return float(value) if hint is float else value
 
 
 def _check_profile(profile: Profile) -> None:
     """Refuse a profile that placement could not work with."""
     layers = len(profile.layers)
+    if not 1 <= layers <= MOST_LAYERS:
+        raise PipelineError(f"a profile must have between 1 and {MOST_LAYERS:,} layers (it has {layers:,})")
     for tensor in profile.tensors:
         if not -1 <= tensor.producer < tensor.last_use + 1 <= layers:
             raise PipelineError(f"tensor {tensor.name!r} goes from layer {tensor.producer} to {tensor.last_use}")
     for weight in profile.weights:
         if not weight.layers or not all(0 <= layer < layers for layer in weight.layers):
             raise PipelineError(f"weight {weight.name!r} is used by layers {_short(weight.layers)} of {layers}")
+
+
+def _check_bytes(plan: Plan) -> None:
+    """Refuse sizes whose sums would not be right any more."""
+    profile = plan.profile
+    every = sum(each.activation_bytes for each in profile.layers) + sum(
+        each.bytes for each in (*profile.tensors, *profile.weights)
+    )
+    if every * max(plan.microbatches, 2 + plan.states) > MOST_COUNTED_BYTES:
+        raise PipelineError(f"its layers have {every:,} bytes, more than can be counted in {plan.microbatches:,} parts")
 
 
 def _check_batch(plan: Plan) -> None:

@@ -65,6 +65,7 @@ from typing import NamedTuple
 
 from paceline.lookup import unknown
 
+MOST_ACTIONS = 200_000  # forwards of a step: an order of so many is made in a second
 FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = "F", "B", "I", "W"
 
 
@@ -145,6 +146,9 @@ def why_not(name: str, stages: int, microbatches: int, chunks: int | None = None
     for field, value in (("stages", stages), ("microbatches", microbatches), ("chunks", chunks)):
         if value < 1:
             return f"{field} must be at least 1 ({field}={value})"
+    if stages * microbatches * chunks > MOST_ACTIONS:
+        given = f"stages={stages}, microbatches={microbatches}, chunks={chunks}"
+        return f"stages x micro-batches x chunks must be at most {MOST_ACTIONS:,} ({given}); take fewer micro-batches"
     if chunks > 1 and not entry.takes_chunks:
         several = ", ".join(other for other, its in SCHEDULES.items() if its.takes_chunks)
         return f"{name} has one piece on each device (chunks={chunks}); for more take {several}"

@@ -7,19 +7,24 @@ and what is allowed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from paceline.errors import PacelineError
+from paceline.files import read_plain
 from paceline.lookup import unknown
 from paceline.recipes.recipe import Recipe
 from paceline.settings import SettingError, convert, describe
 
-MOST_BYTES = 1_000_000
+MOST_BYTES = 64 * 1024
+MOST_PARTS = 16  # of a dotted key; those of a recipe have two
+_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_DEEP_KEY = re.compile(rf"(?<![\w.-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MOST_PARTS}}}")
 PATHS = (("delay", "file"), ("data", "directory"), ("pipeline", "plan"))  # in a file they are meant relative to it
 
 Path_ = tuple[str, ...]
@@ -46,12 +51,16 @@ def read_recipe(path: str | Path | None = None, overrides: Mapping[str, str] | N
     file = None if path is None else Path(path)
     text = "" if file is None else _text_of(file)
     values = _values(text, file)
-    places = {setting: _place(text, file, setting) for setting in values}
+    lines = _line_numbers(text)
+    places = {}
+    for setting in values:
+        line = lines.get(setting, lines.get(setting[:1]))  # a section may be one line: strategy = {k = 3}
+        places[setting] = str(file) if line is None else f"{file}:{line}"
     for dotted, value in (overrides or {}).items():
         setting = tuple(dotted.split("."))
         values[setting] = value
         places[setting] = f"--{dotted.replace('_', '-')}"
-    return _build(values, places)
+    return _build(values, places, texts={tuple(dotted.split(".")) for dotted in overrides or {}})
 
 
 def recipe_from_document(document: Mapping[str, Any]) -> Recipe:
@@ -74,6 +83,8 @@ def recipe_from_document(document: Mapping[str, Any]) -> Recipe:
 
 def _values(text: str, file: Path | None) -> dict[Path_, Any]:
     """Return the values of a recipe file by their paths."""
+    if _DEEP_KEY.search(text):  # reading one takes time that grows with the square of its parts
+        raise RecipeError(f"{file}: not valid TOML: a key has more than {MOST_PARTS} parts")
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -94,32 +105,25 @@ def _values(text: str, file: Path | None) -> dict[Path_, Any]:
     return found
 
 
-def _place(text: str, file: Path | None, setting: Path_) -> str:
-    """Return `my.toml:4`, the line found by looking for the section and the key; the file alone if it is hidden."""
-    section = ""
+def _line_numbers(text: str) -> dict[Path_, int]:
+    """Return the line on which each setting or section is first written, found by looking for headings and keys."""
+    section: Path_ = ()
+    found: dict[Path_, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         heading = re.match(r"\s*\[\s*\"?([\w-]+)\"?\s*\]", line)
         if heading:
-            section = heading.group(1)
-            if setting == (section,):
-                return f"{file}:{number}"
+            section = (heading.group(1),)
+            found.setdefault(section, number)
         key = re.match(r"\s*([\w\".-]+)\s*=", line)
         if key:
             written = tuple(part.strip('"') for part in key.group(1).split("."))
-            if (*((section,) if section else ()), *written) in (setting, setting[:1]):
-                return f"{file}:{number}"
-    return str(file)
+            found.setdefault((*section, *written), number)
+    return found
 
 
 def _text_of(path: Path) -> str:
     try:
-        size = path.stat().st_size
-        if size > MOST_BYTES:
-            raise RecipeError(f"{path}: a recipe is at most {MOST_BYTES:,} bytes, and this file has {size:,}")
-        with path.open("rb") as stream:  # a device or a pipe has no size
-            data = stream.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise RecipeError(f"{path}: a recipe is at most {MOST_BYTES:,} bytes")
+        data = read_plain(path, most_bytes=MOST_BYTES, open_files=True)
     except OSError as error:
         raise RecipeError(f"cannot read recipe {path}: {error.strerror or error}") from None
     try:
@@ -128,19 +132,21 @@ def _text_of(path: Path) -> str:
         raise RecipeError(f"{path}: not UTF-8 text (byte {error.start})") from None
 
 
+@functools.cache
 def _sections() -> dict[str, type]:
     hints = get_type_hints(Recipe)
     return {name: hint for name, hint in hints.items() if isinstance(hint, type) and dataclasses.is_dataclass(hint)}
 
 
-def _build(values: Mapping[Path_, Any], places: Mapping[Path_, str]) -> Recipe:
+def _build(values: Mapping[Path_, Any], places: Mapping[Path_, str], *, texts: Collection[Path_] = ()) -> Recipe:
+    """Make a recipe of values; those of `texts` come from the command line, where a number is text too."""
     sections = _sections()
     chosen: dict[str, dict[str, Any]] = {name: {} for name in sections}
     top: dict[str, Any] = {}
     for path, value in values.items():
         hint = _hint_of(path, places[path])
         try:
-            converted = convert(value, hint)
+            converted = convert(value, hint, typed=path not in texts)
         except ValueError:
             raise RecipeError(f"{places[path]}: expected {describe(hint)}, got {_short(value)}") from None
         (chosen[path[0]] if len(path) == 2 else top)[path[-1]] = converted

@@ -15,6 +15,7 @@ from paceline.strategies.averaging import AVERAGING
 from paceline.strategies.averaging.members import MOST_PERIOD
 
 DELAYS = ("shifted-exponential", "pareto", "slow-worker", "recorded")
+MOST_NUMBERS = 2**32  # of synthetic data: 16 GiB
 SPLIT_KINDS = ("iid", "non-iid", "dirichlet")
 
 
@@ -32,13 +33,24 @@ class DataSection(Checked):
     )
     download: bool = setting(True, "fetch missing files where there is a network")
     split: str = setting("non-iid", "how samples are dealt to workers", choices=lambda: SPLIT_KINDS, alias="split")
-    classes_per_worker: int = setting(3, "non-iid: classes that each worker holds", least=1, alias="classes-per-worker")
-    alpha: float = setting(0.5, "dirichlet: small is skewed, large is even", above=0, alias="alpha")
+    classes_per_worker: int = setting(
+        3, "non-iid: classes that each worker holds", least=1, most=10_000, alias="classes-per-worker"
+    )
+    alpha: float = setting(0.5, "dirichlet: small is skewed, large is even", above=0, most=1e9, alias="alpha")
     augment: bool = setting(False, "random crops and flips, as is usual for CIFAR-10")
     samples: int = setting(2000, "synthetic: training samples", least=1, most=10_000_000)
     classes: int = setting(10, "synthetic: classes", least=2, most=10_000)
     channels: int = setting(3, "synthetic: channels", least=1, most=64)
     size: int = setting(16, "synthetic: height and width", least=1, most=512)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        numbers = self.samples * self.channels * self.size**2
+        if self.name == "synthetic" and numbers > MOST_NUMBERS:
+            given = f"samples={self.samples}, channels={self.channels}, size={self.size}"
+            raise SettingError(
+                ("samples",), f"samples x channels x size x size must be at most {MOST_NUMBERS:,} ({given})"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +84,9 @@ class WorkerSection(Checked):
     """
 
     batch_size: int = setting(32, "samples of a worker's batch", least=1, most=1_000_000, alias="batch-size")
-    blocks: int = setting(4, "equal parts of a batch; a late worker stops between two", least=1, alias="blocks")
+    blocks: int = setting(
+        4, "equal parts of a batch; a late worker stops between two", least=1, most=1_000_000, alias="blocks"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,12 +123,14 @@ class DelaySection(Checked):
     """
 
     name: str = setting("shifted-exponential", "delay model", choices=lambda: DELAYS, alias="delay")
-    persistence: int = setting(10, "batches for which a worker keeps its delay", least=1, alias="persistence")
+    persistence: int = setting(
+        10, "batches for which a worker keeps its delay", least=1, most=10**9, alias="persistence"
+    )
     shift_seconds: float = setting(0.05, "shifted-exponential, slow-worker: the fixed part", least=0, most=1e6)
     mean_seconds: float = setting(0.02, "shifted-exponential, slow-worker: mean of the random part", least=0, most=1e6)
     scale_seconds: float = setting(0.05, "pareto: the shortest delay", above=0, most=1e6)
-    shape: float = setting(2.5, "pareto: smaller is a heavier tail", above=1)
-    slow_workers: int = setting(1, "slow-worker: how many are slow for ever", least=0)
+    shape: float = setting(2.5, "pareto: smaller is a heavier tail", above=1, most=1e6)
+    slow_workers: int = setting(1, "slow-worker: how many are slow for ever", least=0, most=10_000_000)
     slow_factor: float = setting(5.0, "slow-worker: how many times slower they are", above=0, most=1e6)
     inject: bool = setting(False, "real runs: slow the workers down to these times", alias="inject-delays")
     file: str = setting(
@@ -143,9 +159,16 @@ class StrategySection(Checked):
 
     name: str = setting("lgc", "strategy", choices=lambda: (*STRATEGIES, *AVERAGING), alias="strategy")
     k: int | Literal["auto"] = setting(
-        7, "fastest-k, lgc: gradients that close a round, or auto", least=1, choices=lambda: ("auto",), alias="k"
+        7,
+        "fastest-k, lgc: gradients that close a round, or auto",
+        least=1,
+        most=10_000_000,
+        choices=lambda: ("auto",),
+        alias="k",
     )
-    warmup_rounds: int = setting(0, "fastest-k, lgc: rounds that begin as full", least=0, alias="warmup-rounds")
+    warmup_rounds: int = setting(
+        0, "fastest-k, lgc: rounds that begin as full", least=0, most=10**7, alias="warmup-rounds"
+    )
     scale_partial: bool = setting(True, "lgc: weigh late work by the share of blocks done")
     staleness_scaling: bool = setting(True, "async: weigh a gradient down by its staleness")
     period: int | Literal["auto"] = setting(
@@ -216,7 +239,7 @@ class ServerSection(Checked):
     50
     """
 
-    checkpoint_every: int = setting(50, "rounds between two checkpoints", least=1, alias="checkpoint-every")
+    checkpoint_every: int = setting(50, "rounds between two checkpoints", least=1, most=10**7, alias="checkpoint-every")
     silence_seconds: float = setting(15.0, "a worker that is silent for so long is gone", least=1, most=86_400)
     stall_seconds: float = setting(120.0, "so is one that has work and gets no further", least=1, most=864_000)
     gather_seconds: float = setting(60.0, "longest wait for all workers before the first round", least=0, most=864_000)

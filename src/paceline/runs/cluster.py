@@ -16,6 +16,7 @@ import numpy as np
 
 from paceline.data import DATASETS
 from paceline.pipeline.settings import refuse_pipeline
+from paceline.processes import check_processes
 from paceline.recipes.assembly import codec_text_of, load_data, make_delays, make_strategy, make_training, resolved
 from paceline.recipes.recipe import Recipe
 from paceline.runs.simulation import Result
@@ -172,7 +173,10 @@ def work_for(
 
     from paceline.drivers.served.job import work
     from paceline.drivers.served.worker import Worker
+    from paceline.traces.journal import MOST_THREADS
 
+    if not 0 <= options.threads <= MOST_THREADS:
+        raise ValueError(f"threads must be between 0 and {MOST_THREADS:,} (threads={options.threads})")
     if options.threads:
         torch.set_num_threads(options.threads)
     worker = Worker(address, None, tls=options.tls, patience_seconds=options.patience_seconds, wish=options.wish)
@@ -302,6 +306,7 @@ def train(
     refuse_pipeline(recipe.pipeline, "a pipeline has no server")
     endpoint = ServerEndpoint(listen=listen, insecure=True)
     check_loopback(endpoint)
+    check_processes(recipe.cluster.workers)
     workers = start_workers(recipe, range(recipe.cluster.workers))  # it loads torch while the server makes ready
 
     def opened(address: str) -> None:

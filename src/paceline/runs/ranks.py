@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from paceline.files import write_file
+from paceline.decoding import parse_object
+from paceline.files import read_plain, write_file
 from paceline.recipes.assembly import load_data, make_member, make_training, resolved
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import delay_of
@@ -93,13 +94,9 @@ def read_recipe_of(folder: Path) -> Recipe:
     """Read the recipe that runs in a folder; ValueError if that cannot be read."""
     path = folder / RECIPE
     try:
-        if path.stat().st_size > MOST_RECIPE_BYTES:
-            raise ValueError(f"{path} is no recipe: it has more than {MOST_RECIPE_BYTES:,} bytes")
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_object(read_plain(path, most_bytes=MOST_RECIPE_BYTES))
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is no recipe: {error}") from error
-    if not isinstance(document, dict):
-        raise ValueError(f"{path} is no recipe: it is not an object")
     return Recipe.from_document(document)

@@ -35,7 +35,7 @@ from paceline.traces.records import NOT_YET, Absence, Evaluation, Outcome, Round
 
 KEPT_WORKS = 100_000
 KEPT_ABSENCES = 100_000
-MOST_RECORDED = 5_000_000  # the simulator reads files of at most 100 MB
+MOST_RECORDED = 5_000_000  # as many as the simulator reads
 SHORTEST_SECONDS = 1e-6  # a journal's times are rounded to microseconds, and no work takes no time
 
 

@@ -39,6 +39,7 @@ from typing import Any, TypeAlias
 from paceline.decoding import (
     MOST_WHOLE,
     DecodingError,
+    array_reader,
     bounded,
     list_reader,
     must_be,
@@ -56,6 +57,12 @@ TRACE = "trace.jsonl"  # in a run's folder
 MICRO = 1_000_000
 LATEST_MICROSECONDS = 2**53  # up to here a float tells microseconds apart
 LATEST_SECONDS = LATEST_MICROSECONDS / MICRO
+MOST_COUNT = 2**53  # of steps, batches, samples or bytes: whole numbers that a float holds
+MOST_WORKERS = 10_000_000  # as in a recipe
+MOST_NUMBER = 1_000_000  # a worker's number, or a shard's
+MOST_BLOCKS = 1_000_000
+MOST_LOSS = 3.5e38  # what a float32 can be
+MOST_THREADS = 1_024  # of a worker; a replay starts as many
 
 
 class JournalError(PacelineError, ValueError):
@@ -87,8 +94,8 @@ class RunBegan:
     paceline: str
     strategy: str
     seed: int = bounded(-MOST_WHOLE)
-    workers: int = bounded(1)
-    blocks: int = bounded(1)
+    workers: int = bounded(1, MOST_WORKERS)
+    blocks: int = bounded(1, MOST_BLOCKS)
     recipe: Mapping[str, Any]
     signature: str
     codec: str
@@ -103,10 +110,10 @@ class WorkerJoined:
     """
 
     at_seconds: float = bounded(0, LATEST_SECONDS)
-    worker: int
-    shard: int
-    first_draw: int
-    threads: int
+    worker: int = bounded(0, MOST_NUMBER)
+    shard: int = bounded(0, MOST_NUMBER)
+    first_draw: int = bounded(0, MOST_COUNT)
+    threads: int = bounded(1, MOST_THREADS)
     host: str
 
 
@@ -119,7 +126,7 @@ class WorkerLeft:
     """
 
     at_seconds: float = bounded(0, LATEST_SECONDS)
-    worker: int
+    worker: int = bounded(0, MOST_NUMBER)
     reason: str
 
 
@@ -135,17 +142,17 @@ class Arrival:
     32
     """
 
-    worker: int
-    version: int
-    draw: int
-    blocks_done: int
-    blocks: int
+    worker: int = bounded(0, MOST_NUMBER)
+    version: int = bounded(0, MOST_COUNT)
+    draw: int = bounded(0, MOST_COUNT)
+    blocks_done: int = bounded(1, MOST_BLOCKS)
+    blocks: int = bounded(1, MOST_BLOCKS)
     at_seconds: float = read_with(_seconds)
     work_seconds: float | None = read_with(lambda value: None if value is None else _seconds(value))
     transfer_seconds: float = read_with(_seconds)
-    loss_mean: float | None
-    loss_variance: float | None
-    samples: int
+    loss_mean: float | None = bounded(-MOST_LOSS, MOST_LOSS)
+    loss_variance: float | None = bounded(0, MOST_LOSS)
+    samples: int = bounded(0, MOST_COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,12 +163,13 @@ class Dropped:
     'its round had closed'
     """
 
-    worker: int
-    version: int
+    worker: int = bounded(0, MOST_NUMBER)
+    version: int = bounded(0, MOST_COUNT)
     reason: str
 
 
 _read_arrival = reader_of(Arrival)
+_read_gradients = list_reader(array_reader(reader_of(int, (0, MOST_NUMBER)), reader_of(int, (0, MOST_COUNT))))
 
 
 def _whole_arrival(value: Any) -> Arrival:
@@ -184,15 +192,15 @@ class StepRecord:
     """
 
     at_seconds: float = bounded(0, LATEST_SECONDS)
-    version: int
+    version: int = bounded(0, MOST_COUNT)
     opened_seconds: float = bounded(0, LATEST_SECONDS)
-    fresh: tuple[tuple[int, int], ...]
-    late: tuple[tuple[int, int], ...]
+    fresh: tuple[tuple[int, int], ...] = read_with(_read_gradients)
+    late: tuple[tuple[int, int], ...] = read_with(_read_gradients)
     dropped: tuple[Dropped, ...]
     arrivals: tuple[Arrival, ...] = read_with(list_reader(_whole_arrival))
     fingerprint: int = bounded(-MOST_WHOLE)
-    sent_bytes: int
-    received_bytes: int
+    sent_bytes: int = bounded(0, MOST_COUNT)
+    received_bytes: int = bounded(0, MOST_COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +224,7 @@ class Refused:
     """
 
     at_seconds: float = bounded(0, LATEST_SECONDS)
-    worker: int | None
+    worker: int | None = bounded(0, MOST_NUMBER)
     peer: str
     reason: str
 
@@ -230,7 +238,7 @@ class Evaluated:
     """
 
     at_seconds: float = bounded(0, LATEST_SECONDS)
-    round: int
+    round: int = bounded(0, MOST_COUNT)
     loss: float | None
     accuracy: float | None
 
@@ -244,7 +252,7 @@ class Checkpointed:
     """
 
     at_seconds: float = bounded(0, LATEST_SECONDS)
-    version: int
+    version: int = bounded(0, MOST_COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +264,7 @@ class Resumed:
     """
 
     at_seconds: float = bounded(0, LATEST_SECONDS)
-    version: int
+    version: int = bounded(0, MOST_COUNT)
     reason: str
 
 
@@ -270,7 +278,7 @@ class RunEnded:
 
     at_seconds: float = bounded(0, LATEST_SECONDS)
     reason: str
-    rounds_done: int
+    rounds_done: int = bounded(0, MOST_COUNT)
     diverged: bool
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from paceline.files import open_plain
 from paceline.traces.journal import (
     Checkpointed,
     Evaluated,
@@ -29,7 +30,8 @@ from paceline.traces.journal import (
     record_from,
 )
 
-LONGEST_LINE_BYTES = 64_000_000
+MOST_BYTES = 16 * 2**30  # of ten million rounds, the most that a recipe asks for, 1.6 kB each
+LONGEST_LINE_BYTES = 8 * 2**20  # some 100,000 arrivals; reading one takes fifty times as much memory
 _BYTES_AT_ONCE = 65_536
 
 
@@ -185,7 +187,7 @@ def read_journal(path: str | Path) -> Journal:
     records: list[JournalRecord] = []
     line, needs_checksum = b"\n", False
     try:
-        with Path(path).open("rb") as lines:
+        with open_plain(path, most_bytes=MOST_BYTES) as lines:
             while line.endswith(b"\n") and (following := lines.readline(LONGEST_LINE_BYTES + 1)):
                 line = following
                 if len(line) > LONGEST_LINE_BYTES:

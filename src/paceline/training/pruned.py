@@ -25,7 +25,7 @@ from paceline.training.training import Training
 if TYPE_CHECKING:
     from paceline.training.batches import Batches
 
-MOST_SKIPPED = 1_000_000  # draws between two that are asked for; a journal with more is damaged
+MOST_SKIPPED = 10_000  # draws between two that are asked for; a journal with more is damaged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,12 +7,35 @@ result the same to the last bit.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
 SMALL_MODEL_PARAMETERS = 300_000
+
+
+def can_start(threads: int) -> bool:
+    """Return whether this process may have so many threads at once, by starting them; torch would end the process.
+
+    >>> can_start(4)
+    True
+    """
+    over = threading.Event()
+    started = []
+    try:
+        for _ in range(threads):
+            each = threading.Thread(target=over.wait, daemon=True)
+            each.start()
+            started.append(each)
+    except (RuntimeError, MemoryError):
+        return False
+    finally:
+        over.set()
+        for each in started:
+            each.join()
+    return True
 
 
 @contextmanager

@@ -94,16 +94,27 @@ class PruningSettings(Checked):
     )
     window: int = setting(PASSES_WINDOW, "fine-pruning: passes after which counts are cleared", least=1, most=65_535)
     starting_point: int = setting(
-        PASSES_STARTING_POINT, "fine-pruning: first pass of the first window that may be pruned", least=0
+        PASSES_STARTING_POINT, "fine-pruning: first pass of the first window that may be pruned", least=0, most=10**7
     )
-    attenuation: float = setting(2.0, "fine-pruning: starting_point is divided by it with every window", least=1)
-    block: int = setting(4, "fine-pruning: passes in a block, of which the first `count` are pruned", least=1)
-    count: int = setting(2, "fine-pruning: passes of each block that are pruned", least=0)
-    prune: float = setting(0.3, "fine-pruning: share of the samples that sits a pruned pass out, below 1", least=0)
+    attenuation: float = setting(
+        2.0, "fine-pruning: starting_point is divided by it with every window", least=1, most=1e6
+    )
+    block: int = setting(
+        4, "fine-pruning: passes in a block, of which the first `count` are pruned", least=1, most=10**7
+    )
+    count: int = setting(2, "fine-pruning: passes of each block that are pruned", least=0, most=10**7)
+    prune: float = setting(
+        0.3, "fine-pruning: share of the samples that sits a pruned pass out, below 1", least=0, most=1
+    )
     tolerance: float = setting(
-        0.0, "fine-pruning: counted is a sample whose loss is >= (1 + tolerance) x the batch's mean loss", least=0
+        0.0,
+        "fine-pruning: counted is a sample whose loss is >= (1 + tolerance) x the batch's mean loss",
+        least=0,
+        most=1e6,
     )
-    ratio: float = setting(0.5, "info-batch: share of the samples below the mean loss that sits out, below 1", least=0)
+    ratio: float = setting(
+        0.5, "info-batch: share of the samples below the mean loss that sits out, below 1", least=0, most=1
+    )
     delta: float = setting(0.875, "info-batch: share of the run in which samples sit out", least=0, most=1)
 
     def __post_init__(self) -> None:

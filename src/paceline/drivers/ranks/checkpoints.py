@@ -27,7 +27,7 @@ import torch
 
 from paceline.distributed.agreement import raise_refusals
 from paceline.distributed.stores import StoreGather
-from paceline.files import discard, write_file
+from paceline.files import discard, read_plain, write_file
 from paceline.traces.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from paceline.training.plain import with_tensors, without_tensors
 
@@ -92,8 +92,7 @@ class RankCheckpoints:
     def launch(self) -> str:
         """The launch that began to keep here; "" if none has."""
         try:
-            with (self.folder / LAUNCH).open("rb") as file:
-                return file.read(MOST_LAUNCH_BYTES).decode(errors="replace").strip()
+            return read_plain(self.folder / LAUNCH, most_bytes=MOST_LAUNCH_BYTES).decode(errors="replace").strip()
         except FileNotFoundError:
             return ""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from paceline.traces.journal import Arrival, Arrived, JournalRecord, Resumed, St
 from paceline.traces.replay_events import events_of, without_workers
 from paceline.training import Batches, Training, TrainState, WorkerCodecs, fingerprint
 from paceline.workers.gradients import LoopGradients
+from paceline.workers.threads import can_start
 
 
 class ReplayError(PacelineError, ValueError):
@@ -81,6 +83,7 @@ class Replay:
         self._at_once = self._codecs.remember or self.batches.pruned is not None
         self._joins: dict[int, WorkerJoined] = {}
         self._waiting: set[int] = set()
+        self._startable = os.cpu_count() or 1  # threads that this machine is known to start
         self._started_seconds = 0.0
         self._pending: dict[tuple[int, int], list[Callable[[], SentGradient]]] = {}
         self._steps: list[Step] = []
@@ -122,6 +125,13 @@ class Replay:
     # -- events ------------------------------------------------------------------------------------------------
 
     def _joined(self, record: WorkerJoined) -> None:
+        shards = len(self.batches.training.shards)
+        if record.shard >= shards:
+            raise ReplayError(f"worker {record.worker} has shard {record.shard}, and the run has shards 0 to {shards - 1}")
+        if record.threads > self._startable and not can_start(record.threads):
+            why = f"worker {record.worker} computed with {record.threads} threads, and its bits depend on their number"
+            raise ReplayError(f"{why}; this machine cannot start as many: replay the run on a larger one")
+        self._startable = max(self._startable, record.threads)
         self._joins[record.worker] = record
         self._codecs.joined(record.worker)
         self.batches.joined(record.worker, draw=record.first_draw)
@@ -149,6 +159,9 @@ class Replay:
             joined = self._joins.get(arrival.worker)
             if joined is None:
                 raise ReplayError(f"a gradient of worker {arrival.worker} arrived, but it had never joined")
+            if arrival.version > self.train_state.version:
+                now = f"the model is at version {self.train_state.version}"
+                raise ReplayError(f"a gradient of version {arrival.version} arrived when {now}")
             gradient = functools.cache(functools.partial(self._gradient, arrival, joined))
             if self._at_once:
                 gradient()
@@ -193,6 +206,8 @@ class Replay:
 
     def _gradient(self, arrival: Arrival, joined: WorkerJoined) -> SentGradient:
         """Compute what a worker sent, as the server decoded it."""
+        if arrival.version not in self._models:
+            raise ReplayError(f"a gradient of version {arrival.version} is used, which the trace did not say before")
         parameters, buffers = self._models[arrival.version]
         assignment = self.batches.assignment(
             worker=arrival.worker,

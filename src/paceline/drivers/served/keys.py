@@ -37,6 +37,7 @@ from paceline.drivers.served.security import (
 )
 
 LONGEST_DAYS = 36500
+MOST_WORKERS = 10_000
 _CLOCK_DIFFERENCE = timedelta(hours=1)
 
 
@@ -86,8 +87,8 @@ def key_files(directory: Path, *, workers: int = 1) -> list[Path]:
 
 
 def _sides(workers: int) -> list[str]:
-    if workers < 1:
-        raise KeyFileError(f"workers is {workers}: give 1 or more")
+    if not 1 <= workers <= MOST_WORKERS:
+        raise KeyFileError(f"workers is {workers}: give 1 to {MOST_WORKERS:,}")
     return ["server", "worker", *(f"worker-{number}" for number in range(1, workers))]
 
 

@@ -34,6 +34,7 @@ from torch import nn
 
 from paceline.decoding import DecodingError, bounded, must_be, parse_object, read_fields, read_with
 from paceline.errors import PacelineError
+from paceline.traces.journal import MOST_THREADS
 
 PROTOCOL = 2
 MOST_HEADER_BYTES = 64 * 1024
@@ -72,7 +73,7 @@ class Hello:
     KIND: ClassVar[int] = 1
     protocol: int = bounded(0, _COUNT)
     wish: int | None = bounded(0, 1_000_000)
-    threads: int = bounded(1, 100_000)
+    threads: int = bounded(1, MOST_THREADS)
     host: str = read_with(_line)
 
 

@@ -23,11 +23,13 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID as Purpose
 
 from paceline.errors import PacelineError
+from paceline.files import read_plain
 
 Host = str | ipaddress.IPv4Address | ipaddress.IPv6Address
 Role = Literal["server", "worker"]
 
 PURPOSES: dict[Role, x509.ObjectIdentifier] = {"server": Purpose.SERVER_AUTH, "worker": Purpose.CLIENT_AUTH}
+MOST_KEY_BYTES = 1_000_000  # a bundle of several hundred certificates
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?", re.IGNORECASE | re.ASCII)
 
 
@@ -229,7 +231,7 @@ def read_side(tls: str | Path, *, role: Role) -> tuple[Pair, bytes]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_plain(path, most_bytes=MOST_KEY_BYTES)
     except OSError as error:
         raise KeyFileError(
             f"cannot read {path} ({error.strerror}): keys are named without their ending, as in keys/worker for "

@@ -12,6 +12,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.strategies import Strategy
+from paceline.traces.journal import MOST_BLOCKS, MOST_COUNT, MOST_NUMBER
 from paceline.training.train_state import Schedule
 
 Measure = Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]
@@ -79,6 +80,7 @@ class ServerSettings:
     recipe: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        most = {"workers": MOST_NUMBER, "blocks": MOST_BLOCKS}
         for name in ("rounds", "workers", "blocks", "evaluate_every", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ServeError(f"{name} must be 1 or more ({name}={getattr(self, name)})")
+            if not 1 <= getattr(self, name) <= (limit := most.get(name, MOST_COUNT)):
+                raise ServeError(f"{name} must be between 1 and {limit:,} ({name}={getattr(self, name)})")

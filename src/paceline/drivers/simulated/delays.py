@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.files import open_plain
 from paceline.randomness import exponential, pareto, seed_for
 
-MOST_RECORDED_BYTES = 100_000_000
+MOST_RECORDED = 5_000_000  # numbers in a file
+MOST_RECORDED_BYTES = 20 * MOST_RECORDED
+LONGEST_LINE_BYTES = 2**24
 
 Indices = NDArray[np.int64]
 Seconds = NDArray[np.float64]
@@ -147,7 +151,7 @@ class Recorded:
 
 
 def read_recorded(path: Path) -> Recorded:
-    """Delays from a CSV file: a line per draw, a column of seconds per worker, no heading.
+    """Read delays from a CSV file: a line per draw, a column of seconds per worker, no heading.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp(), "delays.csv")
@@ -156,23 +160,32 @@ def read_recorded(path: Path) -> Recorded:
     3
     """
     rows: list[tuple[float, ...]] = []
+    values = 0
     try:
-        if path.stat().st_size > MOST_RECORDED_BYTES:
-            raise ValueError(f"{path}: recorded delays are at most {MOST_RECORDED_BYTES:,} bytes")
-        with path.open(newline="", encoding="utf-8") as lines:
-            for number, line in enumerate(csv.reader(lines), start=1):
+        with open_plain(path, most_bytes=MOST_RECORDED_BYTES) as file:
+            for number, line in enumerate(csv.reader(_lines(file, path)), start=1):
                 if line:
                     rows.append(tuple(_seconds_from(text, path, number) for text in line))
+                    values += len(line)
+                if values > MOST_RECORDED:
+                    raise ValueError(f"{path}: recorded delays are at most {MOST_RECORDED:,} numbers")
     except OSError as error:
         raise ValueError(f"cannot read recorded delays from {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"cannot read recorded delays from {path}: not UTF-8 text (byte {error.start})") from error
+        raise ValueError(f"cannot read recorded delays from {path}: not UTF-8 text") from error
     except csv.Error as error:
         raise ValueError(f"cannot read recorded delays from {path}: {error}") from error
     try:
         return Recorded(rows=tuple(rows))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _lines(file: BinaryIO, path: Path) -> Iterator[str]:
+    while line := file.readline(LONGEST_LINE_BYTES + 1):
+        if len(line) > LONGEST_LINE_BYTES:
+            raise ValueError(f"{path}: a line of recorded delays is at most {LONGEST_LINE_BYTES:,} bytes")
+        yield line.decode("utf-8")
 
 
 def _seconds_from(text: str, path: Path, line: int) -> float:

@@ -37,8 +37,8 @@ class Network(Checked):
     """
 
     latency_seconds: float = setting(0.0, "one way", least=0, most=1e6)
-    worker_bits_per_second: float = setting(math.inf, "a worker's link, each way", above=0, infinite=True)
-    server_bits_per_second: float = setting(math.inf, "the server's link, each way", above=0, infinite=True)
+    worker_bits_per_second: float = setting(math.inf, "a worker's link, each way", above=0, most=1e18, infinite=True)
+    server_bits_per_second: float = setting(math.inf, "the server's link, each way", above=0, most=1e18, infinite=True)
 
     @property
     def free(self) -> bool:
