@@ -48,6 +48,9 @@ def profile_from(document: Any) -> Profile:
     >>> profile_from(profile_document(Profile(layers=(Layer(name="a"),)))).layers
     (Layer(name='a', kind='', forward_seconds=0.0, ..., activation_bytes=0),)
     """
+    layers = document.get("layers") if isinstance(document, dict) else None
+    if isinstance(layers, list) and not 1 <= len(layers) <= MOST_LAYERS:
+        raise PipelineError(f"a profile must have between 1 and {MOST_LAYERS:,} layers (it has {len(layers):,})")
     profile: Profile = _made(Profile, document, "profile")
     _check_profile(profile)
     return profile
@@ -178,8 +181,6 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
 def _check_profile(profile: Profile) -> None:
     """Refuse a profile that placement could not work with."""
     layers = len(profile.layers)
-    if not 1 <= layers <= MOST_LAYERS:
-        raise PipelineError(f"a profile must have between 1 and {MOST_LAYERS:,} layers (it has {layers:,})")
     for tensor in profile.tensors:
         if not -1 <= tensor.producer < tensor.last_use + 1 <= layers:
             raise PipelineError(f"tensor {tensor.name!r} goes from layer {tensor.producer} to {tensor.last_use}")
