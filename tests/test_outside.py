@@ -1,4 +1,4 @@
-"""What comes from outside has limits: files of any kind and size under every reader, and numbers wherever they come in."""
+"""What comes from outside has limits: files of any kind and size under every reader, and numbers everywhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from paceline.recipes.reading import read_recipe
 from paceline.recipes.recipe import Recipe
 from paceline.runs.ranks import read_recipe_of
 from paceline.settings import Rule
-from paceline.traces.journal import MOST_THREADS, KINDS, WorkerJoined, line_of
+from paceline.traces.journal import KINDS, MOST_THREADS, WorkerJoined, line_of
 from paceline.traces.journal_files import read_journal
 from paceline.traces.pruning_record import PRUNING, read_pruning
 

@@ -65,7 +65,7 @@ def open_plain(path: str | Path, *, most_bytes: int) -> BinaryIO:
     OSError: [Errno 27] it has ... bytes; at most 10 are allowed: ...
     """
     _check_plain(os.stat(path), path)  # before it is opened: opening alone makes some devices do something
-    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # it may be a pipe by now
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # noqa: SIM115 - may be a pipe by now
     try:
         found = os.fstat(file.fileno())
         _check_plain(found, path)

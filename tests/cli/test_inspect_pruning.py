@@ -74,7 +74,7 @@ def test_the_document_adds_up_to_what_the_record_holds(run, capsys) -> None:
     ("source", "said"),
     [
         ({"data": 5}, "'data' is a section"),
-        ({"data": {"name": "synthetic", "samples": 10_000_000}}, "the record has 1 samples, and its recipe 10,000,000"),
+        ({"data": {"name": "synthetic", "samples": 1_000_000}}, "the record has 1 samples, and its recipe 1,000,000"),
         ({"data": {"name": "mnist", "directory": "/dev/null", "download": True}}, "give --data-directory /dev/null"),
         ({"seed": 3}, "digits as it is found here has other labels than the run had"),
     ],

@@ -157,7 +157,10 @@ def test_a_document_of_a_run_from_before_prunes_nothing():
         ({"name": "fine-pruning", "window": 70_000}, "window must be between 1 and 65,535 (window=70000)"),
         ({"name": "fine-pruning", "window": 5}, "(starting_point=10, window=5)"),
         ({"name": "fine-pruning", "count": 5}, "count must be between 0 and block (count=5, block=4)"),
-        ({"name": "fine-pruning", "attenuation": float("inf")}, "attenuation must be between 1 and 1e+06 (attenuation=inf)"),
+        (
+            {"name": "fine-pruning", "attenuation": float("inf")},
+            "attenuation must be between 1 and 1e+06 (attenuation=inf)",
+        ),
         ({"name": "fine-pruning", "tolerance": float("nan")}, "tolerance must be between 0 and 1e+06 (tolerance=nan)"),
         ({"name": "info-batch", "ratio": 1.0}, "ratio must be at least 0 and below 1 (ratio=1.0)"),
         ({"name": "info-batch", "delta": 1.1}, "delta must be between 0 and 1 (delta=1.1)"),

@@ -47,7 +47,7 @@ class OptimizerSettings(Checked):
     name: str = setting("sgd", "optimiser", choices=lambda: OPTIMIZERS, alias="optimizer")
     lr: float = setting(0.05, "learning rate", above=0, most=1e6, alias="lr")
     momentum: float = setting(0.9, "sgd, lars: momentum", least=0, most=1)
-    weight_decay: float = setting(5e-4, "weight decay", least=0, most=1e6)
+    weight_decay: float = setting(5e-4, "weight decay", least=0, most=1e38)
     nesterov: bool = setting(False, "sgd, lars: Nesterov momentum")
     trust: float = setting(0.001, "lars: share of its length a layer moves per unit of lr", above=0, most=1e6)
     exclude_bias_and_norm: bool = setting(True, "lars: biases and normalisation take the rate as it is")

@@ -192,9 +192,8 @@ def _check_profile(profile: Profile) -> None:
 def _check_bytes(plan: Plan) -> None:
     """Refuse sizes whose sums would not be right any more."""
     profile = plan.profile
-    every = sum(each.activation_bytes for each in profile.layers) + sum(
-        each.bytes for each in (*profile.tensors, *profile.weights)
-    )
+    every = sum(layer.activation_bytes for layer in profile.layers)
+    every += sum(tensor.bytes for tensor in profile.tensors) + sum(weight.bytes for weight in profile.weights)
     if every * max(plan.microbatches, 2 + plan.states) > MOST_COUNTED_BYTES:
         raise PipelineError(f"its layers have {every:,} bytes, more than can be counted in {plan.microbatches:,} parts")
 

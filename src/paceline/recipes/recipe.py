@@ -47,7 +47,9 @@ class Recipe(Checked):
         least=1,
         most=10**7,
     )
-    target_loss: float | None = setting(0.05, "training loss whose arrival is reported; none: no target", above=0, most=1e6)
+    target_loss: float | None = setting(
+        0.05, "training loss whose arrival is reported; none: no target", above=0, most=1e6
+    )
     evaluate_every: int = setting(10, "rounds between two measurements of loss and accuracy", least=1, most=10**7)
     evaluation_samples: int = setting(
         5000, "samples measured at most, of training and of test data", least=1, most=10**9

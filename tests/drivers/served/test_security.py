@@ -194,7 +194,7 @@ def test_a_file_that_is_missing_or_holds_something_else_is_named(folder, name):
     (folder / name).unlink()
     assert f"{name} (No such file" in reason(channel_credentials, folder / "worker")
     (folder / name).mkdir()
-    assert f"{name} (Is a directory" in reason(channel_credentials, folder / "worker")
+    assert f"{name} (it is a folder, not a plain file" in reason(channel_credentials, folder / "worker")
 
 
 def test_a_certificate_in_the_place_of_a_key_and_the_reverse_are_told(folder):

@@ -127,7 +127,9 @@ class Replay:
     def _joined(self, record: WorkerJoined) -> None:
         shards = len(self.batches.training.shards)
         if record.shard >= shards:
-            raise ReplayError(f"worker {record.worker} has shard {record.shard}, and the run has shards 0 to {shards - 1}")
+            raise ReplayError(
+                f"worker {record.worker} has shard {record.shard}, and the run has shards 0 to {shards - 1}"
+            )
         if record.threads > self._startable and not can_start(record.threads):
             why = f"worker {record.worker} computed with {record.threads} threads, and its bits depend on their number"
             raise ReplayError(f"{why}; this machine cannot start as many: replay the run on a larger one")
