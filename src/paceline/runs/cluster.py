@@ -130,7 +130,7 @@ def serve_recipe(
     async def run() -> tuple[RunOutcome, Any]:
         opened = open_run(served, resume=resume)
         outcome = await opened.serve(
-            join_address(host, port),
+            (host, port),
             credentials,
             on_open=lambda port: on_open(join_address(host, port)),
             on_standing=on_standing,

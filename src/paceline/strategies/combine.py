@@ -5,15 +5,20 @@
 sum(...) adds up weight * gradient. This is the only place where gradients are added up, always in the order of the
 step's shares, element by element. So the same step gives the same bits for any length of the vector and any number of
 threads. Processors with a fused multiply-add give other bits than those without.
+
+It goes block by block: a block stays in the processor's cache while all gradients are added to it, and the fresh sum
+takes the place of the one before without a copy of the whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from paceline.events import Share, Step
+
+BLOCK = 512 * 1024  # elements; a multiple of what a processor adds at once
 
 
 class Combiner:
@@ -30,7 +35,6 @@ class Combiner:
     def __init__(self, *, remembers: bool = True) -> None:
         self._remembers = remembers
         self._previous_fresh: torch.Tensor | None = None
-        self._spare: torch.Tensor | None = None
 
     def update(
         self, step: Step, gradient_of: Callable[[Share], torch.Tensor], *, out: torch.Tensor | None = None
@@ -38,26 +42,39 @@ class Combiner:
         """Return the update that a step asks for, in `out` if that is given; `gradient_of` finds a share's gradient."""
         if not step.fresh:
             raise ValueError("a step needs at least one fresh gradient")
-        first, *others = step.fresh
-        gradient = gradient_of(first)
-        out = torch.mul(gradient, first.weight, out=torch.empty_like(gradient) if out is None else out)
-        for share in others:
-            out.add_(gradient_of(share), alpha=share.weight)
-        fresh = self._copy(out) if self._remembers else None
-        for share in step.late:
-            out.add_(gradient_of(share), alpha=share.weight)
-        if step.previous_mean_weight:
-            if self._previous_fresh is None:
-                raise ValueError(f"step {step.version} compensates for a step before it, but none is remembered")
-            out.sub_(self._previous_fresh, alpha=step.previous_mean_weight)
-        self._previous_fresh, self._spare = fresh, self._previous_fresh
+        if step.previous_mean_weight and self._previous_fresh is None:
+            raise ValueError(f"step {step.version} compensates for a step before it, but none is remembered")
+        shares = [(share.weight, gradient_of(share)) for share in (*step.fresh, *step.late)]
+        out = torch.empty_like(shares[0][1]) if out is None else out
+        remembered = self._previous_fresh
+        if self._remembers and remembered is None:
+            remembered = torch.empty_like(out)
+        for start in range(0, out.numel(), BLOCK):
+            part = slice(start, start + BLOCK)
+            self._add_up(step, [(weight, gradient[part]) for weight, gradient in shares], out[part],
+                         None if remembered is None else remembered[part])
+        self._previous_fresh = remembered if self._remembers else None
         return out
 
-    def _copy(self, vector: torch.Tensor) -> torch.Tensor:
-        """Return a copy, in memory that was used before if there is some."""
-        if self._spare is None:
-            return vector.clone()
-        return self._spare.copy_(vector)
+    def _add_up(
+        self,
+        step: Step,
+        shares: Sequence[tuple[float, torch.Tensor]],
+        out: torch.Tensor,
+        remembered: torch.Tensor | None,
+    ) -> None:
+        """Compute a block of the update, and put its fresh sum in the place of the one before."""
+        weight, gradient = shares[0]
+        torch.mul(gradient, weight, out=out)
+        for weight, gradient in shares[1 : len(step.fresh)]:
+            out.add_(gradient, alpha=weight)
+        fresh = out.clone() if remembered is not None and self._remembers else None
+        for weight, gradient in shares[len(step.fresh) :]:
+            out.add_(gradient, alpha=weight)
+        if step.previous_mean_weight and remembered is not None:
+            out.sub_(remembered, alpha=step.previous_mean_weight)
+        if fresh is not None and remembered is not None:
+            remembered.copy_(fresh)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the vector that it remembers, if there is one."""
@@ -65,4 +82,4 @@ class Combiner:
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Go on from a `state_dict`."""
-        self._previous_fresh, self._spare = state.get("previous_fresh"), None
+        self._previous_fresh = state.get("previous_fresh")

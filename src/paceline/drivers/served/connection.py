@@ -1,13 +1,14 @@
 """One connection of a worker to the server: models come in, gradients and signs of life go out.
 
-    reader thread:    Model  -> `begun_version` at its first byte (the round has closed), staged when whole
-                      Goodbye, or the end of the stream -> `end`
-    sender (gRPC's):  frames from the queue, a gradient cut into frames as they go
-    beat thread:      a sign of life, with the progress made
+    an event loop in a thread of its own, with two tasks:
+      reader    Model  -> `begun_version` at its first byte (the round has closed), staged when whole
+                Goodbye, or the end of the stream -> `end`
+      writer    messages from the queue, a gradient cut into frames as they go; if there is none, now and then a Beat
+                with the progress made: blocks computed, bytes received
 
-A connection is never mended: when it is lost, the worker makes a new one. All three threads have ended when it is
-closed, which the interpreter's end does for whoever forgets: a thread that comes back from an operation of torch's to
-an interpreter that is no more ends the process with "terminate called without an active exception".
+A connection is never mended: when it is lost, the worker makes a new one. Its thread has ended when it is closed, which
+the interpreter's end does for whoever forgets: a thread that comes back from an operation of torch's to an interpreter
+that is no more ends the process with "terminate called without an active exception".
 
 A model comes whole or as changes:
 
@@ -17,14 +18,16 @@ A model comes whole or as changes:
 
 from __future__ import annotations
 
+import asyncio
 import atexit
-import queue
+import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
-import grpc
 import torch
 
 from paceline.codecs import Codec
@@ -33,6 +36,7 @@ from paceline.drivers.served.messages import (
     Assembly,
     Beat,
     Chunk,
+    Frame,
     Goodbye,
     Hello,
     Message,
@@ -41,16 +45,18 @@ from paceline.drivers.served.messages import (
     Ready,
     Sizes,
     Welcome,
-    decode,
     encode,
 )
-from paceline.drivers.served.transport import METHOD, worker_options
+from paceline.drivers.served.security import parse_address
+from paceline.drivers.served.transport import Wire, WireClosed, read_message
 from paceline.errors import PacelineError
 from paceline.training.outgoing import whole_codec_of
 from paceline.workers.flat import FlatModel
 
-Out = bytes | Iterable[bytes] | None
-ENDED_WITHIN_SECONDS = 60.0  # they compute for as long as one frame takes, and wait for nothing
+Out = bytes | Iterable[Frame]
+ENDED_WITHIN_SECONDS = 60.0  # it computes for as long as one frame takes, and waits for nothing
+FLUSHED_WITHIN_SECONDS = 1.0
+PROGRESS_BYTES = 64 * 1024  # as many received are progress
 
 
 class ServerUnreachableError(PacelineError, ConnectionError):
@@ -101,7 +107,8 @@ class IncomingModel:
     >>> incoming = IncomingModel(Identity(), elements=1, buffers=0)
     >>> payload = Identity().encode(torch.ones(1))
     >>> incoming.begin(Model(version=0, since=None, more=0, payload_bytes=payload.numel(), buffer_bytes=0))
-    >>> incoming.add(memoryview(payload.numpy())).version
+    >>> incoming.place(payload.numel())[:] = payload.numpy().data
+    >>> incoming.added(payload.numel()).version
     0
     """
 
@@ -122,9 +129,13 @@ class IncomingModel:
         self._assembly.begin(message)
         self._message = message
 
-    def add(self, body: memoryview) -> Model | None:
-        """Add a part of the body; once the model is whole, take it in and return its message."""
-        if not self._assembly.add(body) or self._message is None:
+    def place(self, body_bytes: int) -> memoryview:
+        """Return the memory for the next part of the body."""
+        return self._assembly.place(body_bytes)
+
+    def added(self, body_bytes: int) -> Model | None:
+        """Note that a part has come; once the model is whole, take it in and return its message."""
+        if not self._assembly.added(body_bytes) or self._message is None:
             return None
         message, payload = self._message, self._assembly.payload
         self._version = message.version
@@ -159,21 +170,14 @@ class ServerConnection:
         address: str,
         hello: Hello,
         *,
-        credentials: Any = None,
+        credentials: ssl.SSLContext | None = None,
         answer_seconds: float = 15.0,
         silence_seconds: float = 15.0,
     ) -> None:
-        options = worker_options(silence_seconds)
-        self._address, self._tls = address, credentials is not None
-        if credentials is None:
-            self._channel = grpc.insecure_channel(address, options=options)
-        else:
-            self._channel = grpc.secure_channel(address, credentials, options=options)
-        self._out: queue.SimpleQueue[Out] = queue.SimpleQueue()
+        self._address, self._credentials = address, credentials
         self._news = threading.Condition()
-        self._closed = threading.Event()
-        self._heard = time.monotonic()
         self._silence_seconds = silence_seconds
+        self._wire: Wire | None = None
         self._welcome: Welcome | None = None
         self._incoming: IncomingModel | None = None
         self._staged: Model | None = None
@@ -181,38 +185,44 @@ class ServerConnection:
         self.whole_since = 0.0
         self.progress = 0
         self.end: Exception | None = None  # why the connection is of no use any more
-        self._out.put(encode(hello))
-        self._threads: list[threading.Thread] = []
-        self._call = self._channel.stream_stream(METHOD)(self._outgoing())
+        self._began = time.monotonic()
+        self._queue: deque[Out] = deque([encode(hello)])
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._loop = asyncio.new_event_loop()
+        self._talking = self._loop.create_task(self._talk(answer_seconds))
+        self._thread = threading.Thread(target=self._run, name="paceline-connection", daemon=True)
+        self._thread.start()
         atexit.register(self.close)
-        self._threads.append(self._thread(self._read, "paceline-connection"))
         self.welcome = self._wait_welcome(answer_seconds)
         self._silence_seconds = max(self.welcome.silence_seconds, 1.0)
-        self._threads.append(self._thread(self._beat, "paceline-beat"))
 
     # -- for the worker ---------------------------------------------------------------------------------------
 
     def ready(self, signature: str, incoming: IncomingModel) -> None:
         """Tell the server that model and data are there; from now on models come."""
         self._incoming = incoming
-        self._out.put(encode(Ready(signature=signature)))
+        self.say(Ready(signature=signature))
 
-    def send(self, frames: Iterable[bytes], sent: Callable[[], None]) -> None:
+    def send(self, frames: Iterable[Frame], sent: Callable[[], None]) -> None:
         """Queue a message of several frames; `sent` is called when the last has been taken."""
 
-        def counted() -> Iterator[bytes]:
-            try:
-                yield from frames
-            except Exception as error:  # in gRPC's thread: the worker's own raises it
-                self._finish(ProtocolError(f"the connection cannot be used: {type(error).__name__}: {error}"))
-                raise
+        def counted() -> Iterable[Frame]:
+            yield from frames
             sent()
 
-        self._out.put(counted())
+        self._put(counted())
 
     def say(self, message: Message) -> None:
         """Queue a small message."""
-        self._out.put(encode(message))
+        self._put(encode(message))
+
+    def _put(self, item: Out) -> None:
+        self._in_loop(lambda: (self._queue.append(item), self._wake.set()))
+
+    def _in_loop(self, work: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: `end` says why
+            self._loop.call_soon_threadsafe(work)
 
     def take_model(self, load: Callable[[IncomingModel], None]) -> int:
         """Wait for a whole model, load it, and return its version.
@@ -234,23 +244,23 @@ class ServerConnection:
 
     def close(self) -> None:
         """Close the connection, after what is queued has gone out or a second has passed; once more does no harm."""
-        self._closed.set()
-        self._out.put(None)
-        done = threading.Event()
-        self._call.add_done_callback(lambda _: done.set())
-        done.wait(1.0)
-        self._call.cancel()
-        self._channel.close()
-        for thread in self._threads:
-            thread.join(ENDED_WITHIN_SECONDS)
         atexit.unregister(self.close)
+        self._in_loop(self._close)
+        self._thread.join(ENDED_WITHIN_SECONDS)
 
-    def _thread(self, work: Callable[[], None], name: str) -> threading.Thread:
-        thread = threading.Thread(target=work, name=name, daemon=True)
-        thread.start()
-        return thread
+    def _close(self) -> None:
+        self._closing = True
+        self._wake.set()
+        if self._wire is None:
+            self._talking.cancel()
+        else:
+            self._loop.call_later(FLUSHED_WITHIN_SECONDS, self._talking.cancel)
 
     # -- waiting -----------------------------------------------------------------------------------------------
+
+    @property
+    def _heard(self) -> float:
+        return self._wire.heard if self._wire is not None else self._began
 
     def _wait_welcome(self, seconds: float) -> Welcome:
         deadline = time.monotonic() + seconds
@@ -264,7 +274,6 @@ class ServerConnection:
                     self._news.wait(left)
                 return self._welcome
         except BaseException:
-            self._call.cancel()
             self.close()
             raise
 
@@ -272,67 +281,92 @@ class ServerConnection:
         if self.end is not None:
             raise self.end
 
-    # -- threads -----------------------------------------------------------------------------------------------
+    # -- in the connection's own thread ------------------------------------------------------------------------
 
-    def _outgoing(self) -> Iterator[bytes]:
-        self._threads.append(threading.current_thread())  # gRPC's own, which it neither names nor joins
-        while (item := self._out.get()) is not None:
-            if isinstance(item, bytes):
-                yield item
-            else:
-                yield from item
-
-    def _beat(self) -> None:
-        while not self._closed.wait(self.welcome.silence_seconds / 4):
-            if self._out.empty():
-                self._out.put(encode(Beat(progress=self.progress)))
-
-    def _read(self) -> None:
-        end: Exception = ConnectionLost("the server closed the stream")
+    def _run(self) -> None:
+        end: Exception = ConnectionLost("the connection is closed")
         try:
-            for frame in self._call:
-                self._heard = time.monotonic()
-                self._handle(*decode(frame))
-        except grpc.RpcError as error:
-            end = ConnectionLost(why_lost(error, tls=self._tls))
+            self._loop.run_until_complete(self._talking)
+        except asyncio.CancelledError:
+            pass
         except ProtocolError as error:
             end = ProtocolError(f"the connection cannot be used: {error}")
+        except OSError as error:
+            end = ConnectionLost(why_lost(error, tls=self._credentials is not None, welcomed=self._welcome is not None))
+        except Exception as error:  # of a codec, say: the worker's own thread raises it
+            end = ProtocolError(f"the connection cannot be used: {type(error).__name__}: {error}")
         finally:
             self._finish(end)
-            self._closed.set()
-            self._call.cancel()
-            self._out.put(None)
+            self._loop.close()
 
-    def _finish(self, end: Exception, *, goodbye: bool = False) -> None:
-        with self._news:
-            # After a Goodbye the stream ends too; and a send may have failed before the Goodbye was read.
-            self.end = end if goodbye else self.end or end
-            self._news.notify_all()
+    async def _talk(self, answer_seconds: float) -> None:
+        host, port = parse_address(self._address)
+        name = None if self._credentials is None else host
+        async with asyncio.timeout(answer_seconds):
+            _, wire = await self._loop.create_connection(
+                Wire, host, port, ssl=self._credentials, server_hostname=name
+            )
+        self._wire = wire
+        reading, writing = (asyncio.create_task(work) for work in (self._read(wire), self._write(wire)))
+        try:
+            await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():  # the last word may be on its way
+                await asyncio.wait({reading}, timeout=FLUSHED_WITHIN_SECONDS)
+            for task in (reading, writing):
+                if task.done():
+                    task.result()
+        finally:
+            for task in (reading, writing):
+                task.cancel()
+            await asyncio.gather(reading, writing, return_exceptions=True)
+            await wire.farewell(0.0)
 
-    def _handle(self, message: Message, body: memoryview) -> None:
-        match message:
-            case Welcome():
-                with self._news:
-                    self._welcome = message
-                    self._news.notify_all()
-            case Model():
-                with self._news:  # whoever loads the staged model is done with it, or comes too late for it
-                    self._staged = None
-                    self.begun_version = message.version
-                self._expected().begin(message)
-                self._add(body)
-            case Chunk():
-                self._add(body)
-            case Beat():
-                pass
-            case Goodbye():
-                refusal = f"the server at {self._address} refused this worker: " if message.what == "refused" else ""
-                self._finish(ENDS[message.what](refusal + message.reason), goodbye=True)
-            case _:
-                raise ProtocolError(f"a {type(message).__name__} is out of place here")
+    async def _write(self, wire: Wire) -> None:
+        while True:
+            while self._queue:
+                item = self._queue.popleft()
+                for frame in [(item,)] if isinstance(item, bytes) else item:
+                    await wire.write(*frame)
+            if self._closing:
+                return
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(self._silence_seconds / 4):
+                    await self._wake.wait()
+            except TimeoutError:
+                if self._welcome is not None:
+                    progress = self.progress + wire.received_bytes // PROGRESS_BYTES
+                    self._queue.append(encode(Beat(progress=progress)))
 
-    def _add(self, body: memoryview) -> None:
-        message = self._expected().add(body)
+    async def _read(self, wire: Wire) -> None:
+        while True:
+            message, body_bytes = await read_message(wire)
+            match message:
+                case Welcome():
+                    with self._news:
+                        self._welcome = message
+                        self._news.notify_all()
+                case Model():
+                    with self._news:  # whoever loads the staged model is done with it, or comes too late for it
+                        self._staged = None
+                        self.begun_version = message.version
+                    self._expected().begin(message)
+                    await self._add(wire, body_bytes)
+                case Chunk():
+                    await self._add(wire, body_bytes)
+                case Beat():
+                    pass
+                case Goodbye():
+                    who = f"the server at {self._address} refused this worker: " if message.what == "refused" else ""
+                    self._finish(ENDS[message.what](who + message.reason))
+                    return
+                case _:
+                    raise ProtocolError(f"a {type(message).__name__} is out of place here")
+
+    async def _add(self, wire: Wire, body_bytes: int) -> None:
+        incoming = self._expected()
+        await wire.read_into(incoming.place(body_bytes))
+        message = incoming.added(body_bytes)
         if message is not None and not message.more:
             with self._news:
                 self._staged, self.whole_since = message, time.monotonic()
@@ -343,26 +377,32 @@ class ServerConnection:
             raise ProtocolError("a model came before it was asked for")
         return self._incoming
 
-
-CAUSES = (  # what gRPC says -> what it means
-    ("connection refused", "nothing listens there"),
-    ("name not found", "there is no such host"),
-    ("lookup failed", "there is no such host"),
-    ("wrong_version_number", "the server does not speak TLS: leave the keys out"),
-    ("certificate_verify_failed", "the server's certificate is not of the same CA, or not for this host name"),
-)
+    def _finish(self, end: Exception) -> None:
+        with self._news:
+            self.end = self.end or end
+            self._news.notify_all()
 
 
-def why_lost(error: grpc.RpcError, *, tls: bool) -> str:
-    """Return why a connection failed, in our words or else in gRPC's."""
-    code = error.code().name.lower().replace("_", " ") if hasattr(error, "code") else "lost"
-    details = " ".join(str(error.details() or "").split()) if hasattr(error, "details") else ""
-    for sign, meaning in CAUSES:
-        if sign in details.lower():
-            return meaning
-    closed = "socket closed" in details.lower() or "handshake" in details.lower()
-    if closed and tls:
-        return "it hung up: are the keys of the same CA? (`paceline keys` made both?)"
-    if closed:
+def why_lost(error: OSError, *, tls: bool, welcomed: bool) -> str:
+    """Return why a connection failed, in our words or else in the system's.
+
+    >>> why_lost(ConnectionRefusedError(111, "Connect call failed"), tls=False, welcomed=False)
+    'nothing listens there'
+    """
+    cause = error.__cause__ if isinstance(error, WireClosed) and error.__cause__ is not None else error
+    text = str(cause)
+    if isinstance(cause, ConnectionRefusedError) or "Errno 111" in text:
+        return "nothing listens there"
+    if isinstance(cause, socket.gaierror):
+        return "there is no such host"
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return "the server's certificate is not of the same CA, or not for this host name"
+    if "WRONG_VERSION_NUMBER" in text:
+        return "the server does not speak TLS: leave the keys out"
+    if not welcomed and isinstance(cause, WireClosed | ssl.SSLError | ConnectionResetError):
+        if tls:
+            return "it hung up: are the keys of the same CA? (`paceline keys` made both?)"
         return "it hung up: does the server want TLS keys?"
-    return f"{code}: {details[:300]}" if details else code
+    if isinstance(cause, TimeoutError):
+        return "it does not answer"
+    return str(error) if isinstance(error, WireClosed) else (cause.strerror if isinstance(cause, OSError) else "") or text

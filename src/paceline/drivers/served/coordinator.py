@@ -49,11 +49,14 @@ class ReceivedGradient:
     vector: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     buffer_changes: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     release: Callable[[], None] = lambda: None
+    checked: bool | None = None  # whether its numbers are finite, if somebody has looked
 
     @property
     def finite(self) -> bool:
         """Whether every number in it is finite."""
-        return self.vector.numel() > 0 and all_finite(self.vector) and all_finite(self.buffer_changes)
+        if self.checked is None:
+            self.checked = self.vector.numel() > 0 and all_finite(self.vector) and all_finite(self.buffer_changes)
+        return self.checked
 
 
 def microseconds(seconds: float) -> float:

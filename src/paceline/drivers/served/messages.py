@@ -1,8 +1,11 @@
-"""The protocol between server and workers, version 2: its messages, and how they are cut into frames.
+"""The protocol between server and workers, version 3: its messages, and how they are cut into frames.
 
 A message is one frame, and a vector is the body of one frame or of several:
 
-    kind (1 byte) | header length (4 bytes, little-endian) | header (JSON) | body (raw little-endian bytes)
+    kind (1 byte) | header length (4 bytes) | body length (4 bytes) | header (JSON) | body (raw bytes)
+
+All numbers are little-endian. A frame's body is at most `MOST_BODY_BYTES`: between two frames of a large vector there is
+room for a Goodbye.
 
     worker                                server
       Hello(protocol, wish)          ->
@@ -36,12 +39,13 @@ from paceline.decoding import DecodingError, bounded, must_be, parse_object, rea
 from paceline.errors import PacelineError
 from paceline.traces.journal import MOST_THREADS
 
-PROTOCOL = 2
+PROTOCOL = 3
 MOST_HEADER_BYTES = 64 * 1024
 MOST_WELCOME_BYTES = 1024 * 1024
-CHUNK_BYTES = 4 * 1024 * 1024
+MOST_BODY_BYTES = 4 * 1024 * 1024
 
-_PREFIX = struct.Struct("<BI")
+_PREFIX = struct.Struct("<BII")
+PREFIX_BYTES = _PREFIX.size
 _COUNT = 2**53
 _SECONDS = 1e9  # a generation: whoever computes with times and losses need not fear for the range of a float
 _LOSS = 3.5e38  # what a float32 can be
@@ -174,38 +178,78 @@ class Goodbye:
 
 Message: TypeAlias = Hello | Welcome | Ready | Model | Gradient | Chunk | Beat | Leave | Goodbye
 KINDS: dict[int, type[Message]] = {kind.KIND: kind for kind in get_args(Message)}
+_OTHER_PROTOCOLS = (  # how others begin -> what they are
+    (b"PRI ", "speaks gRPC, as paceline did before: install the same paceline on both"),
+    (b"\x16\x03", "speaks TLS, and this side has no keys"),
+)
 
 
 def encode(message: Message, body: bytes | memoryview = b"") -> bytes:
-    """Return a message as one frame.
+    """Return a message and its body as one frame.
 
     >>> decode(encode(Beat(progress=3)))[0]
     Beat(progress=3)
     """
+    return frame_head(message, len(body)) + body
+
+
+def frame_head(message: Message, body_bytes: int = 0) -> bytes:
+    """Return all of a frame but its body.
+
+    >>> frame_head(Chunk(), 7).hex()
+    '060000000007000000'
+    """
     values = {each.name: getattr(message, each.name) for each in dataclasses.fields(message)}
     header = json.dumps(values, allow_nan=False, separators=(",", ":")).encode() if values else b""
-    return b"".join((_PREFIX.pack(message.KIND, len(header)), header, body))
+    return _PREFIX.pack(message.KIND, len(header), body_bytes) + header
 
 
 def decode(frame: bytes) -> tuple[Message, memoryview]:
-    """Return the message in a frame and its body, not copied; ProtocolError if there is none.
+    """Return the message in a whole frame and its body, not copied; ProtocolError if there is none.
 
     >>> decode(b"GET / HTTP/1.1")
     Traceback (most recent call last):
-    paceline.drivers.served.messages.ProtocolError: no message has kind 71
+    paceline.drivers.served.messages.ProtocolError: no message has kind 71: it does not speak paceline
     """
-    if len(frame) < _PREFIX.size:
-        raise ProtocolError(f"a message has at least {_PREFIX.size} bytes (this one has {len(frame)})")
-    number, header_bytes = _PREFIX.unpack_from(frame)
+    kind, header_bytes, body_bytes = parse_prefix(frame[:PREFIX_BYTES])
+    end = PREFIX_BYTES + header_bytes
+    if len(frame) != end + body_bytes:
+        raise ProtocolError(f"a {kind.__name__} says {end + body_bytes} bytes (it has {len(frame)})")
+    return parse_header(kind, frame[PREFIX_BYTES:end]), memoryview(frame)[end:]
+
+
+def parse_prefix(prefix: bytes) -> tuple[type[Message], int, int]:
+    """Return a frame's kind, and the sizes of its header and its body; ProtocolError if no frame can have them.
+
+    >>> parse_prefix(frame_head(Beat(progress=3))[:PREFIX_BYTES])
+    (<class 'paceline.drivers.served.messages.Beat'>, 14, 0)
+    """
+    if len(prefix) < PREFIX_BYTES:
+        raise ProtocolError(f"a message has at least {PREFIX_BYTES} bytes (this one has {len(prefix)})")
+    number, header_bytes, body_bytes = _PREFIX.unpack(prefix)
     kind = KINDS.get(number)
     if kind is None:
-        raise ProtocolError(f"no message has kind {number}")
+        what = next((what for sign, what in _OTHER_PROTOCOLS if prefix.startswith(sign)), "does not speak paceline")
+        raise ProtocolError(f"no message has kind {number}: it {what}")
     most = MOST_WELCOME_BYTES if kind is Welcome else MOST_HEADER_BYTES
-    if header_bytes > min(most, len(frame) - _PREFIX.size):
-        raise ProtocolError(f"the header of a {kind.__name__} says {header_bytes} bytes, more than there can be")
-    end = _PREFIX.size + header_bytes
-    message = Chunk() if kind is Chunk else _message(kind, frame[_PREFIX.size : end])
-    return message, memoryview(frame)[end:]
+    if header_bytes > most:
+        raise ProtocolError(f"the header of a {kind.__name__} is at most {most} bytes (it says {header_bytes})")
+    if body_bytes and kind not in (Model, Gradient, Chunk):
+        raise ProtocolError(f"a {kind.__name__} has no body (this one says {body_bytes} bytes)")
+    if body_bytes > MOST_BODY_BYTES:
+        raise ProtocolError(f"the body of a frame is at most {MOST_BODY_BYTES} bytes (this one says {body_bytes})")
+    return kind, header_bytes, body_bytes
+
+
+def parse_header(kind: type[Message], header: bytes) -> Message:
+    """Return the message of a header.
+
+    >>> parse_header(Beat, b'{"progress":3}')
+    Beat(progress=3)
+    """
+    if kind is Chunk and not header:
+        return Chunk()
+    return _message(kind, header)
 
 
 def _message(kind: type[Message], header: bytes) -> Message:
@@ -228,41 +272,38 @@ def _message(kind: type[Message], header: bytes) -> Message:
 class Sizes:
     """The sizes of a model's messages: the encoded vector (at most) and the buffers.
 
-    >>> Sizes(most_payload_bytes=400, buffer_bytes=8).most_message_bytes
-    65944
+    >>> Sizes(most_payload_bytes=400, buffer_bytes=8).most_bytes
+    408
     """
 
     most_payload_bytes: int
     buffer_bytes: int
 
     @property
-    def chunk_bytes(self) -> int:
-        """The largest body of a frame."""
-        return min(CHUNK_BYTES, self.most_payload_bytes + self.buffer_bytes)
-
-    @property
-    def most_message_bytes(self) -> int:
-        """The largest frame that a peer may send."""
-        return self.chunk_bytes + MOST_HEADER_BYTES
+    def most_bytes(self) -> int:
+        """The largest body of a message."""
+        return self.most_payload_bytes + self.buffer_bytes
 
 
-def frames(message: Model | Gradient, payload: torch.Tensor, buffers: torch.Tensor) -> Iterator[bytes]:
-    """Yield a message and its body as frames; one copy of the body is made in all.
+Frame: TypeAlias = tuple[bytes, memoryview]  # all but the body, and the body
+
+
+def frames(message: Model | Gradient, payload: torch.Tensor, buffers: torch.Tensor) -> Iterator[Frame]:
+    """Yield a message and its body as frames; the bodies lie in the memory of the tensors.
 
     >>> begin = Model(version=0, since=None, more=0, payload_bytes=2, buffer_bytes=0)
-    >>> [len(frame) for frame in frames(begin, torch.zeros(2, dtype=torch.uint8), torch.zeros(0))]
-    [77]
+    >>> [(len(head), len(body)) for head, body in frames(begin, torch.zeros(2, dtype=torch.uint8), torch.zeros(0))]
+    [(83, 2)]
     """
-    body = payload.numpy().data
-    tail = buffers.contiguous().view(torch.uint8).numpy().data if buffers.numel() else memoryview(b"")
-    if len(body) + len(tail) <= CHUNK_BYTES:
-        yield encode(message, bytes(body) + bytes(tail) if tail else body)
-        return
     first: Model | Gradient | Chunk = message
-    for part in (body, tail):
-        for start in range(0, len(part), CHUNK_BYTES):
-            yield encode(first, part[start : start + CHUNK_BYTES])
+    for part in (payload, buffers.contiguous().view(torch.uint8)):
+        body = part.numpy().data if part.numel() else memoryview(b"")
+        for start in range(0, len(body), MOST_BODY_BYTES):
+            piece = body[start : start + MOST_BODY_BYTES]
+            yield frame_head(first, len(piece)), piece
             first = Chunk()
+    if first is message:  # it has no body at all
+        yield frame_head(message), memoryview(b"")
 
 
 class Assembly:
@@ -270,13 +311,14 @@ class Assembly:
 
     >>> assembly = Assembly(Sizes(most_payload_bytes=8, buffer_bytes=0))
     >>> assembly.begin(Model(version=0, since=None, more=0, payload_bytes=8, buffer_bytes=0))
-    >>> assembly.add(memoryview(bytes(8)))
+    >>> assembly.place(8)[:] = bytes(8)
+    >>> assembly.added(8)
     True
     """
 
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
-        self._memory = torch.empty(sizes.most_payload_bytes + sizes.buffer_bytes, dtype=torch.uint8)
+        self._memory = torch.empty(sizes.most_bytes, dtype=torch.uint8)
         self._bytes = self._memory.numpy().data
         self._expected: int | None = None
         self._filled = 0
@@ -300,16 +342,19 @@ class Assembly:
         self._payload_bytes = message.payload_bytes
         self._expected, self._filled = message.payload_bytes + message.buffer_bytes, 0
 
-    def add(self, body: memoryview) -> bool:
-        """Add a part of the body, and return whether the body is whole."""
+    def place(self, body_bytes: int) -> memoryview:
+        """Return the memory for the next part of the body."""
         if self._expected is None:
             raise ProtocolError("a chunk came, but no body had begun")
-        end = self._filled + len(body)
-        if end > self._expected or not len(body):
+        end = self._filled + body_bytes
+        if end > self._expected or not body_bytes:
             raise ProtocolError(f"a body of {self._expected} bytes got {end}")
-        self._bytes[self._filled : end] = body
-        self._filled = end
-        if end == self._expected:
+        return self._bytes[self._filled : end]
+
+    def added(self, body_bytes: int) -> bool:
+        """Note that a part has come, and return whether the body is whole."""
+        self._filled += body_bytes
+        if self._filled == self._expected:
             self._expected = None
             return True
         return False

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import signal
+import ssl
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from paceline.codecs.naming import parse_codec, text_of
 from paceline.drivers.served.coordinator import Coordinator
 from paceline.drivers.served.membership import Seats, WorkerStatus
 from paceline.drivers.served.messages import model_signature
-from paceline.drivers.served.security import check_exposed, join_address, parse_address, server_credentials
+from paceline.drivers.served.security import check_exposed, parse_address, server_credentials
 from paceline.drivers.served.server import Server
 from paceline.drivers.served.settings import Limits, Measure, ServeError, ServerSettings
 from paceline.drivers.served.transport import allow_many_files, keep_memory
@@ -111,7 +112,7 @@ def serve(
 
     async def run() -> RunOutcome:
         return await open_run(settings, resume=resume).serve(
-            join_address(host, port), credentials, on_open=on_open, on_standing=on_standing
+            (host, port), credentials, on_open=on_open, on_standing=on_standing
         )
 
     return asyncio.run(run())
@@ -303,8 +304,8 @@ class ServerRun:
 
     async def serve(
         self,
-        address: str,
-        credentials: Any = None,
+        address: tuple[str, int],
+        credentials: ssl.SSLContext | None = None,
         *,
         on_open: Callable[[int], None] = lambda port: None,
         on_standing: Callable[[RunStatus], None] = lambda standing: None,
@@ -314,7 +315,7 @@ class ServerRun:
         keep_memory()
         allow_many_files()
         self.server.changed = self._changed
-        port = await self.server.open(address, credentials)
+        port = await self.server.open(*address, credentials)
         undo = self._catch_signals()
         try:
             if self.coordinator.train_state.version == 0:

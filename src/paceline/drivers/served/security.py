@@ -2,7 +2,7 @@
 
     tls="keys/worker"  ->  keys/worker.crt  keys/worker.key  and the keys/ca.crt beside them
 
-With a bad key file a gRPC connection just never comes up, so the files are checked here, where the reason is known.
+With a bad key file a connection just never comes up, so the files are checked here, where the reason is known.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import contextlib
 import dataclasses
 import ipaddress
 import re
+import ssl
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-import grpc
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -41,30 +41,38 @@ class KeyFileError(PacelineError, ValueError):
     """A certificate or key that cannot be read, made or used, with the remedy."""
 
 
-def server_credentials(tls: str | Path) -> grpc.ServerCredentials:
-    """Return a server's TLS credentials: it lets in workers with a certificate of its own CA, and nobody else.
+def server_credentials(tls: str | Path) -> ssl.SSLContext:
+    """Return a server's side of TLS: it lets in workers with a certificate of its own CA, and nobody else.
 
     >>> server_credentials("nowhere/server")
     Traceback (most recent call last):
     paceline.drivers.served.security.KeyFileError: cannot read nowhere/server.crt (No such file or directory): ...
     """
-    side, authority = read_side(tls, role="server")
-    return grpc.ssl_server_credentials(
-        [(side.key_pem, side.pem)], root_certificates=authority, require_client_auth=True
-    )
+    return _context(tls, "server", ssl.PROTOCOL_TLS_SERVER)
 
 
-def channel_credentials(tls: str | Path) -> grpc.ChannelCredentials:
-    """Return a worker's TLS credentials: it trusts the server of its own CA, and no other.
+def worker_credentials(tls: str | Path) -> ssl.SSLContext:
+    """Return a worker's side of TLS: it trusts the server of its own CA, and no other.
 
-    >>> channel_credentials("nowhere/worker")
+    >>> worker_credentials("nowhere/worker")
     Traceback (most recent call last):
     paceline.drivers.served.security.KeyFileError: cannot read nowhere/worker.crt (No such file or directory): ...
     """
-    side, authority = read_side(tls, role="worker")
-    return grpc.ssl_channel_credentials(
-        root_certificates=authority, private_key=side.key_pem, certificate_chain=side.pem
-    )
+    return _context(tls, "worker", ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _context(tls: str | Path, role: Role, protocol: int) -> ssl.SSLContext:
+    _, authority = read_side(tls, role=role)
+    path, key_path = pair_paths(Path(tls).expanduser())
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=authority.decode("ascii", "replace"))
+    try:
+        context.load_cert_chain(path, key_path)
+    except (OSError, ssl.SSLError) as error:
+        raise KeyFileError(f"cannot use {path} and {key_path}: {error}") from error
+    return context
 
 
 # -- addresses ----------------------------------------------------------------------------------------------------
@@ -113,7 +121,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Join what `parse_address` splits, as gRPC wants it.
+    """Join what `parse_address` splits, as it is written.
 
     >>> join_address("::1", 29400), join_address("localhost", 29400)
     ('[::1]:29400', 'localhost:29400')

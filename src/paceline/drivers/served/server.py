@@ -1,33 +1,49 @@
-"""The parameter server's network side: gRPC streams of workers in front of a `Coordinator`.
+"""The parameter server's network side: streams of workers in front of a `Coordinator`.
 
     WorkerStream  -- admit, ready, arrived -->  Server  -- joined, gradient, left -->  Coordinator
     WorkerStream  <-- send_model -------------  Server  <-- to_send -----------------  Coordinator
 
-Everything runs in one event loop, so nothing here needs a lock. Work that takes long (measuring the model, writing a
-checkpoint) is done elsewhere, on copies; see `run.py`.
+Everything runs in one event loop, so nothing here needs a lock. Work that takes long is done in threads: a gradient is
+decoded and looked through while the next ones arrive; for measuring the model and writing checkpoints see `run.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import ssl
 import time
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
-import grpc
 import torch
 
 from paceline.drivers.served.coordinator import Coordinator, ReceivedGradient, microseconds
 from paceline.drivers.served.membership import NoSeatError, Seat
-from paceline.drivers.served.messages import PROTOCOL, Hello, Model, ProtocolError, Ready, Sizes, Welcome, frames
+from paceline.drivers.served.messages import (
+    PROTOCOL,
+    Assembly,
+    Gradient,
+    Hello,
+    Model,
+    ProtocolError,
+    Ready,
+    Sizes,
+    Welcome,
+)
 from paceline.drivers.served.settings import ServerSettings
-from paceline.drivers.served.stream import StreamEnd, WorkerStream
-from paceline.drivers.served.transport import METHOD, server_options
+from paceline.drivers.served.stream import ModelMessage, StreamEnd, WorkerStream
+from paceline.drivers.served.transport import Wire
+from paceline.training import all_finite
 
 log = logging.getLogger("paceline.served")
 
 CHECK_SECONDS = 0.25
+DECODING_THREADS = 2
+MOST_FREE = 2  # of the memories for gradients that wait for the next
+BACKLOG = 128
 MOST_CHANGES = 16  # that wait for one worker: one so far behind is better off with the whole
 REFUSALS_AT_ONCE, REFUSALS_PER_SECOND = 200, 5.0
 
@@ -91,11 +107,14 @@ class Server:
         self._streams: set[WorkerStream] = set()
         self._members: dict[int, WorkerStream] = {}
         self._seats: dict[WorkerStream, Seat] = {}
-        self._frames: dict[tuple[int, int | None, int], tuple[bytes, ...]] = {}
+        self._whole: ModelMessage | None = None  # the newest model, for all who get it whole
+        self._free: list[Assembly] = []
+        self._decoders = ThreadPoolExecutor(DECODING_THREADS, "paceline-decode", lambda: torch.set_num_threads(1))
         self._refusals = RefusalLimiter()
         self._warned_of_nobody = False
-        self._grpc: Any = None
-        self._checking: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listeners: list[socket.socket] = []
+        self._listening: list[asyncio.Task[None]] = []
         self._closing: tuple[str, str] | None = None
 
     def now(self) -> float:
@@ -110,26 +129,18 @@ class Server:
         """Return the seconds of a clock that always runs, for deadlines."""
         return time.monotonic()
 
-    async def open(self, address: str, credentials: Any = None) -> int:
+    async def open(self, host: str, port: int, credentials: ssl.SSLContext | None = None) -> int:
         """Listen, and return the port."""
-        self._grpc = grpc.aio.server(
-            options=server_options(self.sizes, self.limits),
-            maximum_concurrent_rpcs=self.coordinator.seats.most + self.limits.most_strangers,
-        )
-        handlers = {METHOD.rpartition("/")[2]: grpc.stream_stream_rpc_method_handler(self._work)}
-        service = METHOD.strip("/").partition("/")[0]
-        self._grpc.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         try:
-            if credentials is None:
-                port: int = self._grpc.add_insecure_port(address)
-            else:
-                port = self._grpc.add_secure_port(address, credentials)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {address}: is the port in use? ({str(error).splitlines()[0]})") from None
-        await self._grpc.start()
+            self._listeners = _listen(host, port)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise OSError(f"cannot listen on {host}:{port}: is the port in use? ({why})") from None
+        found: int = self._listeners[0].getsockname()[1]
         self._opened = self.clock()
-        self._checking = asyncio.create_task(self._check_deadlines())
-        return port
+        accepting = [self._accept(listener, credentials) for listener in self._listeners]
+        self._listening = [asyncio.create_task(work) for work in (self._check_deadlines(), *accepting)]
+        return found
 
     async def close(self, what: str, reason: str) -> None:
         """Say goodbye to everybody and stop listening."""
@@ -140,25 +151,64 @@ class Server:
         deadline = time.monotonic() + self.limits.farewell_seconds
         while last & self._streams and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        if self._checking is not None:
-            self._checking.cancel()
-        await self._grpc.stop(grace=0.2)
+        for task in self._listening:
+            task.cancel()
+        if self._tasks:  # workers hear the goodbye, and close
+            await asyncio.wait(self._tasks, timeout=self.limits.farewell_seconds)
+        for task in tuple(self._tasks):
+            task.cancel()
+        for listener in self._listeners:
+            listener.close()
+        self._decoders.shutdown(wait=True)
 
     # -- streams -----------------------------------------------------------------------------------------------
 
-    async def _work(self, _: Any, context: Any) -> None:
-        stream = WorkerStream(self, context)
+    async def _accept(self, listener: socket.socket, credentials: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(listener)
+            except OSError as error:  # no more files, or a peer that is gone already
+                log.warning("cannot accept a connection: %s", error.strerror or error)
+                await asyncio.sleep(CHECK_SECONDS)
+                continue
+            task = asyncio.create_task(self._work(connection, f"{address[0]}:{address[1]}", credentials))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, connection: socket.socket, peer: str, credentials: ssl.SSLContext | None) -> None:
+        stream = WorkerStream(self, peer)
         self._make_room()
         self._streams.add(stream)
-        end = StreamEnd("return", "its connection was lost")
+        end, wire = StreamEnd("return", "its connection was lost"), None
         try:
-            end = await stream.serve()
+            stream.opening = asyncio.create_task(self._wire(connection, credentials))
+            await asyncio.wait({stream.opening})
+            if not stream.opening.cancelled() and stream.opening.exception() is None:
+                wire = stream.opening.result()
+                end = await stream.serve(wire)
         finally:
             self._streams.discard(stream)
             try:
-                self._ended(stream, end)
+                self._ended(stream, stream.ended or end)
             except Exception as error:
                 self.fail(error)
+            if wire is None:
+                connection.close()
+            else:
+                await wire.farewell(self.limits.farewell_seconds)
+
+    async def _wire(self, connection: socket.socket, credentials: ssl.SSLContext | None) -> Wire:
+        """Return the connection as a wire, once TLS is agreed on."""
+        patience = {} if credentials is None else {"ssl_handshake_timeout": self.limits.hello_seconds}
+        _, wire = await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: Wire(self.clock, self._count), connection, ssl=credentials, **patience
+        )
+        return wire
+
+    def _count(self, sent: int, received: int) -> None:
+        self.coordinator.sent_bytes += sent
+        self.coordinator.received_bytes += received
 
     def fail(self, error: BaseException) -> None:
         """End a run that itself failed (an optimiser, a schedule): strategy and model may disagree from now on."""
@@ -249,18 +299,38 @@ class Server:
                 raise StreamEnd("refused", f"it sent {member.bad_in_a_row} gradients in a row that are not finite")
         self._act()
 
-    def decoded(self, payload: torch.Tensor) -> torch.Tensor:
-        """Return the vector of a payload."""
-        elements = self.coordinator.train_state.model.parameters.numel()
+    # -- gradients ---------------------------------------------------------------------------------------------
+
+    def assembly(self) -> Assembly:
+        """Return memory for one more gradient: some that was used before, if there is any."""
+        return self._free.pop() if self._free else Assembly(self.sizes)
+
+    async def decoded(self, worker: int, message: Gradient, assembly: Assembly) -> ReceivedGradient:
+        """Return a gradient that is whole, decoded and looked through, while others arrive."""
         try:
-            return self.coordinator.codec.decode(payload, expected_length=elements)
+            vector, finite = await asyncio.get_running_loop().run_in_executor(
+                self._decoders, self._decode, assembly.payload
+            )
         except ValueError as error:
             raise ProtocolError(str(error)) from None
+        buffers = assembly.buffers
+        received = ReceivedGradient(
+            worker=worker, message=message, vector=vector, buffer_changes=buffers, checked=finite and all_finite(buffers)
+        )
+        if vector.untyped_storage().data_ptr() == assembly.payload.untyped_storage().data_ptr():
+            received.release = lambda: self._let_go(assembly)
+        else:
+            self._let_go(assembly)
+        return received
 
-    def count_bytes(self, *, sent: int = 0, received: int = 0) -> None:
-        """Count what went over the network."""
-        self.coordinator.sent_bytes += sent
-        self.coordinator.received_bytes += received
+    def _decode(self, payload: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        elements = self.coordinator.train_state.model.parameters.numel()
+        vector = self.coordinator.codec.decode(payload, expected_length=elements)
+        return vector, all_finite(vector)
+
+    def _let_go(self, assembly: Assembly) -> None:
+        if len(self._free) < max(MOST_FREE, len(self._members)):
+            self._free.append(assembly)
 
     # -- models --------------------------------------------------------------------------------------------------
 
@@ -286,24 +356,25 @@ class Server:
         waiting = sum(backlog) + sum(payload.numel() + buffers for _, payload in changes)
         few = len(backlog) + len(changes) <= MOST_CHANGES
         if changes and few and waiting < train_state.outgoing.whole_bytes + buffers:
-            messages = [self._model_frames(version, payload, more=newest - version) for version, payload in changes]
+            messages = [self._message(payload, version, more=newest - version) for version, payload in changes]
             stream.send_model(newest, messages, whole=False)
         else:
-            stream.send_model(newest, [self._model_frames(newest)], whole=True)
+            if self._whole is None or self._whole.message.version != newest:
+                self._whole = None  # its memory may be used again
+                self._whole = self._message(train_state.outgoing.whole(), newest)
+            stream.send_model(newest, [self._whole], whole=True)
 
-    def _model_frames(self, version: int, change: torch.Tensor | None = None, *, more: int = 0) -> tuple[bytes, ...]:
-        """Return a model as frames, whole or as the change from the version before; made once for all workers."""
-        since = None if change is None else version - 1
-        key = version, since, more
-        if key not in self._frames:
-            train_state = self.coordinator.train_state
-            buffers, payload = train_state.model.buffers, train_state.outgoing.whole() if change is None else change
-            sizes = {"payload_bytes": payload.numel(), "buffer_bytes": 4 * buffers.numel()}
-            begin = Model(version=version, since=since, more=more, **sizes)
-            newest = train_state.version
-            self._frames = {made: of for made, of in self._frames.items() if made[0] + made[2] == newest}
-            self._frames[key] = tuple(frames(begin, payload, buffers))
-        return self._frames[key]
+    def _message(self, payload: torch.Tensor, version: int, *, more: int | None = None) -> ModelMessage:
+        """Return a model on its way out: as the change from the version before if `more` of them follow, else whole."""
+        buffers = self.coordinator.train_state.model.buffers
+        message = Model(
+            version=version,
+            since=None if more is None else version - 1,
+            more=more or 0,
+            payload_bytes=payload.numel(),
+            buffer_bytes=4 * buffers.numel(),
+        )
+        return ModelMessage(message, payload, buffers)
 
     # -- deadlines --------------------------------------------------------------------------------------------
 
@@ -336,3 +407,26 @@ class Server:
             log.warning("begins with %d of %d workers", len(coordinator.alive), coordinator.wait_for)
             coordinator.begin(self.now())
             self._act()
+
+
+def _listen(host: str, port: int) -> list[socket.socket]:
+    """Return sockets that listen on a host's addresses, all on one port."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    listeners: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            listener = socket.socket(family, kind, protocol)
+            listeners.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                with suppress(OSError):
+                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1 if len(found) > 1 else 0)
+            same = (address[0], listeners[0].getsockname()[1], *address[2:]) if port == 0 and listeners[1:] else address
+            listener.bind(same)
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
+    except OSError:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners

@@ -32,7 +32,7 @@ from paceline.drivers.served.connection import (
     WorkerRefused,
 )
 from paceline.drivers.served.messages import PROTOCOL, Gradient, Hello, Leave, Welcome, frames, model_signature
-from paceline.drivers.served.security import channel_credentials, join_address, parse_address
+from paceline.drivers.served.security import worker_credentials, join_address, parse_address
 from paceline.drivers.served.transport import keep_memory
 from paceline.training import all_finite, gradient_generator
 from paceline.training.outgoing import warm_up
@@ -72,7 +72,7 @@ class Worker:
         self.address = join_address(host, port)
         self.version = -1
         self.draw = 0
-        self._credentials = channel_credentials(tls) if tls is not None else None
+        self._credentials = worker_credentials(tls) if tls is not None else None
         self._patience_seconds = patience_seconds
         self._wish = wish
         self._connection: ServerConnection | None = None
