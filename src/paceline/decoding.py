@@ -21,7 +21,7 @@ import math
 import sys
 import types
 from collections.abc import Callable, Iterable
-from dataclasses import field, fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from paceline.errors import PacelineError
@@ -41,14 +41,14 @@ class DecodingError(PacelineError, ValueError):
     """
 
 
-def bounded(least: float, most: float = MOST_WHOLE) -> Any:
+def bounded(least: float, most: float = MOST_WHOLE, default: Any = MISSING) -> Any:
     """Declare a field for a number between `least` and `most`; others are 0 to 2**64 - 1 (int) or finite (float)."""
-    return field(metadata={"bounds": (least, most)})
+    return field(default=default, metadata={"bounds": (least, most)})
 
 
-def read_with(reader: Reader) -> Any:
+def read_with(reader: Reader, default: Any = MISSING) -> Any:
     """Declare a field with a reader of its own, which returns the value or raises `must_be`."""
-    return field(metadata={"reader": reader})
+    return field(default=default, metadata={"reader": reader})
 
 
 def must_be(words: str, value: Any) -> DecodingError:

@@ -29,7 +29,7 @@ from paceline.codecs.payload import (
 _LARGEST = torch.finfo(torch.bfloat16).max
 
 
-class _Floats(StatelessCodec):
+class Floats(StatelessCodec):
     """Every element as a float of one type."""
 
     __slots__ = ()
@@ -39,11 +39,30 @@ class _Floats(StatelessCodec):
     suits_parameters: ClassVar[bool] = True
     fixed_size: ClassVar[bool] = True
 
-    def _rounded(self, vector: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a payload of the vector, and the floats in it."""
+    def encode(
+        self,
+        gradient: torch.Tensor,
+        generator: torch.Generator | None = None,
+        *,
+        out: torch.Tensor | None = None,
+        checked: bool = False,
+    ) -> torch.Tensor:
+        """Return the vector's bytes: in `out` if that is given. A vector that is `checked` is known to be finite."""
+        vector = flat_vector(gradient)
+        if not checked:
+            self.check(vector)
         header = Header(codec=self.NUMBER, elements=vector.numel())
-        payload = header.payload(self.DTYPE.itemsize * vector.numel(), vector.device)
-        return payload, payload[HEADER_BYTES:].view(self.DTYPE).copy_(vector)
+        payload = header.payload(self.DTYPE.itemsize * vector.numel(), vector.device, out)
+        self.fill(payload[HEADER_BYTES:].view(self.DTYPE), vector)
+        return payload
+
+    def check(self, vector: torch.Tensor) -> None:
+        """Raise NotFiniteError if the vector cannot be sent."""
+        refuse_not_finite(vector)
+
+    def fill(self, floats: torch.Tensor, vector: torch.Tensor) -> None:
+        """Write the vector as floats of this type."""
+        floats.copy_(vector)
 
     def decode(
         self, payload: torch.Tensor, *, expected_length: int | None = None, out: torch.Tensor | None = None
@@ -61,7 +80,7 @@ class _Floats(StatelessCodec):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity(_Floats):
+class Identity(Floats):
     """The null codec.
 
     >>> vector = torch.tensor([1.0, -2.0])
@@ -72,15 +91,9 @@ class Identity(_Floats):
     NUMBER: ClassVar[int] = 1
     DTYPE: ClassVar[torch.dtype] = torch.float32
 
-    def encode(self, gradient: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        """Return the vector's bytes."""
-        vector = flat_vector(gradient)
-        refuse_not_finite(vector)
-        return self._rounded(vector)[0]
-
 
 @dataclass(frozen=True, slots=True)
-class BFloat16(_Floats):
+class BFloat16(Floats):
     """Two bytes an element.
 
     >>> vector = torch.tensor([1.0, 0.1])
@@ -91,11 +104,12 @@ class BFloat16(_Floats):
     NUMBER: ClassVar[int] = 2
     DTYPE: ClassVar[torch.dtype] = torch.bfloat16
 
-    def encode(self, gradient: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        """Return the rounded vector as bytes."""
-        vector = flat_vector(gradient)
-        payload, rounded = self._rounded(vector)
-        if not bool(torch.isfinite(rounded.sum(dtype=torch.float32))):  # rare, and quicker to rule out than isinf()
+    def check(self, vector: torch.Tensor) -> None:
+        """Leave it to `fill`, which looks at half the bytes."""
+
+    def fill(self, floats: torch.Tensor, vector: torch.Tensor) -> None:
+        """Round the vector; NotFiniteError if it is not finite."""
+        floats.copy_(vector)
+        if not bool(torch.isfinite(floats.sum(dtype=torch.float32))):  # rare, and quicker to rule out than isinf()
             refuse_not_finite(vector)
-            rounded.clamp_(-_LARGEST, _LARGEST)
-        return payload
+            floats.clamp_(-_LARGEST, _LARGEST)

@@ -140,11 +140,14 @@ class Header:
     first: int = 0
     second: int = 0
 
-    def payload(self, body_bytes: int, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Return a payload that begins with this header; its body is yet to be filled."""
+    def payload(
+        self, body_bytes: int, device: torch.device | str = "cpu", out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return a payload that begins with this header, in `out` if that is given; its body is yet to be filled."""
         if self.elements > MOST_ELEMENTS:
             raise ValueError(f"a payload holds at most {MOST_ELEMENTS:,} elements (this vector has {self.elements:,})")
-        payload = torch.empty(HEADER_BYTES + body_bytes, dtype=torch.uint8, device=device)
+        wanted = HEADER_BYTES + body_bytes
+        payload = torch.empty(wanted, dtype=torch.uint8, device=device) if out is None else out[:wanted]
         packed = _HEADER.pack(_MAGIC, VERSION, self.codec, self.elements, self.first, self.second)
         payload[:HEADER_BYTES] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
         return payload

@@ -51,8 +51,12 @@ class Combiner:
             remembered = torch.empty_like(out)
         for start in range(0, out.numel(), BLOCK):
             part = slice(start, start + BLOCK)
-            self._add_up(step, [(weight, gradient[part]) for weight, gradient in shares], out[part],
-                         None if remembered is None else remembered[part])
+            self._add_up(
+                step,
+                [(weight, gradient[part]) for weight, gradient in shares],
+                out[part],
+                None if remembered is None else remembered[part],
+            )
         self._previous_fresh = remembered if self._remembers else None
         return out
 

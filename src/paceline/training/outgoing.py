@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from paceline.codecs import Codec
-from paceline.codecs.floats import Identity
+from paceline.codecs.floats import Floats, Identity
 from paceline.codecs.naming import inner_of
 from paceline.codecs.payload import NotFiniteError
 from paceline.codecs.qsgd import QSGD
@@ -28,14 +28,14 @@ FINE = QSGD(levels=127)
 NEARER = 0.5
 
 
-def whole_codec_of(codec: Codec) -> Codec:
+def whole_codec_of(codec: Codec) -> Floats:
     """Return the codec that carries the model whole: the codec itself, if it can carry parameters.
 
     >>> whole_codec_of(QSGD(levels=7))
     Identity()
     """
     inner = inner_of(codec)
-    return inner if inner.suits_parameters else Identity()
+    return inner if isinstance(inner, Floats) else Identity()
 
 
 def warm_up(codec: Codec, shapes: Sequence[torch.Size]) -> None:
@@ -93,9 +93,9 @@ class OutgoingModel:
         """The parameters of a worker that has the newest version."""
         return self.whole_codec.decode(self.whole()) if self._held is None else self._held
 
-    def whole(self) -> torch.Tensor:
-        """Return the payload that holds all parameters."""
-        return self.whole_codec.encode(self._parameters if self._held is None else self._held)
+    def whole(self, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the payload that holds all parameters, in `out` if that is given; they are finite."""
+        return self.whole_codec.encode(self._parameters if self._held is None else self._held, out=out, checked=True)
 
     @property
     def whole_bytes(self) -> int:

@@ -27,11 +27,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 
 from paceline.codecs import Codec
 from paceline.codecs.naming import decoder_of, inner_of
+from paceline.drivers.served.handover import Slot, WorkerSlots
 from paceline.drivers.served.messages import (
     Assembly,
     Beat,
@@ -44,6 +46,7 @@ from paceline.drivers.served.messages import (
     ProtocolError,
     Ready,
     Sizes,
+    Taken,
     Welcome,
     encode,
 )
@@ -114,11 +117,14 @@ class IncomingModel:
 
     def __init__(self, codec: Codec, *, elements: int, buffers: int) -> None:
         self._whole_codec = whole_codec_of(codec)
-        most = max(codec.most_bytes(elements), self._whole_codec.most_bytes(elements))
+        whole = self._whole_codec.most_bytes(elements)
+        most = max(codec.most_bytes(elements), whole)
+        self.whole_sizes = Sizes(most_payload_bytes=whole, buffer_bytes=4 * buffers)
         self._assembly = Assembly(Sizes(most_payload_bytes=most, buffer_bytes=4 * buffers))
         comes_whole = inner_of(codec).suits_parameters
         self._held: torch.Tensor | None = None if comes_whole else torch.zeros(elements)
         self._buffers = torch.zeros(0)
+        self._body: Assembly | Slot = self._assembly  # where the newest model lies, if it came whole
         self._version: int | None = None
         self._message: Model | None = None
 
@@ -127,7 +133,24 @@ class IncomingModel:
         if message.since is not None and (self._held is None or message.since != self._version):
             raise ProtocolError(f"a change since version {message.since} came, and version {self._version} is held")
         self._assembly.begin(message)
+        self._body = self._assembly
         self._message = message
+
+    def taken_from(self, slot: Slot, message: Model) -> bool:
+        """Take a whole model out of shared memory; return False if it stays there until it is loaded."""
+        self._version = message.version
+        if self._held is None:
+            self._body = slot
+            return False
+        self._decode_whole(slot.payload, self._held)
+        self._buffers = slot.buffers
+        return True
+
+    def _decode_whole(self, payload: torch.Tensor, out: torch.Tensor) -> None:
+        try:
+            self._whole_codec.decode(payload, out=out)
+        except ValueError as error:
+            raise ProtocolError(f"the server sent another model: {error}") from None
 
     def place(self, body_bytes: int) -> memoryview:
         """Return the memory for the next part of the body."""
@@ -140,13 +163,13 @@ class IncomingModel:
         message, payload = self._message, self._assembly.payload
         self._version = message.version
         if self._held is not None:
-            try:
-                if message.since is None:
-                    self._whole_codec.decode(payload, out=self._held)
-                else:
+            if message.since is None:
+                self._decode_whole(payload, self._held)
+            else:
+                try:
                     self._held += decoder_of(payload).decode(payload, expected_length=self._held.numel())
-            except ValueError as error:
-                raise ProtocolError(f"the server sent another model: {error}") from None
+                except ValueError as error:
+                    raise ProtocolError(f"the server sent another change: {error}") from None
             self._buffers = self._assembly.buffers
         return message
 
@@ -155,11 +178,8 @@ class IncomingModel:
         if self._held is not None:
             model.load(self._held, self._buffers)
             return
-        try:
-            self._whole_codec.decode(self._assembly.payload, out=model.parameters)
-        except ValueError as error:
-            raise ProtocolError(f"the server sent another model: {error}") from None
-        model.load_buffers(self._assembly.buffers)
+        self._decode_whole(self._body.payload, model.parameters)
+        model.load_buffers(self._body.buffers)
 
 
 class ServerConnection:
@@ -180,6 +200,7 @@ class ServerConnection:
         self._wire: Wire | None = None
         self._welcome: Welcome | None = None
         self._incoming: IncomingModel | None = None
+        self._slots: WorkerSlots | None = None
         self._staged: Model | None = None
         self.begun_version = -1
         self.whole_since = 0.0
@@ -199,10 +220,25 @@ class ServerConnection:
 
     # -- for the worker ---------------------------------------------------------------------------------------
 
-    def ready(self, signature: str, incoming: IncomingModel) -> None:
+    def ready(self, signature: str, incoming: IncomingModel, slots: WorkerSlots | None = None) -> None:
         """Tell the server that model and data are there; from now on models come."""
-        self._incoming = incoming
-        self.say(Ready(signature=signature))
+        self._incoming, self._slots = incoming, slots
+        self.say(Ready(signature=signature, handover=slots is not None))
+
+    def free_slot(self) -> tuple[int, Slot] | None:
+        """Return a slot of shared memory for a gradient, if there is one: it is the server's from then on."""
+        with self._news:
+            if self._slots is None or not self._slots.free:
+                return None
+            number = min(self._slots.free)
+            self._slots.free.discard(number)
+            return number, self._slots.gradients[number]
+
+    def keep_slot(self, number: int) -> None:
+        """Take back a slot that nothing was written to."""
+        with self._news:
+            if self._slots is not None:
+                self._slots.free.add(number)
 
     def send(self, frames: Iterable[Frame], sent: Callable[[], None]) -> None:
         """Queue a message of several frames; `sent` is called when the last has been taken."""
@@ -236,6 +272,7 @@ class ServerConnection:
                 if staged is not None and self._incoming is not None:
                     load(self._incoming)
                     self._staged = None
+                    self._give_back(staged)
                     return staged.version
                 self._news.wait(0.5)
                 silent_seconds = time.monotonic() - self._heard
@@ -303,9 +340,7 @@ class ServerConnection:
         host, port = parse_address(self._address)
         name = None if self._credentials is None else host
         async with asyncio.timeout(answer_seconds):
-            _, wire = await self._loop.create_connection(
-                Wire, host, port, ssl=self._credentials, server_hostname=name
-            )
+            _, wire = await self._loop.create_connection(Wire, host, port, ssl=self._credentials, server_hostname=name)
         self._wire = wire
         reading, writing = (asyncio.create_task(work) for work in (self._read(wire), self._write(wire)))
         try:
@@ -348,10 +383,17 @@ class ServerConnection:
                         self._news.notify_all()
                 case Model():
                     with self._news:  # whoever loads the staged model is done with it, or comes too late for it
+                        self._give_back(self._staged)
                         self._staged = None
                         self.begun_version = message.version
+                    if message.slot is not None:
+                        self._take_slot(message, message.slot, body_bytes)
+                        continue
                     self._expected().begin(message)
                     await self._add(wire, body_bytes)
+                case Taken() if self._slots is not None and message.slot < len(self._slots.gradients):
+                    with self._news:
+                        self._slots.free.add(message.slot)
                 case Chunk():
                     await self._add(wire, body_bytes)
                 case Beat():
@@ -368,9 +410,26 @@ class ServerConnection:
         await wire.read_into(incoming.place(body_bytes))
         message = incoming.added(body_bytes)
         if message is not None and not message.more:
-            with self._news:
-                self._staged, self.whole_since = message, time.monotonic()
-                self._news.notify_all()
+            self._stage(message)
+
+    def _take_slot(self, message: Model, number: int, body_bytes: int) -> None:
+        if self._slots is None or number >= len(self._slots.models) or body_bytes or message.since is not None:
+            raise ProtocolError(f"a model in slot {number} of shared memory cannot be")
+        slot = self._slots.models[number]
+        slot.begin(message)
+        if self._expected().taken_from(slot, message):
+            self.say(Taken(slot=number))
+            message = replace(message, slot=None)
+        self._stage(message)
+
+    def _stage(self, message: Model) -> None:
+        with self._news:
+            self._staged, self.whole_since = message, time.monotonic()
+            self._news.notify_all()
+
+    def _give_back(self, model: Model | None) -> None:
+        if model is not None and model.slot is not None:
+            self.say(Taken(slot=model.slot))
 
     def _expected(self) -> IncomingModel:
         if self._incoming is None:
@@ -405,4 +464,6 @@ def why_lost(error: OSError, *, tls: bool, welcomed: bool) -> str:
         return "it hung up: does the server want TLS keys?"
     if isinstance(cause, TimeoutError):
         return "it does not answer"
-    return str(error) if isinstance(error, WireClosed) else (cause.strerror if isinstance(cause, OSError) else "") or text
+    return (
+        str(error) if isinstance(error, WireClosed) else (cause.strerror if isinstance(cause, OSError) else "") or text
+    )

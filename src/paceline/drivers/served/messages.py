@@ -14,6 +14,7 @@ room for a Goodbye.
                                      <-   Model(version) + body, Chunk ...
       Gradient(version, draw) + body ->
       Chunk ...                      ->
+      Taken(slot)                    ->   <-  Taken(slot)          shared memory may be used again
       Beat(progress)  now and then   ->   <-  Beat                 silence means death
       Leave(reason)                  ->   <-  Goodbye(reason, what to do)
 
@@ -47,6 +48,7 @@ MOST_BODY_BYTES = 4 * 1024 * 1024
 _PREFIX = struct.Struct("<BII")
 PREFIX_BYTES = _PREFIX.size
 _COUNT = 2**53
+_SLOTS = 15
 _SECONDS = 1e9  # a generation: whoever computes with times and losses need not fear for the range of a float
 _LOSS = 3.5e38  # what a float32 can be
 
@@ -83,7 +85,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The worker's number and all it must know; `recipe` is empty if the server was started by a script."""
+    """The worker's number and all it must know; `recipe` is empty if the server was started by a script.
+
+    `handover`: where a worker on the server's machine asks for shared memory, and with which token (`handover.py`).
+    """
 
     KIND: ClassVar[int] = 2
     protocol: int = bounded(0, _COUNT)
@@ -95,15 +100,17 @@ class Welcome:
     seed: int = bounded(0, 2**63)
     signature: str = read_with(_line)
     silence_seconds: float = bounded(1e-3, _SECONDS)
+    handover: str = read_with(_line, "")
     recipe: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The worker has the model and its data, and waits for parameters."""
+    """The worker has the model and its data, and waits for parameters; `handover`: it has the shared memory too."""
 
     KIND: ClassVar[int] = 3
     signature: str = read_with(_line)
+    handover: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +118,7 @@ class Model:
     """The parameters (encoded) and the buffers (float32) of one version: the body, continued in chunks.
 
     `since`: the payload is what changed since that version, the last one sent; None: it is the whole. `more`: so many
-    changes follow at once, and nobody is to work with this version.
+    changes follow at once, and nobody is to work with this version. `slot`: the body lies there, in shared memory.
     """
 
     KIND: ClassVar[int] = 4
@@ -120,6 +127,7 @@ class Model:
     more: int = bounded(0, _COUNT)
     payload_bytes: int = bounded(0, _COUNT)
     buffer_bytes: int = bounded(0, _COUNT)
+    slot: int | None = bounded(0, _SLOTS, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +135,7 @@ class Gradient:
     """A gradient (encoded) and the change of the buffers (float32): the body, continued in chunks.
 
     `work_seconds`: computing. `held_seconds`: from having the whole model to sending this. No bytes at all: the
-    gradient is not finite, and cannot be sent.
+    gradient is not finite, and cannot be sent. `slot`: the body lies there, in shared memory.
     """
 
     KIND: ClassVar[int] = 5
@@ -142,6 +150,7 @@ class Gradient:
     loss_variance: float | None = bounded(0, _LOSS)
     payload_bytes: int = bounded(0, _COUNT)
     buffer_bytes: int = bounded(0, _COUNT)
+    slot: int | None = bounded(0, _SLOTS, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +185,15 @@ class Goodbye:
     reason: str = read_with(_line)
 
 
-Message: TypeAlias = Hello | Welcome | Ready | Model | Gradient | Chunk | Beat | Leave | Goodbye
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What lay in a slot of shared memory is taken over: whoever wrote it may write the next."""
+
+    KIND: ClassVar[int] = 10
+    slot: int = bounded(0, _SLOTS)
+
+
+Message: TypeAlias = Hello | Welcome | Ready | Model | Gradient | Chunk | Beat | Leave | Goodbye | Taken
 KINDS: dict[int, type[Message]] = {kind.KIND: kind for kind in get_args(Message)}
 _OTHER_PROTOCOLS = (  # how others begin -> what they are
     (b"PRI ", "speaks gRPC, as paceline did before: install the same paceline on both"),

@@ -20,7 +20,9 @@ from contextlib import suppress
 
 import torch
 
+from paceline.codecs.floats import Floats
 from paceline.drivers.served.coordinator import Coordinator, ReceivedGradient, microseconds
+from paceline.drivers.served.handover import SLOTS, HandoverServer, Slot
 from paceline.drivers.served.membership import NoSeatError, Seat
 from paceline.drivers.served.messages import (
     PROTOCOL,
@@ -108,6 +110,9 @@ class Server:
         self._members: dict[int, WorkerStream] = {}
         self._seats: dict[WorkerStream, Seat] = {}
         self._whole: ModelMessage | None = None  # the newest model, for all who get it whole
+        self._handover: HandoverServer | None = None
+        self._outgoing: list[torch.Tensor] = []  # memory for whole models
+        self._in_slots: dict[int, ModelMessage] = {}  # what lies there
         self._free: list[Assembly] = []
         self._decoders = ThreadPoolExecutor(DECODING_THREADS, "paceline-decode", lambda: torch.set_num_threads(1))
         self._refusals = RefusalLimiter()
@@ -138,9 +143,19 @@ class Server:
             raise OSError(f"cannot listen on {host}:{port}: is the port in use? ({why})") from None
         found: int = self._listeners[0].getsockname()[1]
         self._opened = self.clock()
+        self._open_handover()
         accepting = [self._accept(listener, credentials) for listener in self._listeners]
         self._listening = [asyncio.create_task(work) for work in (self._check_deadlines(), *accepting)]
         return found
+
+    def _open_handover(self) -> None:
+        """Share memory with the workers on this machine, where the system can; models lie in it for all workers."""
+        most = self.coordinator.train_state.outgoing.whole_bytes + self.sizes.buffer_bytes
+        try:
+            self._handover = HandoverServer(self.sizes, most)
+            self._outgoing = [memory.bytes for memory in self._handover.models]
+        except (OSError, AttributeError):  # no Linux, or one that is too old
+            self._outgoing = [torch.empty(most, dtype=torch.uint8) for _ in range(SLOTS)]
 
     async def close(self, what: str, reason: str) -> None:
         """Say goodbye to everybody and stop listening."""
@@ -159,6 +174,8 @@ class Server:
             task.cancel()
         for listener in self._listeners:
             listener.close()
+        if self._handover is not None:
+            self._handover.close()
         self._decoders.shutdown(wait=True)
 
     # -- streams -----------------------------------------------------------------------------------------------
@@ -264,6 +281,9 @@ class Server:
         except NoSeatError as error:
             raise StreamEnd("return", str(error), refused=True) from None
         self._seats[stream] = seat
+        invitation = ""
+        if self._handover is not None:
+            invitation, stream.invited = self._handover.invite()
         return Welcome(
             protocol=PROTOCOL,
             worker=seat.worker,
@@ -274,6 +294,7 @@ class Server:
             seed=self._settings.seed,
             signature=self.signature,
             silence_seconds=self.limits.silence_seconds,
+            handover=invitation,
             recipe=dict(self._settings.recipe),
         )
 
@@ -305,32 +326,43 @@ class Server:
         """Return memory for one more gradient: some that was used before, if there is any."""
         return self._free.pop() if self._free else Assembly(self.sizes)
 
-    async def decoded(self, worker: int, message: Gradient, assembly: Assembly) -> ReceivedGradient:
+    async def decoded(
+        self, worker: int, message: Gradient, body: Assembly | Slot, release: Callable[[], None] | None = None
+    ) -> ReceivedGradient:
         """Return a gradient that is whole, decoded and looked through, while others arrive."""
+        let_go = release if release is not None else lambda: self._let_go(body)
         try:
-            vector, finite = await asyncio.get_running_loop().run_in_executor(
-                self._decoders, self._decode, assembly.payload
-            )
+            vector, finite, kept = await asyncio.get_running_loop().run_in_executor(self._decoders, self._decode, body)
         except ValueError as error:
             raise ProtocolError(str(error)) from None
-        buffers = assembly.buffers
+        buffers = body.buffers
         received = ReceivedGradient(
-            worker=worker, message=message, vector=vector, buffer_changes=buffers, checked=finite and all_finite(buffers)
+            worker=worker,
+            message=message,
+            vector=vector,
+            buffer_changes=buffers,
+            checked=finite and all_finite(buffers),
         )
-        if vector.untyped_storage().data_ptr() == assembly.payload.untyped_storage().data_ptr():
-            received.release = lambda: self._let_go(assembly)
+        if isinstance(body, Slot):
+            self._count(0, message.payload_bytes + message.buffer_bytes)
+        if kept:
+            received.release = let_go
         else:
-            self._let_go(assembly)
+            let_go()
         return received
 
-    def _decode(self, payload: torch.Tensor) -> tuple[torch.Tensor, bool]:
-        elements = self.coordinator.train_state.model.parameters.numel()
-        vector = self.coordinator.codec.decode(payload, expected_length=elements)
-        return vector, all_finite(vector)
+    def _decode(self, body: Assembly | Slot) -> tuple[torch.Tensor, bool, bool]:
+        """Return the vector of a body, whether it is finite, and whether it lies in the body's memory."""
+        codec, payload = self.coordinator.codec, body.payload
+        if isinstance(body, Slot) and not isinstance(codec, Floats):
+            payload = payload.clone()  # its worker can still write there, and what is decoded says how to go on
+        vector = codec.decode(payload, expected_length=self.coordinator.train_state.model.parameters.numel())
+        kept = vector.untyped_storage().data_ptr() == body.payload.untyped_storage().data_ptr()
+        return vector, all_finite(vector), kept
 
-    def _let_go(self, assembly: Assembly) -> None:
-        if len(self._free) < max(MOST_FREE, len(self._members)):
-            self._free.append(assembly)
+    def _let_go(self, body: Assembly | Slot) -> None:
+        if isinstance(body, Assembly) and len(self._free) < MOST_FREE:
+            self._free.append(body)
 
     # -- models --------------------------------------------------------------------------------------------------
 
@@ -360,11 +392,24 @@ class Server:
             stream.send_model(newest, messages, whole=False)
         else:
             if self._whole is None or self._whole.message.version != newest:
-                self._whole = None  # its memory may be used again
-                self._whole = self._message(train_state.outgoing.whole(), newest)
+                self._whole = self._whole_message(newest)
             stream.send_model(newest, [self._whole], whole=True)
 
-    def _message(self, payload: torch.Tensor, version: int, *, more: int | None = None) -> ModelMessage:
+    def _whole_message(self, version: int) -> ModelMessage:
+        """Return the whole model on its way out, in memory that nobody reads any more if there is some."""
+        outgoing = self.coordinator.train_state.outgoing
+        for number, memory in enumerate(self._outgoing):
+            user = self._in_slots.get(number)
+            if user is None or not user.users:
+                payload = outgoing.whole(memory[: outgoing.whole_bytes])
+                message = self._message(payload, version, slot=number if self._handover is not None else None)
+                self._in_slots[number] = message
+                return message
+        return self._message(outgoing.whole(), version)
+
+    def _message(
+        self, payload: torch.Tensor, version: int, *, more: int | None = None, slot: int | None = None
+    ) -> ModelMessage:
         """Return a model on its way out: as the change from the version before if `more` of them follow, else whole."""
         buffers = self.coordinator.train_state.model.buffers
         message = Model(
@@ -373,7 +418,10 @@ class Server:
             more=more or 0,
             payload_bytes=payload.numel(),
             buffer_bytes=4 * buffers.numel(),
+            slot=slot,
         )
+        if slot is not None and buffers.numel():
+            self._outgoing[slot][payload.numel() : payload.numel() + 4 * buffers.numel()] = buffers.view(torch.uint8)
         return ModelMessage(message, payload, buffers)
 
     # -- deadlines --------------------------------------------------------------------------------------------

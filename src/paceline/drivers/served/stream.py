@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from paceline.drivers.served.coordinator import ReceivedGradient
+from paceline.drivers.served.handover import GradientSlots, Slot
 from paceline.drivers.served.messages import (
     Assembly,
     Beat,
@@ -36,6 +37,7 @@ from paceline.drivers.served.messages import (
     Model,
     ProtocolError,
     Ready,
+    Taken,
     Welcome,
     encode,
     frames,
@@ -48,13 +50,18 @@ MOST_QUEUED = 16
 TRICKLE_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ModelMessage:
-    """A model, or a change of one, on its way out; its memory is shared by all streams that send it."""
+    """A model, or a change of one, on its way out; its memory is shared by all streams that send it.
+
+    `users` counts them: until there is none its memory is not used again. `message.slot` is for streams whose workers
+    share memory with the server; the others send the same bytes.
+    """
 
     message: Model
     payload: torch.Tensor
     buffers: torch.Tensor
+    users: int = 0
 
     @property
     def bytes(self) -> int:
@@ -82,8 +89,13 @@ class StreamServer(Protocol):
     def assembly(self) -> Assembly:
         """Return memory for one more gradient."""
 
-    async def decoded(self, worker: int, message: Gradient, assembly: Assembly) -> ReceivedGradient:
-        """Return a gradient that is whole; ProtocolError if it is none of the model's."""
+    async def decoded(
+        self, worker: int, message: Gradient, body: Assembly | Slot, release: Callable[[], None] | None = None
+    ) -> ReceivedGradient:
+        """Return a gradient that is whole; ProtocolError if it is none of the model's.
+
+        `release` is called when the body's memory is not needed any more.
+        """
 
     def fail(self, error: BaseException) -> None:
         """End the run, which itself failed."""
@@ -118,6 +130,9 @@ class WorkerStream:
         self._progress = -1  # of the last Beat
         self._queue: deque[bytes] = deque()  # small messages to write
         self._models: deque[ModelMessage] = deque()  # models, or changes of one, to write
+        self.invited: asyncio.Future[GradientSlots] | None = None  # to share memory with the server
+        self._slots: GradientSlots | None = None
+        self._lent: dict[int, ModelMessage] = {}  # models in shared memory, by slot, that the worker has not taken yet
         self.promised: int | None = None  # the newest version that was given to `send_model`
         self._wake = asyncio.Event()
         self._goodbye: Goodbye | None = None
@@ -137,13 +152,19 @@ class WorkerStream:
     def send_model(self, version: int, messages: Sequence[ModelMessage], *, whole: bool) -> None:
         """Send a model: after what is being sent, and, if it is a whole one, instead of what comes next."""
         if whole:
-            self._models.clear()
+            self._forget_models()
+        for model in messages:
+            model.users += 1
         self._models.extend(messages)
         self.promised = version
         if not self.owes:  # a worker that owes a gradient already gets no more time because of a newer model
             self.owes = self._delivering = True
             self._moved = self._server.clock()
         self._wake.set()
+
+    def _forget_models(self) -> None:
+        while self._models:
+            self._models.pop().users -= 1
 
     def end(self, end: StreamEnd) -> None:
         """End the stream, and tell the worker why."""
@@ -202,6 +223,13 @@ class WorkerStream:
         finally:
             self._reading.cancel()
             writing.cancel()
+            await asyncio.gather(self._reading, writing, return_exceptions=True)
+            self._forget_models()
+            for model in self._lent.values():
+                model.users -= 1
+            self._lent = {}
+            if self.invited is not None:
+                self.invited.cancel()
 
     def _result(self, reading: asyncio.Task[StreamEnd]) -> StreamEnd:
         error = reading.exception()
@@ -243,13 +271,23 @@ class WorkerStream:
         if not self._models:
             return
         model = self._models.popleft()
-        for frame in frames(model.message, model.payload, model.buffers):
+        if self._slots is not None and model.message.slot is not None:
+            self._lent[model.message.slot] = model
+            await wire.write(encode(model.message))
+        else:
+            try:
+                await self._write_body(wire, model)
+            finally:
+                model.users -= 1
+        self._delivering = self._delivering and bool(self._models)
+
+    async def _write_body(self, wire: Wire, model: ModelMessage) -> None:
+        for frame in frames(replace(model.message, slot=None), model.payload, model.buffers):
             await wire.write(*frame)
             if self._delivering:
                 self._progressed(self._server.clock())
             if self._goodbye is not None:
                 break
-        self._delivering = self._delivering and bool(self._models)
 
     def _enqueue(self, frame: bytes) -> None:
         if len(self._queue) < MOST_QUEUED:
@@ -265,6 +303,8 @@ class WorkerStream:
                 self.worker, self.threads, self.host = welcome.worker, message.threads, message.host
                 self._enqueue(encode(welcome))
             case Ready() if self.worker is not None and not self.member:
+                if message.handover:
+                    self._slots = self._shared_slots()
                 self._server.ready(self, message)
             case Gradient() if self.member and self.worker is not None:
                 await self._gradient(wire, message, body_bytes, self.worker)
@@ -275,6 +315,8 @@ class WorkerStream:
                 if message.progress != self._progress and self._incoming is None:
                     self._progress = message.progress
                     self._progressed(self._server.clock())
+            case Taken() if message.slot in self._lent:
+                self._lent.pop(message.slot).users -= 1
             case Leave() if self.worker is not None:
                 raise StreamEnd("return", f"it left ({message.reason[:200]})" if message.reason else "it left")
             case _:
@@ -285,6 +327,9 @@ class WorkerStream:
             raise ProtocolError("a Gradient began before the body of the one before was whole")
         if self._held >= MOST_HELD:
             raise ProtocolError(f"more than {MOST_HELD} gradients of one worker are held")
+        if message.slot is not None:
+            await self._slot(message, message.slot, body_bytes, worker)
+            return
         if message.payload_bytes:
             assembly = self._server.assembly()
             assembly.begin(message)
@@ -304,7 +349,27 @@ class WorkerStream:
             return
         self._incoming = None
         self._progressed(self._server.clock())
-        received = await self._server.decoded(worker, message, assembly)
+        await self._arrived(await self._server.decoded(worker, message, assembly))
+
+    def _shared_slots(self) -> GradientSlots:
+        if self.invited is None or not self.invited.done():
+            raise ProtocolError("it has not asked for shared memory, and says that it has it")
+        return self.invited.result()
+
+    async def _slot(self, message: Gradient, number: int, body_bytes: int, worker: int) -> None:
+        """Take a gradient that lies in shared memory."""
+        if self._slots is None or body_bytes:
+            raise ProtocolError("a Gradient in shared memory has no body, and comes from a worker that shares memory")
+        slots, slot = self._slots, self._slots.take(message, number)
+        self._progressed(self._server.clock())
+
+        def release() -> None:
+            slots.release(number)
+            self._enqueue(encode(Taken(slot=number)))
+
+        await self._arrived(await self._server.decoded(worker, message, slot, release))
+
+    async def _arrived(self, received: ReceivedGradient) -> None:
         self._held += 1
         release = received.release
 

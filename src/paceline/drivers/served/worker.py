@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from paceline.codecs import Codec
+from paceline.codecs.floats import Floats
 from paceline.codecs.naming import parse_codec
 from paceline.codecs.payload import NotFiniteError
 from paceline.drivers.served.connection import (
@@ -31,7 +32,8 @@ from paceline.drivers.served.connection import (
     TrainingOver,
     WorkerRefused,
 )
-from paceline.drivers.served.messages import PROTOCOL, Gradient, Hello, Leave, Welcome, frames, model_signature
+from paceline.drivers.served.handover import Slot, fetch_slots
+from paceline.drivers.served.messages import PROTOCOL, Gradient, Hello, Leave, Sizes, Welcome, frames, model_signature
 from paceline.drivers.served.security import worker_credentials, join_address, parse_address
 from paceline.drivers.served.transport import keep_memory
 from paceline.training import all_finite, gradient_generator
@@ -55,8 +57,9 @@ class Worker:
                 worker.send()
 
     `tls` names a certificate and its key (`keys/worker` for `keys/worker.crt` and `keys/worker.key`, with `ca.crt`
-    beside). A server that cannot be reached is tried again for `patience_seconds`. After the `with`, the model holds
-    the last parameters that came.
+    beside). A server that cannot be reached is tried again for `patience_seconds`. On the server's own machine vectors
+    are handed over in shared memory, unless `local` is False. After the `with`, the model holds the last parameters
+    that came.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Worker:
         tls: str | Path | None = None,
         patience_seconds: float = 60.0,
         wish: int | None = None,
+        local: bool = True,
     ) -> None:
         host, port = parse_address(address)
         self.address = join_address(host, port)
@@ -74,7 +78,7 @@ class Worker:
         self.draw = 0
         self._credentials = worker_credentials(tls) if tls is not None else None
         self._patience_seconds = patience_seconds
-        self._wish = wish
+        self._wish, self._local = wish, local
         self._connection: ServerConnection | None = None
         self._over = False
         self._sent = threading.Event()
@@ -197,7 +201,8 @@ class Worker:
         draw, self.draw = self.draw, self.draw + 1
         connection, went_out = self._connection, False
         if connection is not None and connection.end is None:
-            payload, changes = self._encoded(draw)
+            number, slot = connection.free_slot() or (None, None)
+            payload, changes = self._encoded(draw, slot)
             went_out = payload.numel() > 0
             message = Gradient(
                 version=self.version,
@@ -211,21 +216,32 @@ class Worker:
                 loss_variance=None if losses is None else _finite(losses.var(correction=0)),
                 payload_bytes=payload.numel(),
                 buffer_bytes=4 * changes.numel(),
+                slot=number if went_out else None,
             )
-            self._sent.clear()
-            connection.send(frames(message, payload, changes), self._sent.set)
+            if number is not None and slot is not None:
+                if went_out:
+                    slot.fill(payload, changes)
+                else:
+                    connection.keep_slot(number)
+                connection.say(message)
+            else:
+                self._sent.clear()
+                connection.send(frames(message, payload, changes), self._sent.set)
         self._blocks_done = 0
         self._receive()
         return went_out
 
-    def _encoded(self, draw: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _encoded(self, draw: int, slot: Slot | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the encoded gradient and the change of the buffers; both are empty if one is not finite."""
         model = self._held()
         changes = (model.buffers - self._buffers_before).cpu()
         try:
             if not all_finite(changes):
                 raise NotFiniteError("the statistics of the model's normalisation are not finite")
-            payload = self._codec.encode(model.gradient, gradient_generator(self.welcome.seed, self.number, draw))
+            if slot is not None and isinstance(self._codec, Floats):
+                payload = self._codec.encode(model.gradient, out=slot.memory)
+            else:
+                payload = self._codec.encode(model.gradient, gradient_generator(self.welcome.seed, self.number, draw))
         except NotFiniteError as error:
             log.warning("worker %d: %s", self.number, error)
             return torch.zeros(0, dtype=torch.uint8), torch.zeros(0)
@@ -295,7 +311,11 @@ class Worker:
         warm_up(self._codec, model.shapes)
         self._codec = self._codec.fresh(model.shapes)
         elements, buffers = model.parameters.numel(), self._buffers_before.numel()
-        connection.ready(self._signature, IncomingModel(self._codec, elements=elements, buffers=buffers))
+        incoming = IncomingModel(self._codec, elements=elements, buffers=buffers)
+        sizes = Sizes(most_payload_bytes=self._codec.most_bytes(elements), buffer_bytes=4 * buffers)
+        invitation = connection.welcome.handover if self._local else ""
+        slots = fetch_slots(invitation, models=incoming.whole_sizes, gradients=sizes)
+        connection.ready(self._signature, incoming, slots)
 
     def _receive(self) -> None:
         while not self._over:
