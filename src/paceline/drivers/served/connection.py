@@ -254,7 +254,11 @@ class ServerConnection:
         self._put(encode(message))
 
     def _put(self, item: Out) -> None:
-        self._in_loop(lambda: (self._queue.append(item), self._wake.set()))
+        def put() -> None:
+            self._queue.append(item)
+            self._wake.set()
+
+        self._in_loop(put)
 
     def _in_loop(self, work: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # the loop is closed: `end` says why

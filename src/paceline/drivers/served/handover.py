@@ -7,8 +7,8 @@ A message then says in which slot its body lies, and has none itself; `Taken` gi
 body for which no slot is free, goes over the connection as ever.
 
 A worker proves to be on this machine by asking for the slots at a socket that only this machine can reach (an abstract
-Unix socket), as the same user, with a token that was in its Welcome: so TLS has let it in before. The memory has no name
-in any file system. It is sealed: nobody can make it shorter under a reader, and workers cannot make the model's
+Unix socket), as the same user, with a token that was in its Welcome: so TLS has let it in before. The memory has no
+name in any file system. It is sealed: nobody can make it shorter under a reader, and workers cannot make the model's
 memory writable.
 
 A worker can change its gradient while the server reads it. That does no more harm than a bad gradient: what is read

@@ -4,8 +4,8 @@ A message is one frame, and a vector is the body of one frame or of several:
 
     kind (1 byte) | header length (4 bytes) | body length (4 bytes) | header (JSON) | body (raw bytes)
 
-All numbers are little-endian. A frame's body is at most `MOST_BODY_BYTES`: between two frames of a large vector there is
-room for a Goodbye.
+All numbers are little-endian. A frame's body is at most `MOST_BODY_BYTES`: between two frames of a large vector there
+is room for a Goodbye.
 
     worker                                server
       Hello(protocol, wish)          ->

@@ -5,7 +5,7 @@
     write(...)        returns when the system has taken all of it: a slow peer takes no memory of ours, and memory that
                       was written may be changed
 
-`heard` is when the last bytes came. A large vector on a slow link takes minutes, and each of its bytes is a sign of life.
+`heard` is when the last bytes came. A large vector on a slow link takes minutes, and each byte is a sign of life.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from paceline.drivers.served.connection import (
 )
 from paceline.drivers.served.handover import Slot, fetch_slots
 from paceline.drivers.served.messages import PROTOCOL, Gradient, Hello, Leave, Sizes, Welcome, frames, model_signature
-from paceline.drivers.served.security import worker_credentials, join_address, parse_address
+from paceline.drivers.served.security import join_address, parse_address, worker_credentials
 from paceline.drivers.served.transport import keep_memory
 from paceline.training import all_finite, gradient_generator
 from paceline.training.outgoing import warm_up
