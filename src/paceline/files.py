@@ -32,7 +32,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -148,10 +148,12 @@ def write_file(path: Path, text: str | bytes) -> Path:
     return path
 
 
-def write_folder(folder: Path, name: str, files: Mapping[str, bytes], *, about: Mapping[str, Any]) -> Path:
+def write_folder(
+    folder: Path, name: str, files: Mapping[str, bytes | Iterable[bytes]], *, about: Mapping[str, Any]
+) -> Path:
     """Write the folder `folder/name` with these files, replacing the folder of that name if there is one.
 
-    After an OSError the previous folder is still in place.
+    A large file may come piece by piece. After an OSError the previous folder is still in place.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -160,17 +162,19 @@ def write_folder(folder: Path, name: str, files: Mapping[str, bytes], *, about: 
     ...     written.name, sorted(os.listdir(written)), os.listdir(folder)
     ('greeting', ['a.txt', 'manifest.json'], ['greeting'])
     """
-    sums = {file: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for file, data in files.items()}
-    manifest = _sealed({"format": FORMAT, "about": dict(about), "files": sums})
-    if len(manifest) > MOST_MANIFEST_BYTES:
-        raise ValueError(f"{MANIFEST} would have {len(manifest)} bytes; at most {MOST_MANIFEST_BYTES} are allowed")
     _make_folder(folder)
     _clear_leftovers(folder)
     temporary = folder / f"{WRITING}{name}-{os.getpid()}"
     try:
         temporary.mkdir()
-        for file, data in [*files.items(), (MANIFEST, manifest)]:
-            _write_file(temporary / file, data)
+        sums = {
+            file: _write_file(temporary / file, [data] if isinstance(data, bytes) else data)
+            for file, data in files.items()
+        }
+        manifest = _sealed({"format": FORMAT, "about": dict(about), "files": sums})
+        if len(manifest) > MOST_MANIFEST_BYTES:
+            raise ValueError(f"{MANIFEST} would have {len(manifest)} bytes; at most {MOST_MANIFEST_BYTES} are allowed")
+        _write_file(temporary / MANIFEST, manifest)
         _sync_folder(temporary)
         _put_in_place(temporary, folder / name)
     finally:
@@ -325,11 +329,17 @@ def _clear_leftovers(folder: Path) -> None:
                 path.rename(final)
 
 
-def _write_file(path: Path, data: bytes) -> None:
+def _write_file(path: Path, content: bytes | Iterable[bytes]) -> dict[str, Any]:
+    """Write a file to the disk, and return its size and sha256."""
+    size, digest = 0, hashlib.sha256()
     with open(path, "xb") as file:
-        file.write(data)
+        for piece in (content,) if isinstance(content, bytes) else content:
+            file.write(piece)
+            digest.update(piece)
+            size += len(piece)
         file.flush()
         os.fsync(file.fileno())
+    return {"size": size, "sha256": digest.hexdigest()}
 
 
 def _sync_folder(path: Path) -> None:

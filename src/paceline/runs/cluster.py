@@ -72,7 +72,7 @@ class Trained:
 def make_served(recipe: Recipe, folder: Path, dataset: Dataset | None = None) -> ServerSettings:
     """Put together the server's side of a recipe."""
     refuse_pipeline(recipe.pipeline, "a pipeline has no server")
-    from paceline.drivers.served.run import measure_with
+    from paceline.drivers.served.run import MeasuredCopy
     from paceline.drivers.served.settings import Limits, ServerSettings
     from paceline.optim import make_optimizer
     from paceline.training import measure
@@ -97,7 +97,7 @@ def make_served(recipe: Recipe, folder: Path, dataset: Dataset | None = None) ->
             stall_seconds=recipe.server.stall_seconds,
             gather_seconds=recipe.server.gather_seconds,
         ),
-        measure=measure_with(module, lambda model: measure(model, training.dataset, training.evaluation_samples)),
+        measure=MeasuredCopy(module, lambda model: measure(model, training.dataset, training.evaluation_samples)),
         evaluate_every=recipe.evaluate_every,
         checkpoint_every=recipe.server.checkpoint_every,
         recipe=recipe.to_document(),

@@ -14,6 +14,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from paceline.files import discard, read_folder, stored_folders, write_folder
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
 MOST_STATE_BYTES = 64 * 2**20
+PIECE_BYTES = 4 * 2**20
 
 
 class CheckpointError(PacelineError, ValueError):
@@ -58,9 +61,50 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def write_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
+class Snapshot:
+    """Tensors that a thread writes to a file while they are in use: nobody changes them before they are read.
+
+    Whoever is about to change them calls `settle`, which waits for the thread, and copies what is left if that takes
+    too long. So no copy of a model is needed while the disk is quick, and none is waited for long if it is not.
+
+    >>> snapshot = Snapshot({"weight": torch.ones(2)})
+    >>> snapshot.settle(0.0)
+    >>> len(b"".join(snapshot.pieces())) > 8
+    True
+    """
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._left = dict(tensors)
+        self._current = torch.zeros(0, dtype=torch.uint8)
+        self._lock = threading.Lock()
+        self.read = threading.Event()  # all of it
+        self._header, self._order = _safetensors_header(tensors)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the tensors as the bytes of a safetensors file."""
+        yield self._header
+        for name in self._order:
+            with self._lock:
+                self._current = _flat_bytes(self._left.pop(name))
+            for start in range(0, self._current.numel(), PIECE_BYTES):
+                with self._lock:
+                    piece = self._current[start : start + PIECE_BYTES].numpy().tobytes()
+                yield piece
+        self.read.set()
+
+    def settle(self, seconds: float) -> None:
+        """Return when the tensors may be changed."""
+        if self.read.wait(seconds):
+            return
+        with self._lock:
+            self._left = {name: tensor.clone() for name, tensor in self._left.items()}
+            self._current = self._current.clone()
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, snapshot: Snapshot | None = None) -> Path:
     """Write a checkpoint, then remove the older ones beyond the `keep` newest (this one counts; newer ones stay).
 
+    `snapshot`: the checkpoint's tensors, where they are in use meanwhile.
     CheckpointError says which value cannot be stored; CheckpointWriteError why the disk did not take it, and which
     checkpoint stays.
 
@@ -76,7 +120,8 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> 
     version = checkpoint.version
     if type(version) is not int or version < 0:
         raise CheckpointError(f"a checkpoint's version is a number of steps, at least 0, not {version!r}")
-    files = {TENSORS: _tensor_bytes(checkpoint.tensors), STATE: _state_bytes(checkpoint.state)}
+    snapshot = snapshot if snapshot is not None else Snapshot(checkpoint.tensors)
+    files: dict[str, bytes | Iterable[bytes]] = {TENSORS: snapshot.pieces(), STATE: _state_bytes(checkpoint.state)}
     about = {"version": version, "tensors": list(checkpoint.tensors)}
     what_stays = _what_stays(folder)
     try:
@@ -154,20 +199,37 @@ def _what_stays(folder: Path) -> str:
         return "there is none before it"
 
 
-def _tensor_bytes(tensors: dict[str, torch.Tensor]) -> bytes:
-    copies = {}
+def _safetensors_header(tensors: dict[str, torch.Tensor]) -> tuple[bytes, list[str]]:
+    """Return the beginning of a safetensors file, and the order of its tensors: large elements first."""
+    kinds = {}
     for name, tensor in tensors.items():
         if not isinstance(name, str) or name == "__metadata__" or not isinstance(tensor, torch.Tensor):
             raise CheckpointError(f"tensors[{name!r}] is a {type(tensor).__name__}; tensors by plain names are stored")
         try:
-            # safetensors takes no views that share memory, nor gaps: each tensor becomes one of its own.
-            whole = tensor.detach().cpu().resolve_conj().resolve_neg()
-            copies[name] = whole.clone(memory_format=torch.contiguous_format)
-            save({name: torch.empty(0, dtype=tensor.dtype)})  # the name and the type, so that an error tells whose
+            if tensor.layout is not torch.strided:
+                raise ValueError("it is not dense")
+            empty = save({name: torch.empty(0, dtype=tensor.dtype)})  # what the library calls this type
         except (RuntimeError, ValueError, KeyError, SafetensorError) as error:
             why = f"tensors[{name!r}] ({tensor.layout}, {tensor.dtype}) cannot be stored as safetensors"
             raise CheckpointError(why) from error
-    return save(copies)
+        kinds[name] = json.loads(empty[8 : 8 + int.from_bytes(empty[:8], "little")])[name]["dtype"]
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header, start = {}, 0
+    for name in order:
+        end = start + tensors[name].numel() * tensors[name].element_size()
+        header[name] = {"dtype": kinds[name], "shape": list(tensors[name].shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, order
+
+
+def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's bytes in one vector, in its own memory where that has no gaps."""
+    whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    if whole.numel() < 2:  # it may have gaps all the same, which torch does not count
+        whole = whole.clone(memory_format=torch.contiguous_format)
+    return whole.reshape(-1).view(torch.uint8)
 
 
 def _state_bytes(state: dict[str, Any]) -> bytes:

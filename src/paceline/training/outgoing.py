@@ -43,9 +43,11 @@ def warm_up(codec: Codec, shapes: Sequence[torch.Size]) -> None:
 
     >>> warm_up(QSGD(levels=7), [torch.Size([3])])
     """
+    if isinstance(codec, Floats):
+        return
     vector = torch.ones(sum(shape.numel() for shape in shapes), dtype=torch.float32)
     finer = () if inner_of(codec).suits_parameters else (FINE,)
-    for each in (codec, whole_codec_of(codec), *finer):
+    for each in (codec, *finer):
         own = each.fresh(shapes)
         own.decode(own.encode(vector))
 

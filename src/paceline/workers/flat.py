@@ -9,30 +9,30 @@ from torch import nn
 
 
 class FlatModel:
-    """A module whose parameters, and whose gradients, live in one flat vector each.
+    """A module whose parameters, and whose gradients, live in one flat vector each; one that is not `trained` has none.
 
     >>> flat = FlatModel(nn.Linear(2, 1))
     >>> flat.parameters.numel(), flat.buffers.numel()
     (3, 0)
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        if not trained:
+    def __init__(self, module: nn.Module, *, trained: bool = True) -> None:
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if not parameters:
             raise ValueError("the model has no parameter that requires a gradient")
-        kinds = {parameter.dtype for parameter in trained}
+        kinds = {parameter.dtype for parameter in parameters}
         if kinds not in ({torch.float32}, {torch.float64}):
             found = ", ".join(sorted(str(kind) for kind in kinds))
             raise ValueError(f"parameters must all be float32, or all float64 (found {found}); convert the model first")
         self.module = module
-        self.parameters = torch.cat([parameter.detach().reshape(-1) for parameter in trained])
-        self.gradient = torch.zeros_like(self.parameters)
+        self.parameters = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+        self.gradient = torch.zeros_like(self.parameters) if trained else self.parameters.new_zeros(0)
         self.offsets: dict[nn.Parameter, int] = {}
         offset = 0
-        for parameter in trained:
+        for parameter in parameters:
             end = offset + parameter.numel()
             parameter.data = self.parameters[offset:end].view_as(parameter)
-            parameter.grad = self.gradient[offset:end].view_as(parameter)
+            parameter.grad = self.gradient[offset:end].view_as(parameter) if trained else None
             self.offsets[parameter] = offset
             offset = end
 

@@ -71,7 +71,8 @@ def microseconds(seconds: float) -> float:
 class Coordinator:
     """Drives a strategy and a train_state with what real workers do.
 
-    `wait_for` workers are gathered before the first round begins (`begin` begins it sooner).
+    `wait_for` workers are gathered before the first round begins (`begin` begins it sooner). `before_step` is called
+    before the model changes.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Coordinator:
         total_steps: int,
         wait_for: int,
         write: Callable[[JournalRecord], None] = lambda record: None,
+        before_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.strategy, self.train_state, self.codec, self.seats = strategy.start(), train_state, codec, seats
         self.total_steps, self.wait_for = total_steps, wait_for
@@ -92,7 +94,7 @@ class Coordinator:
         self.sent_bytes = self.received_bytes = 0  # since the last step
         self.to_send: list[int] = []
         self.boundary = self._boundary_state()  # for checkpoints: strategy and seats as of the last step
-        self._write = write
+        self._write, self.before_step = write, before_step
         self._pending: dict[tuple[int, int], list[ReceivedGradient]] = {}
         self._arrivals: list[Arrival] = []
         self._dropped: list[Dropped] = []
@@ -257,6 +259,7 @@ class Coordinator:
         late, fresh = ([self._take(share) for share in shares] for shares in (step.late, step.fresh))
         vectors = {(received.worker, received.message.version): received.vector for received in (*late, *fresh)}
         changes = [received.buffer_changes for received in (*late, *fresh)]
+        self.before_step()
         self.diverged = not self.train_state.take(step, lambda share: vectors[share.worker, share.version], changes)
         for received in (*late, *fresh):
             received.release()

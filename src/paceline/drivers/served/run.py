@@ -1,7 +1,8 @@
 """A whole run on the server's side: opened anew or from a checkpoint, served, measured, saved, ended.
 
     event loop:      streams -> coordinator -> steps        `_changed` after each
-    two threads:     measure the model, write checkpoints: always copies of it, so that no round waits for them
+    two threads:     measure a copy of the model; write checkpoints, from the memory that is trained: the next step
+                     waits for that, but not for long (`Snapshot`)
 
 An evaluation or checkpoint that is due while the one before is still being made is left out; the last one never is.
 """
@@ -32,10 +33,10 @@ from paceline.drivers.served.membership import Seats, WorkerStatus
 from paceline.drivers.served.messages import model_signature
 from paceline.drivers.served.security import check_exposed, parse_address, server_credentials
 from paceline.drivers.served.server import Server
-from paceline.drivers.served.settings import Limits, Measure, ServeError, ServerSettings
+from paceline.drivers.served.settings import Limits, ServeError, ServerSettings
 from paceline.drivers.served.transport import allow_many_files, keep_memory
 from paceline.strategies import LGC, STRATEGIES, Full, Strategy
-from paceline.traces.checkpoints import Checkpoint, read_newest, write_checkpoint
+from paceline.traces.checkpoints import Checkpoint, Snapshot, read_newest, write_checkpoint
 from paceline.traces.journal import FORMAT, TRACE, Checkpointed, Evaluated, Resumed, RunBegan, RunEnded
 from paceline.traces.journal_files import JournalWriter
 from paceline.training import TrainState
@@ -46,6 +47,7 @@ from paceline.workers.flat import FlatModel
 log = logging.getLogger("paceline.served")
 
 VIEW_SECONDS = 0.2
+SNAPSHOT_SECONDS = 1.0  # that a step waits for a checkpoint to be read
 
 
 def serve(
@@ -104,7 +106,7 @@ def serve(
         seed=seed,
         blocks=blocks,
         limits=limits if limits is not None else Limits(),
-        measure=None if evaluate is None else measure_with(model, evaluate),
+        measure=None if evaluate is None else MeasuredCopy(model, evaluate),
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
     )
@@ -118,17 +120,22 @@ def serve(
     return asyncio.run(run())
 
 
-def measure_with(model: nn.Module, evaluate: Callable[[nn.Module], tuple[float, float]]) -> Measure:
-    """Return a function that measures a copy of the model, so that training goes on meanwhile."""
-    held = FlatModel(copy.deepcopy(model))
+class MeasuredCopy:
+    """A copy of the model that is measured while training goes on: `load` it, then call it, in any thread."""
 
-    def measure(parameters: torch.Tensor, buffers: torch.Tensor) -> tuple[float, float]:
-        held.load(parameters, buffers)
-        held.module.eval()
+    def __init__(self, model: nn.Module, evaluate: Callable[[nn.Module], tuple[float, float]]) -> None:
+        self._copy = FlatModel(copy.deepcopy(model), trained=False)
+        self._evaluate = evaluate
+
+    def load(self, model: FlatModel) -> None:
+        """Take over the parameters and buffers of the model that is trained."""
+        self._copy.load(model.parameters, model.buffers)
+
+    def __call__(self) -> tuple[float, float]:
+        """Return the loss and accuracy of the copy."""
+        self._copy.module.eval()
         with torch.no_grad():
-            return evaluate(held.module)
-
-    return measure
+            return self._evaluate(self._copy.module)
 
 
 # -- opening ------------------------------------------------------------------------------------------------------
@@ -372,9 +379,9 @@ class ServerRun:
         measure = self._settings.measure
         if measure is None or (self._measuring is not None and not self._measuring.done()):
             return
-        model = self.coordinator.train_state.model
         measured = self.rounds_done
-        self._measuring = self._measurer.submit(measure, model.parameters.clone(), model.buffers.clone())
+        measure.load(self.coordinator.train_state.model)
+        self._measuring = self._measurer.submit(measure)
         self._when_done(self._measuring, lambda result: self._evaluated(measured, now, result))
 
     def _evaluated(self, measured: int, now: float, result: tuple[float, float]) -> None:
@@ -385,8 +392,16 @@ class ServerRun:
         if self._saving is not None and not self._saving.done():
             return
         checkpoint = self._checkpoint(now)
-        self._saving = self._saver.submit(write_checkpoint, self._settings.folder, checkpoint)
+        snapshot = Snapshot(checkpoint.tensors)
+        self.coordinator.before_step = lambda: snapshot.settle(SNAPSHOT_SECONDS)
+        self._saving = self._saver.submit(self._write_checkpoint, checkpoint, snapshot)
         self._when_done(self._saving, lambda _: self._saved(checkpoint.version), self._not_saved)
+
+    def _write_checkpoint(self, checkpoint: Checkpoint, snapshot: Snapshot) -> None:
+        try:
+            write_checkpoint(self._settings.folder, checkpoint, snapshot=snapshot)
+        finally:
+            snapshot.read.set()
 
     def _checkpoint(self, now: float) -> Checkpoint:
         plain, tensors = self.coordinator.train_state.state()
@@ -394,7 +409,7 @@ class ServerRun:
         state = {"trainee": plain, "seconds": now, **about, **self.coordinator.boundary}
         return Checkpoint(
             version=self.coordinator.train_state.version,
-            tensors={name: tensor.clone() for name, tensor in tensors.items()},
+            tensors=tensors,
             state=json.loads(json.dumps(state)),
         )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -14,8 +14,17 @@ from paceline.errors import PacelineError
 from paceline.strategies import Strategy
 from paceline.traces.journal import MOST_BLOCKS, MOST_COUNT, MOST_NUMBER
 from paceline.training.train_state import Schedule
+from paceline.workers.flat import FlatModel
 
-Measure = Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]
+
+class Measure(Protocol):
+    """Measures a copy of the model."""
+
+    def load(self, model: FlatModel) -> None:
+        """Take over the parameters and buffers of the model that is trained."""
+
+    def __call__(self) -> tuple[float, float]:
+        """Return the loss and accuracy of the copy."""
 
 
 class ServeError(PacelineError, ValueError):
