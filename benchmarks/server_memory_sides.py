@@ -133,7 +133,7 @@ def _work(address: str, case: Case) -> None:
 
 def _stand_in(address: str, signature: str, payload: torch.Tensor, number: int) -> None:
     from paceline.drivers.served.connection import IncomingModel, ServerConnection, TrainingOver
-    from paceline.drivers.served.messages import PROTOCOL, Gradient, Hello, Model, frames
+    from paceline.drivers.served.messages import MOST_BODY_BYTES, PROTOCOL, Gradient, Hello, Model, frames
 
     class Discarded(IncomingModel):
         """A model that is counted as it comes, and not kept."""
@@ -141,12 +141,16 @@ def _stand_in(address: str, signature: str, payload: torch.Tensor, number: int) 
         def __init__(self) -> None:
             self._message: Model | None = None
             self._missing = 0
+            self._scratch = memoryview(bytearray(MOST_BODY_BYTES))
 
         def begin(self, message: Model) -> None:
             self._message, self._missing = message, message.payload_bytes + message.buffer_bytes
 
-        def add(self, body: memoryview) -> Model | None:
-            self._missing -= len(body)
+        def place(self, body_bytes: int) -> memoryview:
+            return self._scratch[:body_bytes]
+
+        def added(self, body_bytes: int) -> Model | None:
+            self._missing -= body_bytes
             return None if self._missing else self._message
 
         def load(self, model: Any) -> None:

@@ -34,7 +34,7 @@ from paceline.drivers.served.messages import model_signature
 from paceline.drivers.served.security import check_exposed, parse_address, server_credentials
 from paceline.drivers.served.server import Server
 from paceline.drivers.served.settings import Limits, ServeError, ServerSettings
-from paceline.drivers.served.transport import allow_many_files, keep_memory
+from paceline.drivers.served.transport import allow_many_files, give_memory_back
 from paceline.strategies import LGC, STRATEGIES, Full, Strategy
 from paceline.traces.checkpoints import Checkpoint, Snapshot, read_newest, write_checkpoint
 from paceline.traces.journal import FORMAT, TRACE, Checkpointed, Evaluated, Resumed, RunBegan, RunEnded
@@ -319,7 +319,7 @@ class ServerRun:
         reason_to_stop: Callable[[RunStatus], str | None] = lambda standing: None,
     ) -> RunOutcome:
         """Listen, and return when the run is over or `reason_to_stop` gives a reason."""
-        keep_memory()
+        give_memory_back()
         allow_many_files()
         self.server.changed = self._changed
         port = await self.server.open(*address, credentials)

@@ -20,7 +20,7 @@ from contextlib import suppress
 
 import torch
 
-from paceline.codecs.floats import Floats
+from paceline.codecs.floats import Floats, Identity
 from paceline.drivers.served.coordinator import Coordinator, ReceivedGradient, microseconds
 from paceline.drivers.served.handover import SLOTS, HandoverServer, Slot
 from paceline.drivers.served.membership import NoSeatError, Seat
@@ -44,7 +44,7 @@ log = logging.getLogger("paceline.served")
 
 CHECK_SECONDS = 0.25
 DECODING_THREADS = 2
-MOST_FREE = 2  # of the memories for gradients that wait for the next
+LEAST_FREE = 2  # of the memories for gradients that wait for the next
 BACKLOG = 128
 MOST_CHANGES = 16  # that wait for one worker: one so far behind is better off with the whole
 REFUSALS_AT_ONCE, REFUSALS_PER_SECOND = 200, 5.0
@@ -113,7 +113,9 @@ class Server:
         self._handover: HandoverServer | None = None
         self._outgoing: list[torch.Tensor] = []  # memory for whole models
         self._in_slots: dict[int, ModelMessage] = {}  # what lies there
-        self._free: list[Assembly] = []
+        self._free: list[Assembly] = []  # memory for gradients as they come
+        self._free_vectors: list[torch.Tensor] = []  # and for what is decoded from them
+        self._elements = model.parameters.numel()
         self._decoders = ThreadPoolExecutor(DECODING_THREADS, "paceline-decode", lambda: torch.set_num_threads(1))
         self._refusals = RefusalLimiter()
         self._warned_of_nobody = False
@@ -331,38 +333,45 @@ class Server:
     ) -> ReceivedGradient:
         """Return a gradient that is whole, decoded and looked through, while others arrive."""
         let_go = release if release is not None else lambda: self._let_go(body)
+        in_place = isinstance(self.coordinator.codec, Identity)  # the vector lies in the body's memory
+        out = None if in_place else self._vector()
         try:
-            vector, finite, kept = await asyncio.get_running_loop().run_in_executor(self._decoders, self._decode, body)
+            vector, finite = await asyncio.get_running_loop().run_in_executor(self._decoders, self._decode, body, out)
         except ValueError as error:
             raise ProtocolError(str(error)) from None
         buffers = body.buffers
         received = ReceivedGradient(
-            worker=worker,
-            message=message,
-            vector=vector,
-            buffer_changes=buffers,
-            checked=finite and all_finite(buffers),
+            worker=worker, message=message, vector=vector, buffer_changes=buffers, checked=finite and all_finite(buffers)
         )
         if isinstance(body, Slot):
             self._count(0, message.payload_bytes + message.buffer_bytes)
-        if kept:
+        if in_place:
             received.release = let_go
         else:
+            received.release = lambda: self._let_vector_go(vector)
             let_go()
         return received
 
-    def _decode(self, body: Assembly | Slot) -> tuple[torch.Tensor, bool, bool]:
-        """Return the vector of a body, whether it is finite, and whether it lies in the body's memory."""
+    def _decode(self, body: Assembly | Slot, out: torch.Tensor | None) -> tuple[torch.Tensor, bool]:
+        """Return the vector of a body, and whether it is finite."""
         codec, payload = self.coordinator.codec, body.payload
         if isinstance(body, Slot) and not isinstance(codec, Floats):
             payload = payload.clone()  # its worker can still write there, and what is decoded says how to go on
-        vector = codec.decode(payload, expected_length=self.coordinator.train_state.model.parameters.numel())
-        kept = vector.untyped_storage().data_ptr() == body.payload.untyped_storage().data_ptr()
-        return vector, all_finite(vector), kept
+        vector = codec.decode(payload, expected_length=self._elements, out=out)
+        return vector, all_finite(vector)
+
+    def _vector(self) -> torch.Tensor:
+        return self._free_vectors.pop() if self._free_vectors else torch.empty(self._elements)
 
     def _let_go(self, body: Assembly | Slot) -> None:
-        if isinstance(body, Assembly) and len(self._free) < MOST_FREE:
+        """Keep memory for the next gradients: for all, if nothing else is needed for them, else for a few."""
+        in_place = isinstance(self.coordinator.codec, Identity)
+        if isinstance(body, Assembly) and len(self._free) < (len(self._members) if in_place else LEAST_FREE):
             self._free.append(body)
+
+    def _let_vector_go(self, vector: torch.Tensor) -> None:
+        if len(self._free_vectors) < max(LEAST_FREE, len(self._members) // 2):
+            self._free_vectors.append(vector)
 
     # -- models --------------------------------------------------------------------------------------------------
 

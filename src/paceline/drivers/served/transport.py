@@ -233,11 +233,20 @@ async def read_message(wire: Wire) -> tuple[Message, int]:
 
 
 def keep_memory() -> None:
-    """Let malloc keep the memory of messages for the next ones: a tenth to a fifth of a round of a large model."""
+    """Let malloc keep the memory of messages for the next ones: a tenth of a worker's round of a large model."""
+    _set_malloc({_M_MMAP_THRESHOLD: 2**30, _M_TRIM_THRESHOLD: 2**28})
+
+
+def give_memory_back() -> None:
+    """Let malloc give every large block back when it is freed: a server keeps what it wants to keep by itself."""
+    _set_malloc({_M_MMAP_THRESHOLD: 2**20})
+
+
+def _set_malloc(options: dict[int, int]) -> None:
     with suppress(OSError, AttributeError):  # another C library
         libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(_M_MMAP_THRESHOLD, 2**30)
-        libc.mallopt(_M_TRIM_THRESHOLD, 2**28)
+        for option, value in options.items():
+            libc.mallopt(option, value)
 
 
 def allow_many_files() -> None:
