@@ -35,6 +35,7 @@ from paceline.traces.journal_files import read_journal
 
 if TYPE_CHECKING:
     from paceline.drivers.ranks.launch import Place
+    from paceline.drivers.replayed import Verdict
     from paceline.pipeline.plan import Plan
     from paceline.runs.cluster import Trained, WorkerOptions
     from paceline.traces import Evaluation
@@ -431,17 +432,32 @@ def replay(options: ReplayOptions, overrides: dict[str, str]) -> None:
             on_step=lambda step, steps: update(completed=step, total=steps),
         )
     if options.json:
-        print(json.dumps({"identical": verdict.identical, "steps": verdict.steps, "difference": verdict.difference}))
-    elif verdict.identical:
-        print(f"identical: {verdict.steps} steps, and the final weights to the last bit")
+        compared = {name: getattr(verdict, name) for name in ("identical", "steps", "difference", "checkpoint")}
+        print(json.dumps(compared | {"missing": verdict.missing or None}))
+    elif verdict.difference is None:
+        print(f"identical: {_compared(verdict)}")
     elif verdict.nearly:
         print(f"the same {verdict.steps} steps; {verdict.nearly}: more than two ranks add up in an order of gloo's own")
-    if not verdict.identical and not verdict.nearly:
+    if verdict.difference is not None and not verdict.nearly:
         raise RunDiffers(f"not identical: {verdict.difference} ({verdict.steps} steps before it are)")
+    if verdict.missing:
+        raise RunDiffers(f"not the whole run: {verdict.missing}")
+
+
+def _compared(verdict: Verdict) -> str:
+    """Return in words what a replay has compared.
+
+    >>> from paceline.drivers.replayed import Verdict
+    >>> _compared(Verdict(steps=57, difference=None, checkpoint=50, missing="the trace ends after step 57"))
+    '57 steps, and the weights of checkpoint 50 to the last bit'
+    """
+    if verdict.checkpoint is None:
+        return f"{verdict.steps} steps by their fingerprints, and no weights"
+    return f"{verdict.steps} steps, and the weights of checkpoint {verdict.checkpoint} to the last bit"
 
 
 class RunDiffers(PacelineError, OSError):  # noqa: N818 - a finding, not a fault
-    """A replay that came out differently, which is not the fault of the command line.
+    """A replay that came out differently, or of less than the whole run: not the fault of the command line.
 
     >>> raise RunDiffers("not identical: step 3")
     Traceback (most recent call last):
