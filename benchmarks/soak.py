@@ -33,105 +33,15 @@ from rich.table import Table
 
 from benchmarks.options import Options
 from benchmarks.output import coloured, progress_bar, save, tables, titled
-from benchmarks.soak_cluster import SILENCE_SECONDS, WORKERS, Cluster, Failed, Reading, read_process, zombies_of
+from benchmarks.soak_cluster import WORKERS, Cluster, Failed, Reading, read_process, zombies_of
+from benchmarks.soak_faults import Faults
 
 FAULTS, QUICK_FAULTS = 1000, 4
-FEWEST_WORKERS, MOST_WORKERS = 4, 9
 GOES_ON_ROUNDS, GOES_ON_SECONDS = 2, 30.0
 SETTLES_SECONDS = 20.0
 BASELINE_FAULTS = 26
 ALLOWANCE = Reading(rss_bytes=64 * 2**20, threads=16, files=40)
 NOTHING = Reading(rss_bytes=0, threads=0, files=0)
-GUESTS_SECONDS = 25.0
-
-
-class Faults:
-    """What can be done to a cluster; each is done, not waited for, except where the server itself is down."""
-
-    def __init__(self, cluster: Cluster, dice: random.Random) -> None:
-        self.cluster, self._dice = cluster, dice
-        self.kinds: dict[str, tuple[float, Callable[[], None]]] = {
-            "kill -9 a worker": (22, lambda: self._kill(1)),
-            "kill -9 several workers": (8, lambda: self._kill(dice.randint(2, max(2, len(cluster.crew) - 1)))),
-            "kill -9 all workers": (3, lambda: self._kill(len(cluster.crew))),
-            "stop a worker, briefly": (13, lambda: self._stop(dice.uniform(0.2, 0.7) * SILENCE_SECONDS)),
-            "stop a worker, for long": (9, lambda: self._stop(dice.uniform(1.4, 3.0) * SILENCE_SECONDS)),
-            "a worker leaves": (12, self._leave),
-            "a worker joins": (12, self._join),
-            "garbage as messages": (7, lambda: self._guest("garbage")),
-            "garbage as bytes": (6, lambda: self._guest("garbage-bytes")),
-            "gradients not finite": (4, self._nan),
-            "a flood of silence": (3, lambda: self._guest("flood")),
-            "kill -9 the server": (2.0, lambda: self._restart(signal.SIGKILL, -signal.SIGKILL)),
-            "SIGTERM to the server": (1.5, lambda: self._restart(signal.SIGTERM, 130)),
-        }
-
-    def draw(self, number: int, wanted: int) -> str:
-        """The kind of a fault: each once, then at random; for half of the soak one server lives, so that leaks show."""
-        names = list(self.kinds)
-        if number < len(names):
-            return names[number * 5 % len(names)]
-        if number < wanted // 2:
-            names = [name for name in names if "server" not in name]
-        return self._dice.choices(names, [self.kinds[name][0] for name in names])[0]
-
-    def keep_manned(self) -> None:
-        """Order workers if there are too few, or will be."""
-        if self.cluster.to_come < FEWEST_WORKERS:
-            for _ in range(WORKERS - self.cluster.to_come):
-                self.cluster.order_worker(self._wish(), after_seconds=self._dice.uniform(0.0, 1.0))
-
-    def _wish(self) -> int | None:
-        return self._dice.choice([None, self._dice.randrange(WORKERS)])
-
-    def _victims(self, count: int) -> list[int]:
-        crew = self.cluster.crew
-        return self._dice.sample(crew, min(count, len(crew)))
-
-    def _kill(self, count: int) -> None:
-        for pid in self._victims(count):
-            self.cluster.signal_worker(pid, signal.SIGKILL)
-            if self.cluster.to_come < WORKERS:
-                self.cluster.order_worker(self._wish(), after_seconds=self._dice.uniform(0.0, 1.5))
-
-    def _stop(self, seconds: float) -> None:
-        for pid in self._victims(1):
-            self.cluster.signal_worker(pid, signal.SIGSTOP)
-            self.cluster.later(seconds, lambda pid=pid: self.cluster.wake(pid))
-
-    def _leave(self) -> None:
-        for pid in self._victims(1):
-            self.cluster.signal_worker(pid, signal.SIGTERM)
-
-    def _join(self) -> None:
-        if self.cluster.to_come >= MOST_WORKERS:
-            self._leave()
-        self.cluster.order_worker(self._wish())
-
-    def _nan(self) -> None:
-        # If nobody but the bad one were there, the server would rightly say that training has diverged.
-        self.cluster.until(lambda: len(self.cluster.tail.members) >= 3, "three workers are in", seconds=GOES_ON_SECONDS)
-        self._guest("nan")
-
-    def _guest(self, kind: str) -> None:
-        """A bad guest comes, does its worst and goes."""
-        cluster = self.cluster
-        cluster.guest_codes.clear()
-        cluster.order(kind)
-        cluster.until(
-            lambda: bool(cluster.guest_codes), f"the server is rid of a guest ({kind})", seconds=GUESTS_SECONDS
-        )
-        if cluster.guest_codes != [0]:
-            raise Failed(f"a bad guest ({kind}) ended with {cluster.guest_codes[0]}, and not turned away")
-
-    def _restart(self, signum: int, expected: int) -> None:
-        cluster = self.cluster
-        moment = time.monotonic() + self._dice.uniform(0.0, 1.0)  # at any point of a round, or of a checkpoint
-        cluster.until(lambda: time.monotonic() >= moment, "the moment", seconds=60)
-        code = cluster.close_server(signum)
-        if code != expected:
-            raise Failed(f"the server ended with {code} after signal {signum}, and not with {expected}")
-        cluster.open_server(resume=True)
 
 
 @dataclass(kw_only=True)
@@ -183,7 +93,7 @@ def run(options: Options) -> None:
         dice = random.Random(options.seed)
         cluster = Cluster(folder.absolute(), dice, note)
         try:
-            _hurt(cluster, Faults(cluster, dice), soak, wanted, options, note)
+            _hurt(cluster, Faults(cluster, dice, options.only), soak, wanted, options, note)
             _stop_and_replay(cluster, soak)
         except (Failed, OSError) as failure:
             soak.failure = f"after {sum(soak.faults.values())} faults: {failure}"
