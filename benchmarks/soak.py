@@ -34,9 +34,10 @@ from rich.table import Table
 from benchmarks.options import Options
 from benchmarks.output import coloured, progress_bar, save, tables, titled
 from benchmarks.soak_cluster import WORKERS, Cluster, Failed, Reading, read_process, zombies_of
-from benchmarks.soak_faults import Faults
+from benchmarks.soak_faults import Faults, processes_beside
 
 FAULTS, QUICK_FAULTS = 1000, 4
+QUICK_KINDS = "kill -9 a worker, a worker that lies, a run beside, a worker leaves"
 GOES_ON_ROUNDS, GOES_ON_SECONDS = 2, 30.0
 SETTLES_SECONDS = 20.0
 BASELINE_FAULTS = 26
@@ -49,6 +50,8 @@ class Soak:
     """What has been seen so far."""
 
     faults: dict[str, int] = dataclasses.field(default_factory=dict)
+    longest_seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # by kind: from the fault to two rounds
+    ends: int = 0  # of workers that were asked to leave, all with 0
     baseline: Reading | None = None
     largest: Reading = NOTHING
     steps: int = 0
@@ -93,13 +96,21 @@ def run(options: Options) -> None:
         dice = random.Random(options.seed)
         cluster = Cluster(folder.absolute(), dice, note)
         try:
-            _hurt(cluster, Faults(cluster, dice, options.only), soak, wanted, options, note)
+            _hurt(
+                cluster,
+                Faults(cluster, dice, options.only or (QUICK_KINDS if options.quick else "")),
+                soak,
+                wanted,
+                options,
+                note,
+            )
             _stop_and_replay(cluster, soak)
         except (Failed, OSError) as failure:
             soak.failure = f"after {sum(soak.faults.values())} faults: {failure}"
             note(f"FAILED {soak.failure}")
         finally:
             soak.steps, soak.restarts, soak.refused = cluster.tail.steps, cluster.tail.resumed, cluster.tail.refused
+            soak.ends = cluster.ended_well
             cluster.end()
     soak.seconds = time.monotonic() - began
     tables().print(_table(soak, wanted, quick=options.quick))
@@ -130,6 +141,7 @@ def _hurt(
             faults.kinds[kind][1]()
             faults.keep_manned()
             cluster.until_steps(GOES_ON_ROUNDS, seconds=GOES_ON_SECONDS)
+            soak.longest_seconds[kind] = max(soak.longest_seconds.get(kind, 0.0), time.monotonic() - began)
             _check(cluster, soak, note, first=number < first)
             enough = began + options.seconds_per_fault
             cluster.until(lambda enough=enough: time.monotonic() >= enough, "a pause", seconds=3600)
@@ -174,18 +186,22 @@ def _table(soak: Soak, wanted: int, *, quick: bool) -> Table:
         title=titled("Faults against one run", quick=quick),
         padding=(0, 2, 0, 0),
         pad_edge=False,
-        caption=f"bar: after each fault {GOES_ON_ROUNDS} rounds within {GOES_ON_SECONDS:g} s, and no more than after "
-        "the first faults and the allowance.",
+        caption=f"longest s: from a fault, its own time included, until {GOES_ON_ROUNDS} more rounds are done.\n"
+        f"bar: those within {GOES_ON_SECONDS:g} s once it is over, and no more held than after the first faults and an "
+        "allowance.",
     )
     table.add_column("what")
-    table.add_column("measured", justify="right")
-    table.add_column("bar", justify="right")
+    for name in ("measured", "longest s", "bar"):
+        table.add_column(name, justify="right")
     for kind, count in sorted(soak.faults.items(), key=lambda each: -each[1]):
-        table.add_row(kind, str(count), "")
+        longest = soak.longest_seconds.get(kind)
+        table.add_row(kind, str(count), "-" if longest is None else f"{longest:.1f}", "")
     limits = soak.limits()
     for name, value, bar in (
         ("faults", f"{sum(soak.faults.values())}", f"{wanted}"),
         ("rounds", f"{soak.steps}", ""),
+        ("workers that left with 0", f"{soak.ends}", "all that were asked"),
+        ("processes of runs beside", f"{processes_beside(soak.faults)}", "all end with 0"),
         ("restarts of the server", f"{soak.restarts}", ""),
         ("refused by the server", f"{soak.refused}", ""),
         ("largest memory", f"{soak.largest.rss_bytes / 2**20:.0f} MB", f"<= {limits['rss_bytes'] / 2**20:.0f} MB"),
@@ -195,7 +211,7 @@ def _table(soak: Soak, wanted: int, *, quick: bool) -> Table:
         ("seconds", f"{soak.seconds:.0f}", ""),
         ("verdict", coloured("MISS" if soak.failure else "PASS"), ""),
     ):
-        table.add_row(name, value, bar, style="" if name != "verdict" else "bold")
+        table.add_row(name, value, "", bar, style="" if name != "verdict" else "bold")
     return table
 
 

@@ -6,7 +6,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.slow_proxy import SlowLink
@@ -18,6 +18,16 @@ GUESTS_SECONDS = 25.0
 BESIDE_SECONDS = 120.0
 BODY_BYTES = 4 * 26_122  # of the recipe's model
 NOTICED_SECONDS = 30.0
+BESIDE, EXTENDED = "a run beside, start to end", "a finished run is extended"
+
+
+def processes_beside(faults: Mapping[str, int]) -> int:
+    """How many processes of runs beside the soaked one have started and ended with 0: three in each run.
+
+    >>> processes_beside({"a run beside, start to end": 2, "a finished run is extended": 1})
+    12
+    """
+    return 3 * faults.get(BESIDE, 0) + 6 * faults.get(EXTENDED, 0)
 
 
 class Faults:
@@ -39,8 +49,8 @@ class Faults:
             "garbage as bytes": (5, lambda: self._guest("garbage-bytes")),
             "gradients not finite": (4, self._nan),
             "a flood of silence": (3, lambda: self._guest("flood")),
-            "a run beside, start to end": (7, lambda: self._guest("start-and-end", seconds=BESIDE_SECONDS)),
-            "a finished run is extended": (1.5, lambda: self._guest("extended", seconds=BESIDE_SECONDS)),
+            BESIDE: (7, lambda: self._guest("start-and-end", seconds=BESIDE_SECONDS)),
+            EXTENDED: (1.5, lambda: self._guest("extended", seconds=BESIDE_SECONDS)),
             "a full disk at the start": (1.5, lambda: self._guest("full-disk", seconds=BESIDE_SECONDS)),
             "kill -9 the server": (2.0, lambda: self._restart(signal.SIGKILL, -signal.SIGKILL)),
             "SIGTERM to the server": (1.5, lambda: self._restart(signal.SIGTERM, 130)),

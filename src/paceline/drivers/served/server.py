@@ -240,6 +240,7 @@ class Server:
 
     def arrived(self, stream: WorkerStream, received: ReceivedGradient) -> None:
         """Give a whole gradient to the coordinator."""
+        self._check_blocks(received.message.blocks)
         member = self.coordinator.members[received.worker]
         self.coordinator.gradient(received, now=self.now())
         stream.owes = member.owes
@@ -248,6 +249,12 @@ class Server:
             if member.bad_in_a_row >= self.limits.most_bad_gradients:
                 raise StreamEnd("refused", f"it sent {member.bad_in_a_row} gradients in a row that are not finite")
         self._act()
+
+    def _check_blocks(self, blocks: int) -> None:
+        """Refuse a gradient of blocks that no worker has: a recipe says how many, and a script's batch has no more."""
+        most = self._settings.blocks
+        if blocks > most or (blocks < most and self._settings.recipe):
+            raise ProtocolError(f"a batch has {most} blocks here (blocks={blocks})")
 
     def decoded(self, payload: torch.Tensor) -> torch.Tensor:
         """Return the vector of a payload."""
