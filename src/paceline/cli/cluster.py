@@ -21,7 +21,7 @@ import tyro
 from rich.console import Console
 
 from paceline.cli.options import RecipeFile, UsageError, given_recipe
-from paceline.cli.output import new_folder, note, show_results
+from paceline.cli.output import ResultsNotKept, new_folder, note, show_results
 from paceline.cli.progress import RunBars, RunView, printed_log, step_bar
 from paceline.drivers.ranks.launch import place_in
 from paceline.drivers.simulated.progress import Progress as RunProgress
@@ -223,11 +223,18 @@ def _serve(
         trained = run(recipe, folder=folder, resume=resume, on_open=greet, on_standing=view.show)
     for error in dict.fromkeys(trained.outcome.errors):
         note(notes, f"error: {error}", style="red")
-    show_results(recipe, [trained.result], folder, notes, as_json=options.json)
+    kept = not trained.outcome.lost
+    try:
+        show_results(recipe, [trained.result], folder, notes, as_json=options.json)
+    except ResultsNotKept as error:
+        kept = False
+        note(notes, f"error: {error}", style="red")
     if not trained.outcome.finished:
         again = _command_to_resume(command, folder, recipe) + _options_to_repeat(options)
         note(notes, f"{trained.outcome.reason}; go on with: {again}")
         raise KeyboardInterrupt
+    if not kept:
+        raise RunNotKept(f"all rounds are done, but not all of the run is in {folder}: see the errors above")
 
 
 def _command_to_resume(command: str, folder: Path, recipe: Recipe) -> str:
@@ -454,6 +461,15 @@ def _compared(verdict: Verdict) -> str:
     if verdict.checkpoint is None:
         return f"{verdict.steps} steps by their fingerprints, and no weights"
     return f"{verdict.steps} steps, and the weights of checkpoint {verdict.checkpoint} to the last bit"
+
+
+class RunNotKept(PacelineError, OSError):  # noqa: N818 - what happened, in the past tense
+    """A run that was done, and that no disk has taken whole.
+
+    >>> raise RunNotKept("all rounds are done, but not all of the run is in runs/train: see the errors above")
+    Traceback (most recent call last):
+    paceline.cli.cluster.RunNotKept: all rounds are done, but not all of the run is in runs/train: see the errors above
+    """
 
 
 class RunDiffers(PacelineError, OSError):  # noqa: N818 - a finding, not a fault

@@ -130,6 +130,12 @@ class JournalWriter:
             except OSError as error:
                 self._note(error)
 
+    def remove(self) -> None:
+        """Close the file and remove it: the run that it is of has not begun."""
+        self.close()
+        with suppress(OSError):
+            self._path.unlink()
+
     def __enter__(self) -> JournalWriter:
         return self
 

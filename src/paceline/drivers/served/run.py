@@ -34,7 +34,7 @@ from paceline.drivers.served.server import Server
 from paceline.drivers.served.settings import Limits, Measure, ServeError, ServerSettings
 from paceline.drivers.served.transport import allow_many_files, keep_memory
 from paceline.strategies import LGC, STRATEGIES, Full, Strategy
-from paceline.traces.checkpoints import Checkpoint, read_newest, write_checkpoint
+from paceline.traces.checkpoints import Checkpoint, CheckpointWriteError, read_newest, write_checkpoint
 from paceline.traces.journal import FORMAT, TRACE, Checkpointed, Evaluated, Resumed, RunBegan, RunEnded
 from paceline.traces.journal_files import JournalWriter
 from paceline.training import TrainState
@@ -171,7 +171,10 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
     if checkpoint is not None:
         _load(settings, checkpoint, coordinator)
     _begin_journal(journal, settings, checkpoint)
-    return ServerRun(coordinator, server, journal, settings)
+    run = ServerRun(coordinator, server, journal, settings)
+    if checkpoint is None:
+        run.write_first_checkpoint()
+    return run
 
 
 def _newest(folder: Path) -> Checkpoint:
@@ -254,6 +257,7 @@ class RunOutcome:
     finished: bool
     diverged: bool
     errors: tuple[str, ...]
+    lost: tuple[str, ...] = ()  # the errors that say what is not on the disk, now that all is over
 
 
 class ServerRun:
@@ -318,7 +322,6 @@ class ServerRun:
         undo = self._catch_signals()
         try:
             if self.coordinator.train_state.version == 0:
-                self._save(self.server.now())  # there is always something to resume from
                 self._evaluate(self.server.now())
             on_open(port)
             self._changed()
@@ -346,6 +349,23 @@ class ServerRun:
         self._finished.set()
 
     # -- measuring and saving -----------------------------------------------------------------------------------
+
+    def write_first_checkpoint(self) -> None:
+        """Write checkpoint 0, so that there is always something to resume from; a disk that refuses it is an error.
+
+        Nobody computes yet. The journal of a run that cannot begin is removed, so that its folder is free again.
+        """
+        now = self.server.now()
+        try:
+            if self._journal.error:
+                raise CheckpointWriteError(self._journal.error)
+            write_checkpoint(self._settings.folder, self._checkpoint(now))
+        except CheckpointWriteError as error:
+            self._journal.remove()
+            raise CheckpointWriteError(
+                f"{error}; the run has not begun: make room there, or give another folder"
+            ) from error
+        self._saved(0)
 
     def _changed(self) -> None:
         """After a step, begin what is due."""
@@ -443,16 +463,23 @@ class ServerRun:
         if self._saved_version != self.coordinator.train_state.version and not self.coordinator.diverged:
             self._save(now)
         await self._settled(measured=finished)
+        lost = []
         if self._disk_refuses:
-            self._failed(f"the model after step {self.coordinator.train_state.version} is in no checkpoint")
+            lost.append(f"the model after step {self.coordinator.train_state.version} is in no checkpoint")
         self._journal.write(
             RunEnded(at_seconds=now, reason=reason, rounds_done=self.rounds_done, diverged=self.coordinator.diverged)
         )
         on_standing(self.status)
         if self._journal.error:
-            self._failed(f"{self._journal.lost} records of the trace are lost: {self._journal.error}")
+            lost.append(f"{self._journal.lost} records of the trace are lost: {self._journal.error}")
+        for reason_lost in lost:
+            self._failed(reason_lost)
         return RunOutcome(
-            reason=reason, finished=finished, diverged=self.coordinator.diverged, errors=tuple(self._errors)
+            reason=reason,
+            finished=finished,
+            diverged=self.coordinator.diverged,
+            errors=tuple(self._errors),
+            lost=tuple(lost),
         )
 
     async def _settled(self, *, measured: bool) -> None:
