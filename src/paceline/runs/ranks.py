@@ -62,6 +62,7 @@ def train_rank(
         timeout_seconds=recipe.server.stall_seconds,
         delay_seconds=delay_of(recipe),
         recipe=recipe.to_document(),
+        describe=lambda: write_recipe(recipe, folder),
     )
     defaults = Recipe().to_document()  # for settings that did not exist yet when a run began
     size = sum(parameter.numel() for parameter in training.module.parameters())

@@ -93,13 +93,28 @@ class RankCheckpoints:
         """The launch that began to keep here; "" if none has."""
         try:
             return read_plain(self.folder / LAUNCH, most_bytes=MOST_LAUNCH_BYTES).decode(errors="replace").strip()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return ""
 
     def claim(self, launch: str) -> None:
         """Record that what is kept here from now on is of this launch."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_file(self.folder / LAUNCH, f"{launch}\n")
+
+    def claim_again(self, launch: str) -> bool:
+        """Claim the folder again if it was deleted or moved, and return whether it was; ValueError if others have it.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     RankCheckpoints(Path(folder), rank=0).claim_again("ours"), RankCheckpoints(Path(folder), 0).launch
+        (True, 'ours')
+        """
+        found = self.launch
+        if found and found != launch:
+            raise ValueError(f"{self.run_folder} is another run's now: nothing more of this run is written there")
+        if not found:
+            self.claim(launch)
+        return not found
 
 
 def agreed_start(

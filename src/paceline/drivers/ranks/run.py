@@ -61,6 +61,7 @@ class RankJob:
 
     `delay_seconds(worker, draw)` is the least duration of a step (draw: the number of the worker's batch), to slow
     workers down on purpose; `recipe` is stored in every checkpoint. `timeout_seconds` limits waits for other ranks.
+    `describe` writes what is in the folder beside checkpoints, if somebody has deleted the folder.
     """
 
     training: Training
@@ -71,6 +72,7 @@ class RankJob:
     timeout_seconds: float = 600.0
     delay_seconds: Delay = lambda worker, draw: 0.0
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    describe: Callable[[], None] = lambda: None
 
 
 class RunRecorder(ABC):
@@ -302,6 +304,8 @@ class RankRun(ABC):
             "story": self.recorder.state_dict(time.perf_counter()),  # the recorder's state; stored under this key
             "recipe": dict(self.job.recipe),
         }
+        if self.checkpoints.claim_again(self.ranks.launch):
+            self.job.describe()
         self.checkpoints.keep(self.rounds_done, state | common)
 
     def _load(self, state: Mapping[str, Any]) -> None:

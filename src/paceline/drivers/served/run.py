@@ -282,6 +282,7 @@ class ServerRun:
         self._saved_version = -1
         self._disk_refuses = False
         self._lost_reported = False
+        self._rewritten = 0  # how often the journal was, as far as checkpoints have followed
         self._errors: list[str] = []
         self._stop: str | None = None
         self._signals = 0
@@ -379,7 +380,7 @@ class ServerRun:
                 now = self.server.now()
                 if self.rounds_done % self._settings.evaluate_every == 0:
                     self._evaluate(now)
-                if self.rounds_done % self._settings.checkpoint_every == 0:
+                if self.rounds_done % self._settings.checkpoint_every == 0 or self._checkpoints_gone:
                     self._save(now)
             if self._journal.error and not self._lost_reported:  # when the first is lost, not when the run is over
                 self._lost_reported = True
@@ -403,9 +404,17 @@ class ServerRun:
     def _save(self, now: float) -> None:
         if self._saving is not None and not self._saving.done():
             return
+        if self._checkpoints_gone:
+            self._rewritten = self._journal.rewritten
+            self._failed(f"{self._settings.folder} was deleted or moved: its trace is written anew, and a checkpoint")
         checkpoint = self._checkpoint(now)
         self._saving = self._saver.submit(write_checkpoint, self._settings.folder, checkpoint)
         self._when_done(self._saving, lambda _: self._saved(checkpoint.version), self._not_saved)
+
+    @property
+    def _checkpoints_gone(self) -> bool:
+        """Whether the run's folder was deleted or moved since the last checkpoint: the journal notices it."""
+        return self._journal.rewritten > self._rewritten
 
     def _checkpoint(self, now: float) -> Checkpoint:
         plain, tensors = self.coordinator.train_state.state()
@@ -460,7 +469,9 @@ class ServerRun:
         await self._settled(measured=finished)
         if finished:
             self._evaluate(now)
-        if self._saved_version != self.coordinator.train_state.version and not self.coordinator.diverged:
+        self._journal.stay()
+        unsaved = self._saved_version != self.coordinator.train_state.version or self._checkpoints_gone
+        if unsaved and not self.coordinator.diverged:
             self._save(now)
         await self._settled(measured=finished)
         lost = []
