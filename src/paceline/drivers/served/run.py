@@ -33,10 +33,11 @@ from paceline.drivers.served.security import check_exposed, join_address, parse_
 from paceline.drivers.served.server import Server
 from paceline.drivers.served.settings import Limits, Measure, ServeError, ServerSettings
 from paceline.drivers.served.transport import allow_many_files, keep_memory
-from paceline.strategies import LGC, STRATEGIES, Full, Strategy
+from paceline.strategies import LGC, Full, Strategy
 from paceline.traces.checkpoints import Checkpoint, CheckpointWriteError, read_newest, write_checkpoint
 from paceline.traces.journal import FORMAT, TRACE, Checkpointed, Evaluated, Resumed, RunBegan, RunEnded
 from paceline.traces.journal_files import JournalWriter
+from paceline.traces.run_settings import difference, with_defaults
 from paceline.training import TrainState
 from paceline.training.outgoing import warm_up
 from paceline.training.train_state import Schedule
@@ -78,10 +79,11 @@ def serve(
         paceline.serve(model, optimizer, strategy=paceline.LGC(k=7), workers=10, rounds=300, listen="127.0.0.1:29400")
 
     The first round waits for `workers` (by default as many as the strategy's K); `most_workers`, by default twice as
-    many, may be there at once. Trace and checkpoints go to `folder`;
-    `resume=True` goes on from the newest checkpoint there. `evaluate` gets a copy of the model and returns its loss and
-    accuracy. `codec` is one of `paceline.codecs`, or words that name it ("qsgd levels=7"); `seed` is for its random
-    numbers. Beyond loopback `tls` is needed ("keys/server"; `paceline keys` makes them), or `insecure=True`.
+    many, may be there at once. Trace and checkpoints go to `folder`; `resume=True` goes on from the newest checkpoint
+    there, if it is of the same run: strategy, codec, seed, workers, blocks, and the kinds of optimiser and schedule;
+    the optimiser's rate is the checkpoint's. `evaluate` gets a copy of the model and returns its loss and accuracy.
+    `codec` is one of `paceline.codecs`, or words that name it ("qsgd levels=7"); `seed` is for its random numbers.
+    Beyond loopback `tls` is needed ("keys/server"; `paceline keys` makes them), or `insecure=True`.
     """
     host, port = parse_address(listen)
     check_exposed(host, tls=tls, insecure=insecure)
@@ -139,6 +141,8 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
     if not resume and trace.exists():
         raise ServeError(f"{settings.folder} holds a run; resume it, or give another folder")
     checkpoint = _newest(settings.folder) if resume else None
+    if checkpoint is not None:
+        _check_same_run(settings, checkpoint)
     settings.folder.mkdir(parents=True, exist_ok=True)
     codec = parse_codec(settings.codec)
     train_state = TrainState(
@@ -187,6 +191,20 @@ def _newest(folder: Path) -> Checkpoint:
     return checkpoint
 
 
+def _check_same_run(settings: ServerSettings, checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint of a run with other settings; an older one does not say what they were."""
+    name, state = f"checkpoint {checkpoint.version} of {settings.folder}", checkpoint.state
+    recipe, run = state.get("recipe", {}), state.get("run", {})
+    if not isinstance(recipe, dict) or not isinstance(run, dict):
+        raise ServeError(f"{name} is refused: its recipe and its run must be objects")
+    if recipe and settings.recipe:
+        different = difference(with_defaults(recipe, settings.recipe_defaults), settings.recipe)
+    else:
+        different = difference(run, {key: value for key, value in settings.identity.items() if key in run})
+    if different:
+        raise ServeError(f"{name} is of another run: {different}; give what it was, or begin anew in another folder")
+
+
 def _load(settings: ServerSettings, checkpoint: Checkpoint, coordinator: Coordinator) -> None:
     """Go on from a checkpoint; one of another model or strategy is refused before anything is written."""
     name, state = f"checkpoint {checkpoint.version} of {settings.folder}", checkpoint.state
@@ -206,12 +224,11 @@ def _load(settings: ServerSettings, checkpoint: Checkpoint, coordinator: Coordin
 
 def _begin_journal(journal: JournalWriter, settings: ServerSettings, checkpoint: Checkpoint | None) -> None:
     if journal.empty:
-        name = next(name for name, kind in STRATEGIES.items() if isinstance(settings.strategy, kind))
         journal.write(
             RunBegan(
                 format=FORMAT,
                 paceline=__version__,
-                strategy=name,
+                strategy=settings.strategy_name,
                 seed=settings.seed,
                 workers=settings.workers,
                 blocks=settings.blocks,
@@ -418,7 +435,13 @@ class ServerRun:
 
     def _checkpoint(self, now: float) -> Checkpoint:
         plain, tensors = self.coordinator.train_state.state()
-        about = {"signature": self.server.signature, "codec": self._settings.codec}
+        settings = self._settings
+        about = {
+            "signature": self.server.signature,
+            "codec": settings.codec,
+            "run": settings.identity,
+            "recipe": dict(settings.recipe),
+        }
         state = {"trainee": plain, "seconds": now, **about, **self.coordinator.boundary}
         return Checkpoint(
             version=self.coordinator.train_state.version,
