@@ -30,10 +30,12 @@ from paceline.files import discard, read_plain, write_file
 from paceline.traces.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from paceline.traces.run_settings import difference, with_defaults
 from paceline.training.plain import with_tensors, without_tensors
+from paceline.training.saved_state import refusing
 
 KEPT = 2
 OFFERED = 8
 LAUNCH = "launch"
+ROUNDS = "=rounds"  # in a state that was read: the number of its checkpoint
 MOST_LAUNCH_BYTES = 100
 
 
@@ -156,10 +158,11 @@ def _read(
 ) -> tuple[dict[str, Any] | None, str]:
     """Return a state, or why it is refused."""
     try:
-        state = checkpoints.read(rounds)
-        different = difference(with_defaults(state["recipe"], defaults), recipe)
-    except (ValueError, KeyError, OSError) as error:
-        return None, f"{type(error).__name__}: {error}"
+        with refusing(f"the checkpoint of round {rounds} in {checkpoints.folder}"):
+            state = {**checkpoints.read(rounds), ROUNDS: rounds}
+            different = difference(with_defaults(state["recipe"], defaults), recipe)
+    except (ValueError, OSError) as error:
+        return None, str(error)
     if different:
         return None, f"the checkpoint of round {rounds} in {checkpoints.run_folder} is of another recipe: {different}"
     return state, ""

@@ -26,6 +26,7 @@ from torch import nn
 from paceline import __version__
 from paceline.codecs import Codec
 from paceline.codecs.naming import parse_codec, text_of
+from paceline.decoding import DecodingError, object_reader, read_object, reader_of
 from paceline.drivers.served.coordinator import Coordinator
 from paceline.drivers.served.membership import Seats, WorkerStatus
 from paceline.drivers.served.messages import model_signature
@@ -34,12 +35,19 @@ from paceline.drivers.served.server import Server
 from paceline.drivers.served.settings import Limits, Measure, ServeError, ServerSettings
 from paceline.drivers.served.transport import allow_many_files, keep_memory
 from paceline.strategies import LGC, Full, Strategy
-from paceline.traces.checkpoints import Checkpoint, CheckpointWriteError, read_newest, write_checkpoint
-from paceline.traces.journal import FORMAT, TRACE, Checkpointed, Evaluated, Resumed, RunBegan, RunEnded
+from paceline.traces.checkpoints import (
+    Checkpoint,
+    CheckpointWriteError,
+    most_tensor_bytes,
+    read_newest,
+    write_checkpoint,
+)
+from paceline.traces.journal import FORMAT, LATEST_SECONDS, TRACE, Checkpointed, Evaluated, Resumed, RunBegan, RunEnded
 from paceline.traces.journal_files import JournalWriter
 from paceline.traces.run_settings import difference, with_defaults
 from paceline.training import TrainState
 from paceline.training.outgoing import warm_up
+from paceline.training.saved_state import refusing
 from paceline.training.train_state import Schedule
 from paceline.workers.flat import FlatModel
 
@@ -140,7 +148,7 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
     trace = settings.folder / TRACE
     if not resume and trace.exists():
         raise ServeError(f"{settings.folder} holds a run; resume it, or give another folder")
-    checkpoint = _newest(settings.folder) if resume else None
+    checkpoint = _newest(settings) if resume else None
     if checkpoint is not None:
         _check_same_run(settings, checkpoint)
     settings.folder.mkdir(parents=True, exist_ok=True)
@@ -170,7 +178,7 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
         coordinator,
         settings,
         signature=model_signature(settings.module),
-        started_seconds=float(checkpoint.state["seconds"]) if checkpoint else 0.0,
+        started_seconds=_seconds(checkpoint, settings.folder) if checkpoint else 0.0,
     )
     if checkpoint is not None:
         _load(settings, checkpoint, coordinator)
@@ -181,8 +189,10 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
     return run
 
 
-def _newest(folder: Path) -> Checkpoint:
-    checkpoint, refused = read_newest(folder)
+def _newest(settings: ServerSettings) -> Checkpoint:
+    folder, module = settings.folder, settings.module
+    numbers = sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
+    checkpoint, refused = read_newest(folder, most_bytes=most_tensor_bytes(numbers))
     for reason in refused:
         log.warning("%s", reason)
     if checkpoint is None:
@@ -205,6 +215,13 @@ def _check_same_run(settings: ServerSettings, checkpoint: Checkpoint) -> None:
         raise ServeError(f"{name} is of another run: {different}; give what it was, or begin anew in another folder")
 
 
+def _seconds(checkpoint: Checkpoint, folder: Path) -> float:
+    """Return how long the run had taken when a checkpoint was made."""
+    with refusing(f"checkpoint {checkpoint.version} of {folder}"):
+        seconds: float = reader_of(float, (0, LATEST_SECONDS))(checkpoint.state["seconds"])
+    return seconds
+
+
 def _load(settings: ServerSettings, checkpoint: Checkpoint, coordinator: Coordinator) -> None:
     """Go on from a checkpoint; one of another model or strategy is refused before anything is written."""
     name, state = f"checkpoint {checkpoint.version} of {settings.folder}", checkpoint.state
@@ -214,11 +231,15 @@ def _load(settings: ServerSettings, checkpoint: Checkpoint, coordinator: Coordin
         raise ServeError(
             f"{name} is of a run with codec {state['codec']!r} (this one has {settings.codec!r}); resume with the same"
         )
-    try:
+    with refusing(name):
+        try:
+            read_object({"strategy": object_reader(coordinator.strategy.form)}, {"strategy": state["strategy"]})
+        except DecodingError as error:
+            raise ServeError(f"it is of another strategy, or of none: {error}") from None
+        if not state["trainee"]["version"] == state["strategy"]["version"] == checkpoint.version:
+            raise ServeError("its parts are not of the same step")
         coordinator.train_state.load_state(state["trainee"], checkpoint.tensors)
         coordinator.load_boundary(state)
-    except KeyError as error:
-        raise ServeError(f"{name} is of another strategy or optimiser: it has no {error}") from None
     log.info("goes on from checkpoint %d", checkpoint.version)
 
 
@@ -238,7 +259,7 @@ def _begin_journal(journal: JournalWriter, settings: ServerSettings, checkpoint:
             )
         )
     if checkpoint is not None:
-        seconds = float(checkpoint.state["seconds"])
+        seconds = _seconds(checkpoint, settings.folder)
         journal.write(Resumed(at_seconds=seconds, version=checkpoint.version, reason="the server was started again"))
 
 
