@@ -27,6 +27,7 @@ def main() -> int:
     """Fork and reap until standard input ends."""
     import sklearn.datasets  # noqa: F401 - slow to import: once for all, before the forks
     import torch
+    import torch._dynamo  # what the first optimiser loads: two seconds
 
     import paceline.cli
     import paceline.drivers.served.job
