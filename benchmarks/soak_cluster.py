@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,8 +97,13 @@ class Tail:
         for line in whole.splitlines():
             self._take(json.loads(line))
 
+    @property
+    def there(self) -> bool:
+        """Whether the file has all that was read from it."""
+        return self._path.exists() and self._path.stat().st_size >= self._offset
+
     def step_back(self) -> None:
-        """Read on from the file's last whole line, if that is before the place that was read last: a copy is older."""
+        """Read on from the file's last whole line, if that is before the place that was read last."""
         data = self._path.read_bytes()
         self._offset = min(self._offset, data.rfind(b"\n") + 1)
 
@@ -202,15 +207,6 @@ class Cluster:
             self._log(f"refused to resume: {said.decode(errors='replace').strip()[-300:]}")
             return True
         return False
-
-    @contextmanager
-    def server_stopped(self) -> Iterator[None]:
-        """Let the server stand still for a moment."""
-        os.kill(self.server_pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(self.server_pid, signal.SIGCONT)
 
     def close_server(self, signum: int, *, seconds: float = 60.0) -> int:
         """Signal it, and wait for its end; returns its exit code."""

@@ -180,15 +180,14 @@ class Faults:
         return place
 
     def _delete_folder(self) -> None:
-        """The run's folder goes while the server writes there: it notices, and a copy of the folder is resumed."""
-        cluster, copy = self.cluster, self.cluster.folder / "run-copy"
-        shutil.rmtree(copy, ignore_errors=True)
-        with cluster.server_stopped():  # a copy of one moment
-            shutil.copytree(cluster.run, copy)
-            shutil.rmtree(cluster.run)
-        code = cluster.until_server_ends("the server notices that its folder is gone", seconds=NOTICED_SECONDS)
-        if code != 1:
-            raise Failed(f"the server ended with {code} after its folder was deleted, and not with 1")
-        shutil.rmtree(cluster.run, ignore_errors=True)
-        copy.rename(cluster.run)
-        cluster.open_server(resume=True)
+        """The run's folder goes while the server writes there: it writes all of it anew, and can be killed again."""
+        cluster, gone = self.cluster, self.cluster.folder / "run-gone"
+        cluster.run.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)  # the server may be writing there
+        cluster.until(
+            lambda: cluster.tail.there and any(cluster.run.glob("checkpoint-*")),
+            "the server writes its deleted folder anew",
+            seconds=NOTICED_SECONDS,
+        )
+        shutil.rmtree(gone, ignore_errors=True)
+        self._restart(signal.SIGKILL, -signal.SIGKILL)
