@@ -175,9 +175,9 @@ def _stop_and_replay(cluster: Cluster, soak: Soak) -> None:
     with progress_bar() as progress:
         bar = progress.add_task("soak: replay", total=None)
         verdict = replay(cluster.run, on_step=lambda step, steps: progress.update(bar, completed=step, total=steps))
-    soak.replay = verdict.difference or f"identical, {verdict.steps} rounds"
-    if verdict.difference:
-        raise Failed(f"the replay differs: {verdict.difference}")
+    soak.replay = verdict.difference or verdict.missing or f"identical, {verdict.steps} rounds"
+    if not verdict.identical:
+        raise Failed(f"the replay differs or is not of the whole run: {soak.replay}")
 
 
 def _table(soak: Soak, wanted: int, *, quick: bool) -> Table:
