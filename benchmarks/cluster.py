@@ -132,7 +132,7 @@ def one_run(lane: str, recipe: Recipe, folder: Path, show: Any) -> Ran:
         seconds=trained.result.seconds,
         loss=trained.result.loss,
         steps=verdict.steps,
-        difference=verdict.difference or "",
+        difference=verdict.difference or verdict.missing,
         latency_seconds=latency,
         predicted_seconds=predicted_seconds(recipe, journal, latency, folder),
     )

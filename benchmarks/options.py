@@ -18,7 +18,8 @@ class Options:
     seeds: int | None = None
     """claims, choice-of-k, large-batch, pruning: runs that are averaged; 3 if not given."""
     only: str = ""
-    """choice-of-k: delay models, gradients, pipeline-balance: networks, server-memory: sizes, by commas; empty: all."""
+    """With commas between; empty: all. choice-of-k: delay models. gradients, pipeline-balance: networks.
+    server-memory: sizes. soak: words in the names of faults."""
     strategies: str = ""
     """choice-of-k, server-memory: strategies, with commas between; empty: all."""
     workers: str = ""

@@ -33,105 +33,16 @@ from rich.table import Table
 
 from benchmarks.options import Options
 from benchmarks.output import coloured, progress_bar, save, tables, titled
-from benchmarks.soak_cluster import SILENCE_SECONDS, WORKERS, Cluster, Failed, Reading, read_process, zombies_of
+from benchmarks.soak_cluster import WORKERS, Cluster, Failed, Reading, read_process, zombies_of
+from benchmarks.soak_faults import Faults, processes_beside
 
 FAULTS, QUICK_FAULTS = 1000, 4
-FEWEST_WORKERS, MOST_WORKERS = 4, 9
+QUICK_KINDS = "kill -9 a worker, a worker that lies, a run beside, a worker leaves"
 GOES_ON_ROUNDS, GOES_ON_SECONDS = 2, 30.0
 SETTLES_SECONDS = 20.0
 BASELINE_FAULTS = 26
 ALLOWANCE = Reading(rss_bytes=64 * 2**20, threads=16, files=40)
 NOTHING = Reading(rss_bytes=0, threads=0, files=0)
-GUESTS_SECONDS = 25.0
-
-
-class Faults:
-    """What can be done to a cluster; each is done, not waited for, except where the server itself is down."""
-
-    def __init__(self, cluster: Cluster, dice: random.Random) -> None:
-        self.cluster, self._dice = cluster, dice
-        self.kinds: dict[str, tuple[float, Callable[[], None]]] = {
-            "kill -9 a worker": (22, lambda: self._kill(1)),
-            "kill -9 several workers": (8, lambda: self._kill(dice.randint(2, max(2, len(cluster.crew) - 1)))),
-            "kill -9 all workers": (3, lambda: self._kill(len(cluster.crew))),
-            "stop a worker, briefly": (13, lambda: self._stop(dice.uniform(0.2, 0.7) * SILENCE_SECONDS)),
-            "stop a worker, for long": (9, lambda: self._stop(dice.uniform(1.4, 3.0) * SILENCE_SECONDS)),
-            "a worker leaves": (12, self._leave),
-            "a worker joins": (12, self._join),
-            "garbage as messages": (7, lambda: self._guest("garbage")),
-            "garbage as bytes": (6, lambda: self._guest("garbage-bytes")),
-            "gradients not finite": (4, self._nan),
-            "a flood of silence": (3, lambda: self._guest("flood")),
-            "kill -9 the server": (2.0, lambda: self._restart(signal.SIGKILL, -signal.SIGKILL)),
-            "SIGTERM to the server": (1.5, lambda: self._restart(signal.SIGTERM, 130)),
-        }
-
-    def draw(self, number: int, wanted: int) -> str:
-        """The kind of a fault: each once, then at random; for half of the soak one server lives, so that leaks show."""
-        names = list(self.kinds)
-        if number < len(names):
-            return names[number * 5 % len(names)]
-        if number < wanted // 2:
-            names = [name for name in names if "server" not in name]
-        return self._dice.choices(names, [self.kinds[name][0] for name in names])[0]
-
-    def keep_manned(self) -> None:
-        """Order workers if there are too few, or will be."""
-        if self.cluster.to_come < FEWEST_WORKERS:
-            for _ in range(WORKERS - self.cluster.to_come):
-                self.cluster.order_worker(self._wish(), after_seconds=self._dice.uniform(0.0, 1.0))
-
-    def _wish(self) -> int | None:
-        return self._dice.choice([None, self._dice.randrange(WORKERS)])
-
-    def _victims(self, count: int) -> list[int]:
-        crew = self.cluster.crew
-        return self._dice.sample(crew, min(count, len(crew)))
-
-    def _kill(self, count: int) -> None:
-        for pid in self._victims(count):
-            self.cluster.signal_worker(pid, signal.SIGKILL)
-            if self.cluster.to_come < WORKERS:
-                self.cluster.order_worker(self._wish(), after_seconds=self._dice.uniform(0.0, 1.5))
-
-    def _stop(self, seconds: float) -> None:
-        for pid in self._victims(1):
-            self.cluster.signal_worker(pid, signal.SIGSTOP)
-            self.cluster.later(seconds, lambda pid=pid: self.cluster.wake(pid))
-
-    def _leave(self) -> None:
-        for pid in self._victims(1):
-            self.cluster.signal_worker(pid, signal.SIGTERM)
-
-    def _join(self) -> None:
-        if self.cluster.to_come >= MOST_WORKERS:
-            self._leave()
-        self.cluster.order_worker(self._wish())
-
-    def _nan(self) -> None:
-        # If nobody but the bad one were there, the server would rightly say that training has diverged.
-        self.cluster.until(lambda: len(self.cluster.tail.members) >= 3, "three workers are in", seconds=GOES_ON_SECONDS)
-        self._guest("nan")
-
-    def _guest(self, kind: str) -> None:
-        """A bad guest comes, does its worst and goes."""
-        cluster = self.cluster
-        cluster.guest_codes.clear()
-        cluster.order(kind)
-        cluster.until(
-            lambda: bool(cluster.guest_codes), f"the server is rid of a guest ({kind})", seconds=GUESTS_SECONDS
-        )
-        if cluster.guest_codes != [0]:
-            raise Failed(f"a bad guest ({kind}) ended with {cluster.guest_codes[0]}, and not turned away")
-
-    def _restart(self, signum: int, expected: int) -> None:
-        cluster = self.cluster
-        moment = time.monotonic() + self._dice.uniform(0.0, 1.0)  # at any point of a round, or of a checkpoint
-        cluster.until(lambda: time.monotonic() >= moment, "the moment", seconds=60)
-        code = cluster.close_server(signum)
-        if code != expected:
-            raise Failed(f"the server ended with {code} after signal {signum}, and not with {expected}")
-        cluster.open_server(resume=True)
 
 
 @dataclass(kw_only=True)
@@ -139,6 +50,8 @@ class Soak:
     """What has been seen so far."""
 
     faults: dict[str, int] = dataclasses.field(default_factory=dict)
+    longest_seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # by kind: from the fault to two rounds
+    ends: int = 0  # of workers that were asked to leave, all with 0
     baseline: Reading | None = None
     largest: Reading = NOTHING
     steps: int = 0
@@ -183,13 +96,21 @@ def run(options: Options) -> None:
         dice = random.Random(options.seed)
         cluster = Cluster(folder.absolute(), dice, note)
         try:
-            _hurt(cluster, Faults(cluster, dice), soak, wanted, options, note)
+            _hurt(
+                cluster,
+                Faults(cluster, dice, options.only or (QUICK_KINDS if options.quick else "")),
+                soak,
+                wanted,
+                options,
+                note,
+            )
             _stop_and_replay(cluster, soak)
         except (Failed, OSError) as failure:
             soak.failure = f"after {sum(soak.faults.values())} faults: {failure}"
             note(f"FAILED {soak.failure}")
         finally:
             soak.steps, soak.restarts, soak.refused = cluster.tail.steps, cluster.tail.resumed, cluster.tail.refused
+            soak.ends = cluster.ended_well
             cluster.end()
     soak.seconds = time.monotonic() - began
     tables().print(_table(soak, wanted, quick=options.quick))
@@ -220,6 +141,7 @@ def _hurt(
             faults.kinds[kind][1]()
             faults.keep_manned()
             cluster.until_steps(GOES_ON_ROUNDS, seconds=GOES_ON_SECONDS)
+            soak.longest_seconds[kind] = max(soak.longest_seconds.get(kind, 0.0), time.monotonic() - began)
             _check(cluster, soak, note, first=number < first)
             enough = began + options.seconds_per_fault
             cluster.until(lambda enough=enough: time.monotonic() >= enough, "a pause", seconds=3600)
@@ -253,9 +175,9 @@ def _stop_and_replay(cluster: Cluster, soak: Soak) -> None:
     with progress_bar() as progress:
         bar = progress.add_task("soak: replay", total=None)
         verdict = replay(cluster.run, on_step=lambda step, steps: progress.update(bar, completed=step, total=steps))
-    soak.replay = verdict.difference or f"identical, {verdict.steps} rounds"
-    if verdict.difference:
-        raise Failed(f"the replay differs: {verdict.difference}")
+    soak.replay = verdict.difference or verdict.missing or f"identical, {verdict.steps} rounds"
+    if not verdict.identical:
+        raise Failed(f"the replay differs or is not of the whole run: {soak.replay}")
 
 
 def _table(soak: Soak, wanted: int, *, quick: bool) -> Table:
@@ -264,18 +186,22 @@ def _table(soak: Soak, wanted: int, *, quick: bool) -> Table:
         title=titled("Faults against one run", quick=quick),
         padding=(0, 2, 0, 0),
         pad_edge=False,
-        caption=f"bar: after each fault {GOES_ON_ROUNDS} rounds within {GOES_ON_SECONDS:g} s, and no more than after "
-        "the first faults and the allowance.",
+        caption=f"longest s: from a fault, its own time included, until {GOES_ON_ROUNDS} more rounds are done.\n"
+        f"bar: those within {GOES_ON_SECONDS:g} s once it is over, and no more held than after the first faults and an "
+        "allowance.",
     )
     table.add_column("what")
-    table.add_column("measured", justify="right")
-    table.add_column("bar", justify="right")
+    for name in ("measured", "longest s", "bar"):
+        table.add_column(name, justify="right")
     for kind, count in sorted(soak.faults.items(), key=lambda each: -each[1]):
-        table.add_row(kind, str(count), "")
+        longest = soak.longest_seconds.get(kind)
+        table.add_row(kind, str(count), "-" if longest is None else f"{longest:.1f}", "")
     limits = soak.limits()
     for name, value, bar in (
         ("faults", f"{sum(soak.faults.values())}", f"{wanted}"),
         ("rounds", f"{soak.steps}", ""),
+        ("workers that left with 0", f"{soak.ends}", "all that were asked"),
+        ("processes of runs beside", f"{processes_beside(soak.faults)}", "all end with 0"),
         ("restarts of the server", f"{soak.restarts}", ""),
         ("refused by the server", f"{soak.refused}", ""),
         ("largest memory", f"{soak.largest.rss_bytes / 2**20:.0f} MB", f"<= {limits['rss_bytes'] / 2**20:.0f} MB"),
@@ -285,7 +211,7 @@ def _table(soak: Soak, wanted: int, *, quick: bool) -> Table:
         ("seconds", f"{soak.seconds:.0f}", ""),
         ("verdict", coloured("MISS" if soak.failure else "PASS"), ""),
     ):
-        table.add_row(name, value, bar, style="" if name != "verdict" else "bold")
+        table.add_row(name, value, "", bar, style="" if name != "verdict" else "bold")
     return table
 
 

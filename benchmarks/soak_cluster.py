@@ -97,6 +97,16 @@ class Tail:
         for line in whole.splitlines():
             self._take(json.loads(line))
 
+    @property
+    def there(self) -> bool:
+        """Whether the file has all that was read from it."""
+        return self._path.exists() and self._path.stat().st_size >= self._offset
+
+    def step_back(self) -> None:
+        """Read on from the file's last whole line, if that is before the place that was read last."""
+        data = self._path.read_bytes()
+        self._offset = min(self._offset, data.rfind(b"\n") + 1)
+
     def _take(self, record: dict[str, Any]) -> None:
         match record["kind"]:
             case "stepped":
@@ -125,9 +135,10 @@ class Cluster:
         self.guests: set[int] = set()
         self.guest_codes: list[int] = []
         self.server: subprocess.Popen[bytes] | None = None
-        self._dice, self._log = dice, log
+        self._dice, self._log, self._log_path = dice, log, folder / "server.log"
         self._port = 0
-        self._doomed: set[int] = set()
+        self.ended_well = 0  # workers that were asked to leave, and ended with 0
+        self._doomed: dict[int, int] = {}  # by process: the signal that ends it
         self._due: list[tuple[float, Callable[[], None]]] = []
         self._told = b""
         self._ready = False
@@ -166,7 +177,9 @@ class Cluster:
         options = [f"--{name}={value}" for name, value in RECIPE.items()]
         what = ["--resume", str(self.run)] if resume else ["--out", str(self.run), *options]
         command = [sys.executable, "-m", "paceline", "serve", f"--listen={self.address}", *what]
-        path = self.folder / "server.log"
+        path = self._log_path
+        if resume:
+            self.tail.step_back()
         before = path.stat().st_size if path.exists() else 0
         with path.open("ab") as log:
             self.server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -182,21 +195,40 @@ class Cluster:
 
         self.until(opened, "the server listens", seconds=OPEN_WITHIN_SECONDS)
 
+    def refuses_to_resume(self) -> bool:
+        """Start the server; whether it ended at once, with one line that says why."""
+        before = self._log_path.stat().st_size
+        try:
+            self.open_server(resume=True)
+        except Failed:
+            code, said = self.server and self.server.poll(), self._log_path.read_bytes()[before:]
+            if code not in (1, 2) or b"Traceback" in said:
+                raise Failed(f"the server refused to resume with exit code {code} and not in one line") from None
+            self._log(f"refused to resume: {said.decode(errors='replace').strip()[-300:]}")
+            return True
+        return False
+
     def close_server(self, signum: int, *, seconds: float = 60.0) -> int:
         """Signal it, and wait for its end; returns its exit code."""
+        assert self.server is not None
+        self.server.send_signal(signum)
+        return self.until_server_ends("the server ends", seconds=seconds)
+
+    def until_server_ends(self, what: str, *, seconds: float) -> int:
+        """Wait for the server's end; returns its exit code."""
         server = self.server
         assert server is not None
-        server.send_signal(signum)
-        self.until(lambda: server.poll() is not None, "the server ends", seconds=seconds, server_may_end=True)
+        self.until(lambda: server.poll() is not None, what, seconds=seconds, server_may_end=True)
         self.tail.read()
         self.tail.members = {}
         return server.returncode
 
     # -- children ----------------------------------------------------------------------------------------------
 
-    def order(self, kind: str, number: int | None = None) -> None:
+    def order(self, kind: str, number: int | None = None, *, address: str = "") -> None:
         """Have a child forked; it is in `crew` or `guests` as soon as the nursery says so."""
-        order = {"kind": kind, "address": self.address, "number": number, "seed": self._dice.getrandbits(32)}
+        seed = self._dice.getrandbits(32)
+        order = {"kind": kind, "address": address or self.address, "number": number, "seed": seed}
         assert self._nursery.stdin is not None
         self._nursery.stdin.write(json.dumps(order).encode() + b"\n")
         self._nursery.stdin.flush()
@@ -209,14 +241,14 @@ class Cluster:
     def signal_worker(self, pid: int, signum: int) -> None:
         """Signal a good worker."""
         if signum in (signal.SIGKILL, signal.SIGTERM):
-            self._doomed.add(pid)
+            self._doomed[pid] = signum
             self.crew.remove(pid)
         with suppress(ProcessLookupError):
             os.kill(pid, signum)
 
     def wake(self, pid: int) -> None:
         """SIGCONT, if it still lives."""
-        if pid in self.crew:
+        if pid in self.crew or pid in self._doomed:
             os.kill(pid, signal.SIGCONT)
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
@@ -253,7 +285,11 @@ class Cluster:
         if ended in self.guests:
             self.guests.discard(ended)
             self.guest_codes.append(told["code"])
-        self._doomed.discard(ended)
+        signum = self._doomed.pop(ended, None)
+        if signum == signal.SIGTERM:
+            if told["code"]:
+                raise Failed(f"worker process {ended} was asked to leave, and ended with {told['code']} (workers.log)")
+            self.ended_well += 1
         if ended in self.crew:
             self.crew.remove(ended)
             raise Failed(f"worker process {ended} ended by itself with {told['code']} (see workers.log)")

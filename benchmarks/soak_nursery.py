@@ -3,7 +3,8 @@
     stdin:   {"kind": "worker", "address": "127.0.0.1:40001", "number": 3, "seed": 17}    a line per child
     stdout:  {"started": 4711, "kind": "worker"}      {"ended": 4711, "code": -9}
 
-It never opens a connection and never starts a thread: only so are its children sound.
+It never opens a connection and never starts a thread: only so are its children sound. Good workers, and the processes
+of runs beside, end as any Python process does; bad guests just end.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ def main() -> int:
     """Fork and reap until standard input ends."""
     import sklearn.datasets  # noqa: F401 - slow to import: once for all, before the forks
     import torch
+    import torch._dynamo  # what the first optimiser loads: two seconds
 
+    import paceline.cli
     import paceline.drivers.served.job
+    import paceline.drivers.served.run
     import paceline.runs.cluster
     import paceline.training  # noqa: F401
 
@@ -49,13 +53,16 @@ def main() -> int:
 
 def start(order: dict[str, Any]) -> None:
     """Fork a child for an order."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a worker is told to leave once it knows how to
     pid = os.fork()
     if pid == 0:
         _child(order)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     tell({"started": pid, "kind": order["kind"]})
 
 
 def _child(order: dict[str, Any]) -> None:
+    """Do what was ordered, and end: SystemExit goes up to the interpreter's own end."""
     code = 1
     try:
         end_with_parent()
@@ -65,14 +72,15 @@ def _child(order: dict[str, Any]) -> None:
         be_guest(order)
         code = 0
     except SystemExit:
-        code = 0
+        raise
     except BaseException as error:
         print(f"{order['kind']} {os.getpid()}: {type(error).__name__}: {error}", file=sys.stderr)
         if not isinstance(error, OSError):
             traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
+    sys.stderr.flush()
+    if order["kind"] == "worker":
+        sys.exit(code)
+    os._exit(code)
 
 
 def reap() -> None:

@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 from paceline.errors import PacelineError
 
+MOST_CONTAINERS = 4_000_000  # in a text of any size: each takes some 100 bytes of memory
 MOST_WHOLE, MOST_FLOAT = 2**64 - 1, sys.float_info.max
 DEFAULT_BOUNDS: dict[type, tuple[float, float]] = {int: (0, MOST_WHOLE), float: (-MOST_FLOAT, MOST_FLOAT)}
 Reader = Callable[[Any], Any]
@@ -62,12 +63,14 @@ def must_be(words: str, value: Any) -> DecodingError:
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """Parse a JSON object strictly: no field twice, no NaN, no number that a float cannot hold.
+    """Parse a JSON object strictly: no field twice, no NaN, no number that a float cannot hold, not too many parts.
 
     >>> parse_object(b'{"a":1,"a":2}')
     Traceback (most recent call last):
     paceline.decoding.DecodingError: field 'a' is there twice
     """
+    if data.count(b"[") + data.count(b"{") > MOST_CONTAINERS:
+        raise DecodingError(f"not JSON that can be read (more than {MOST_CONTAINERS:,} lists and objects)")
     try:
         found = json.loads(
             data.decode("utf-8"), object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant
@@ -99,14 +102,42 @@ def read_fields(kind: type[Kind], values: dict[str, Any]) -> Kind:
     Traceback (most recent call last):
     paceline.decoding.DecodingError: y must be a whole number between 1 and 5, not 6
     """
-    readers = field_readers(cast(Any, kind))
+    return kind(**read_object(field_readers(cast(Any, kind)), values))
+
+
+def read_object(readers: dict[str, Reader], values: Any) -> dict[str, Any]:
+    """Return the values of an object that has exactly these fields, each read by its reader.
+
+    >>> read_object({"x": reader_of(int)}, {"x": -1})
+    Traceback (most recent call last):
+    paceline.decoding.DecodingError: x must be a whole number of 0 or more, not -1
+    """
+    if not isinstance(values, dict):
+        raise must_be("an object", values)
     if values.keys() != readers.keys():
         for name in readers:
             if name not in values:
                 raise DecodingError(f"field {name!r} is missing")
         raise DecodingError(f"unknown field {next(name for name in values if name not in readers)!r:.40}")
     read = _read_parts(readers, readers.values(), map(values.__getitem__, readers))
-    return kind(**dict(zip(readers, read, strict=True)))
+    return dict(zip(readers, read, strict=True))
+
+
+def object_reader(readers: dict[str, Reader]) -> Reader:
+    """Return a reader of JSON objects with exactly these fields.
+
+    >>> object_reader({"x": reader_of(int)})({"x": 3})
+    {'x': 3}
+    """
+
+    def read(value: Any) -> dict[str, Any]:
+        try:
+            return read_object(readers, value)
+        except DecodingError as error:
+            text = str(error)
+            raise DecodingError(text if text.startswith(" ") else f": {text}") from None
+
+    return read
 
 
 @functools.cache
@@ -178,7 +209,7 @@ def list_reader(reader: Reader) -> Reader:
     """Return a reader of JSON lists whose items `reader` reads."""
 
     def read(value: Any) -> tuple[Any, ...]:
-        if isinstance(value, list):
+        if isinstance(value, list | tuple):
             return tuple(_read_parts(range(len(value)), itertools.repeat(reader), value))
         raise must_be("a list", value)
 
@@ -198,7 +229,7 @@ def _array(readers: dict[str | int, Reader], make: Callable[[list[Any]], Any]) -
     names, each = [*readers], [*readers.values()]
 
     def read(value: Any) -> Any:
-        if isinstance(value, list) and len(value) == len(names):
+        if isinstance(value, list | tuple) and len(value) == len(names):
             return make(_read_parts(names, each, value))
         raise must_be(f"a list of {len(names)} values", value)
 

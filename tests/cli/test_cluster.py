@@ -73,7 +73,13 @@ def test_train_ends_in_a_table_a_page_and_a_run_that_replays_unless_its_trace_wa
     for file in ("report.html", "results.json", "trace.jsonl", "checkpoint-00000012/manifest.json"):
         assert (tmp_path / "runs" / "train" / file).exists(), file
     again = run("replay", "runs/train", "--json", cwd=tmp_path)
-    assert json.loads(again.stdout) == {"identical": True, "steps": 12, "difference": None}
+    assert json.loads(again.stdout) == {
+        "identical": True,
+        "steps": 12,
+        "difference": None,
+        "checkpoint": 12,
+        "missing": None,
+    }
 
     taken = run("train", *small, "--out", "runs/train", cwd=tmp_path)
     assert taken.returncode == 2

@@ -2,9 +2,11 @@
 
 from tests.cluster.harness import Cluster
 
+WHOLE = {"identical": True, "steps": 40, "difference": None, "checkpoint": 40, "missing": None}
+
 
 def test_an_undisturbed_run_ends_well_and_replays_to_the_last_bit(tmp_path):
     with Cluster(tmp_path, workers=3, k=2, rounds=40) as cluster:
         assert cluster.server.wait(120) == 0, cluster.log
         assert cluster.round == 40
-        assert cluster.replay() == {"identical": True, "steps": 40, "difference": None}
+        assert cluster.replay() == WHOLE

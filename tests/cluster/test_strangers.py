@@ -172,6 +172,14 @@ BAD_GRADIENTS = {
     "buffers it has not": (lambda p: _sized(p, p.model.payload_bytes, 4), "buffers of a Gradient must be 0 bytes"),
     "a version never sent": (lambda p: _header(p, version=p.model.version + 10**6), "cannot be: the worker was sent"),
     "more blocks than there are": (lambda p: _header(p, blocks_done=5, blocks=4), "5 of 4 blocks cannot be done"),
+    "blocks that no batch has": (
+        lambda p: _header(p, blocks=10**6, blocks_done=10**6),
+        "a batch has 4 blocks here \\(blocks=1000000\\)",
+    ),
+    "fewer blocks than the recipe's": (
+        lambda p: _header(p, blocks=3, blocks_done=3),
+        "a batch has 4 blocks here \\(blocks=3\\)",
+    ),
     "a batch of the far future": (lambda p: _header(p, draw=2**53), "cannot be: the worker's next is batch"),
     "a negative version": (
         lambda p: _header(p, version=-1),

@@ -287,7 +287,7 @@ def damaged(**changes):
     ("state", "told"),
     [
         (damaged(epoch=MISSING), "'epoch' is missing"),
-        (damaged(epoch=0), "epoch must be a whole number of at least 1"),
+        (damaged(epoch=0), "epoch must be a whole number between 1"),
         (damaged(observed=10**6), "observed must be below the 12 batches"),
         (damaged(order=torch.arange(3)), "order must be 3 values of type int32"),
         (

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.distributed.stores import StoreGather
-from paceline.drivers.ranks.checkpoints import RankCheckpoints, agreed_start, difference
+from paceline.drivers.ranks.checkpoints import RankCheckpoints, agreed_start
+from paceline.traces.run_settings import difference
 
 RECIPE = {"seed": 0, "optimizer": {"lr": 0.1, "decay_at": [3]}, "data": {"directory": "/here"}}
 TIMEOUT_SECONDS = 60.0

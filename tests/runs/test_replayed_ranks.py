@@ -21,7 +21,7 @@ NOTHING = tuple(Window(standing=Standing.FLUSHING) for _ in range(WORKERS))
 
 @pytest.fixture(scope="module")
 def recipe():
-    return Recipe().with_settings(
+    return Recipe(rounds=2).with_settings(
         cluster={"workers": WORKERS}, strategy={"name": "local-sgd", "period": 2}, data={"split": "iid"}
     )
 
@@ -46,6 +46,12 @@ def test_an_average_that_brings_nothing_is_played_again_and_every_average_is_tol
     folder = recorded(tmp_path, recipe, [NOTHING, *STEPS], played)
     assert paceline.replay(folder, on_step=lambda done, averages: told.append((done, averages))).identical
     assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_ranks_that_did_not_come_to_their_last_round_are_compared_up_to_their_checkpoint(tmp_path, recipe, played):
+    verdict = paceline.replay(recorded(tmp_path, recipe.with_settings(rounds=3), STEPS, played))
+    assert (verdict.difference, verdict.checkpoint, verdict.identical) == (None, 2, False)
+    assert verdict.missing == "rank 0's newest checkpoint is of round 2 of 3"
 
 
 @pytest.mark.parametrize(("apart", "nearly"), [(1e-6, True), (1e-3, False)])

@@ -200,7 +200,7 @@ def _replayed(folder: Path, worker_options: WorkerOptions | None, on_step: Calla
         made.append(_recorded(batches, training, module, document))
 
     verdict = replay(folder, worker_options, on_step=on_step, on_end=ended)
-    if not verdict.identical and not verdict.nearly:
+    if verdict.difference is not None and not verdict.nearly:
         raise ValueError(f"the replay of {folder} is not the run: {verdict.difference}; so it tells nothing of it")
     return made[0]
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from paceline.bench import BENCHES
 from paceline.cli.options import UsageError
-from paceline.cli.output import note, results_folder
+from paceline.cli.output import ResultsNotKept, note, results_folder
 from paceline.cli.progress import step_bar
 from paceline.files import write_file
 from paceline.lookup import unknown
@@ -93,6 +93,6 @@ def _show(
             conditions=[f"{measured[0].elements:,} float32", gradient.description, f"best of {options.repeats}"],
         )
         message = f"report: {write_file(out / 'report.html', page)}"
-    except OSError as error:  # the results are printed; that they cannot be kept does not undo them
-        message = f"cannot write the report to {out}: {error.strerror or error}"
+    except OSError as error:
+        raise ResultsNotKept(out, error) from error
     note(notes, message)

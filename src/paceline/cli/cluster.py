@@ -21,7 +21,7 @@ import tyro
 from rich.console import Console
 
 from paceline.cli.options import RecipeFile, UsageError, given_recipe
-from paceline.cli.output import new_folder, note, show_results
+from paceline.cli.output import ResultsNotKept, new_folder, note, show_results
 from paceline.cli.progress import RunBars, RunView, printed_log, step_bar
 from paceline.drivers.ranks.launch import place_in
 from paceline.drivers.simulated.progress import Progress as RunProgress
@@ -35,6 +35,7 @@ from paceline.traces.journal_files import read_journal
 
 if TYPE_CHECKING:
     from paceline.drivers.ranks.launch import Place
+    from paceline.drivers.replayed import Verdict
     from paceline.pipeline.plan import Plan
     from paceline.runs.cluster import Trained, WorkerOptions
     from paceline.traces import Evaluation
@@ -222,11 +223,18 @@ def _serve(
         trained = run(recipe, folder=folder, resume=resume, on_open=greet, on_standing=view.show)
     for error in dict.fromkeys(trained.outcome.errors):
         note(notes, f"error: {error}", style="red")
-    show_results(recipe, [trained.result], folder, notes, as_json=options.json)
+    kept = not trained.outcome.lost
+    try:
+        show_results(recipe, [trained.result], folder, notes, as_json=options.json)
+    except ResultsNotKept as error:
+        kept = False
+        note(notes, f"error: {error}", style="red")
     if not trained.outcome.finished:
         again = _command_to_resume(command, folder, recipe) + _options_to_repeat(options)
         note(notes, f"{trained.outcome.reason}; go on with: {again}")
         raise KeyboardInterrupt
+    if not kept:
+        raise RunNotKept(f"all rounds are done, but not all of the run is in {folder}: see the errors above")
 
 
 def _command_to_resume(command: str, folder: Path, recipe: Recipe) -> str:
@@ -431,17 +439,41 @@ def replay(options: ReplayOptions, overrides: dict[str, str]) -> None:
             on_step=lambda step, steps: update(completed=step, total=steps),
         )
     if options.json:
-        print(json.dumps({"identical": verdict.identical, "steps": verdict.steps, "difference": verdict.difference}))
-    elif verdict.identical:
-        print(f"identical: {verdict.steps} steps, and the final weights to the last bit")
+        compared = {name: getattr(verdict, name) for name in ("identical", "steps", "difference", "checkpoint")}
+        print(json.dumps(compared | {"missing": verdict.missing or None}))
+    elif verdict.difference is None:
+        print(f"identical: {_compared(verdict)}")
     elif verdict.nearly:
         print(f"the same {verdict.steps} steps; {verdict.nearly}: more than two ranks add up in an order of gloo's own")
-    if not verdict.identical and not verdict.nearly:
+    if verdict.difference is not None and not verdict.nearly:
         raise RunDiffers(f"not identical: {verdict.difference} ({verdict.steps} steps before it are)")
+    if verdict.missing:
+        raise RunDiffers(f"not the whole run: {verdict.missing}")
+
+
+def _compared(verdict: Verdict) -> str:
+    """Return in words what a replay has compared.
+
+    >>> from paceline.drivers.replayed import Verdict
+    >>> _compared(Verdict(steps=57, difference=None, checkpoint=50, missing="the trace ends after step 57"))
+    '57 steps, and the weights of checkpoint 50 to the last bit'
+    """
+    if verdict.checkpoint is None:
+        return f"{verdict.steps} steps by their fingerprints, and no weights"
+    return f"{verdict.steps} steps, and the weights of checkpoint {verdict.checkpoint} to the last bit"
+
+
+class RunNotKept(PacelineError, OSError):  # noqa: N818 - what happened, in the past tense
+    """A run that was done, and that no disk has taken whole.
+
+    >>> raise RunNotKept("all rounds are done, but not all of the run is in runs/train: see the errors above")
+    Traceback (most recent call last):
+    paceline.cli.cluster.RunNotKept: all rounds are done, but not all of the run is in runs/train: see the errors above
+    """
 
 
 class RunDiffers(PacelineError, OSError):  # noqa: N818 - a finding, not a fault
-    """A replay that came out differently, which is not the fault of the command line.
+    """A replay that came out differently, or of less than the whole run: not the fault of the command line.
 
     >>> raise RunDiffers("not identical: step 3")
     Traceback (most recent call last):

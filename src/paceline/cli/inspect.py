@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from paceline.cli.options import RecipeFile, given_recipe
-from paceline.cli.output import note, results_folder
+from paceline.cli.output import ResultsNotKept, note, results_folder
 from paceline.cli.progress import step_bar
 from paceline.files import write_file
 from paceline.quantities import number_text
@@ -87,8 +87,8 @@ def _show(recipe: Recipe, inspection: Inspection, out: Path, notes: Console, *, 
             rate=comparable_rate(recipe, inspection),
         )
         message = f"report: {write_file(out / 'inspect.html', page)}"
-    except OSError as error:  # the results are shown; that they cannot be kept does not undo them
-        message = f"cannot write the report to {out}: {error.strerror or error}"
+    except OSError as error:
+        raise ResultsNotKept(out, error) from error
     note(notes, message)
 
 

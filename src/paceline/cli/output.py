@@ -11,12 +11,26 @@ from pathlib import Path
 from rich.console import Console
 
 from paceline.cli.options import UsageError
+from paceline.errors import PacelineError
 from paceline.files import write_file
 from paceline.recipes import Recipe
 from paceline.runs import Result, as_document
 from paceline.traces.journal import TRACE
 
 RUNS = "runs"
+
+
+class ResultsNotKept(PacelineError, OSError):  # noqa: N818 - what happened, in the past tense
+    """Results that were printed, and that no disk has taken: the command did not do all that it was asked to do.
+
+    >>> raise ResultsNotKept("runs/race", OSError(28, "No space left on device"))
+    Traceback (most recent call last):
+    paceline.cli.output.ResultsNotKept: cannot write to runs/race: No space left on device; what ...
+    """
+
+    def __init__(self, place: str | Path, cause: OSError) -> None:
+        why = cause.strerror or cause
+        super().__init__(f"cannot write to {place}: {why}; what was found is printed, and is in no file")
 
 
 def note(console: Console, text: str, *, style: str | None = None) -> None:
@@ -71,7 +85,7 @@ def _claim(wanted: Path) -> Path:
 
 
 def show_results(recipe: Recipe, results: Sequence[Result], out: Path, notes: Console, *, as_json: bool) -> None:
-    """Print the results, and write results.json and report.html."""
+    """Print the results, and write results.json and report.html; ResultsNotKept if the disk does not take them."""
     from paceline.reports import results_table, write_report
 
     document = json.dumps(as_document(recipe, results), indent=2, allow_nan=False)
@@ -84,6 +98,6 @@ def show_results(recipe: Recipe, results: Sequence[Result], out: Path, notes: Co
         write_file(out / "results.json", document + "\n")
         report = write_report(traces, out / "report.html", title=f"paceline: {recipe.data.name}, {recipe.model.name}")
         message = f"report: {report}"
-    except OSError as error:  # the results are printed; that they cannot be kept does not undo the run
-        message = f"cannot write the report to {out}: {error.strerror or error}"
+    except OSError as error:
+        raise ResultsNotKept(out, error) from error
     note(notes, message)

@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console
 
 from paceline.cli.options import RecipeFile, UsageError, given_recipe
-from paceline.cli.output import note, results_folder
+from paceline.cli.output import ResultsNotKept, note, results_folder
 from paceline.cli.progress import step_bar
 from paceline.files import write_file
 from paceline.quantities import rate_in_bytes, size_in_bytes
@@ -93,6 +93,8 @@ def plan(options: PlanOptions, overrides: dict[str, str]) -> None:
         print(_as_json(results))
     else:
         _print(made, conditions)
+    if isinstance(written, ResultsNotKept):
+        raise written
     note(notes, written)
 
 
@@ -207,7 +209,7 @@ def _as_json(results: dict[str, Any]) -> str:
     return json.dumps(results, indent=2, allow_nan=False)
 
 
-def _write(made: Plan, results: dict[str, Any], out: Path, file: Path) -> str:
+def _write(made: Plan, results: dict[str, Any], out: Path, file: Path) -> str | ResultsNotKept:
     """Write the plan, its results and its page; return where they are, or why they could not be written."""
     from paceline.reports.pipeline_page import pipeline_page
 
@@ -222,8 +224,8 @@ def _write(made: Plan, results: dict[str, Any], out: Path, file: Path) -> str:
             recipe=results["recipe"],
         )
         return f"plan: {file}\nreport: {write_file(out / PAGE, page)}"
-    except OSError as error:  # the plan is printed; that it cannot be kept does not undo it
-        return f"cannot write the plan to {file} and its report to {out}: {error.strerror or error}"
+    except OSError as error:
+        return ResultsNotKept(out, error)
 
 
 def _print(made: Plan, conditions: Sequence[str]) -> None:

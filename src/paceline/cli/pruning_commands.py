@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from paceline.cli.options import UsageError
-from paceline.cli.output import note
+from paceline.cli.output import ResultsNotKept, note
 from paceline.cli.progress import step_bar
 from paceline.data.pruning import EPOCHS_STARTING_POINT, EPOCHS_WINDOW, PRUNINGS, PruningSettings
 from paceline.lookup import unknown
@@ -203,6 +203,8 @@ def inspect_pruning(options: InspectPruningOptions, overrides: dict[str, str]) -
         print(json.dumps(document(facts), indent=2, allow_nan=False))
     else:
         _print_facts(facts)
+    if isinstance(written, ResultsNotKept):
+        raise written
     note(notes, written)
 
 
@@ -232,8 +234,10 @@ def _record(options: InspectPruningOptions, folder: Path, notes: Console) -> Pru
         )
 
 
-def _write_page(options: InspectPruningOptions, record: PruningRecord, numbers: list[int], path: Path) -> str:
-    """Write the page; return what is to be printed about it."""
+def _write_page(
+    options: InspectPruningOptions, record: PruningRecord, numbers: list[int], path: Path
+) -> str | ResultsNotKept:
+    """Write the page; return what is to be printed about it, or why it could not be written."""
     from paceline.analysis.pruning import images_of
     from paceline.files import write_file
     from paceline.reports.pruning_page import pruning_page
@@ -248,8 +252,8 @@ def _write_page(options: InspectPruningOptions, record: PruningRecord, numbers: 
     )
     try:
         message = f"page: {write_file(path, page)}"
-    except OSError as error:  # what was found is printed all the same
-        message = f"cannot write the page to {path}: {error.strerror or error}"
+    except OSError as error:
+        return ResultsNotKept(path, error)
     return f"{note}\n{message}" if note else message
 
 

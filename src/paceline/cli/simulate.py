@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from paceline.cli.options import RecipeFile, UsageError, given_recipe
-from paceline.cli.output import note, results_folder, show_results
+from paceline.cli.output import ResultsNotKept, note, results_folder, show_results
 from paceline.cli.progress import RunBars
 from paceline.recipes import Recipe
 from paceline.runs import Race, check_strategies
@@ -78,7 +78,9 @@ def _write_pruning_record(finished: Race, out: Path) -> None:
     try:
         record_of_run(finished.recipes[0], finished.runs[0]).write(out)
         message = f"who was pruned: paceline inspect-pruning {out}"
-    except (ValueError, OSError) as error:  # the results are printed; that this cannot be kept does not undo the run
+    except OSError as error:
+        raise ResultsNotKept(out, error) from error
+    except ValueError as error:  # the results are printed; that there is no such record does not undo the run
         message = f"cannot keep a record of the pruning in {out}: {error}"
     note(Console(stderr=True), message)
 

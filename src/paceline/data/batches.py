@@ -101,12 +101,12 @@ class BatchOrder:
         """
         if set(state) != {"passes", "position"}:
             raise ValueError(f"state must hold passes and position (it holds {', '.join(sorted(state))})")
-        if state["passes"] < 0:
-            raise ValueError(f"passes must be at least 0 (passes={state['passes']})")
-        if not 0 <= state["position"] < len(self._shard):
+        if type(state["passes"]) is not int or state["passes"] < 0:
+            raise ValueError(f"passes must be a whole number of at least 0 (passes={state['passes']!r:.40})")
+        if type(state["position"]) is not int or not 0 <= state["position"] < len(self._shard):
             raise ValueError(
                 "position must be between 0 and the shard's last sample: the state is of another shard "
-                f"(position={state['position']}, samples={len(self._shard)})"
+                f"(position={state['position']!r:.40}, samples={len(self._shard)})"
             )
         self._begin_pass(state["passes"])
         self._position = state["position"]

@@ -101,6 +101,7 @@ def make_served(recipe: Recipe, folder: Path, dataset: Dataset | None = None) ->
         evaluate_every=recipe.evaluate_every,
         checkpoint_every=recipe.server.checkpoint_every,
         recipe=recipe.to_document(),
+        recipe_defaults=Recipe().to_document(),
     )
 
 
@@ -124,7 +125,7 @@ def serve_recipe(
 
     credentials = server_credentials(endpoint.tls) if endpoint.tls else None
     host, port = endpoint.address
-    served = make_served(recipe if resume else resolved(recipe), folder)
+    served = make_served(resolved(recipe), folder)
     size = sum(parameter.numel() for parameter in served.module.parameters())
 
     async def run() -> tuple[RunOutcome, Any]:

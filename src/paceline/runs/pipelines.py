@@ -109,6 +109,7 @@ def train_stage(
     import torch
 
     from paceline.drivers.pipelining.job import PipelineJob, PipelineRun
+    from paceline.drivers.pipelining.planning import keep_plan
     from paceline.drivers.ranks.checkpoints import RankCheckpoints, agreed_start
     from paceline.drivers.ranks.rendezvous import joined
     from paceline.workers.threads import threads_for, torch_threads
@@ -134,6 +135,11 @@ def train_stage(
             write_recipe(recipe, folder)
         plan = _plan(recipe, training, gather, folder, goes_on=state is not None)
         on_plan(plan)
+
+        def describe() -> None:
+            write_recipe(recipe, folder)
+            keep_plan(plan, folder)
+
         job = PipelineJob(
             training=training,
             plan=plan,
@@ -145,6 +151,7 @@ def train_stage(
             timeout_seconds=stall_seconds,
             delay_seconds=delay_of(recipe),
             recipe=document,
+            describe=describe,
         )
         run = PipelineRun(job, gather, on_progress=on_progress)
         trace = run.run(state)

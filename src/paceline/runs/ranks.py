@@ -1,6 +1,6 @@
 """A recipe carried out by ranks that average among themselves: one rank's side of it.
 
-folder/recipe.json    the recipe that runs here, with every `auto` written out; resuming reads it
+folder/recipe.json    the recipe that runs here, with every `auto` written out, and its checksum; resuming reads it
 folder/rank-0/        a rank's checkpoints; the last one is the end of the run
 
 Nothing is written before all ranks have agreed that they may: the folder may hold another run.
@@ -9,9 +9,10 @@ Nothing is written before all ranks have agreed that they may: the folder may ho
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.decoding import parse_object
 from paceline.files import read_plain, write_file
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from paceline.traces import Evaluation
 
 RECIPE = "recipe.json"
+CHECKSUM = "crc"  # its last field: the CRC-32 of all others, which finds what a disk or a copy has altered
 MOST_RECIPE_BYTES = 1_000_000
 MEET_SECONDS = 120.0
 
@@ -62,6 +64,7 @@ def train_rank(
         timeout_seconds=recipe.server.stall_seconds,
         delay_seconds=delay_of(recipe),
         recipe=recipe.to_document(),
+        describe=lambda: write_recipe(recipe, folder),
     )
     defaults = Recipe().to_document()  # for settings that did not exist yet when a run began
     size = sum(parameter.numel() for parameter in training.module.parameters())
@@ -87,7 +90,12 @@ def write_recipe(recipe: Recipe, folder: Path) -> None:
     7
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write_file(folder / RECIPE, json.dumps(recipe.to_document(), indent=2) + "\n")
+    document = recipe.to_document()
+    write_file(folder / RECIPE, json.dumps(document | {CHECKSUM: _checksum(document)}, indent=2) + "\n")
+
+
+def _checksum(document: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(document).encode()):08x}"
 
 
 def read_recipe_of(folder: Path) -> Recipe:
@@ -99,4 +107,7 @@ def read_recipe_of(folder: Path) -> Recipe:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
         raise ValueError(f"{path} is no recipe: {error}") from error
+    checksum = document.pop(CHECKSUM, None)  # a run of before there were checksums has none
+    if checksum is not None and checksum != _checksum(document):
+        raise ValueError(f"{path} is not as it was written: its checksum does not fit")
     return Recipe.from_document(document)

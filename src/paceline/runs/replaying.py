@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from paceline.runs.ranks import RECIPE
 
 if TYPE_CHECKING:
     from paceline.drivers.replayed import Verdict
+    from paceline.traces.checkpoints import Checkpoint
+    from paceline.traces.journal import JournalRecord
     from paceline.training import Batches, Training
 
 OnEnd = Callable[["Batches", "Training", torch.nn.Module], None]
@@ -28,7 +31,11 @@ def replay(
     on_step: Callable[[int, int], None] = lambda step, steps: None,
     on_end: OnEnd = lambda batches, training, module: None,
 ) -> Verdict:
-    """Recompute a run from its trace, and say whether it came out the same to the last bit.
+    """Recompute a run from its trace, and say whether it came out the same to the last bit, and what was compared.
+
+    Every step of the trace is compared, and the weights of the newest checkpoint where the replay passes its step. A
+    run that was killed, or whose trace or last checkpoint is not whole, is not identical: the verdict says what is
+    missing.
 
     `options` brings what no folder may name: a model that is code, and where the data lies. `on_step` is called with
     the steps, or averages, that are done and the number of all; `on_end` with the batches that the workers drew from,
@@ -37,26 +44,55 @@ def replay(
     folder, options = Path(folder), options or WorkerOptions()
     if (folder / RECIPE).is_file():
         return _replay_ranks(folder, options, on_step, on_end)
-    from paceline.drivers.replayed import Replay, Verdict
+    from paceline.drivers.replayed import Replay
     from paceline.traces.checkpoints import read_newest
     from paceline.traces.journal import TRACE, StepRecord
     from paceline.traces.journal_files import read_journal
 
     journal = read_journal(folder / TRACE)
     recipe = _recipe(folder, journal.began.recipe, options)
-    training = make_training(recipe, load_data(recipe))
+    training, strategy = make_training(recipe, load_data(recipe)), make_strategy(recipe)
+    checkpoint, refused = read_newest(folder)
     steps = sum(isinstance(record, StepRecord) for record in journal.records)
-    replayed = Replay(journal.records, training, make_strategy(recipe))
+    replayed = Replay(
+        journal.records, training, strategy, snapshot_version=None if checkpoint is None else checkpoint.version
+    )
     for taken in replayed:
         on_step(taken, steps)
     on_end(replayed.batches, training, replayed.train_state.model.module)
-    verdict = replayed.verdict
-    checkpoint, _ = read_newest(folder)
-    if verdict.identical and checkpoint is not None and checkpoint.version == replayed.train_state.version:
-        for name in ("parameters", "buffers"):
-            if not torch.equal(checkpoint.tensors[name], getattr(replayed.train_state.model, name)):
-                return Verdict(steps=verdict.steps, difference=f"the final {name} are not those of the checkpoint")
-    return verdict
+    if replayed.verdict.difference is not None:
+        return replayed.verdict
+    version, per_round = replayed.train_state.version, strategy.updates_per_round(journal.began.workers)
+    missing = _missing(journal.records[-1], version, per_round, checkpoint, refused)
+    if checkpoint is None or replayed.snapshot is None:
+        return replace(replayed.verdict, missing=missing)
+    for name, found in replayed.snapshot.items():
+        stored = checkpoint.tensors.get(name)
+        if stored is None or stored.dtype != found.dtype or not torch.equal(stored, found):
+            difference = f"the {name} after step {checkpoint.version} are not those of its checkpoint"
+            return replace(replayed.verdict, difference=difference)
+    return replace(replayed.verdict, checkpoint=checkpoint.version, missing=missing)
+
+
+def _missing(
+    last: JournalRecord, version: int, per_round: int, checkpoint: Checkpoint | None, refused: Sequence[str]
+) -> str:
+    """Return what a folder lacks of a whole run whose trace comes to step `version` and ends with the record `last`."""
+    from paceline.traces.journal import RunEnded
+
+    why = f" ({refused[0]})" if refused else ""
+    if checkpoint is None:
+        return f"there is no whole checkpoint to compare with{why}"
+    if checkpoint.version > version:
+        return f"the trace ends after step {version}; checkpoint {checkpoint.version} was not compared"
+    if not isinstance(last, RunEnded):
+        ending = "the run was killed or goes on, or the trace was cut"
+        return f"the trace ends after step {version} without the run's end: {ending}"
+    if last.rounds_done != version // per_round:
+        return f"the trace ends after round {version // per_round}, and says that the run did {last.rounds_done}"
+    if checkpoint.version < version and not last.diverged:
+        return f"there is no whole checkpoint of the last step, {version}{why}"
+    return ""
 
 
 def _replay_ranks(
@@ -88,12 +124,14 @@ def _replay_ranks(
         trained = [name for name, parameter in training.module.named_parameters() if parameter.requires_grad]
         expected = torch.cat([state["model"][name].reshape(-1) for name in trained])
     steps = sum(window.brought for average in windows for window in average)
+    missing = "" if held[0] >= recipe.rounds else f"rank 0's newest checkpoint is of round {held[0]} of {recipe.rounds}"
     if torch.equal(found, expected):
-        return Verdict(steps=steps, difference=None)
+        return Verdict(steps=steps, difference=None, checkpoint=held[0], missing=missing)
     apart = float(torch.linalg.vector_norm(found - expected) / torch.linalg.vector_norm(expected))
     difference = f"the final weights differ by {apart:.1e} of their length"
     in_any_order = recipe.cluster.workers <= 2 or recipe.codec.name != "identity"
-    return Verdict(steps=steps, difference=difference, nearly="" if in_any_order or apart > NEARLY else difference)
+    nearly = "" if in_any_order or apart > NEARLY else difference
+    return Verdict(steps=steps, difference=difference, nearly=nearly, checkpoint=held[0], missing=missing)
 
 
 def _recipe(folder: Path, document: object, options: WorkerOptions) -> Recipe:

@@ -13,7 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.decoding import Reader
 from paceline.events import Action, Drop, Event, GradientArrived, Joined, Left, LossSeen, Send, Share, Step
+from paceline.strategies.forms import COUNT, WORKERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,11 @@ class AsyncSteps:
         step = Step(version=self.version, fresh=(share,), at_seconds=event.at_seconds)
         self.version += 1
         return [step, Send(workers=(event.worker,))]
+
+    @property
+    def form(self) -> dict[str, Reader]:
+        """The readers of a `state_dict` that was kept as JSON."""
+        return {"version": COUNT, "alive": WORKERS}
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to go on later, as plain values."""

@@ -36,8 +36,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.decoding import MOST_FLOAT, Reader, array_reader, list_reader, object_reader, reader_of
 from paceline.events import GradientArrived, LossSeen
 from paceline.strategies.choose_k import Chooser, FixedK
+from paceline.strategies.forms import COUNT, SECONDS, SHARE, WORKER, WORKERS
 
 RECENT = 0.2  # weight of the newest in a running mean
 MOST_CANDIDATES = 32
@@ -113,6 +115,13 @@ class Skew:
         first = self._recent is None
         self._recent = share if self._recent is None else self._recent + RECENT * (share - self._recent)
         self.value = self._recent if first else max(self._recent, SKEW_FADES * self.value)
+
+    @property
+    def form(self) -> dict[str, Reader]:
+        """The readers of a `state_dict` that was kept as JSON."""
+        loss = array_reader(reader_of(float), reader_of(float, (0, MOST_FLOAT)), COUNT)
+        seen = list_reader(array_reader(COUNT, list_reader(array_reader(WORKER, loss))))
+        return {"value": SHARE, "recent": lambda value: None if value is None else SHARE(value), "seen": seen}
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to go on later, as plain values."""
@@ -216,6 +225,18 @@ class AutoK(Chooser):
         done = np.clip(done, 1e-6, 1.0)
         skew = self._skew.value
         return float((1 - skew) * done.mean() + skew / np.mean(1 / done))
+
+    @property
+    def form(self) -> dict[str, Reader]:
+        """The readers of a `state_dict` that was kept as JSON."""
+        return {
+            "batch_seconds": list_reader(array_reader(WORKER, SECONDS)),
+            "blocks": reader_of(int, (1, 1_000_000)),
+            "order_seconds": list_reader(SECONDS),
+            "skew": object_reader(self._skew.form),
+            "last_fresh": WORKERS,
+            "same_again": SHARE,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {

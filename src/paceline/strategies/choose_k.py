@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any, Literal
 
+from paceline.decoding import Reader
 from paceline.events import GradientArrived, LossSeen
 
 
@@ -38,6 +39,11 @@ class Chooser:
 
     def forget(self, worker: int) -> None:
         """Hear that a worker is gone."""
+
+    @property
+    def form(self) -> dict[str, Reader]:
+        """The readers of a `state_dict` that was kept as JSON."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to go on later, as plain values."""

@@ -19,8 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from paceline.decoding import Reader, object_reader
 from paceline.events import Action, Drop, Event, GradientArrived, Joined, Left, LossSeen, Send, Share, Step
 from paceline.strategies.choose_k import Chooser
+from paceline.strategies.forms import COUNT, SECONDS, WORKERS
 
 
 class RoundStrategy:
@@ -130,6 +132,18 @@ class Rounds:
 
     def _round_closed(self) -> None:
         """Remember what the next round needs of this one, whose sets are still in place."""
+
+    @property
+    def form(self) -> dict[str, Reader]:
+        """The readers of a `state_dict` that was kept as JSON."""
+        return {
+            "version": COUNT,
+            "alive": WORKERS,
+            "fresh": WORKERS,
+            "opened_seconds": SECONDS,
+            "previous_opened_seconds": SECONDS,
+            "chooser": object_reader(self.chooser.form),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to go on later, as plain values."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import threading
 from collections.abc import Iterable, Iterator
@@ -24,6 +25,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from paceline.decoding import parse_object
 from paceline.errors import PacelineError
 from paceline.files import discard, read_folder, stored_folders, write_folder
 
@@ -137,8 +139,10 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, sna
     return path
 
 
-def read_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+def read_newest(folder: Path, *, most_bytes: int | None = None) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest checkpoint that is whole, if any, and a line for each newer one that is refused.
+
+    `most_bytes` is how large its tensors may be (see `most_tensor_bytes`); None: as this machine's memory.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -158,7 +162,7 @@ def read_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     refused: list[str] = []
     for version, path in sorted(held.items(), reverse=True):
         try:
-            return _read(path, version), refused
+            return _read(path, version, most_bytes), refused
         except CheckpointError as error:
             refused.append(f"checkpoint {version:08d} is refused: {error}")
     return None, refused
@@ -260,9 +264,29 @@ def _refuse_what_json_changes(value: Any, place: str) -> None:
         raise CheckpointError(f"{place} is a {type(value).__name__}; use dict, list, str, int, float, bool or None")
 
 
-def _read(path: Path, version: int) -> Checkpoint:
+def machine_bytes() -> int:
+    """Return the memory of this machine: a checkpoint that is larger cannot be loaded.
+
+    >>> machine_bytes() > 2**20
+    True
+    """
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def most_tensor_bytes(parameters: int) -> int:
+    """Return how large the tensors of a checkpoint may be, for a model with so many parameters.
+
+    The model, what optimiser, codec and compensation remember of it, each at most a few times as large.
+
+    >>> most_tensor_bytes(1_000_000) // 1_000_000
+    323
+    """
+    return 64 * 4 * parameters + 64 * 2**20
+
+
+def _read(path: Path, version: int, most_bytes: int | None = None) -> Checkpoint:
     try:
-        about, files = read_folder(path, {TENSORS: None, STATE: MOST_STATE_BYTES})
+        about, files = read_folder(path, {TENSORS: most_bytes or machine_bytes(), STATE: MOST_STATE_BYTES})
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -270,17 +294,15 @@ def _read(path: Path, version: int) -> Checkpoint:
     if about.get("version") != version:
         raise CheckpointError(f"manifest.json says version {about.get('version')}, not {version}")
     try:
-        state = json.loads(files[STATE])
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{STATE} is no JSON that can be read: {error}") from error
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{STATE} is not an object")
+        state = parse_object(files[STATE])
+    except ValueError as error:
+        raise CheckpointError(f"{STATE}: {error}") from error
     try:
         found = load(files[TENSORS])
         # safetensors sorts by type and name; whoever lays the tensors end to end needs the order they had.
         tensors = {name: found.pop(name) for name in about["tensors"]}
     except Exception as error:  # whatever its parser makes of bytes that it did not write
-        raise CheckpointError(f"{TENSORS} is not what manifest.json says: {error!r}") from error
+        raise CheckpointError(f"{TENSORS} is not what manifest.json says: {error!r:.200}") from error
     if found:
         raise CheckpointError(f"{TENSORS} holds {sorted(found)}, which manifest.json does not name")
     return Checkpoint(version=version, tensors=tensors, state=state)

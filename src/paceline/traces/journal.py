@@ -320,7 +320,7 @@ def line_of(record: JournalRecord) -> bytes:
     b'{"kind":"checkpointed","at_seconds":1.234568,"version":7,"crc":"1ca0b30e"}\\n'
     >>> line_of(Checkpointed(at_seconds=1.5, version=-7))
     Traceback (most recent call last):
-    paceline.decoding.DecodingError: checkpointed: version must be a whole number of 0 or more, not -7
+    paceline.decoding.DecodingError: checkpointed: version must be a whole number between 0 and 9007199254740992, not -7
     """
     kind = _KIND_OF[type(record)]
     written = {}

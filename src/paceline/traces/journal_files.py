@@ -3,6 +3,9 @@
 A server that is killed loses at most the line it was writing; that torn line is known by its missing line end, and is
 left out by the reader and cut off by the next writer. A full disk loses records, and counts them, but never ends a run
 and never leaves half a line between whole ones. A line that was altered is refused by its checksum.
+
+Where the file is gone from its path, deleted or moved with its folder, the next record writes it anew, whole: the file
+that is open still has every line.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ _BYTES_AT_ONCE = 65_536
 class JournalWriter:
     """Writes records to a file, one thread at a time; `append` goes on after the last whole line of an earlier run.
 
-    `error` is the first thing that went wrong on the disk, `lost` how many records are not in the file because of it.
+    `error` is the first thing that went wrong on the disk, `lost` how many records are not in the file because of it,
+    `rewritten` how often the file was gone and is written anew.
     Without `append` a file that is there is replaced. `empty` says whether there is nothing in the file yet: then the
     first record must be `RunBegan`.
 
@@ -54,7 +58,7 @@ class JournalWriter:
 
     def __init__(self, path: str | Path, *, append: bool = False) -> None:
         self.error: str | None = None
-        self.lost = 0
+        self.lost = self.rewritten = 0
         self._path = Path(path)
         self._owed: list[bytes] = []
         self._torn = False
@@ -101,6 +105,40 @@ class JournalWriter:
         else:
             self.lost -= len(self._owed)
             self._owed = []
+        self.stay()
+
+    def stay(self) -> None:
+        """Write the journal anew if its file is gone from its path; JournalError if another file is there."""
+        try:
+            found = os.stat(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            try:
+                self._rewrite()
+            except OSError as error:
+                self._note(error)
+        except OSError as error:
+            self._note(error)
+        else:
+            if not os.path.samestat(found, os.fstat(self._file)):
+                raise JournalError(f"{self._path} is another run's now: nothing more of this run is written there")
+
+    def _rewrite(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for start in range(0, self._end_bytes, _BYTES_AT_ONCE):
+                left = memoryview(os.pread(self._file, min(_BYTES_AT_ONCE, self._end_bytes - start), start))
+                while left:
+                    left = left[os.write(file, left) :]
+        except OSError:
+            os.close(file)
+            with suppress(OSError):
+                self._path.unlink()
+            raise
+        os.close(self._file)
+        self._file = file
+        self.rewritten += 1
 
     def _put(self, data: bytes) -> None:
         if len(data) > LONGEST_LINE_BYTES:
@@ -129,6 +167,12 @@ class JournalWriter:
                 os.close(file)
             except OSError as error:
                 self._note(error)
+
+    def remove(self) -> None:
+        """Close the file and remove it: the run that it is of has not begun."""
+        self.close()
+        with suppress(OSError):
+            self._path.unlink()
 
     def __enter__(self) -> JournalWriter:
         return self

@@ -47,16 +47,21 @@ def with_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     >>> with_tensors(without_tensors({1: (torch.ones(1), 2)}, "x", found), found)
     {1: (tensor([1.]), 2)}
     """
+    return _put_back(value, dict(tensors))
+
+
+def _put_back(value: Any, left: dict[str, torch.Tensor]) -> Any:
+    """Put the tensors back; each is `left` until it is used, so that a few bytes cannot ask for a thousand copies."""
     if isinstance(value, list):
-        return [with_tensors(inner, tensors) for inner in value]
+        return [_put_back(inner, left) for inner in value]
     if not isinstance(value, dict):
         return value
     if "=tensor" in value:
-        return tensors[value["=tensor"]].clone()
+        return left.pop(value["=tensor"]).clone()
     if "=items" in value:
-        return {key: with_tensors(inner, tensors) for key, inner in value["=items"]}
+        return {key: _put_back(inner, left) for key, inner in value["=items"]}
     if "=tuple" in value:
-        return tuple(with_tensors(inner, tensors) for inner in value["=tuple"])
+        return tuple(_put_back(inner, left) for inner in value["=tuple"])
     if "=counter" in value:
         return Counter(dict(value["=counter"]))
-    return {key: with_tensors(inner, tensors) for key, inner in value.items()}
+    return {key: _put_back(inner, left) for key, inner in value.items()}

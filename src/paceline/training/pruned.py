@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.data.pruning.order import PrunedBatch, PrunedOrder
+from paceline.data.pruning.policy import whole_number
 from paceline.training.training import Training
 
 if TYPE_CHECKING:
@@ -185,7 +186,10 @@ class PrunedOrders:
         """Go on from a `state_dict`."""
         self._members = {}
         for name, kept in state.items():
-            worker, shard = int(name), int(kept["shard"])
+            worker, shard = (
+                int(name),
+                whole_number("shard", kept["shard"], least=0, most=len(self._training.shards) - 1),
+            )
             order = self._fresh(worker, shard, 0)
             order.load_state_dict(kept["order"])
             self._members[worker] = _Membership(worker=worker, shard=shard, order=order)

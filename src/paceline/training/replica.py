@@ -34,6 +34,7 @@ from paceline.codecs import Codec
 from paceline.codecs.error_feedback import ErrorFeedback
 from paceline.strategies.averaging import Averaging, Outer
 from paceline.training.batches import Batches
+from paceline.training.saved_state import check_tensor
 from paceline.workers.gradients import accumulate
 
 COUNTER = "num_batches_tracked"
@@ -130,11 +131,7 @@ class Replica:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""
         for name in ("shared", "base"):
-            if state[name].shape != self.shared.shape:
-                raise ValueError(
-                    f"this state is of another model: it has {state[name].numel():,} parameters, and the model has "
-                    f"{self.shared.numel():,}"
-                )
+            check_tensor(name, state[name], self.shared)
         self.shared.copy_(state["shared"])
         self._base.copy_(state["base"])
         self._outer.load_state_dict(state, like=self.shared)
@@ -175,8 +172,8 @@ class OuterStep:
     def load_state_dict(self, state: dict[str, Any], *, like: torch.Tensor) -> None:
         """Go on from a `state_dict`."""
         velocity = state.get("velocity")
-        if velocity is not None and velocity.shape != like.shape:
-            raise ValueError(f"this state is of another model: its velocity has {velocity.numel():,} elements")
+        if velocity is not None:
+            check_tensor("velocity", velocity, like)
         self._velocity = None if velocity is None else velocity.to(like)
 
 

@@ -18,6 +18,7 @@ from paceline.events import Share, Step
 from paceline.strategies.combine import Combiner
 from paceline.training.outgoing import OutgoingModel
 from paceline.training.plain import with_tensors, without_tensors
+from paceline.training.saved_state import check_form, check_optimizer, check_schedule, check_tensor
 from paceline.workers.flat import FlatModel
 
 
@@ -112,13 +113,8 @@ class TrainState:
         return plain, tensors
 
     def load_state(self, plain: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        """Go on from a `state`."""
-        for name, mine in (("parameters", self.model.parameters), ("buffers", self.model.buffers)):
-            if tensors[name].shape != mine.shape:
-                raise ValueError(
-                    f"the state is of another model: it has {tensors[name].numel():,} {name}, and the model has "
-                    f"{mine.numel():,}"
-                )
+        """Go on from a `state`; a SavedStateError says what in it does not fit, before anything is loaded."""
+        self._check_state(plain, tensors)
         self.model.load(tensors["parameters"], tensors["buffers"])
         self._optimizer.load_state_dict(with_tensors(plain["optimizer"], tensors))
         if self._schedule is not None:
@@ -126,6 +122,18 @@ class TrainState:
         self._combiner.load_state_dict(with_tensors(plain["combiner"], tensors))
         self.version = int(plain["version"])
         self.outgoing.load_state_dict(with_tensors(plain["outgoing"], tensors), self.version)
+
+    def _check_state(self, plain: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        for name, mine in (("parameters", self.model.parameters), ("buffers", self.model.buffers)):
+            check_tensor(name, tensors.get(name), mine)
+        check_form("version", plain["version"], 0)
+        check_optimizer(with_tensors(plain["optimizer"], tensors), self._optimizer)
+        if self._schedule is not None:
+            check_schedule(with_tensors(plain["schedule"], tensors), self._schedule)
+        kept = with_tensors(plain["combiner"], tensors) | with_tensors(plain["outgoing"], tensors)
+        for name in ("previous_fresh", "held"):
+            if name in kept:
+                check_tensor(name, kept[name], self.model.parameters)
 
 
 def all_finite(vector: torch.Tensor) -> bool:

@@ -219,7 +219,7 @@ class FinePolicy(Policy):
         """Go on from a `state_dict`; one that is refused changes nothing."""
         self.check_samples(state)
         counts = saved_array(state["counts"], np.uint16, self.samples, "counts")
-        counts_of = whole_number("counts_of", state["counts_of"], least=0)
+        counts_of = whole_number("counts_of", state["counts_of"], least=0, most=2**53)
         super().load_state_dict(state)
         self.counts, self._counts_of = counts, counts_of
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from paceline.data.batches import check_shard
 from paceline.data.pruning import PruningSettings, make_policy
 from paceline.data.pruning.epoch import with_tensors
-from paceline.data.pruning.policy import Decision, saved_array
+from paceline.data.pruning.policy import Decision, saved_array, whole_number
 from paceline.randomness import seed_for, torch_generator
 
 
@@ -159,10 +159,17 @@ class PrunedOrder:
             None if state[name] is None else saved_array(state[name], np.bool_, samples, name)
             for name in ("keep", "heavier")
         )
-        self._decision = Decision(keep=keep, heavier=heavier, weight=float(state["weight"]))
-        self.draw, self._number, self._position = state["draw"], state["pass"], state["position"]
-        self.whole_passes, self.sat_out = state["whole_passes"], state["sat_out"]
-        self._open, self._open_epoch = state["open"], state["open_epoch"]
+        weight, waiting = float(state["weight"]), state["open"]
+        if not 0 <= weight < np.inf:
+            raise ValueError(f"weight must be at least 0 and finite: the state is damaged (weight={weight})")
+        if waiting is not None:
+            check_shard(waiting, batch_size=1, worker=0)
+            if int(waiting.min()) < 0 or int(waiting.max()) >= samples:
+                raise ValueError(f"open must be positions in the shard of {samples:,}: the state is damaged")
+        names = ("draw", "pass", "position", "whole_passes", "sat_out", "open_epoch")
+        numbers = [whole_number(name, state[name], least=0, most=2**63) for name in names]
+        self._decision, self._open = Decision(keep=keep, heavier=heavier, weight=weight), waiting
+        self.draw, self._number, self._position, self.whole_passes, self.sat_out, self._open_epoch = numbers
         self._pass = self._kept() if state["begun"] else None
         if not 0 <= self._position < (1 if self._pass is None else len(self._pass)):
             raise ValueError(f"position must be within the pass: the state is damaged (position={self._position})")

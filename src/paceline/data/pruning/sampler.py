@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from paceline.distributed.agreement import ProcessGroup
 
 PER_CENT = 100
+MOST_COUNT = 2**53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,10 +379,10 @@ class PrunedBatches(Sampler[list[int]]):
         if learned["name"] != policy.name:
             raise ValueError(f"this state is of {learned['name']}, and the sampler prunes by {policy.name}")
         policy.check_samples(dict(learned))
-        observed = whole_number("observed", state["observed"], least=0)
+        observed = whole_number("observed", state["observed"], least=0, most=MOST_COUNT)
         middle = restored_epoch(state, policy.samples, self._layout, observed) if observed else None
-        epoch = whole_number("epoch", state["epoch"], least=1)
-        attempt = whole_number("attempt", state["attempt"], least=0)
+        epoch = whole_number("epoch", state["epoch"], least=1, most=MOST_COUNT)
+        attempt = whole_number("attempt", state["attempt"], least=0, most=MOST_COUNT)
         drawn = None if base is None else saved_array(base["given"], np.bool_, policy.samples, "given")
         sampler_state = None if base is None else base["sampler"]
         policy.load_state_dict(dict(learned))

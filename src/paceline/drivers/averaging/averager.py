@@ -37,6 +37,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.codecs import Codec
+from paceline.decoding import reader_of
 from paceline.distributed import check_limits, first_line
 from paceline.distributed.collectives import PendingCollective
 from paceline.distributed.stores import private_store
@@ -254,9 +255,11 @@ class Averager:
         self._state.load_state_dict(state["course"])
         self._replica.load_state_dict(state["replica"])
         self._transport.load_state_dict(state["codec"])
-        self.steps, self.merged_steps = int(state["steps"]), int(state["merged_steps"])
-        self._transport.sent_bytes = int(state["sent_bytes"])
-        self._loop.ahead, self._loop.stepped = int(state["ahead"]), False
+        count = reader_of(int, (0, 2**63))
+        self.steps, self.merged_steps = count(state["steps"]), count(state["merged_steps"])
+        self._transport.sent_bytes = count(state["sent_bytes"])
+        ahead = reader_of(int, (-1, self._group.world - 1))
+        self._loop.ahead, self._loop.stepped = ahead(state["ahead"]), False
 
     def _about(self) -> dict[str, str]:
         place = {"rank": str(self._group.rank), "number of ranks": str(self._group.world)}

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from paceline.decoding import reader_of
 from paceline.distributed.collectives import gather_vector
 from paceline.distributed.stores import StoreGather
 from paceline.drivers.averaging.averager import Averager
@@ -32,6 +33,7 @@ from paceline.strategies.averaging import Averaging
 from paceline.traces import Trace
 from paceline.training import measure
 from paceline.training.replica import local_gradient
+from paceline.training.saved_state import check_model, check_tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,7 +81,12 @@ class AveragingRecorder(RunRecorder):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._windows, self._times = state["windows"], state["times"]
+        windows, times = state["windows"], state["times"]
+        averages = len(times) if isinstance(times, torch.Tensor) and times.ndim else 0
+        check_tensor("times", times, self._times.new_empty((averages, 3)))
+        check_tensor("windows", windows, self._windows.new_empty((averages, self.workers, 3)))
+        windows_from(windows)  # raises for one that cannot be
+        self._windows, self._times = windows, times
 
     def gather(self, ranks: StoreGather, *, sent_bytes: int) -> None:
         """Bring all ranks' times and bytes together. All ranks must come here."""
@@ -179,9 +186,10 @@ class AveragingRun(RankRun):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        check_model("model", state["model"], self._module.state_dict())
         self._module.load_state_dict(state["model"])
         self._sync.load_state_dict(state["sync"])
-        self._draws = int(state["draws"])
+        self._draws = reader_of(int, (0, 2**53))(state["draws"])
         self.batches.load_state_dict(state.get("pruning", {}))  # older runs kept none
 
     def gather_times(self) -> None:

@@ -33,6 +33,7 @@ from paceline.pipeline.plan import Plan
 from paceline.randomness import seed_for
 from paceline.traces import Trace
 from paceline.training import measure
+from paceline.training.saved_state import check_model, check_tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,7 +83,10 @@ class PipelineRecorder(RunRecorder):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._earlier, self._new = state["times"], []
+        times = state["times"]
+        steps = len(times) if isinstance(times, torch.Tensor) and times.ndim else 0
+        check_tensor("times", times, self._earlier.new_empty((steps, 2)))
+        self._earlier, self._new = times, []
 
     def gather(self, ranks: StoreGather) -> None:
         """Bring all ranks' times together. All ranks must come here."""
@@ -167,8 +171,7 @@ class PipelineRun(RankRun):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         held = self._pipe.state_dict()
-        if held.keys() != state["model"].keys():
-            raise ValueError(f"the checkpoint in {self.checkpoints.folder} is of other layers than this rank's")
+        check_model("model", state["model"], held)
         for name, tensor in held.items():
             tensor.copy_(state["model"][name])
 

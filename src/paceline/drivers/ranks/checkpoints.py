@@ -17,7 +17,6 @@ launch are used only with --resume; without it the run is refused.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,13 +28,15 @@ from paceline.distributed.agreement import raise_refusals
 from paceline.distributed.stores import StoreGather
 from paceline.files import discard, read_plain, write_file
 from paceline.traces.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from paceline.traces.run_settings import difference, with_defaults
 from paceline.training.plain import with_tensors, without_tensors
+from paceline.training.saved_state import refusing
 
 KEPT = 2
 OFFERED = 8
 LAUNCH = "launch"
+ROUNDS = "=rounds"  # in a state that was read: the number of its checkpoint
 MOST_LAUNCH_BYTES = 100
-NOT_OF_THE_RUN = {"data.directory", "delay.file", "pipeline.plan"}  # of the machine: the same may lie elsewhere
 
 
 class RankCheckpoints:
@@ -93,13 +94,28 @@ class RankCheckpoints:
         """The launch that began to keep here; "" if none has."""
         try:
             return read_plain(self.folder / LAUNCH, most_bytes=MOST_LAUNCH_BYTES).decode(errors="replace").strip()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return ""
 
     def claim(self, launch: str) -> None:
         """Record that what is kept here from now on is of this launch."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_file(self.folder / LAUNCH, f"{launch}\n")
+
+    def claim_again(self, launch: str) -> bool:
+        """Claim the folder again if it was deleted or moved, and return whether it was; ValueError if others have it.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     RankCheckpoints(Path(folder), rank=0).claim_again("ours"), RankCheckpoints(Path(folder), 0).launch
+        (True, 'ours')
+        """
+        found = self.launch
+        if found and found != launch:
+            raise ValueError(f"{self.run_folder} is another run's now: nothing more of this run is written there")
+        if not found:
+            self.claim(launch)
+        return not found
 
 
 def agreed_start(
@@ -142,41 +158,14 @@ def _read(
 ) -> tuple[dict[str, Any] | None, str]:
     """Return a state, or why it is refused."""
     try:
-        state = checkpoints.read(rounds)
-        different = difference(_completed(state["recipe"], defaults), recipe)
-    except (ValueError, KeyError, OSError) as error:
-        return None, f"{type(error).__name__}: {error}"
+        with refusing(f"the checkpoint of round {rounds} in {checkpoints.folder}"):
+            state = {**checkpoints.read(rounds), ROUNDS: rounds}
+            different = difference(with_defaults(state["recipe"], defaults), recipe)
+    except (ValueError, OSError) as error:
+        return None, str(error)
     if different:
         return None, f"the checkpoint of round {rounds} in {checkpoints.run_folder} is of another recipe: {different}"
     return state, ""
-
-
-def _completed(kept: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    whole = {**defaults, **kept}
-    for name, value in defaults.items():
-        if isinstance(value, Mapping) and isinstance(kept.get(name), Mapping):
-            whole[name] = {**value, **kept[name]}
-    return whole
-
-
-def difference(kept: Mapping[str, Any], given: Mapping[str, Any], *, within: str = "") -> str:
-    """Return the first setting in which two recipes differ, with both values; "" if there is none.
-
-    >>> difference({"seed": 0, "optimizer": {"lr": 0.1}}, {"seed": 0, "optimizer": {"lr": 0.2}})
-    'optimizer.lr was 0.1, and is 0.2 now'
-    """
-    kept, given = json.loads(json.dumps(kept)), json.loads(json.dumps(given))  # a tuple was kept as a list
-    for name in dict.fromkeys([*kept, *given]):
-        before, now, setting = kept.get(name), given.get(name), f"{within}{name}"
-        if before == now or setting in NOT_OF_THE_RUN:
-            continue
-        if isinstance(before, dict) and isinstance(now, dict):
-            found = difference(before, now, within=f"{setting}.")
-            if found:
-                return found
-            continue
-        return f"{setting} was {json.dumps(before)}, and is {json.dumps(now)} now"
-    return ""
 
 
 def newest_common(held: Sequence[Sequence[int]], *, begin_anew: bool = False) -> int | None:

@@ -25,16 +25,27 @@ from typing import Any
 
 import torch
 
+from paceline.decoding import array_reader, list_reader, reader_of
+from paceline.distributed.agreement import raise_refusals
 from paceline.distributed.stores import StoreGather
-from paceline.drivers.ranks.checkpoints import RankCheckpoints
+from paceline.drivers.ranks.checkpoints import ROUNDS, RankCheckpoints
 from paceline.errors import PacelineError
 from paceline.events import Window
 from paceline.traces import Evaluation, Round, Trace, Work
 from paceline.training import Batches, Training
+from paceline.training.saved_state import (
+    SavedStateError,
+    check_optimizer,
+    check_schedule,
+    refusing,
+)
 
 Delay = Callable[[int, int], float]
 OnEvaluation = Callable[[Evaluation], None]
 STARTED, BEGUN, DONE = range(3)
+MOST_SECONDS = 1e10
+_NUMBER = reader_of(float)
+_EVALUATIONS = list_reader(array_reader(reader_of(int, (0, 2**53)), _NUMBER, _NUMBER, _NUMBER))
 
 
 class DivergedError(PacelineError, ValueError):
@@ -61,6 +72,7 @@ class RankJob:
 
     `delay_seconds(worker, draw)` is the least duration of a step (draw: the number of the worker's batch), to slow
     workers down on purpose; `recipe` is stored in every checkpoint. `timeout_seconds` limits waits for other ranks.
+    `describe` writes what is in the folder beside checkpoints, if somebody has deleted the folder.
     """
 
     training: Training
@@ -71,6 +83,7 @@ class RankJob:
     timeout_seconds: float = 600.0
     delay_seconds: Delay = lambda worker, draw: 0.0
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    describe: Callable[[], None] = lambda: None
 
 
 class RunRecorder(ABC):
@@ -108,10 +121,10 @@ class RunRecorder(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`."""
-        self._earlier_seconds = float(state["seconds"])
+        self._earlier_seconds = reader_of(float, (0, MOST_SECONDS))(state["seconds"])
         self.evaluations = [
-            Evaluation(round=int(number), seconds=seconds, loss=loss, accuracy=accuracy)
-            for number, seconds, loss, accuracy in state["evaluations"]
+            Evaluation(round=number, seconds=seconds, loss=loss, accuracy=accuracy)
+            for number, seconds, loss, accuracy in _EVALUATIONS(state["evaluations"])
         ]
 
     def trace(self, **about: Any) -> Trace:
@@ -302,10 +315,23 @@ class RankRun(ABC):
             "story": self.recorder.state_dict(time.perf_counter()),  # the recorder's state; stored under this key
             "recipe": dict(self.job.recipe),
         }
+        if self.checkpoints.claim_again(self.ranks.launch):
+            self.job.describe()
         self.checkpoints.keep(self.rounds_done, state | common)
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])  # first: an averager goes on with what it finds loaded
-        self.schedule.load_state_dict(state["schedule"])
-        self.load_state(state)
-        self.recorder.load_state_dict(state["story"])
+        """Go on from a checkpoint; if that of one rank is no state of this run, all ranks raise the same ValueError."""
+        refused = ""
+        try:
+            with refusing(f"the checkpoint in {self.checkpoints.folder}"):
+                check_optimizer(state["optimizer"], self.optimizer)
+                check_schedule(state["schedule"], self.schedule)
+                self.optimizer.load_state_dict(state["optimizer"])  # first: an averager goes on with what it finds
+                self.schedule.load_state_dict(state["schedule"])
+                self.load_state(state)
+                self.recorder.load_state_dict(state["story"])
+                if self.rounds_done != state.get(ROUNDS, self.rounds_done):
+                    raise ValueError(f"it is of round {state[ROUNDS]}, and its state is of round {self.rounds_done}")
+        except SavedStateError as error:
+            refused = str(error)
+        raise_refusals(self.ranks.gather("load its checkpoint", refused))

@@ -43,22 +43,29 @@ class ReplayError(PacelineError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result of a replay; `difference` is None if there is none.
+    """The result of a replay: the number of steps that came out the same, and the first `difference`, None if there is
+    none.
 
+    `checkpoint` is the version of the checkpoint whose weights were compared, None if none was. `missing` says what of
+    the run could not be compared: its trace does not reach its end, or there is no checkpoint of its last step.
     `nearly` says how near the weights are where the order of a sum is not ours to know, so that bits may differ.
 
-    >>> Verdict(steps=300, difference=None).identical
+    >>> Verdict(steps=300, difference=None, checkpoint=300).identical
     True
+    >>> Verdict(steps=25, difference=None, missing="the trace ends after step 25").identical
+    False
     """
 
     steps: int
     difference: str | None
     nearly: str = ""
+    checkpoint: int | None = None
+    missing: str = ""
 
     @property
     def identical(self) -> bool:
-        """Whether everything came out the same."""
-        return self.difference is None
+        """Whether the whole run was compared, and came out the same."""
+        return self.difference is None and not self.missing
 
 
 SentGradient = tuple[torch.Tensor, torch.Tensor]  # the gradient, and the change of the buffers
@@ -69,10 +76,22 @@ class _Differs(Exception):  # noqa: N818 - a finding, not a fault
 
 
 class Replay:
-    """A journal being replayed: iterate over it (it yields the steps taken), then ask for the `verdict`."""
+    """A journal being replayed: iterate over it (it yields the steps taken), then ask for the `verdict`.
 
-    def __init__(self, records: Sequence[JournalRecord], training: Training, strategy: Strategy) -> None:
+    `snapshot` is the parameters and buffers after `snapshot_version` steps; None if the replay did not come there.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[JournalRecord],
+        training: Training,
+        strategy: Strategy,
+        *,
+        snapshot_version: int | None = None,
+    ) -> None:
         self._records = records
+        self.snapshot: dict[str, torch.Tensor] | None = None
+        self._snapshot_version = snapshot_version
         module = copy.deepcopy(training.module)
         optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
         self.train_state = TrainState(module, optimizer, schedule, codec=training.codec, seed=training.seed)
@@ -234,6 +253,8 @@ class Replay:
     def _remember(self) -> None:
         """Keep the model for the gradients that are still to come at it, and all else for a resumption from here."""
         version, model = self.train_state.version, self.train_state.model
+        if version == self._snapshot_version:
+            self.snapshot = {"parameters": model.parameters.clone(), "buffers": model.buffers.clone()}
         if version in self._last_use:
             self._models[version] = self.train_state.outgoing.held.clone(), model.buffers.clone()
         self._models = {v: kept for v, kept in self._models.items() if self._last_use[v] >= version or v == version}
@@ -250,6 +271,7 @@ class Replay:
         self._strategy.load_state_dict(without_workers(strategy))
         self._pending, self._steps, self._joins, self._waiting = {}, [], {}, set()
         self._started_seconds, self._models = record.at_seconds, {}
+        self.snapshot = None if record.version < (self._snapshot_version or 0) else self.snapshot
         self._remember()
 
 

@@ -28,6 +28,7 @@ from torch import nn
 from paceline import __version__
 from paceline.codecs import Codec
 from paceline.codecs.naming import parse_codec, text_of
+from paceline.decoding import DecodingError, object_reader, read_object, reader_of
 from paceline.drivers.served.coordinator import Coordinator
 from paceline.drivers.served.membership import Seats, WorkerStatus
 from paceline.drivers.served.messages import model_signature
@@ -35,12 +36,21 @@ from paceline.drivers.served.security import check_exposed, parse_address, serve
 from paceline.drivers.served.server import Server
 from paceline.drivers.served.settings import Limits, ServeError, ServerSettings
 from paceline.drivers.served.transport import allow_many_files, give_memory_back
-from paceline.strategies import LGC, STRATEGIES, Full, Strategy
-from paceline.traces.checkpoints import Checkpoint, Snapshot, read_newest, write_checkpoint
-from paceline.traces.journal import FORMAT, TRACE, Checkpointed, Evaluated, Resumed, RunBegan, RunEnded
+from paceline.strategies import LGC, Full, Strategy
+from paceline.traces.checkpoints import (
+    Checkpoint,
+    CheckpointWriteError,
+    Snapshot,
+    most_tensor_bytes,
+    read_newest,
+    write_checkpoint,
+)
+from paceline.traces.journal import FORMAT, LATEST_SECONDS, TRACE, Checkpointed, Evaluated, Resumed, RunBegan, RunEnded
 from paceline.traces.journal_files import JournalWriter
+from paceline.traces.run_settings import difference, with_defaults
 from paceline.training import TrainState
 from paceline.training.outgoing import warm_up
+from paceline.training.saved_state import refusing
 from paceline.training.train_state import Schedule
 from paceline.workers.flat import FlatModel
 
@@ -81,10 +91,11 @@ def serve(
         paceline.serve(model, optimizer, strategy=paceline.LGC(k=7), workers=10, rounds=300, listen="127.0.0.1:29400")
 
     The first round waits for `workers` (by default as many as the strategy's K); `most_workers`, by default twice as
-    many, may be there at once. Trace and checkpoints go to `folder`;
-    `resume=True` goes on from the newest checkpoint there. `evaluate` gets a copy of the model and returns its loss and
-    accuracy. `codec` is one of `paceline.codecs`, or words that name it ("qsgd levels=7"); `seed` is for its random
-    numbers. Beyond loopback `tls` is needed ("keys/server"; `paceline keys` makes them), or `insecure=True`.
+    many, may be there at once. Trace and checkpoints go to `folder`; `resume=True` goes on from the newest checkpoint
+    there, if it is of the same run: strategy, codec, seed, workers, blocks, and the kinds of optimiser and schedule;
+    the optimiser's rate is the checkpoint's. `evaluate` gets a copy of the model and returns its loss and accuracy.
+    `codec` is one of `paceline.codecs`, or words that name it ("qsgd levels=7"); `seed` is for its random numbers.
+    Beyond loopback `tls` is needed ("keys/server"; `paceline keys` makes them), or `insecure=True`.
     """
     host, port = parse_address(listen)
     check_exposed(host, tls=tls, insecure=insecure)
@@ -146,7 +157,9 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
     trace = settings.folder / TRACE
     if not resume and trace.exists():
         raise ServeError(f"{settings.folder} holds a run; resume it, or give another folder")
-    checkpoint = _newest(settings.folder) if resume else None
+    checkpoint = _newest(settings) if resume else None
+    if checkpoint is not None:
+        _check_same_run(settings, checkpoint)
     settings.folder.mkdir(parents=True, exist_ok=True)
     codec = parse_codec(settings.codec)
     train_state = TrainState(
@@ -174,22 +187,48 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
         coordinator,
         settings,
         signature=model_signature(settings.module),
-        started_seconds=float(checkpoint.state["seconds"]) if checkpoint else 0.0,
+        started_seconds=_seconds(checkpoint, settings.folder) if checkpoint else 0.0,
     )
     if checkpoint is not None:
         _load(settings, checkpoint, coordinator)
     _begin_journal(journal, settings, checkpoint)
-    return ServerRun(coordinator, server, journal, settings)
+    run = ServerRun(coordinator, server, journal, settings)
+    if checkpoint is None:
+        run.write_first_checkpoint()
+    return run
 
 
-def _newest(folder: Path) -> Checkpoint:
-    checkpoint, refused = read_newest(folder)
+def _newest(settings: ServerSettings) -> Checkpoint:
+    folder, module = settings.folder, settings.module
+    numbers = sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
+    checkpoint, refused = read_newest(folder, most_bytes=most_tensor_bytes(numbers))
     for reason in refused:
         log.warning("%s", reason)
     if checkpoint is None:
         why = f" ({refused[0]})" if refused else ""
         raise ServeError(f"{folder} has no whole checkpoint to resume from{why}")
     return checkpoint
+
+
+def _check_same_run(settings: ServerSettings, checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint of a run with other settings; an older one does not say what they were."""
+    name, state = f"checkpoint {checkpoint.version} of {settings.folder}", checkpoint.state
+    recipe, run = state.get("recipe", {}), state.get("run", {})
+    if not isinstance(recipe, dict) or not isinstance(run, dict):
+        raise ServeError(f"{name} is refused: its recipe and its run must be objects")
+    if recipe and settings.recipe:
+        different = difference(with_defaults(recipe, settings.recipe_defaults), settings.recipe)
+    else:
+        different = difference(run, {key: value for key, value in settings.identity.items() if key in run})
+    if different:
+        raise ServeError(f"{name} is of another run: {different}; give what it was, or begin anew in another folder")
+
+
+def _seconds(checkpoint: Checkpoint, folder: Path) -> float:
+    """Return how long the run had taken when a checkpoint was made."""
+    with refusing(f"checkpoint {checkpoint.version} of {folder}"):
+        seconds: float = reader_of(float, (0, LATEST_SECONDS))(checkpoint.state["seconds"])
+    return seconds
 
 
 def _load(settings: ServerSettings, checkpoint: Checkpoint, coordinator: Coordinator) -> None:
@@ -201,22 +240,25 @@ def _load(settings: ServerSettings, checkpoint: Checkpoint, coordinator: Coordin
         raise ServeError(
             f"{name} is of a run with codec {state['codec']!r} (this one has {settings.codec!r}); resume with the same"
         )
-    try:
+    with refusing(name):
+        try:
+            read_object({"strategy": object_reader(coordinator.strategy.form)}, {"strategy": state["strategy"]})
+        except DecodingError as error:
+            raise ServeError(f"it is of another strategy, or of none: {error}") from None
+        if not state["trainee"]["version"] == state["strategy"]["version"] == checkpoint.version:
+            raise ServeError("its parts are not of the same step")
         coordinator.train_state.load_state(state["trainee"], checkpoint.tensors)
         coordinator.load_boundary(state)
-    except KeyError as error:
-        raise ServeError(f"{name} is of another strategy or optimiser: it has no {error}") from None
     log.info("goes on from checkpoint %d", checkpoint.version)
 
 
 def _begin_journal(journal: JournalWriter, settings: ServerSettings, checkpoint: Checkpoint | None) -> None:
     if journal.empty:
-        name = next(name for name, kind in STRATEGIES.items() if isinstance(settings.strategy, kind))
         journal.write(
             RunBegan(
                 format=FORMAT,
                 paceline=__version__,
-                strategy=name,
+                strategy=settings.strategy_name,
                 seed=settings.seed,
                 workers=settings.workers,
                 blocks=settings.blocks,
@@ -226,7 +268,7 @@ def _begin_journal(journal: JournalWriter, settings: ServerSettings, checkpoint:
             )
         )
     if checkpoint is not None:
-        seconds = float(checkpoint.state["seconds"])
+        seconds = _seconds(checkpoint, settings.folder)
         journal.write(Resumed(at_seconds=seconds, version=checkpoint.version, reason="the server was started again"))
 
 
@@ -262,6 +304,7 @@ class RunOutcome:
     finished: bool
     diverged: bool
     errors: tuple[str, ...]
+    lost: tuple[str, ...] = ()  # the errors that say what is not on the disk, now that all is over
 
 
 class ServerRun:
@@ -286,6 +329,7 @@ class ServerRun:
         self._saved_version = -1
         self._disk_refuses = False
         self._lost_reported = False
+        self._rewritten = 0  # how often the journal was, as far as checkpoints have followed
         self._errors: list[str] = []
         self._stop: str | None = None
         self._signals = 0
@@ -326,7 +370,6 @@ class ServerRun:
         undo = self._catch_signals()
         try:
             if self.coordinator.train_state.version == 0:
-                self._save(self.server.now())  # there is always something to resume from
                 self._evaluate(self.server.now())
             on_open(port)
             self._changed()
@@ -355,6 +398,23 @@ class ServerRun:
 
     # -- measuring and saving -----------------------------------------------------------------------------------
 
+    def write_first_checkpoint(self) -> None:
+        """Write checkpoint 0, so that there is always something to resume from; a disk that refuses it is an error.
+
+        Nobody computes yet. The journal of a run that cannot begin is removed, so that its folder is free again.
+        """
+        now = self.server.now()
+        try:
+            if self._journal.error:
+                raise CheckpointWriteError(self._journal.error)
+            write_checkpoint(self._settings.folder, self._checkpoint(now))
+        except CheckpointWriteError as error:
+            self._journal.remove()
+            raise CheckpointWriteError(
+                f"{error}; the run has not begun: make room there, or give another folder"
+            ) from error
+        self._saved(0)
+
     def _changed(self) -> None:
         """After a step, begin what is due."""
         if self.server.failure is not None:
@@ -367,7 +427,7 @@ class ServerRun:
                 now = self.server.now()
                 if self.rounds_done % self._settings.evaluate_every == 0:
                     self._evaluate(now)
-                if self.rounds_done % self._settings.checkpoint_every == 0:
+                if self.rounds_done % self._settings.checkpoint_every == 0 or self._checkpoints_gone:
                     self._save(now)
             if self._journal.error and not self._lost_reported:  # when the first is lost, not when the run is over
                 self._lost_reported = True
@@ -391,6 +451,9 @@ class ServerRun:
     def _save(self, now: float) -> None:
         if self._saving is not None and not self._saving.done():
             return
+        if self._checkpoints_gone:
+            self._rewritten = self._journal.rewritten
+            self._failed(f"{self._settings.folder} was deleted or moved: its trace is written anew, and a checkpoint")
         checkpoint = self._checkpoint(now)
         snapshot = Snapshot(checkpoint.tensors)
         self.coordinator.before_step = lambda: snapshot.settle(SNAPSHOT_SECONDS)
@@ -403,9 +466,20 @@ class ServerRun:
         finally:
             snapshot.read.set()
 
+    @property
+    def _checkpoints_gone(self) -> bool:
+        """Whether the run's folder was deleted or moved since the last checkpoint: the journal notices it."""
+        return self._journal.rewritten > self._rewritten
+
     def _checkpoint(self, now: float) -> Checkpoint:
         plain, tensors = self.coordinator.train_state.state()
-        about = {"signature": self.server.signature, "codec": self._settings.codec}
+        settings = self._settings
+        about = {
+            "signature": self.server.signature,
+            "codec": settings.codec,
+            "run": settings.identity,
+            "recipe": dict(settings.recipe),
+        }
         state = {"trainee": plain, "seconds": now, **about, **self.coordinator.boundary}
         return Checkpoint(
             version=self.coordinator.train_state.version,
@@ -456,19 +530,28 @@ class ServerRun:
         await self._settled(measured=finished)
         if finished:
             self._evaluate(now)
-        if self._saved_version != self.coordinator.train_state.version and not self.coordinator.diverged:
+        self._journal.stay()
+        unsaved = self._saved_version != self.coordinator.train_state.version or self._checkpoints_gone
+        if unsaved and not self.coordinator.diverged:
             self._save(now)
         await self._settled(measured=finished)
+        lost = []
         if self._disk_refuses:
-            self._failed(f"the model after step {self.coordinator.train_state.version} is in no checkpoint")
+            lost.append(f"the model after step {self.coordinator.train_state.version} is in no checkpoint")
         self._journal.write(
             RunEnded(at_seconds=now, reason=reason, rounds_done=self.rounds_done, diverged=self.coordinator.diverged)
         )
         on_standing(self.status)
         if self._journal.error:
-            self._failed(f"{self._journal.lost} records of the trace are lost: {self._journal.error}")
+            lost.append(f"{self._journal.lost} records of the trace are lost: {self._journal.error}")
+        for reason_lost in lost:
+            self._failed(reason_lost)
         return RunOutcome(
-            reason=reason, finished=finished, diverged=self.coordinator.diverged, errors=tuple(self._errors)
+            reason=reason,
+            finished=finished,
+            diverged=self.coordinator.diverged,
+            errors=tuple(self._errors),
+            lost=tuple(lost),
         )
 
     async def _settled(self, *, measured: bool) -> None:

@@ -313,6 +313,7 @@ class Server:
 
     def arrived(self, stream: WorkerStream, received: ReceivedGradient) -> None:
         """Give a whole gradient to the coordinator."""
+        self._check_blocks(received.message.blocks)
         member = self.coordinator.members[received.worker]
         self.coordinator.gradient(received, now=self.now())
         stream.owes = member.owes
@@ -321,6 +322,12 @@ class Server:
             if member.bad_in_a_row >= self.limits.most_bad_gradients:
                 raise StreamEnd("refused", f"it sent {member.bad_in_a_row} gradients in a row that are not finite")
         self._act()
+
+    def _check_blocks(self, blocks: int) -> None:
+        """Refuse a gradient of blocks that no worker has: a recipe says how many, and a script's batch has no more."""
+        most = self._settings.blocks
+        if blocks > most or (blocks < most and self._settings.recipe):
+            raise ProtocolError(f"a batch has {most} blocks here (blocks={blocks})")
 
     # -- gradients ---------------------------------------------------------------------------------------------
 
@@ -341,7 +348,11 @@ class Server:
             raise ProtocolError(str(error)) from None
         buffers = body.buffers
         received = ReceivedGradient(
-            worker=worker, message=message, vector=vector, buffer_changes=buffers, checked=finite and all_finite(buffers)
+            worker=worker,
+            message=message,
+            vector=vector,
+            buffer_changes=buffers,
+            checked=finite and all_finite(buffers),
         )
         if isinstance(body, Slot):
             self._count(0, message.payload_bytes + message.buffer_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from paceline.errors import PacelineError
-from paceline.strategies import Strategy
+from paceline.strategies import STRATEGIES, Strategy
 from paceline.traces.journal import MOST_BLOCKS, MOST_COUNT, MOST_NUMBER
 from paceline.training.train_state import Schedule
 from paceline.workers.flat import FlatModel
@@ -65,7 +66,9 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """All that a served run is made of; `recipe` is what workers get and the journal holds.
+    """All that a served run is made of; `recipe` is what workers get, and what journal and checkpoints hold.
+
+    `recipe_defaults` are the values of settings that an older checkpoint's recipe lacks.
 
     >>> ServerSettings.__dataclass_fields__["codec"].default
     'identity'
@@ -87,9 +90,32 @@ class ServerSettings:
     evaluate_every: int = 10
     checkpoint_every: int = 50
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    recipe_defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         most = {"workers": MOST_NUMBER, "blocks": MOST_BLOCKS}
         for name in ("rounds", "workers", "blocks", "evaluate_every", "checkpoint_every"):
             if not 1 <= getattr(self, name) <= (limit := most.get(name, MOST_COUNT)):
                 raise ServeError(f"{name} must be between 1 and {limit:,} ({name}={getattr(self, name)})")
+
+    @property
+    def strategy_name(self) -> str:
+        """The name of the strategy."""
+        return next(name for name, kind in STRATEGIES.items() if isinstance(self.strategy, kind))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What makes a script's run this run and no other, as plain values: whoever resumes it gives the same.
+
+        Rounds, limits, intervals and `most_workers` may change. The optimiser's numbers (rate, momentum) are those of
+        the checkpoint, as whenever torch loads an optimiser's state.
+        """
+        return {
+            "strategy": self.strategy_name,
+            **dataclasses.asdict(self.strategy),
+            "seed": self.seed,
+            "workers": self.workers,
+            "blocks": self.blocks,
+            "optimizer": type(self.optimizer).__name__,
+            "schedule": "none" if self.schedule is None else type(self.schedule).__name__,
+        }

@@ -42,6 +42,7 @@ from paceline.events import (
     is_merged,
 )
 from paceline.strategies.averaging.members import Averaging
+from paceline.strategies.forms import COUNT
 
 
 class AveragingState:
@@ -154,5 +155,7 @@ class AveragingState:
         """Go on from a `state_dict`."""
         if self.in_flight:
             raise ValueError("a state cannot be loaded while an average is under way")
-        self.averages, self.open_steps = int(state["averages"]), int(state["steps"])
-        self._merged_after = int(state["merged_after"])
+        averages, steps, merged_after = (COUNT(state[name]) for name in ("averages", "steps", "merged_after"))
+        if merged_after > steps:
+            raise ValueError(f"merged_after must be at most the steps of the window ({merged_after} of {steps})")
+        self.averages, self.open_steps, self._merged_after = averages, steps, merged_after

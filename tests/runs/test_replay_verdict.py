@@ -1,0 +1,124 @@
+"""What `paceline replay` says of a run: exactly what it compared, and what it could not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+import paceline
+from paceline.cli import main
+from paceline.recipes import Recipe
+from paceline.traces.checkpoints import read_newest, write_checkpoint
+from paceline.traces.journal import StepRecord, record_from
+
+pytestmark = pytest.mark.slow
+
+RECIPE = Recipe(rounds=6).with_settings(
+    cluster={"workers": 2}, strategy={"k": 1}, data={"split": "iid"}, server={"checkpoint_every": 4}
+)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A run of 6 rounds on real workers, with checkpoint 6, and 4 (or 0, if that was still being written then)."""
+    folder = tmp_path_factory.mktemp("recorded") / "run"
+    assert paceline.train(RECIPE, folder=folder).outcome.finished
+    return folder
+
+
+@pytest.fixture
+def run(recorded, tmp_path):
+    return shutil.copytree(recorded, tmp_path / "run")
+
+
+def without_last_checkpoint(run):
+    """Remove checkpoint 6, and return the number of the one before."""
+    shutil.rmtree(run / "checkpoint-00000006")
+    (earlier,) = run.glob("checkpoint-*")
+    return int(earlier.name[-8:])
+
+
+def cut_after(run, steps, *, keeping=lambda record: False):
+    """Cut the trace after so many steps, but for the records that are kept."""
+    trace, kept, taken = run / "trace.jsonl", [], 0
+    for line in trace.read_bytes().splitlines(keepends=True):
+        record = record_from(line)
+        taken += isinstance(record, StepRecord)
+        if taken < steps or (taken == steps and isinstance(record, StepRecord)) or keeping(record):
+            kept.append(line)
+    trace.write_bytes(b"".join(kept))
+
+
+def replayed(run, capsys):
+    """Return the exit code, what is said on stdout and on stderr, and the JSON document."""
+    code = main(["replay", str(run)])
+    out, err = capsys.readouterr()
+    assert main(["replay", str(run), "--json"]) == code
+    return code, out, " ".join(err.split()), json.loads(capsys.readouterr().out)
+
+
+def test_a_whole_run_is_compared_whole(run, capsys):
+    code, out, _, document = replayed(run, capsys)
+    assert code == 0
+    assert out == "identical: 6 steps, and the weights of checkpoint 6 to the last bit\n"
+    assert document == {"identical": True, "steps": 6, "difference": None, "checkpoint": 6, "missing": None}
+
+
+def test_a_trace_that_ends_before_the_checkpoint_is_no_proof_of_it(run, capsys):
+    cut_after(run, 2)
+    code, out, err, document = replayed(run, capsys)
+    assert code == 1
+    assert out == "identical: 2 steps by their fingerprints, and no weights\n"
+    missing = "the trace ends after step 2; checkpoint 6 was not compared"
+    assert err.endswith(f"not the whole run: {missing}")
+    assert document == {"identical": False, "steps": 2, "difference": None, "checkpoint": None, "missing": missing}
+
+
+def test_a_first_line_alone_proves_nothing(run, capsys):
+    trace = run / "trace.jsonl"
+    trace.write_bytes(trace.read_bytes().splitlines(keepends=True)[0])
+    code, out, err, document = replayed(run, capsys)
+    assert (code, document["identical"], document["steps"]) == (1, False, 0)
+    assert "the trace ends after step 0; checkpoint 6 was not compared" in err
+    assert out.startswith("identical: 0 steps by their fingerprints, and no weights")
+
+
+def test_a_run_that_was_killed_is_compared_with_its_checkpoint_on_the_way(run, capsys):
+    cut_after(run, 5)
+    earlier = without_last_checkpoint(run)
+    code, out, err, document = replayed(run, capsys)
+    assert code == 1
+    assert out == f"identical: 5 steps, and the weights of checkpoint {earlier} to the last bit\n"
+    assert "the trace ends after step 5 without the run's end" in err
+    assert (document["identical"], document["checkpoint"], document["difference"]) == (False, earlier, None)
+
+
+def test_a_checkpoint_that_is_passed_on_the_way_must_be_the_runs(run, capsys):
+    cut_after(run, 5)
+    earlier = without_last_checkpoint(run)
+    checkpoint, _ = read_newest(run)
+    checkpoint.tensors["parameters"][0] += 1
+    shutil.rmtree(run / f"checkpoint-{earlier:08d}")
+    write_checkpoint(run, checkpoint)
+    code, _, err, document = replayed(run, capsys)
+    assert code == 1
+    assert f"not identical: the parameters after step {earlier} are not those of its checkpoint" in err
+    assert not document["identical"]
+
+
+def test_a_run_without_its_last_checkpoint_or_its_last_steps_is_not_whole(run, capsys):
+    earlier = without_last_checkpoint(run)
+    code, out, err, _ = replayed(run, capsys)
+    assert code == 1
+    assert out == f"identical: 6 steps, and the weights of checkpoint {earlier} to the last bit\n"
+    assert err.endswith("there is no whole checkpoint of the last step, 6")
+    cut_after(run, 5, keeping=lambda record: type(record).__name__ == "RunEnded")
+    code, _, err, _ = replayed(run, capsys)
+    assert code == 1
+    assert err.endswith("the trace ends after round 5, and says that the run did 6")
+    shutil.rmtree(run / f"checkpoint-{earlier:08d}")
+    code, _, err, _ = replayed(run, capsys)
+    assert code == 1
+    assert err.endswith("there is no whole checkpoint to compare with")
