@@ -27,6 +27,7 @@ from paceline.drivers.served.messages import (
     Model,
     ProtocolError,
     Ready,
+    Taken,
     Welcome,
     decode,
     encode,
@@ -51,6 +52,10 @@ EXAMPLES = [
     Beat(progress=2**53),
     Leave(reason=""),
     Goodbye(what="over", reason="all rounds are done"),
+    Taken(slot=1),
+    Model(version=7, since=None, more=0, payload_bytes=400, buffer_bytes=8, slot=1),
+    Ready(signature="1a2b", handover=True),
+    dataclasses.replace(GRADIENT, slot=0),
 ]  # fmt: skip
 many = settings(max_examples=300)
 
@@ -155,7 +160,11 @@ def test_of_a_message_with_one_value_replaced_comes_out_a_message_of_the_right_t
         (EXAMPLES[1], {"silence_seconds": 0.0}),
         (EXAMPLES[1], {"silence_seconds": 1e300}),
         (EXAMPLES[1], {"recipe": []}),
-        (EXAMPLES[8], {"what": "elsewhere"}),
+        (EXAMPLES[9], {"what": "elsewhere"}),
+        (EXAMPLES[10], {"slot": -1}),
+        (EXAMPLES[10], {"slot": 16}),
+        (EXAMPLES[11], {"slot": 2**31}),
+        (EXAMPLES[13], {"slot": True}),
     ],
     ids=str,
 )
