@@ -46,6 +46,7 @@ CHECK_SECONDS = 0.25
 DECODING_THREADS = 2
 MOST_FREE = 2  # of the memories for gradients that wait for the next
 BACKLOG = 4096  # connections that wait to be accepted; the system may set a lower limit
+HANDSHAKE_PAUSE_SECONDS = 0.01
 MOST_CHANGES = 16  # that wait for one worker: one so far behind is better off with the whole
 REFUSALS_AT_ONCE, REFUSALS_PER_SECOND = 200, 5.0
 
@@ -192,7 +193,9 @@ class Server:
             task = asyncio.create_task(self._work(connection, f"{address[0]}:{address[1]}", credentials))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            await asyncio.sleep(0)  # strangers may come quicker than they are accepted: the others get their turn
+            # Strangers may come quicker than they are accepted, and a handshake keeps this loop busy for a millisecond:
+            # those inside get their turn.
+            await asyncio.sleep(0 if credentials is None else HANDSHAKE_PAUSE_SECONDS)
 
     async def _work(self, connection: socket.socket, peer: str, credentials: ssl.SSLContext | None) -> None:
         stream = WorkerStream(self, peer)
