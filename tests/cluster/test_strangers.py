@@ -341,7 +341,10 @@ SCRIPTS = {
     "a body where there can be none": (lambda p: p.say(hello(), b"x"), "a Hello has no body"),
     "a chunk and a megabyte": (lambda p: p.say(Chunk(), bytes(2**20 + 2**18)), "a Chunk is out of place"),
     "a member's chunk and a megabyte": (_join_and((Chunk(), bytes(2**20 + 2**18))), "a Chunk is out of place"),
-    "a chunk beyond all frames": (lambda p: p.say(Chunk(), bytes(MOST_BODY_BYTES + 1)), "the body of a frame is at most"),
+    "a chunk beyond all frames": (
+        lambda p: p.say(Chunk(), bytes(MOST_BODY_BYTES + 1)),
+        "the body of a frame is at most",
+    ),
     "a member's chunk beyond all frames": (
         _join_and((Chunk(), bytes(MOST_BODY_BYTES + 1))),
         "the body of a frame is at most",
@@ -350,7 +353,10 @@ SCRIPTS = {
         lambda p: p.say_bytes(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
         "it speaks gRPC, as paceline did before: install the same paceline on both",
     ),
-    "a TLS hello": (lambda p: p.say_bytes(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"), "it speaks TLS, and this side has no"),
+    "a TLS hello": (
+        lambda p: p.say_bytes(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"),
+        "it speaks TLS, and this side has no",
+    ),
 }
 
 

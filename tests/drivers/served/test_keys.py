@@ -14,7 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from paceline.drivers.served import keys
 from paceline.drivers.served.keys import key_files, make_keys
-from paceline.drivers.served.security import worker_credentials, server_credentials
+from paceline.drivers.served.security import server_credentials, worker_credentials
 
 SIDES = ("ca", "server", "worker")
 BAD_NAMES = [

@@ -24,12 +24,12 @@ from hypothesis import strategies as st
 from paceline.drivers.served import keys
 from paceline.drivers.served.keys import make_keys
 from paceline.drivers.served.security import (
-    worker_credentials,
     check_exposed,
     is_loopback,
     join_address,
     parse_address,
     server_credentials,
+    worker_credentials,
 )
 
 TIMEOUT_SECONDS = 20
