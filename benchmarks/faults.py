@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from benchmarks import soak_runs
+from paceline.drivers.served.messages import PREFIX_BYTES, PROTOCOL
 
 GUEST_SECONDS = 20.0
 SLOW_SECONDS = 5.0, 9.0
@@ -137,31 +138,32 @@ def send_nan(address: str, dice: random.Random, number: int | None) -> None:
 
 
 def send_garbage(address: str, dice: random.Random, number: int | None) -> None:
-    """Streams of messages that are none, each until the server ends it."""
-    import grpc
-
-    from paceline.drivers.served.transport import METHOD
-
+    """Connections with messages that are none, each until the server ends it."""
     for _ in range(dice.randint(1, 6)):
-        with grpc.insecure_channel(address) as channel, suppress(grpc.RpcError):
-            for _ in channel.stream_stream(METHOD)(_garbage(dice), timeout=5):
+        with suppress(OSError), _connected(address) as connection:
+            for frame in _garbage(dice):
+                connection.sendall(frame)
+            connection.settimeout(5.0)
+            while connection.recv(65536):
                 pass
 
 
 def _garbage(dice: random.Random) -> Iterator[bytes]:
     if dice.random() < 0.5:  # first as a worker would
-        hello = json.dumps({"protocol": 1, "wish": None, "threads": 1, "host": "garbage pid 1"}).encode()
-        yield struct.pack("<BI", 1, len(hello)) + hello
+        protocol = dice.choice([1, PROTOCOL])
+        hello = json.dumps({"protocol": protocol, "wish": None, "threads": 1, "host": "garbage pid 1"}).encode()
+        yield struct.pack("<BII", 1, len(hello), 0) + hello
     for _ in range(dice.randint(1, 5)):
-        size = dice.choice([0, 1, 4, 5, 40, 2000, 100_000, 1_000_000])
+        size = dice.choice([0, 1, 8, 9, 40, 2000, 100_000, 1_000_000])
         frame = dice.randbytes(size)
-        if dice.random() < 0.6 and size >= 5:  # a kind that there is, and a header that may be as long as it says
-            frame = struct.pack("<BI", dice.randint(1, 9), dice.choice([0, size - 5, 2**32 - 1])) + frame[5:]
+        if dice.random() < 0.6 and size >= PREFIX_BYTES:  # a kind that there is, and sizes that may be as it says
+            sizes = dice.choice([(0, 0), (size - PREFIX_BYTES, 0), (0, size - PREFIX_BYTES), (2**32 - 1, 2**32 - 1)])
+            frame = struct.pack("<BII", dice.randint(1, 10), *sizes) + frame[PREFIX_BYTES:]
         yield frame
 
 
 def send_garbage_bytes(address: str, dice: random.Random, number: int | None) -> None:
-    """Connections that do not speak gRPC."""
+    """Connections that speak another protocol, or none."""
     for _ in range(dice.randint(5, 30)):
         with suppress(OSError), _connected(address) as connection:
             begin = dice.choice([b"", b"GET / HTTP/1.1\r\n\r\n", HTTP2_PREFACE, b"\x16\x03\x01"])
@@ -172,31 +174,15 @@ def send_garbage_bytes(address: str, dice: random.Random, number: int | None) ->
 
 
 def flood(address: str, dice: random.Random, number: int | None) -> None:
-    """Many connections and streams that say nothing."""
-    import grpc
-
-    from paceline.drivers.served.transport import METHOD
-
+    """Many connections that say nothing, or begin to say something."""
     until = time.monotonic() + dice.uniform(0.5, 2.0)
     connections = []
-    for _ in range(dice.randint(50, 200)):
+    for _ in range(dice.randint(50, 300)):
         with suppress(OSError):
             connections.append(_connected(address))
-    channels = [
-        grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
-        for _ in range(dice.randint(2, 25))
-    ]
-
-    def nothing() -> Iterator[bytes]:
-        time.sleep(max(0.0, until - time.monotonic()))
-        yield from ()
-
-    calls = [channel.stream_stream(METHOD)(nothing()) for channel in channels for _ in range(4)]
+            if dice.random() < 0.3:
+                connections[-1].sendall(struct.pack("<BII", 1, 100, 0)[: dice.randint(1, PREFIX_BYTES)])
     time.sleep(max(0.0, until - time.monotonic()))
-    for call in calls:
-        call.cancel()
-    for channel in channels:
-        channel.close()
     for connection in connections:
         connection.close()
 

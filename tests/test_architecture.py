@@ -50,8 +50,15 @@ ON_RANKS = {
     "drivers.ddp",
     "drivers.pipelining",
 }
-ONLY_IN = {"torch.distributed": {*ON_RANKS, "pipeline"}, "grpc": {"drivers.served"}}
-NOT_IN_A_STRATEGY = {"torch", "time", "random", "socket", "logging"}
+ON_THE_NETWORK = {"drivers.served"}
+ONLY_IN = {
+    "torch.distributed": {*ON_RANKS, "pipeline"},
+    "asyncio": {*ON_THE_NETWORK, "runs"},
+    "socket": ON_THE_NETWORK,
+    "ssl": ON_THE_NETWORK,
+    "grpc": set(),
+}
+NOT_IN_A_STRATEGY = {"torch", "time", "random", "logging"}
 MAY_USE_TORCH = {"paceline.strategies.combine"}
 
 
@@ -100,7 +107,7 @@ def imports(module, source, known, *, at_import_time_only=False):
         elif isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.distributed":
             found.add("torch.distributed")
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not at_import_time_only:
-            named = re.fullmatch(r"(paceline(\.\w+)+|torch\.distributed|grpc)(:\w+)?", node.value)
+            named = re.fullmatch(r"(paceline(\.\w+)+|torch\.distributed|asyncio|socket|ssl|grpc)(:\w+)?", node.value)
             if named and (named[1] in known or not named[1].startswith("paceline")):
                 found.add(named[1])
         for child in ast.iter_child_nodes(node):
@@ -149,7 +156,7 @@ def violations(sources):
 def _why_not(module, unit, name):
     for package, allowed in ONLY_IN.items():
         if begins_with(name, package) and unit not in allowed:
-            yield f"{package} is only for {', '.join(sorted(allowed))}"
+            yield f"{package} is only for {', '.join(sorted(allowed)) or 'nobody'}"
     if unit == "strategies" and name.split(".")[0] in NOT_IN_A_STRATEGY and module not in MAY_USE_TORCH:
         yield "a strategy reads no clock, draws nothing, opens nothing, logs nothing and touches no tensor"
     yield from _why_not_by_level(unit, name)
@@ -247,7 +254,7 @@ HOUSE = {
     "paceline.drivers.simulated": "",
     "paceline.drivers.simulated.cluster": "from paceline.strategies import full\nfrom . import delays",
     "paceline.drivers.simulated.delays": "import random, time, torch",
-    "paceline.drivers.served": "import grpc",
+    "paceline.drivers.served": "import asyncio, socket, ssl",
     "paceline.drivers.averaging": "import torch.distributed as dist",
     "paceline.traces": "from paceline.events import Step\nimport paceline.data",
     "paceline.data": "",
@@ -277,7 +284,7 @@ def test_a_house_in_order_breaks_no_rule():
         ("paceline.strategies.full", "from torch.nn import functional", "touches no tensor"),
         ("paceline.strategies", "import logging", "logs nothing"),
         ("paceline.strategies", "from random import random", "draws nothing"),
-        ("paceline.strategies", "import socket", "opens nothing"),
+        ("paceline.strategies", "import socket", "socket is only for"),
         ("paceline.data", "def later():\n    from paceline import models", "downwards"),
         ("paceline.data", "where = 'paceline.models'", "downwards"),
         ("paceline.data", "where = 'paceline.models:build'", "downwards"),
@@ -286,7 +293,10 @@ def test_a_house_in_order_breaks_no_rule():
         ("paceline.models", "from torch.distributed.pipelining import Pipe", "torch.distributed is only for"),
         ("paceline.models", "import torch\ntorch.distributed.barrier()", "torch.distributed is only for"),
         ("paceline.models", "import_module('torch.distributed')", "torch.distributed is only for"),
-        ("paceline.drivers.simulated", "import grpc", "grpc is only for"),
+        ("paceline.drivers.simulated", "import socket", "socket is only for drivers.served"),
+        ("paceline.drivers.simulated", "from asyncio import sleep", "asyncio is only for drivers.served, runs"),
+        ("paceline.traces", "import ssl", "ssl is only for drivers.served"),
+        ("paceline.drivers.served", "import grpc", "grpc is only for nobody"),
         ("paceline.drivers.simulated", "from paceline.drivers import served", "downwards"),
         ("paceline.drivers.simulated", "import paceline.reports", "downwards"),
         ("paceline.reports", "from paceline.models import MODELS", "reports may import only"),

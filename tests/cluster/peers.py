@@ -1,6 +1,6 @@
-"""Peers that are not workers: streams spoken by hand, raw HTTP/2, raw TCP, and workers that do one thing wrong.
+"""Peers that are not workers: streams spoken by hand, raw bytes, and workers that do one thing wrong.
 
-peer = Peer(cluster.address)          # a gRPC stream that says what it is told to say
+peer = Peer(cluster.address)          # a connection, with TLS or without, that says what it is told to say
 peer.join()                           # Hello, Welcome, Ready, Model
 peer.say(peer.gradient(version=77))
 peer.goodbye()                        # what the server says at the end
@@ -12,18 +12,20 @@ import contextlib
 import dataclasses
 import os
 import queue
+import select
 import socket
+import ssl
 import struct
 import threading
 import time
 
-import grpc
 import torch
 
 from paceline.codecs import Identity
 from paceline.codecs.payload import HEADER_BYTES
 from paceline.drivers.served.job import work
 from paceline.drivers.served.messages import (
+    PREFIX_BYTES,
     PROTOCOL,
     Beat,
     Goodbye,
@@ -34,8 +36,8 @@ from paceline.drivers.served.messages import (
     Welcome,
     decode,
     encode,
+    parse_prefix,
 )
-from paceline.drivers.served.transport import METHOD
 from paceline.drivers.served.worker import Worker
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import load_data, make_training
@@ -43,8 +45,6 @@ from paceline.traces.journal import WorkerJoined
 from tests.cluster.harness import Cluster, Late, until
 
 ANSWER_SECONDS = 30.0
-_UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-_OWN = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
 
 
 def hello(**changes):
@@ -67,21 +67,24 @@ class Visited(Cluster):
 class Peer:
     """A stream to the server that says what it is told to say. `reads=False` never takes what the server sends."""
 
-    def __init__(self, address, *, credentials=None, reads=True, metadata=()):
-        options = [*_UNLIMITED, *_OWN]
-        if credentials is None:
-            self._channel = grpc.insecure_channel(address, options=options)
-        else:
-            self._channel = grpc.secure_channel(address, credentials, options=options)
-        self._out = queue.SimpleQueue()
+    def __init__(self, address, *, credentials=None, reads=True):
         self._heard = queue.SimpleQueue()
         self._beating = threading.Event()
+        self._lock = threading.Lock()  # TLS is for one thread at a time
         self.ended = None
         self.welcome = self.model = None
-        self._call = self._channel.stream_stream(METHOD)(iter(self._out.get, None), metadata=metadata)
+        self._socket = connect(address)
+        self._tls = credentials is not None
         self._reader = threading.Thread(target=self._read, daemon=True)
-        if reads:
-            self._reader.start()
+        try:
+            if self._tls:
+                host = address.rsplit(":", 1)[0]
+                self._socket = credentials.wrap_socket(self._socket, server_hostname=host)
+        except OSError as error:
+            self._end(error)
+        else:
+            if reads:
+                self._reader.start()
 
     def __enter__(self):
         return self
@@ -89,21 +92,48 @@ class Peer:
     def __exit__(self, *error):
         self.close()
 
-    def _read(self):
-        try:
-            for frame in self._call:
-                self._heard.put(decode(frame))
-            self.ended = "closed"
-        except grpc.RpcError as error:
-            self.ended = f"{error.code().name}: {error.details()}"
+    def _end(self, error):
+        self.ended = "closed" if error is None else f"{type(error).__name__}: {error}"
         self._heard.put(None)
 
+    def _read(self):
+        held = bytearray()
+        try:
+            while piece := self._receive():
+                held += piece
+                while (frame := _first_frame(held)) is not None:
+                    del held[: len(frame)]
+                    self._heard.put(decode(frame))
+            self._end(None)
+        except OSError as error:
+            self._end(error)
+
+    def _receive(self):
+        """The next bytes, whenever they come."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        while True:
+            if not (self._tls and self._socket.pending()):
+                poll.poll()
+            with self._lock, contextlib.suppress(BlockingIOError, ssl.SSLWantReadError):
+                self._socket.setblocking(False)
+                return self._socket.recv(65536)
+
     def say(self, message, body=b""):
-        self._out.put(encode(message, body))
+        self.say_bytes(encode(message, body))
 
     def say_bytes(self, frame):
-        """A frame as it is, whatever it is."""
-        self._out.put(frame)
+        """A frame as it is, whatever it is; nothing, once the server has closed."""
+        left = memoryview(frame)
+        while left and self.ended is None:
+            try:
+                with self._lock:
+                    self._socket.setblocking(False)
+                    left = left[self._socket.send(left) :]
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                select.select([], [], [], 0.005)
+            except OSError:
+                return
 
     def hear(self, *kinds, seconds=ANSWER_SECONDS):
         """The next message of these kinds, with its body; whatever else comes before is let go."""
@@ -177,11 +207,20 @@ class Peer:
 
     def close(self):
         self._beating.set()
-        self._out.put(None)
-        self._call.cancel()
-        self._channel.close()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         if self._reader.is_alive():
             self._reader.join(5)
+        self._socket.close()
+
+
+def _first_frame(held):
+    """The first whole frame of what was heard, if there is one."""
+    if len(held) < PREFIX_BYTES:
+        return None
+    _, header_bytes, body_bytes = parse_prefix(bytes(held[:PREFIX_BYTES]))
+    end = PREFIX_BYTES + header_bytes + body_bytes
+    return bytes(held[:end]) if len(held) >= end else None
 
 
 # -- one bad worker among good ones ---------------------------------------------------------------------------------
@@ -284,99 +323,37 @@ def closed_by_peer(connection):
     return True
 
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
-
-
-class RawHTTP2:
-    """An HTTP/2 connection with one gRPC stream, byte by byte: for what no gRPC library can be made to send."""
+class RawFrames:
+    """A connection that is spoken byte by byte: for what `encode` cannot be made to say."""
 
     def __init__(self, address):
-        self._socket = connect(address)
-        self._lock = threading.Lock()
-        self.over = threading.Event()
-        self._window = {0: 65535, 1: 65535}
-        self._credit = threading.Condition()
+        self._peer = Peer(address)
         self.sent = 0
-        self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-        self._frame(SETTINGS, 0, 0)
-        fields = [
-            (":method", "POST"), (":scheme", "http"), (":path", METHOD), (":authority", address),
-            ("content-type", "application/grpc"), ("te", "trailers"),
-        ]  # fmt: skip
-        self._frame(HEADERS, 4, 1, b"".join(_literal(name) + _literal(value, b"") for name, value in fields))
-        threading.Thread(target=self._read, daemon=True).start()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
-        self.over.set()
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        self._peer.close()
 
-    def data(self, piece, *, seconds=5.0):
-        """Send bytes of the stream, as far as the server's windows let; False once it has ended the stream."""
-        deadline = time.monotonic() + seconds
-        while piece and not self.over.is_set():
-            with self._credit:
-                room = min(16384, *self._window.values())
-                if room <= 0:
-                    if time.monotonic() > deadline:
-                        return False
-                    self._credit.wait(0.1)
-                    continue
-                part, piece = piece[:room], piece[room:]
-                for stream in self._window:
-                    self._window[stream] -= len(part)
-            try:
-                self._frame(DATA, 0, 1, part)
-            except OSError:
-                self.over.set()
-            self.sent += len(part)
-        return not self.over.is_set()
+    @property
+    def over(self):
+        """Whether the server has ended the connection."""
+        return self._peer.ended is not None
 
-    def announce(self, length):
-        """The prefix of a gRPC message that says how long it is."""
-        return self.data(struct.pack(">BI", 0, length))
+    def announce(self, kind, header_bytes=0, body_bytes=0):
+        """The beginning of a frame, which says what it likes about its sizes."""
+        self._peer.say_bytes(struct.pack("<BII", kind, header_bytes, body_bytes))
 
-    def _frame(self, kind, flags, stream, payload=b""):
-        with self._lock:
-            self._socket.sendall(
-                struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
-            )
+    def data(self, piece):
+        """Send bytes; False once the server has ended the connection."""
+        self._peer.say_bytes(piece)
+        self.sent += len(piece)
+        return not self.over
 
-    def _read(self):
-        self._socket.settimeout(None)
-        try:
-            with self._socket.makefile("rb") as lines:
-                while header := lines.read(9):
-                    length, (kind, flags, stream) = int.from_bytes(header[:3]), struct.unpack(">BBI", header[3:])
-                    self._hear(kind, flags, stream, lines.read(length))
-        except (OSError, ValueError, struct.error):
-            pass
-        self.over.set()
-
-    def _hear(self, kind, flags, stream, payload):
-        if kind == SETTINGS and not flags & 1:
-            settings = dict(struct.iter_unpack(">HI", payload))
-            with self._credit:
-                self._window[1] += settings.get(4, 65535) - 65535
-                self._credit.notify_all()
-            self._frame(SETTINGS, 1, 0)
-        elif kind == PING and not flags & 1:
-            self._frame(PING, 1, 0, payload)
-        elif kind == WINDOW_UPDATE:
-            with self._credit:
-                self._window[stream] += int.from_bytes(payload)
-                self._credit.notify_all()
-        elif kind in (RST_STREAM, GOAWAY) or (kind == HEADERS and flags & 1):
-            self.over.set()
-
-
-def _literal(text, first=b"\0"):
-    """A name (after HPACK's 'literal, not indexed') or a value."""
-    return first + bytes([len(text)]) + text.encode()
+    def goodbye(self):
+        """What the server says at the end."""
+        return self._peer.goodbye()
 
 
 # -- a server that is none ------------------------------------------------------------------------------------------
@@ -386,30 +363,40 @@ class FakeServer:
     """Answers every Hello with the same frame; for workers that must not believe everything."""
 
     def __init__(self, answer):
-        from concurrent.futures import ThreadPoolExecutor
-
         self._answer, self.hellos = answer, 0
-        self._over = threading.Event()
-        self._server = grpc.server(ThreadPoolExecutor(8))
-        handlers = {METHOD.rpartition("/")[2]: grpc.stream_stream_rpc_method_handler(self._work)}
-        service = METHOD.strip("/").partition("/")[0]
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._connections = []
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
 
-    def _work(self, frames, context):
-        next(frames)
-        self.hellos += 1
-        yield self._answer
-        while context.is_active() and not self._over.wait(0.1):
-            pass
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self._connections.append(connection)
+                threading.Thread(target=self._work, args=(connection,), daemon=True).start()
+
+    def _work(self, connection):
+        """Answer once, and read on until the worker goes."""
+        heard = bytearray()
+        with contextlib.suppress(OSError):
+            while piece := connection.recv(65536):
+                heard += piece
+                if _first_frame(heard) is not None:
+                    self.hellos += 1
+                    connection.sendall(self._answer)
+                    while connection.recv(65536):
+                        pass
+                    return
 
     def __enter__(self):
-        self._server.start()
+        threading.Thread(target=self._accept, daemon=True).start()
         return self
 
     def __exit__(self, *error):
-        self._over.set()
-        self._server.stop(0).wait(5)
+        for each in (self._listener, *self._connections):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
 
 
 def welcome(**changes):

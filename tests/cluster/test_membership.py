@@ -110,7 +110,7 @@ def serve(folder):
 
 
 pipes, children = [os.pipe() for _ in range(3)], []
-for seed, (ports, _) in enumerate(pipes):  # processes of their own; gRPC has not begun
+for seed, (ports, _) in enumerate(pipes):  # processes of their own; no thread has begun
     children.append(os.fork())
     if not children[-1]:
         torch.manual_seed(seed)

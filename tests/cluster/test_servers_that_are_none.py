@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from paceline.drivers.served.messages import Goodbye, encode
+from paceline.drivers.served.messages import PROTOCOL, Goodbye, encode
 from paceline.drivers.served.worker import Worker
 from paceline.recipes import Recipe
 from paceline.runs.cluster import WorkerOptions, trusted_recipe, work_for
@@ -18,11 +18,11 @@ from tests.cluster.peers import FakeServer, welcome
 
 
 def test_a_server_that_speaks_another_protocol_is_told_of_in_one_line():
-    with FakeServer(encode(welcome(protocol=3))) as server:
+    with FakeServer(encode(welcome(protocol=2))) as server:
         found = _work(server.address, "--patience-seconds", "1")
     assert found.returncode != 0
     assert len(found.stderr.splitlines()) == 1, found.stderr
-    assert "speaks protocol 3, this one speaks 2" in found.stderr
+    assert f"speaks protocol 2, this one speaks {PROTOCOL}" in found.stderr
 
 
 def test_a_server_that_refuses_is_told_of_in_one_line_and_not_asked_again():

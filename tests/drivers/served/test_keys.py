@@ -14,7 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from paceline.drivers.served import keys
 from paceline.drivers.served.keys import key_files, make_keys
-from paceline.drivers.served.security import channel_credentials, server_credentials
+from paceline.drivers.served.security import server_credentials, worker_credentials
 
 SIDES = ("ca", "server", "worker")
 BAD_NAMES = [
@@ -159,7 +159,7 @@ def test_running_again_changes_nothing_and_adds_only_what_is_missing(tmp_path):
     added = make_keys(tmp_path, workers=2)
     assert [path.name for path in added] == ["worker-1.key", "worker-1.crt"]
     assert contents(tmp_path).items() >= before.items()
-    channel_credentials(tmp_path / "worker-1")
+    worker_credentials(tmp_path / "worker-1")
 
 
 def test_a_deleted_pair_is_made_again_under_the_same_ca(tmp_path):
@@ -219,7 +219,7 @@ def test_an_old_certificate_under_a_good_ca_is_replaced_by_deleting_it(tmp_path,
     for ending in ("crt", "key"):
         (tmp_path / f"worker.{ending}").unlink()
     make_keys(tmp_path)
-    channel_credentials(tmp_path / "worker")
+    worker_credentials(tmp_path / "worker")
 
 
 def test_a_certificate_that_is_no_ca_does_not_sign(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import struct
 import tracemalloc
 
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 from paceline.drivers.served.messages import (
     KINDS,
+    MOST_BODY_BYTES,
     MOST_HEADER_BYTES,
+    PREFIX_BYTES,
     PROTOCOL,
     Beat,
     Chunk,
@@ -24,9 +27,11 @@ from paceline.drivers.served.messages import (
     Model,
     ProtocolError,
     Ready,
+    Taken,
     Welcome,
     decode,
     encode,
+    parse_prefix,
 )
 
 GRADIENT = Gradient(
@@ -47,6 +52,10 @@ EXAMPLES = [
     Beat(progress=2**53),
     Leave(reason=""),
     Goodbye(what="over", reason="all rounds are done"),
+    Taken(slot=1),
+    Model(version=7, since=None, more=0, payload_bytes=400, buffer_bytes=8, slot=1),
+    Ready(signature="1a2b", handover=True),
+    dataclasses.replace(GRADIENT, slot=0),
 ]  # fmt: skip
 many = settings(max_examples=300)
 
@@ -60,7 +69,7 @@ documents = st.recursive(
 
 def frame(kind, header, body=b""):
     header = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<BI", kind, len(header)) + header + body
+    return struct.pack("<BII", kind, len(header), len(body)) + header + body
 
 
 def refused(data):
@@ -74,9 +83,10 @@ def refused(data):
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
 def test_what_is_said_comes_back_as_it_was_said(message):
-    found, body = decode(encode(message, b"body"))
+    said = b"body" if isinstance(message, Model | Gradient | Chunk) else b""
+    found, body = decode(encode(message, said))
     assert found == message
-    assert bytes(body) == b"body"
+    assert bytes(body) == said
 
 
 def test_every_kind_has_an_example_here():
@@ -96,7 +106,8 @@ def test_of_random_bytes_only_a_protocol_error_comes_out(data):
 @given(kind=st.sampled_from(sorted(KINDS)), header=st.binary(max_size=200), claim=st.integers(0, 2**32 - 1))
 def test_of_a_kind_with_a_random_header_only_a_protocol_error_comes_out(kind, header, claim):
     refused(frame(kind, header))
-    refused(struct.pack("<BI", kind, claim) + header)
+    refused(struct.pack("<BII", kind, claim, 0) + header)
+    refused(struct.pack("<BII", kind, len(header), claim) + header)
 
 
 @many
@@ -149,7 +160,11 @@ def test_of_a_message_with_one_value_replaced_comes_out_a_message_of_the_right_t
         (EXAMPLES[1], {"silence_seconds": 0.0}),
         (EXAMPLES[1], {"silence_seconds": 1e300}),
         (EXAMPLES[1], {"recipe": []}),
-        (EXAMPLES[8], {"what": "elsewhere"}),
+        (EXAMPLES[9], {"what": "elsewhere"}),
+        (EXAMPLES[10], {"slot": -1}),
+        (EXAMPLES[10], {"slot": 16}),
+        (EXAMPLES[11], {"slot": 2**31}),
+        (EXAMPLES[13], {"slot": True}),
     ],
     ids=str,
 )
@@ -164,12 +179,12 @@ def test_a_value_out_of_range_or_of_another_type_is_refused_and_named(message, c
 
 @pytest.mark.parametrize("text", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
 def test_a_number_that_is_not_finite_is_refused_in_a_header(text):
-    header = encode(GRADIENT)[5:].replace(b'"work_seconds":0.5', b'"work_seconds":' + text)
+    header = encode(GRADIENT)[PREFIX_BYTES:].replace(b'"work_seconds":0.5', b'"work_seconds":' + text)
     assert text in header
     assert refused(frame(Gradient.KIND, header))
 
 
-@pytest.mark.parametrize("protocol", [0, 1, 10**30, "2", None, [2], "a\nb"])
+@pytest.mark.parametrize("protocol", [0, 1, 2, 10**30, "3", None, [3], "a\nb"])
 def test_another_protocol_is_told_in_one_line_whatever_else_has_changed_in_it(protocol):
     reason = refused(frame(Hello.KIND, {"protocol": protocol, "unheard": "of"}))
     assert "speaks protocol" in reason
@@ -190,9 +205,39 @@ def test_json_within_json_within_json_is_refused_however_deep(depth):
             assert refused(frame(Hello.KIND, b'{"protocol":' + nested + b"}"))
 
 
-def test_a_header_may_not_be_longer_than_its_frame_or_than_any_header():
-    assert refused(struct.pack("<BI", Beat.KIND, 2**32 - 1) + b"{}")
+def test_a_header_or_a_body_may_not_be_longer_than_its_frame_or_than_any():
+    assert refused(struct.pack("<BII", Beat.KIND, 2**32 - 1, 0) + b"{}")
     assert refused(frame(Beat.KIND, b" " * MOST_HEADER_BYTES + b"{}"))
+    assert "at most" in refused(struct.pack("<BII", Chunk.KIND, 0, MOST_BODY_BYTES + 1))
+    assert "says 10 bytes (it has 9)" in refused(struct.pack("<BII", Chunk.KIND, 0, 1))
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+def test_only_what_carries_a_vector_has_a_body(message):
+    reason = refused(encode(message, b"body"))
+    assert (reason is None) == isinstance(message, Model | Gradient | Chunk)
+    assert reason is None or "has no body" in reason
+
+
+@pytest.mark.parametrize("size", range(PREFIX_BYTES))
+def test_less_than_a_prefix_is_refused(size):
+    assert refused(encode(Beat(progress=0))[:size]) == f"a message has at least 9 bytes (this one has {size})"
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            "it speaks gRPC, as paceline did before: install the same paceline on both",
+        ),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "it speaks TLS, and this side has no keys"),
+        (b"GET / HTTP/1.1\r\n\r\n", "it does not speak paceline"),
+    ],
+)
+def test_whoever_speaks_another_protocol_is_told_which(said, reason):
+    with pytest.raises(ProtocolError, match=re.escape(reason)):
+        parse_prefix(said[:PREFIX_BYTES])
 
 
 def test_a_number_with_very_many_digits_is_refused_and_not_told_in_full():
@@ -202,7 +247,10 @@ def test_a_number_with_very_many_digits_is_refused_and_not_told_in_full():
 
 def test_decoding_costs_no_more_memory_than_a_few_headers_whatever_a_frame_says():
     worst = [
-        struct.pack("<BI", kind, claim) + bytes(1000) for kind in KINDS for claim in (2**32 - 1, 2**31, 64 * 1024, 900)
+        struct.pack("<BII", kind, *sizes) + bytes(1000)
+        for kind in KINDS
+        for claim in (2**32 - 1, 2**31, 64 * 1024, 900)
+        for sizes in ((claim, 0), (0, claim), (claim, claim))
     ]
     worst += [frame(Beat.KIND, b"[" * 60_000), frame(Beat.KIND, b"[" + b"{}," * 20_000 + b"{}]")]
     worst += [frame(Chunk.KIND, b"", bytes(2**24))]

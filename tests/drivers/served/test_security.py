@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+import socket
+import ssl
+import threading
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
-import grpc
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -23,17 +24,15 @@ from hypothesis import strategies as st
 from paceline.drivers.served import keys
 from paceline.drivers.served.keys import make_keys
 from paceline.drivers.served.security import (
-    channel_credentials,
     check_exposed,
     is_loopback,
     join_address,
     parse_address,
     server_credentials,
+    worker_credentials,
 )
 
 TIMEOUT_SECONDS = 20
-# A proxy named in the environment has no business between two ends of one machine.
-OPTIONS = [("grpc.enable_http_proxy", 0)]
 
 
 @pytest.fixture(scope="module")
@@ -57,61 +56,71 @@ def make_expired(folder):
 
 def raw_server(prefix, authority):
     """A server's credentials as someone makes them who does not check."""
-    pair = prefix.with_suffix(".key").read_bytes(), prefix.with_suffix(".crt").read_bytes()
-    return grpc.ssl_server_credentials([pair], authority.read_bytes(), require_client_auth=True)
+    context = raw_client(authority, prefix, kind=ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
-def raw_channel(authority, prefix=None):
+def raw_client(authority, prefix=None, kind=ssl.PROTOCOL_TLS_CLIENT):
     """A client's credentials as someone makes them who does not check, or has no certificate."""
-    if prefix is None:
-        return grpc.ssl_channel_credentials(authority.read_bytes())
-    key, certificate = prefix.with_suffix(".key").read_bytes(), prefix.with_suffix(".crt").read_bytes()
-    return grpc.ssl_channel_credentials(authority.read_bytes(), key, certificate)
+    context = ssl.SSLContext(kind)
+    context.load_verify_locations(authority)
+    if prefix is not None:
+        context.load_cert_chain(prefix.with_suffix(".crt"), prefix.with_suffix(".key"))
+    return context
 
 
 @contextmanager
 def serving(credentials):
     """A server that says who called; yields its port and the list of calls that came through."""
-    calls = []
+    calls, listener = [], socket.create_server(("127.0.0.1", 0))
 
-    def hello(request, context):
-        calls.append(request)
-        return context.auth_context()["x509_common_name"][0]
+    def answer(connection):
+        connection.settimeout(TIMEOUT_SECONDS)
+        with suppress(OSError), connection, credentials.wrap_socket(connection, server_side=True) as secure:
+            calls.append(secure.recv(100))
+            (name,) = (value for ((kind, value),) in secure.getpeercert()["subject"] if kind == "commonName")
+            secure.sendall(name.encode())
 
-    server = grpc.server(ThreadPoolExecutor(1), options=OPTIONS)
-    handler = grpc.method_handlers_generic_handler("test", {"Hello": grpc.unary_unary_rpc_method_handler(hello)})
-    server.add_generic_rpc_handlers((handler,))
-    port = server.add_secure_port("127.0.0.1:0", credentials)
-    server.start()
+    def accept():
+        with suppress(OSError):
+            while True:
+                answer(listener.accept()[0])
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
     try:
-        yield port, calls
+        yield listener.getsockname()[1], calls
     finally:
-        server.stop(None).wait(TIMEOUT_SECONDS)
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(TIMEOUT_SECONDS)
 
 
 def call(port, credentials, *, host="127.0.0.1", known_as=None):
-    """Who the server takes us for, or the error that gRPC gives."""
-    options = [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
-    options += [("grpc.ssl_target_name_override", known_as)] if known_as else []
-    address = join_address(host, port)
-    plain = credentials is None
-    opened = grpc.insecure_channel(address, options) if plain else grpc.secure_channel(address, credentials, options)
-    with opened as channel:
-        return channel.unary_unary("/test/Hello")(b"hello", timeout=TIMEOUT_SECONDS)
+    """Who the server takes us for; OSError if it does not listen to us."""
+    with socket.create_connection((host, port), timeout=TIMEOUT_SECONDS) as plain:
+        if credentials is not None:
+            plain = credentials.wrap_socket(plain, server_hostname=known_as or host)
+        with plain:
+            plain.sendall(b"hello")
+            if not (found := plain.recv(100)):
+                raise ConnectionResetError("it hung up")
+            return found
 
 
 def refused(port, credentials, **options):
     """Why a call did not get through; fails if it did, or if only the time ran out."""
-    with pytest.raises(grpc.RpcError) as error:
+    with pytest.raises(OSError) as error:
         call(port, credentials, **options)
-    assert error.value.code() == grpc.StatusCode.UNAVAILABLE, error.value
-    return error.value.details()
+    assert not isinstance(error.value, TimeoutError), error.value
+    return str(error.value)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_worker_gets_through_and_is_known_by_name(folders, host):
     with serving(server_credentials(folders / "ours/server")) as (port, calls):
-        assert call(port, channel_credentials(str(folders / "ours/worker")), host=host) == b"paceline worker"
+        assert call(port, worker_credentials(str(folders / "ours/worker")), host=host) == b"paceline worker"
     assert calls == [b"hello"]
 
 
@@ -119,34 +128,34 @@ def test_a_client_that_is_not_a_worker_of_this_ca_is_refused(folders):
     ours = folders / "ours"
     strangers = {
         "no TLS at all": None,
-        "no certificate": raw_channel(ours / "ca.crt"),
-        "another CA's worker": raw_channel(ours / "ca.crt", folders / "theirs/worker"),
-        "the server's own certificate": raw_channel(ours / "ca.crt", ours / "server"),
-        "the CA's own certificate": raw_channel(ours / "ca.crt", ours / "ca"),
-        "an expired worker": raw_channel(ours / "ca.crt", folders / "old/worker"),
+        "no certificate": raw_client(ours / "ca.crt"),
+        "another CA's worker": raw_client(ours / "ca.crt", folders / "theirs/worker"),
+        "the server's own certificate": raw_client(ours / "ca.crt", ours / "server"),
+        "the CA's own certificate": raw_client(ours / "ca.crt", ours / "ca"),
+        "an expired worker": raw_client(ours / "ca.crt", folders / "old/worker"),
     }
     with serving(server_credentials(ours / "server")) as (port, calls):
         for credentials in strangers.values():
             refused(port, credentials)
         assert calls == []
-        assert call(port, channel_credentials(ours / "worker")) == b"paceline worker"
+        assert call(port, worker_credentials(ours / "worker")) == b"paceline worker"
 
 
 @pytest.mark.parametrize("impostor", ["ours/worker", "theirs/server", "old/server"])
 def test_a_server_that_is_not_the_server_of_this_ca_is_refused(folders, impostor):
     ours = folders / "ours"
     with serving(raw_server(folders / impostor, ours / "ca.crt")) as (port, calls):
-        assert "CERTIFICATE_VERIFY_FAILED" in refused(port, channel_credentials(ours / "worker"))
+        assert "CERTIFICATE_VERIFY_FAILED" in refused(port, worker_credentials(ours / "worker"))
     assert calls == []
 
 
 def test_an_expired_pair_is_refused_by_the_other_side_under_a_ca_both_trust(folders, tmp_path):
     make_expired_sides(tmp_path)
     with serving(server_credentials(tmp_path / "server")) as (port, calls):
-        refused(port, raw_channel(tmp_path / "ca.crt", tmp_path / "past/worker"))
+        refused(port, raw_client(tmp_path / "ca.crt", tmp_path / "past/worker"))
         assert calls == []
     with serving(raw_server(tmp_path / "past/server", tmp_path / "ca.crt")) as (port, calls):
-        assert "CERTIFICATE_VERIFY_FAILED" in refused(port, channel_credentials(tmp_path / "worker"))
+        assert "CERTIFICATE_VERIFY_FAILED" in refused(port, worker_credentials(tmp_path / "worker"))
         assert calls == []
 
 
@@ -166,7 +175,7 @@ def make_expired_sides(folder):
 
 def test_a_server_is_refused_under_a_name_that_its_certificate_lacks(folders):
     with serving(server_credentials(folders / "ours/server")) as (port, calls):
-        assert "Hostname" in refused(port, channel_credentials(folders / "ours/worker"), known_as="127.0.0.2")
+        assert "not valid for" in refused(port, worker_credentials(folders / "ours/worker"), known_as="127.0.0.2")
     assert calls == []
 
 
@@ -190,26 +199,26 @@ def reason(read, tls):
 def test_a_file_that_is_missing_or_holds_something_else_is_named(folder, name):
     (folder / name).write_bytes(b"\xff\x00 nothing of the kind")
     kind = "private key" if name.endswith("key") else "certificate"
-    assert f"{name} does not hold a {kind} in PEM form" in reason(channel_credentials, folder / "worker")
+    assert f"{name} does not hold a {kind} in PEM form" in reason(worker_credentials, folder / "worker")
     (folder / name).unlink()
-    assert f"{name} (No such file" in reason(channel_credentials, folder / "worker")
+    assert f"{name} (No such file" in reason(worker_credentials, folder / "worker")
     (folder / name).mkdir()
-    assert f"{name} (it is a folder, not a plain file" in reason(channel_credentials, folder / "worker")
+    assert f"{name} (it is a folder, not a plain file" in reason(worker_credentials, folder / "worker")
 
 
 def test_a_certificate_in_the_place_of_a_key_and_the_reverse_are_told(folder):
     shutil.copy(folder / "worker.crt", folder / "worker.key")
-    assert "worker.key does not hold a private key" in reason(channel_credentials, folder / "worker")
+    assert "worker.key does not hold a private key" in reason(worker_credentials, folder / "worker")
     shutil.copy(folder / "server.key", folder / "server.crt")
     assert "server.crt does not hold a certificate" in reason(server_credentials, folder / "server")
 
 
 def test_another_sides_key_is_told(folder):
     shutil.copy(folder / "server.key", folder / "worker.key")
-    assert "worker.key is not the key of" in reason(channel_credentials, folder / "worker")
+    assert "worker.key is not the key of" in reason(worker_credentials, folder / "worker")
 
 
-@pytest.mark.parametrize(("read", "side"), [(server_credentials, "server"), (channel_credentials, "worker")])
+@pytest.mark.parametrize(("read", "side"), [(server_credentials, "server"), (worker_credentials, "worker")])
 def test_another_ca_is_told(folders, folder, read, side):
     shutil.copy(folders / "theirs/ca.crt", folder / "ca.crt")
     assert f"{side}.crt is not signed by {folder / 'ca.crt'}" in reason(read, folder / side)
@@ -219,7 +228,7 @@ def test_a_ca_file_may_hold_several(folders, folder):
     both = (folders / "theirs/ca.crt").read_bytes() + (folder / "ca.crt").read_bytes()
     (folder / "ca.crt").write_bytes(both)
     with serving(server_credentials(folder / "server")) as (port, _):
-        assert call(port, channel_credentials(folders / "ours/worker")) == b"paceline worker"
+        assert call(port, worker_credentials(folders / "ours/worker")) == b"paceline worker"
 
 
 def test_the_other_roles_certificate_is_told_with_the_right_one(folder):
@@ -227,7 +236,7 @@ def test_the_other_roles_certificate_is_told_with_the_right_one(folder):
         server_credentials, folder / "worker"
     )
     assert f"server.crt is not a certificate for a worker: use {folder}/worker" in reason(
-        channel_credentials, folder / "server"
+        worker_credentials, folder / "server"
     )
 
 
@@ -235,10 +244,10 @@ def test_a_key_with_a_password_is_told(folder):
     key = load_pem_private_key((folder / "worker.key").read_bytes(), password=None)
     locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
     (folder / "worker.key").write_bytes(locked)
-    assert "worker.key is locked with a password" in reason(channel_credentials, folder / "worker")
+    assert "worker.key is locked with a password" in reason(worker_credentials, folder / "worker")
 
 
-@pytest.mark.parametrize(("read", "side"), [(server_credentials, "server"), (channel_credentials, "worker")])
+@pytest.mark.parametrize(("read", "side"), [(server_credentials, "server"), (worker_credentials, "worker")])
 def test_an_expired_certificate_is_told_with_its_date(folders, read, side):
     day = datetime.now(UTC) - timedelta(days=29)
     days = [f"{day + timedelta(days=shift):%Y-%m-%d}" for shift in (-1, 0)]  # midnight may have passed since
@@ -258,30 +267,30 @@ def test_a_certificate_that_outlived_its_ca_is_told_with_the_cas_date(folders, t
     )
     (folder / "worker.crt").write_bytes(renewed.public_bytes(Encoding.PEM))
     expired = x509.load_pem_x509_certificate(pem).not_valid_after_utc
-    assert f"ca.crt expired on {expired:%Y-%m-%d}: take another" in reason(channel_credentials, folder / "worker")
+    assert f"ca.crt expired on {expired:%Y-%m-%d}: take another" in reason(worker_credentials, folder / "worker")
 
 
 def test_a_certificate_of_the_future_asks_about_the_clock(tmp_path, monkeypatch):
     monkeypatch.setattr(keys, "_now", lambda: datetime.now(UTC) + timedelta(days=2))
     make_keys(tmp_path)
-    assert "is the clock of this machine right?" in reason(channel_credentials, tmp_path / "worker")
+    assert "is the clock of this machine right?" in reason(worker_credentials, tmp_path / "worker")
 
 
 @pytest.mark.parametrize("tls", ["", ".", "/"])
 def test_a_prefix_without_a_name_is_told(tls):
-    assert "as in keys/worker" in reason(channel_credentials, tls)
+    assert "as in keys/worker" in reason(worker_credentials, tls)
 
 
 def test_the_ending_and_the_folder_are_not_the_prefix_and_that_is_said(folder):
     for mistaken in (folder / "worker.crt", folder):
-        assert "keys are named without their ending, as in keys/worker" in reason(channel_credentials, mistaken)
+        assert "keys are named without their ending, as in keys/worker" in reason(worker_credentials, mistaken)
 
 
 def test_a_side_may_have_a_dot_in_its_name_and_a_home(folder, monkeypatch):
     for ending in ("crt", "key"):
         (folder / f"worker.{ending}").rename(folder / f"node.7.{ending}")
     monkeypatch.setenv("HOME", str(folder.parent))
-    channel_credentials("~/keys/node.7")
+    worker_credentials("~/keys/node.7")
 
 
 # -- addresses ----------------------------------------------------------------------------------------------------

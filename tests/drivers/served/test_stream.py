@@ -6,11 +6,13 @@ import asyncio
 import dataclasses
 import gc
 
-import grpc
 import pytest
 import torch
 
+from paceline.drivers.served.coordinator import ReceivedGradient
 from paceline.drivers.served.messages import (
+    MOST_BODY_BYTES,
+    Assembly,
     Beat,
     Chunk,
     Goodbye,
@@ -24,7 +26,15 @@ from paceline.drivers.served.messages import (
     encode,
 )
 from paceline.drivers.served.settings import Limits
-from paceline.drivers.served.stream import MOST_HELD, MOST_QUEUED, StreamEnd, WorkerStream
+from paceline.drivers.served.stream import (
+    MOST_HELD,
+    MOST_QUEUED,
+    TRICKLE_BYTES,
+    ModelMessage,
+    StreamEnd,
+    WorkerStream,
+)
+from paceline.drivers.served.transport import Wire
 from tests.drivers.served.test_messages import EXAMPLES, GRADIENT
 
 HELLO, WELCOME = EXAMPLES[0], EXAMPLES[1]
@@ -53,48 +63,76 @@ class FakeServer:
     def arrived(self, stream, received):
         self.received.append(received)
 
-    def decoded(self, payload):
-        return payload.view(torch.float32)
+    def assembly(self):
+        return Assembly(self.sizes)
 
-    def count_bytes(self, *, sent=0, received=0):
-        pass
+    async def decoded(self, worker, message, assembly):
+        vector = assembly.payload.view(torch.float32)
+        return ReceivedGradient(worker=worker, message=message, vector=vector, buffer_changes=assembly.buffers)
+
+    def fail(self, error):
+        raise error
 
 
-class Context:
-    """What gRPC gives a handler. Without `reads`, the other side takes nothing."""
+class FarEnd:
+    """The worker's end of a wire, in the place of a transport. Without `reads`, it takes nothing."""
 
-    def __init__(self, reads=True):
-        self.incoming, self.written, self._reads = asyncio.Queue(), [], reads
+    def __init__(self, server, reads=True):
+        self.wire, self.written, self._reads, self._reading, self._bytes = Wire(server.clock), [], reads, True, b""
+        self.wire.connection_made(self)
 
-    def peer(self):
-        return "nobody"
+    def get_extra_info(self, name):
+        return None
 
-    async def read(self):
-        return await self.incoming.get()
+    def set_write_buffer_limits(self, high, low):
+        assert low == 0
 
-    async def write(self, frame):
-        if not self._reads:
-            await asyncio.sleep(3600)
-        self.written.append(decode(frame)[0])
+    def write(self, piece):
+        if self._reads:
+            self.written.append(decode(bytes(piece))[0])
+        else:
+            self.wire.pause_writing()
+
+    def say(self, frame):
+        """Send bytes: as they can be read, and all of them once `settle` is over."""
+        self._bytes += frame
+        self._flow()
+
+    def close(self):
+        self._flow()
+        self.wire.connection_lost(None)
+
+    def pause_reading(self):
+        self._reading = False
+
+    def resume_reading(self):
+        self._reading = True
+        asyncio.get_running_loop().call_soon(self._flow)
+
+    def _flow(self):
+        while self._bytes and self._reading:
+            room = self.wire.get_buffer(-1)
+            piece, self._bytes = self._bytes[: len(room)], self._bytes[len(room) :]
+            room[: len(piece)] = piece
+            self.wire.buffer_updated(len(piece))
 
 
 def play(*said, reads=True, close=True, then=None):
-    """Say frames on a stream; returns how it ended, its server, its context."""
+    """Say frames on a stream; returns how it ended, its server, its far end."""
 
     async def run():
-        server, context = FakeServer(), Context(reads)
-        stream = WorkerStream(server, context)
+        server = FakeServer()
+        far = FarEnd(server, reads)
+        stream = WorkerStream(server, "nobody")
+        serving = asyncio.create_task(stream.serve(far.wire))
         for frame in said:
-            context.incoming.put_nowait(frame if isinstance(frame, bytes) else encode(*frame))
-        if close:
-            context.incoming.put_nowait(grpc.aio.EOF)
-        if then is None:
-            end = await asyncio.wait_for(stream.serve(), 10)
-        else:
-            serving = asyncio.create_task(stream.serve())
-            await then(server, stream, context)
-            end = await asyncio.wait_for(serving, 10)
-        return end, server, context
+            far.say(frame if isinstance(frame, bytes) else encode(*frame))
+            await settle()
+        if then is not None:
+            await then(server, stream, far)
+        if close and not serving.done():
+            far.close()
+        return await asyncio.wait_for(serving, 10), server, far
 
     return asyncio.run(run())
 
@@ -109,11 +147,11 @@ async def settle():
 
 def test_a_worker_that_does_as_it_should_is_welcomed_and_its_gradient_arrives():
     body = torch.arange(12, dtype=torch.float32).numpy().tobytes()
-    end, server, context = play(
+    end, server, far = play(
         *JOINED, (WHOLE, body[:20]), (Chunk(), body[20:44]), (Chunk(), body[44:]), (Leave(reason=""),)
     )
     assert (end.what, end.reason, end.refused) == ("return", "it left", False)
-    assert [type(message) for message in context.written] == [Welcome, Goodbye]
+    assert [type(message) for message in far.written] == [Welcome, Goodbye]
     (received,) = server.received
     assert received.message == WHOLE
     assert received.vector.tolist() == list(range(10))
@@ -147,42 +185,43 @@ def test_a_worker_that_does_as_it_should_is_welcomed_and_its_gradient_arrives():
         ),
         ([*JOINED, (Goodbye(what="over", reason=""),)], "a Goodbye is out of place here"),
         ([b"\x17 anything"], "no message has kind 23"),
-        ([bytes(SIZES.most_message_bytes + 1)], f"a message has at most {SIZES.most_message_bytes} bytes"),
+        ([(Chunk(), bytes(MOST_BODY_BYTES + 1))], f"the body of a frame is at most {MOST_BODY_BYTES} bytes"),
+        ([*JOINED, (WHOLE, b"x"), (Chunk(), bytes(MOST_BODY_BYTES + 1))], "the body of a frame is at most"),
+        ([b"\x01\xff\xff\xff\xff\0\0\0\0{}"], "the header of a Hello is at most 65536 bytes"),
+        ([b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"], "it speaks gRPC, as paceline did before"),
     ],
 )
 def test_what_is_out_of_place_ends_the_stream_and_both_sides_are_told_why(said, reason):
-    end, server, context = play(*said)
+    end, server, far = play(*said)
     assert end.refused
     assert end.what == "refused"
     assert reason in end.reason
-    assert context.written[-1] == Goodbye(what="refused", reason=end.reason)
+    assert far.written[-1] == Goodbye(what="refused", reason=end.reason)
     assert len(server.received) in (0, MOST_HELD)
 
 
-def test_memory_of_a_gradient_that_is_given_back_is_used_again():
-    async def then(server, stream, context):
-        for number in range(5):
-            context.incoming.put_nowait(encode(WHOLE, bytes(48)))
+def test_gradients_that_are_given_back_make_room_for_others():
+    async def then(server, stream, far):
+        for number in range(3 * MOST_HELD):
+            far.say(encode(WHOLE, bytes(48)))
             await settle()
             assert len(server.received) == number + 1
             server.received[-1].release()
-        assert len({received.vector.data_ptr() for received in server.received}) == 1
-        context.incoming.put_nowait(grpc.aio.EOF)
 
-    play(*JOINED, close=False, then=then)
+    play(*JOINED, then=then)
 
 
 def overdue_after(seconds, *said, reads=True, owes=True, meanwhile=()):
     """What the watchman says when so many seconds have passed; `meanwhile` is said second by second, over and over."""
     found = []
 
-    async def then(server, stream, context):
+    async def then(server, stream, far):
         await settle()
         stream.owes = owes
         for second in range(seconds):
             server.seconds += 1
             if meanwhile:
-                context.incoming.put_nowait(encode(*meanwhile[second % len(meanwhile)]))
+                far.say(encode(*meanwhile[second % len(meanwhile)]))
             await settle()
             end = stream.overdue(server.seconds)
             if end is not None:
@@ -230,77 +269,83 @@ def test_a_gradient_that_trickles_in_is_no_progress(meanwhile):
     assert found[0] <= 12
 
 
-def test_a_gradient_that_comes_in_whole_chunks_is_progress():
-    server = FakeServer()
-    server.sizes = Sizes(most_payload_bytes=10 * 4 * 2**20, buffer_bytes=0)
-    stream = WorkerStream(server, Context())
-    stream.worker, stream.member, stream.owes = 0, True, True
-    chunk = bytes(server.sizes.chunk_bytes)
-    for number in range(9):
-        server.seconds += 9
-        message = Chunk() if number else dataclasses.replace(WHOLE, payload_bytes=40 * 2**20, buffer_bytes=0)
-        stream._handle(message, memoryview(chunk))
-        stream._heard = server.seconds
-        assert stream.overdue(server.seconds) is None
+@pytest.mark.parametrize("frame_bytes", [2**20, TRICKLE_BYTES, 5000], ids=["large frames", "frames", "small frames"])
+def test_a_gradient_that_comes_slowly_is_progress_with_every_so_many_bytes(frame_bytes):
+    """64 kB within ten seconds: a slow link only takes its time, whether the bytes fill whole frames or not."""
+    large = dataclasses.replace(WHOLE, payload_bytes=20 * TRICKLE_BYTES, buffer_bytes=0)
+    body, said = bytes(large.payload_bytes), b""
+    for start in range(0, len(body), frame_bytes):
+        said += encode(Chunk() if start else large, body[start : start + frame_bytes])
+
+    async def then(server, stream, far):
+        server.sizes = Sizes(most_payload_bytes=large.payload_bytes, buffer_bytes=0)
+        stream.owes = True
+        for start in range(0, len(said), TRICKLE_BYTES // 4):
+            server.seconds += 2.2
+            far.say(said[start : start + TRICKLE_BYTES // 4])
+            await settle()
+            assert stream.overdue(server.seconds) is None
+        assert len(server.received) == 1
+
+    play(*JOINED, then=then)
 
 
 def test_a_server_that_was_busy_itself_blames_nobody():
-    async def then(server, stream, context):
+    async def then(server, stream, far):
         await settle()
         server.seconds += 4
         assert stream.overdue(server.seconds) is not None
         stream.extend_deadlines(4)
         assert stream.overdue(server.seconds) is None
-        context.incoming.put_nowait(grpc.aio.EOF)
 
-    play(*JOINED, close=False, then=then)
+    play(*JOINED, then=then)
 
 
 def test_nothing_piles_up_for_a_peer_that_never_reads_and_its_goodbye_is_not_waited_for():
-    async def then(server, stream, context):
-        await settle()
+    model = ModelMessage(EXAMPLES[3], torch.zeros(400, dtype=torch.uint8), torch.zeros(2))
+
+    async def then(server, stream, far):
         for _ in range(1000):
-            stream.send_model(3, [[b"model"]], whole=True)
+            stream.send_model(3, [model], whole=True)
             stream._enqueue(b"beat")
         assert len(stream._queue) <= MOST_QUEUED
-        assert list(stream._models) == [[b"model"]]
+        assert list(stream._models) == [model]
         stream.end(StreamEnd("return", "no progress"))
 
-    end, _, context = play(*JOINED, reads=False, close=False, then=then)
+    end, _, far = play(*JOINED, reads=False, close=False, then=then)
     assert end.reason == "no progress"
-    assert context.written == []
+    assert far.written == []
 
 
-def test_a_peer_that_goes_while_it_is_written_to_leaves_no_trace_of_python_in_the_log():
+@pytest.mark.parametrize("error", [None, ConnectionResetError(104, "Connection reset by peer")], ids=str)
+def test_a_peer_that_goes_while_it_is_written_to_leaves_no_trace_of_python_in_the_log(error):
     complaints = []
 
-    class Going(Context):
-        async def write(self, frame):
-            try:
-                await asyncio.sleep(3600)
-            except asyncio.CancelledError:
-                raise RuntimeError("RPC already finished.") from None
-
-    async def run():
+    async def then(server, stream, far):
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context["message"]))
-        context = Going()
-        serving = asyncio.create_task(WorkerStream(FakeServer(), context).serve())
-        context.incoming.put_nowait(encode(HELLO))
-        await settle()
-        serving.cancel()
-        end = await serving
+        far.wire.connection_lost(error)
         await settle()
         gc.collect()
-        return end.reason
 
-    assert asyncio.run(run()) == "its connection was lost"
+    end, _, _ = play((HELLO,), reads=False, close=False, then=then)
+    gc.collect()
+    assert end.reason.startswith("its connection was lost")
+    assert not end.refused
     assert complaints == []
 
 
+@pytest.mark.parametrize("size", [0, 1, 8, 9, 20])
+def test_a_peer_that_goes_in_the_middle_of_a_message_is_lost_and_not_refused(size):
+    end, server, _ = play(*JOINED, encode(WHOLE, bytes(48))[:size])
+    assert end.reason == "its connection was lost (the other side closed the connection)"
+    assert not end.refused
+    assert server.received == []
+
+
 def test_a_reason_of_several_lines_is_said_in_one():
-    async def then(server, stream, context):
+    async def then(server, stream, far):
         await settle()
         stream.end(StreamEnd("over", "one\ntwo"))
 
-    _, _, context = play(*JOINED, close=False, then=then)
-    assert context.written[-1].reason == "one two"
+    _, _, far = play(*JOINED, close=False, then=then)
+    assert far.written[-1].reason == "one two"

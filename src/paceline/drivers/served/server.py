@@ -45,7 +45,8 @@ log = logging.getLogger("paceline.served")
 CHECK_SECONDS = 0.25
 DECODING_THREADS = 2
 LEAST_FREE = 2  # of the memories for gradients that wait for the next
-BACKLOG = 128
+BACKLOG = 4096  # connections that wait to be accepted; the system may set a lower limit
+HANDSHAKE_PAUSE_SECONDS = 0.01
 MOST_CHANGES = 16  # that wait for one worker: one so far behind is better off with the whole
 REFUSALS_AT_ONCE, REFUSALS_PER_SECOND = 200, 5.0
 
@@ -194,6 +195,9 @@ class Server:
             task = asyncio.create_task(self._work(connection, f"{address[0]}:{address[1]}", credentials))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            # Strangers may come quicker than they are accepted, and a handshake keeps this loop busy for a millisecond:
+            # those inside get their turn.
+            await asyncio.sleep(0 if credentials is None else HANDSHAKE_PAUSE_SECONDS)
 
     async def _work(self, connection: socket.socket, peer: str, credentials: ssl.SSLContext | None) -> None:
         stream = WorkerStream(self, peer)
@@ -237,7 +241,7 @@ class Server:
 
     def _make_room(self) -> None:
         """Of too many streams without a worker, end the one that is silent longest: they must not keep a worker out."""
-        strangers = [stream for stream in self._streams if stream not in self._seats]
+        strangers = [stream for stream in self._streams if stream not in self._seats and stream.ended is None]
         if len(strangers) >= self.limits.most_strangers:
             oldest = min(strangers, key=lambda stream: stream.opened)
             oldest.end(StreamEnd("return", "too many connections that have not said who they are", refused=True))
