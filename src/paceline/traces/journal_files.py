@@ -42,9 +42,8 @@ class JournalWriter:
     """Writes records to a file, one thread at a time; `append` goes on after the last whole line of an earlier run.
 
     `error` is the first thing that went wrong on the disk, `lost` how many records are not in the file because of it,
-    `rewritten` how often the file was gone and is written anew.
-    Without `append` a file that is there is replaced. `empty` says whether there is nothing in the file yet: then the
-    first record must be `RunBegan`.
+    `rewritten` how often the file was gone and is written anew. Without `append` a file that holds something is
+    refused. `empty` says whether there is nothing in the file yet: then the first record must be `RunBegan`.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp(), "trace.jsonl")
@@ -69,7 +68,7 @@ class JournalWriter:
             self._file = os.open(self._path, how, 0o666)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two servers on one run would ruin both
             if not append and os.fstat(self._file).st_size:
-                os.ftruncate(self._file, 0)
+                raise FileExistsError(errno.EEXIST, "it holds a run")
             self._end_bytes = _end_of_last_line(self._file)
             if self._end_bytes != os.fstat(self._file).st_size:
                 os.ftruncate(self._file, self._end_bytes)
