@@ -21,6 +21,7 @@ from types import TracebackType
 
 from paceline.files import open_plain
 from paceline.traces.journal import (
+    ALTERED,
     Checkpointed,
     Evaluated,
     JournalError,
@@ -245,7 +246,7 @@ def read_journal(path: str | Path) -> Journal:
                         needs_checksum = record.format > 1
                     records.append(record)
                 elif has_checksum(line[:-1]):  # a line that a crash cut short has no byte after its checksum
-                    raise ValueError("the line is not as it was written: its end was altered")
+                    raise ValueError(ALTERED)
     except OSError as error:
         raise JournalError(f"cannot read the journal {path}: {error.strerror or error}") from error
     except ValueError as error:
