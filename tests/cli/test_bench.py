@@ -44,7 +44,7 @@ def test_what_is_wrong_is_said_in_one_line(folder, capsys, arguments, said) -> N
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(folder, capsys) -> None:
     (folder / "taken").write_text("a file")
     assert main(["bench", "codecs", "--size", "100", "--out", "taken/runs"]) == 2
-    assert "cannot write results to taken/runs" in capsys.readouterr().err
+    assert "cannot write to taken/runs" in capsys.readouterr().err
 
 
 def test_tables_in_eighty_columns_and_a_page_that_asks_for_nothing(folder, capsys) -> None:

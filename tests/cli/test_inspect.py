@@ -101,7 +101,7 @@ def test_debug_shows_where(folder, capsys) -> None:
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_computed(folder, capsys) -> None:
     (folder / "taken").write_text("a file")
     assert main(["inspect", "--out", "taken/here"]) == 2
-    assert "cannot write results to taken/here" in capsys.readouterr().err
+    assert "cannot write to taken/here" in capsys.readouterr().err
 
 
 # -- what is computed, and what is said of it -------------------------------------------------------------------------

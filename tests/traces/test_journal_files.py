@@ -287,6 +287,7 @@ def test_whatever_the_disk_does_the_file_holds_whole_lines_and_the_rest_is_count
     file: Path, room: list[int | None], mends: bool
 ) -> None:
     """Each write takes `room` bytes and then fails, or all of it where there is None; cutting may fail once too."""
+    file.unlink(missing_ok=True)
     rooms, cuts = iter(room), iter([mends])
     real_write, real_cut = os.write, os.ftruncate
 
@@ -394,11 +395,12 @@ def test_after_closing_nothing_is_written(file: Path) -> None:
         writer.write(RECORDS[0])
 
 
-def test_a_new_journal_replaces_an_old_one_and_makes_its_folder(tmp_path: Path) -> None:
+def test_a_new_journal_makes_its_folder_and_never_replaces_an_old_one(tmp_path: Path) -> None:
     file = tmp_path / "runs" / "1" / "trace.jsonl"
     write(file, RECORDS)
-    write(file, RECORDS[:1])
-    assert read_journal(file).records == tuple(RECORDS[:1])
+    with pytest.raises(JournalError, match="it holds a run"):
+        write(file, RECORDS[:1])
+    assert read_journal(file).records == tuple(RECORDS)
 
 
 # -- what counts --------------------------------------------------------------------------------------------------

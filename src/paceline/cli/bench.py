@@ -12,7 +12,7 @@ from rich.console import Console
 
 from paceline.bench import BENCHES
 from paceline.cli.options import UsageError
-from paceline.cli.output import ResultsNotKept, note, results_folder
+from paceline.cli.output import ResultsNotKept, new_folder, note, write_result
 from paceline.cli.progress import step_bar
 from paceline.files import write_file
 from paceline.lookup import unknown
@@ -36,8 +36,8 @@ class BenchOptions:
     """codecs: those to measure, with commas between, such as "one-bit, qsgd levels=3, top-k error-feedback" [all]."""
     repeats: int = 7
     """codecs: how often each is timed; the best counts."""
-    out: str = "runs/bench-codecs"
-    """Folder for report.html and results.json."""
+    out: str = ""
+    """Folder for report.html and results.json [runs/bench-codecs, or the next that is free]."""
     json: bool = False
     """Print one JSON document to stdout, and nothing else there."""
     debug: bool = False
@@ -58,7 +58,7 @@ def bench(options: BenchOptions, overrides: dict[str, str]) -> None:
     chosen = variants(name.strip() for name in options.codecs.split(",") if name.strip())
     check_size(options.size)
     check_repeats(options.repeats)
-    out = results_folder(options.out)
+    out = new_folder(options.out, "bench-codecs")
     with notes.status("training a network for a gradient to measure on"):
         gradient, small = real_gradient(options.size), real_gradient(min(options.size, SMALL))
     with step_bar(notes, "codecs", total=steps(chosen, options.repeats)) as update:
@@ -85,7 +85,7 @@ def _show(
             console.print(table.rich(), "")
         console.print("\n".join(tables.scatter_lines(measured)), markup=False)
     try:
-        write_file(out / "results.json", document + "\n")
+        write_result(out, "results.json", document + "\n")
         page = codec_page(
             tables.points(measured),
             [tables.codecs_table(measured, gradient), links],

@@ -32,6 +32,7 @@ from paceline.recipes.assembly import averages
 from paceline.runs.ranks import RECIPE, read_recipe_of
 from paceline.traces.journal import TRACE, RunEnded
 from paceline.traces.journal_files import read_journal
+from paceline.traces.run_folder import check_free
 
 if TYPE_CHECKING:
     from paceline.drivers.ranks.launch import Place
@@ -296,6 +297,8 @@ def _train_ranks(options: TrainOptions, recipe: Recipe, place: Place | None) -> 
     # Whether a folder that holds a run belongs to this launch, started again, is known only when its ranks have met.
     as_named = options.resume or (place is not None and options.out)
     folder = Path(as_named) if as_named else new_folder(options.out, "train")
+    if as_named and not options.resume and not any(folder.glob("rank-*/launch")):
+        check_free(folder)
     job = _RankJob(recipe=recipe, folder=folder, resume=bool(options.resume), options=options)
     if place is None:
         _fork_ranks(job)

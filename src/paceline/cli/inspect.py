@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from paceline.cli.options import RecipeFile, given_recipe
-from paceline.cli.output import ResultsNotKept, note, results_folder
+from paceline.cli.output import ResultsNotKept, new_folder, note, write_result
 from paceline.cli.progress import step_bar
 from paceline.files import write_file
 from paceline.quantities import number_text
@@ -43,8 +43,8 @@ class InspectOptions:
     """Train so many steps, and show the ratios after them as well."""
     batch: int = 0
     """Samples of a gradient [the recipe's worker.batch_size]."""
-    out: str = "runs/inspect"
-    """Folder for inspect.html and results.json."""
+    out: str = ""
+    """Folder for inspect.html and results.json [runs/inspect, or the next that is free]."""
     json: bool = False
     """Print one JSON document to stdout, and nothing else there."""
     debug: bool = False
@@ -56,7 +56,7 @@ def inspect(options: InspectOptions, overrides: dict[str, str]) -> None:
 
     recipe = given_recipe(options.recipe_file, overrides)
     check(recipe, steps=options.steps, batch=options.batch)
-    notes, out = Console(stderr=True), results_folder(options.out)
+    notes, out = Console(stderr=True), new_folder(options.out, "inspect")
     with notes.status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
         import paceline.optim.ratios
         import paceline.training  # noqa: F401 - it takes seconds, and somebody is watching
@@ -76,7 +76,7 @@ def _show(recipe: Recipe, inspection: Inspection, out: Path, notes: Console, *, 
     else:
         _print(recipe, inspection)
     try:
-        write_file(out / "results.json", found + "\n")
+        write_result(out, "results.json", found + "\n")
         page = ratio_page(
             bars(inspection),
             table(inspection),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -15,7 +13,7 @@ from paceline.errors import PacelineError
 from paceline.files import write_file
 from paceline.recipes import Recipe
 from paceline.runs import Result, as_document
-from paceline.traces.journal import TRACE
+from paceline.traces.run_folder import RESULTS, next_free_folder, take_folder
 
 RUNS = "runs"
 
@@ -38,50 +36,24 @@ def note(console: Console, text: str, *, style: str | None = None) -> None:
     console.print(text, style=style, soft_wrap=True, highlight=False, markup=False)
 
 
-def results_folder(out: str) -> Path:
-    """Make the folder for results and return it: better refused before the run than after it.
-
-    >>> results_folder("/dev/null/results")
-    Traceback (most recent call last):
-    paceline.cli.options.UsageError: cannot write results to /dev/null/results: Not a directory; give another --out
-    """
-    folder = Path(out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write results to {folder}: {error.strerror or error}; give another --out") from None
-    return folder
-
-
 def new_folder(named: str, command: str) -> Path:
-    """Return the folder for a new run: the one that was named, or the next that is free; one with a run is refused.
+    """Return the folder for a command's results: the one that was named, if it is free, or else the next that is.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     new_folder(f"{folder}/mine", "train").name
-    'mine'
+    >>> new_folder("/dev/null/results", "race")
+    Traceback (most recent call last):
+    paceline.cli.options.UsageError: cannot write to /dev/null/results: Not a directory; give another --out
     """
     folder = Path(named or Path(RUNS, command))
     try:
-        if not named:
-            return _claim(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        return take_folder(folder) if named else next_free_folder(folder)
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror or error}; give another --out") from None
-    if (folder / TRACE).exists() or any(folder.glob("rank-*/checkpoint-*")):
-        raise UsageError(f"{folder} holds a run; give another --out, or go on with it: --resume {folder}")
-    return folder
 
 
-def _claim(wanted: Path) -> Path:
-    """Make the first folder of this name that nobody has; it is made at once, so that two runs never share one."""
-    wanted.parent.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
-        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
-        with suppress(FileExistsError):
-            folder.mkdir()
-            return folder
-    raise AssertionError("numbers do not end")
+def write_result(out: Path, name: str, text: str) -> Path:
+    """Write a file of the results; if somebody has deleted the folder meanwhile, it is made anew."""
+    out.mkdir(parents=True, exist_ok=True)
+    return write_file(out / name, text)
 
 
 def show_results(recipe: Recipe, results: Sequence[Result], out: Path, notes: Console, *, as_json: bool) -> None:
@@ -95,7 +67,7 @@ def show_results(recipe: Recipe, results: Sequence[Result], out: Path, notes: Co
     else:
         Console().print(results_table(traces))
     try:
-        write_file(out / "results.json", document + "\n")
+        write_result(out, RESULTS, document + "\n")
         report = write_report(traces, out / "report.html", title=f"paceline: {recipe.data.name}, {recipe.model.name}")
         message = f"report: {report}"
     except OSError as error:

@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console
 
 from paceline.cli.options import RecipeFile, UsageError, given_recipe
-from paceline.cli.output import ResultsNotKept, note, results_folder
+from paceline.cli.output import ResultsNotKept, new_folder, note, write_result
 from paceline.cli.progress import step_bar
 from paceline.files import write_file
 from paceline.quantities import rate_in_bytes, size_in_bytes
@@ -62,8 +62,8 @@ class PlanOptions:
     """A plan that was saved, instead of a recipe: placed anew for the options, without measuring."""
     save: str = ""
     """File for the plan, which paceline.Plan.load reads [plan.json in the folder]."""
-    out: str = "runs/plan"
-    """Folder for report.html, results.json and plan.json."""
+    out: str = ""
+    """Folder for report.html, results.json and plan.json [runs/plan, or the next that is free]."""
     json: bool = False
     """Print one JSON document to stdout, and nothing else there."""
     debug: bool = False
@@ -78,7 +78,8 @@ def plan(options: PlanOptions, overrides: dict[str, str]) -> None:
     saved, settings, recipe = _loaded(options, wanted) if options.load else (None, *_read(options, wanted))
     check_options(settings, **numbers, repeats=options.repeats, threads=options.threads)
     notes, file = Console(stderr=True), _plan_file(options)
-    out = results_folder(options.out)
+    out = new_folder(options.out, "plan")
+    file = file or out / PLAN
     with step_bar(notes, "loading torch") as update:
         if saved is not None:
             made = _revised(saved, settings, numbers, given=set(wanted))
@@ -164,9 +165,14 @@ def _states(text: str) -> float | None:
         raise UsageError(f"--optimizer-states must be a number of at least 0 (found {text!r})") from None
 
 
-def _plan_file(options: PlanOptions) -> Path:
-    file = Path(options.save) if options.save else Path(options.out, PLAN)
-    if options.save and (file.is_dir() or not file.parent.is_dir()):
+def _plan_file(options: PlanOptions) -> Path | None:
+    """Return the file that was named for the plan; one that is there is not overwritten."""
+    if not options.save:
+        return None
+    file = Path(options.save)
+    if file.exists() and not file.is_dir():
+        raise UsageError(f"{file} is there already: give --save another file, or move it away")
+    if file.is_dir() or not file.parent.is_dir():
         raise UsageError(f"cannot write the plan to {file}: give --save a file in a folder that is there")
     return file
 
@@ -214,8 +220,8 @@ def _write(made: Plan, results: dict[str, Any], out: Path, file: Path) -> str | 
     from paceline.reports.pipeline_page import pipeline_page
 
     try:
+        write_result(out, RESULTS, _as_json(results) + "\n")
         made.save(file)
-        write_file(out / RESULTS, _as_json(results) + "\n")
         page = pipeline_page(
             made,
             title=f"paceline plan: {made.model}",

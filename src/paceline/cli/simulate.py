@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from paceline.cli.options import RecipeFile, UsageError, given_recipe
-from paceline.cli.output import ResultsNotKept, note, results_folder, show_results
+from paceline.cli.output import ResultsNotKept, new_folder, note, show_results
 from paceline.cli.progress import RunBars
 from paceline.recipes import Recipe
 from paceline.runs import Race, check_strategies
@@ -39,16 +39,16 @@ class RaceOptions(SimulationOptions):
     """The strategies that race, with commas between."""
     seeds: int = 1
     """How many seeds, counting up from the recipe's; the table shows means."""
-    out: str = "runs/race"
-    """Folder for report.html and results.json."""
+    out: str = ""
+    """Folder for report.html and results.json [runs/race, or the next that is free]."""
 
 
 @dataclass(frozen=True)
 class SimulateOptions(SimulationOptions):
     """Run one recipe on a simulated cluster."""
 
-    out: str = "runs/simulate"
-    """Folder for report.html and results.json."""
+    out: str = ""
+    """Folder for report.html and results.json [runs/simulate, or the next that is free]."""
 
 
 def race(options: RaceOptions, overrides: dict[str, str]) -> None:
@@ -61,14 +61,15 @@ def race(options: RaceOptions, overrides: dict[str, str]) -> None:
     recipe = given_recipe(options.recipe_file, {**overrides, "strategy.name": with_k})
     for name in names:
         recipe.with_strategy(name)  # raises for a K that this strategy cannot have
-    _run(options, recipe, names, seeds=options.seeds)
+    _run(options, recipe, names, seeds=options.seeds, out=new_folder(options.out, "race"))
 
 
 def simulate(options: SimulateOptions, overrides: dict[str, str]) -> None:
     recipe = given_recipe(options.recipe_file, overrides)
-    finished = _run(options, recipe, [recipe.strategy.name], seeds=1)
+    out = new_folder(options.out, "simulate")
+    finished = _run(options, recipe, [recipe.strategy.name], seeds=1, out=out)
     if recipe.pruning.on and not options.timing_only:
-        _write_pruning_record(finished, Path(options.out))
+        _write_pruning_record(finished, out)
 
 
 def _write_pruning_record(finished: Race, out: Path) -> None:
@@ -85,8 +86,10 @@ def _write_pruning_record(finished: Race, out: Path) -> None:
     note(Console(stderr=True), message)
 
 
-def _run(options: RaceOptions | SimulateOptions, recipe: Recipe, names: Sequence[str], *, seeds: int) -> Race:
-    notes, out = Console(stderr=True), results_folder(options.out)
+def _run(
+    options: RaceOptions | SimulateOptions, recipe: Recipe, names: Sequence[str], *, seeds: int, out: Path
+) -> Race:
+    notes = Console(stderr=True)
     loading = "making ready" if options.timing_only else f"loading torch, {recipe.data.name} and {recipe.model.name}"
     with notes.status(loading):
         running = Race(recipe, strategies=names, seeds=seeds, timing_only=options.timing_only)

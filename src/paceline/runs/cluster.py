@@ -21,6 +21,7 @@ from paceline.recipes.assembly import codec_text_of, load_data, make_delays, mak
 from paceline.recipes.recipe import Recipe
 from paceline.runs.simulation import Result
 from paceline.traces import summarise
+from paceline.traces.run_folder import check_free
 
 if TYPE_CHECKING:
     from paceline.data import Dataset
@@ -307,6 +308,8 @@ def train(
     refuse_pipeline(recipe.pipeline, "a pipeline has no server")
     endpoint = ServerEndpoint(listen=listen, insecure=True)
     check_loopback(endpoint)
+    if not resume:
+        check_free(Path(folder))
     check_processes(recipe.cluster.workers)
     workers = start_workers(recipe, range(recipe.cluster.workers))  # it loads torch while the server makes ready
 

@@ -345,7 +345,7 @@ def _checksum(body: bytes) -> bytes:
 
 
 _CHECKSUM_BYTES = len(_checksum(b""))
-_ALTERED = "the line is not as it was written: its checksum does not fit, or is missing"
+ALTERED = "the line is not as it was written (its checksum does not fit, or is missing): take the file from a copy"
 
 
 def has_checksum(line: bytes) -> bool:
@@ -372,11 +372,11 @@ def record_from(line: bytes, *, needs_checksum: bool = False) -> JournalRecord:
     paceline.decoding.DecodingError: checkpointed: field 'version' is missing
     >>> record_from(line_of(Checkpointed(at_seconds=1.5, version=7)).replace(b"7", b"6"))
     Traceback (most recent call last):
-    paceline.decoding.DecodingError: the line is not as it was written: its checksum does not fit, or is missing
+    paceline.decoding.DecodingError: the line is not as it was written (its checksum does not fit, or is missing): ...
     """
     checked = has_checksum(line)
     if not checked and (needs_checksum or b',"crc":"' in line[-_CHECKSUM_BYTES - 1 :]):
-        raise DecodingError(_ALTERED)
+        raise DecodingError(ALTERED)
     found = parse_object(line)
     if checked:
         del found["crc"]
@@ -387,7 +387,7 @@ def record_from(line: bytes, *, needs_checksum: bool = False) -> JournalRecord:
         raise unknown("kind of record", kind if isinstance(kind, str) else type(kind).__name__, KINDS)
     record = _record(kind, found)
     if isinstance(record, RunBegan) and record.format > 1 and not checked:
-        raise DecodingError(_ALTERED)
+        raise DecodingError(ALTERED)
     return record
 
 

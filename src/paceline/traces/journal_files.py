@@ -21,6 +21,7 @@ from types import TracebackType
 
 from paceline.files import open_plain
 from paceline.traces.journal import (
+    ALTERED,
     Checkpointed,
     Evaluated,
     JournalError,
@@ -42,9 +43,8 @@ class JournalWriter:
     """Writes records to a file, one thread at a time; `append` goes on after the last whole line of an earlier run.
 
     `error` is the first thing that went wrong on the disk, `lost` how many records are not in the file because of it,
-    `rewritten` how often the file was gone and is written anew.
-    Without `append` a file that is there is replaced. `empty` says whether there is nothing in the file yet: then the
-    first record must be `RunBegan`.
+    `rewritten` how often the file was gone and is written anew. Without `append` a file that holds something is
+    refused. `empty` says whether there is nothing in the file yet: then the first record must be `RunBegan`.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp(), "trace.jsonl")
@@ -69,7 +69,7 @@ class JournalWriter:
             self._file = os.open(self._path, how, 0o666)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two servers on one run would ruin both
             if not append and os.fstat(self._file).st_size:
-                os.ftruncate(self._file, 0)
+                raise FileExistsError(errno.EEXIST, "it holds a run")
             self._end_bytes = _end_of_last_line(self._file)
             if self._end_bytes != os.fstat(self._file).st_size:
                 os.ftruncate(self._file, self._end_bytes)
@@ -246,7 +246,7 @@ def read_journal(path: str | Path) -> Journal:
                         needs_checksum = record.format > 1
                     records.append(record)
                 elif has_checksum(line[:-1]):  # a line that a crash cut short has no byte after its checksum
-                    raise ValueError("the line is not as it was written: its end was altered")
+                    raise ValueError(ALTERED)
     except OSError as error:
         raise JournalError(f"cannot read the journal {path}: {error.strerror or error}") from error
     except ValueError as error:

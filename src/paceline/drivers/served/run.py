@@ -47,6 +47,7 @@ from paceline.traces.checkpoints import (
 )
 from paceline.traces.journal import FORMAT, LATEST_SECONDS, TRACE, Checkpointed, Evaluated, Resumed, RunBegan, RunEnded
 from paceline.traces.journal_files import JournalWriter
+from paceline.traces.run_folder import check_free
 from paceline.traces.run_settings import difference, with_defaults
 from paceline.training import TrainState
 from paceline.training.outgoing import warm_up
@@ -155,8 +156,8 @@ class MeasuredCopy:
 def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
     """Make a run ready to be served; a folder that holds a run is resumed from its newest checkpoint, or refused."""
     trace = settings.folder / TRACE
-    if not resume and trace.exists():
-        raise ServeError(f"{settings.folder} holds a run; resume it, or give another folder")
+    if not resume:
+        check_free(settings.folder)
     checkpoint = _newest(settings) if resume else None
     if checkpoint is not None:
         _check_same_run(settings, checkpoint)
