@@ -9,7 +9,8 @@ has four rounds, with checkpoints and evaluations as a user would have them.
             + 1 where something is remembered: compensation (lgc), a codec that sends changes (qsgd)
             + 1.25 for each gradient that was held at once
 
-`held` is from a gradient's arrival to its step, by the run's own journal.
+`held` counts the gradients that the server had memory for at once, from the first byte that comes until the step: under
+lgc a worker's late gradient waits while its next one arrives.
 """
 
 from __future__ import annotations

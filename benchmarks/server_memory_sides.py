@@ -11,7 +11,8 @@ import os
 import re
 import tempfile
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def _serve(case: Case, told: Any) -> int:
     from paceline.drivers.served.settings import Limits
 
     model = network(case.parameters)
-    with tempfile.TemporaryDirectory(prefix="paceline-server-memory-") as folder:
+    with tempfile.TemporaryDirectory(prefix="paceline-server-memory-") as folder, counted_gradients() as most:
         outcome = serve(
             model,
             torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9),
@@ -80,23 +81,37 @@ def _serve(case: Case, told: Any) -> int:
         )
         if not outcome.finished or outcome.errors:
             raise ValueError(f"the run ended early: {outcome.reason} {outcome.errors}")
-        return most_held(Path(folder, "run", "trace.jsonl"))
+        return most[-1]
 
 
-def most_held(trace: Path) -> int:
-    """How many gradients the server held at once, at most, by its journal: from their arrival to their step."""
-    from paceline.traces.journal import Arrived, StepRecord
-    from paceline.traces.journal_files import read_journal
+@contextmanager
+def counted_gradients() -> Iterator[list[int]]:
+    """Count the gradients that a server has memory for at once; the list's last number is the most so far."""
+    from paceline.drivers.served.server import Server
 
-    held = most = 0
-    for record in read_journal(trace).records:
-        if isinstance(record, Arrived | StepRecord):
-            held += len(record.arrivals)
-            most = max(most, held)
-            held -= len(record.dropped)
-        if isinstance(record, StepRecord):
-            held -= len(record.fresh) + len(record.late)
-    return most
+    used, most, assembly, decoded = [0], [0], Server.assembly, Server.decoded
+
+    def take(server: Server) -> Any:
+        used[0] += 1
+        most.append(max(used[0], most[-1]))
+        return assembly(server)
+
+    async def decode(server: Server, *body: Any) -> Any:
+        received = await decoded(server, *body)
+        release = received.release
+
+        def released() -> None:
+            used[0] -= 1
+            release()
+
+        received.release = released
+        return received
+
+    Server.assembly, Server.decoded = take, decode  # type: ignore[method-assign, assignment]
+    try:
+        yield most
+    finally:
+        Server.assembly, Server.decoded = assembly, decoded  # type: ignore[method-assign]
 
 
 # -- the stand-ins -------------------------------------------------------------------------------------------------

@@ -20,12 +20,14 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load
 
 from paceline import files
 from paceline.traces.checkpoints import (
     Checkpoint,
     CheckpointError,
     CheckpointWriteError,
+    Snapshot,
     read_checkpoint,
     read_newest,
     write_checkpoint,
@@ -475,3 +477,31 @@ def test_a_read_only_folder_is_told_and_can_be_read(tmp_path):
         with pytest.raises(CheckpointWriteError, match=r"Read-only file system; the one before \(100\) stays"):
             write_checkpoint(disk, made(120))
         assert newest_version(disk) == 100
+
+
+# -- tensors that are in use while they are written ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("read_before", [0, 1, 3, 100])
+def test_a_snapshot_holds_the_tensors_as_they_were_however_far_it_was_read_when_they_changed(tmp_path, read_before):
+    held = {"a": torch.arange(3_000_000, dtype=torch.float32), "b": torch.ones(7), "c": torch.zeros(2, 0)}
+    before = {name: tensor.clone() for name, tensor in held.items()}
+    snapshot = Snapshot(held)
+    pieces = snapshot.pieces()
+    begin = [piece for _, piece in zip(range(read_before), pieces, strict=False)]
+    snapshot.settle(0.0)
+    for tensor in held.values():
+        tensor.fill_(-1.0)
+    found = load(b"".join([*begin, *pieces]))
+    assert snapshot.read.is_set()
+    assert {name: torch.equal(found[name], before[name]) for name in before} == dict.fromkeys(before, True)
+
+
+def test_a_snapshot_that_is_read_in_time_copies_nothing():
+    held = {"a": torch.ones(1000)}
+    snapshot = Snapshot(held)
+    reader = threading.Timer(0.05, lambda: list(snapshot.pieces()))
+    reader.start()
+    snapshot.settle(30.0)
+    assert snapshot.read.is_set()
+    reader.join()

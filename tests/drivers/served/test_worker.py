@@ -1,5 +1,6 @@
 """`paceline.Worker` and `paceline.serve` in one process: a user's own loop against a real server on loopback."""
 
+import asyncio
 import copy
 import queue
 import threading
@@ -13,6 +14,8 @@ from torch import nn
 
 import paceline
 from paceline.codecs import CODECS
+from paceline.drivers.served.connection import ServerUnreachableError
+from paceline.drivers.served.messages import PROTOCOL, Welcome, encode, model_signature
 from paceline.drivers.served.settings import Limits
 from paceline.traces.journal import Refused
 from paceline.traces.journal_files import read_journal
@@ -329,3 +332,42 @@ def test_a_port_that_is_taken_is_told(tmp_path):
                 other, torch.optim.SGD(other.parameters(), lr=0.1), workers=1, listen=address, folder=tmp_path / "other"
             )
         work(worker, model, batches(100))
+
+
+def test_patience_counts_from_the_last_progress_and_not_from_the_last_connection():
+    """A server that welcomes, and loses every connection before a model comes, is given up all the same."""
+    connections = 0
+    welcome = Welcome(
+        protocol=PROTOCOL, worker=0, shard=0, first_draw=0, blocks=4, codec="identity", seed=0,
+        signature=model_signature(network()), silence_seconds=15.0, recipe={},
+    )  # fmt: skip
+
+    async def serve_badly(reader, writer):
+        nonlocal connections
+        connections += 1
+        await reader.readexactly(9)
+        writer.write(encode(welcome))
+        await writer.drain()
+        writer.close()
+
+    def listen(ready, stop):
+        async def run():
+            server = await asyncio.start_server(serve_badly, "127.0.0.1", 0)
+            ready.put(server.sockets[0].getsockname()[1])
+            while not stop.is_set():
+                await asyncio.sleep(0.02)
+            server.close()
+
+        asyncio.run(run())
+
+    ready, stop = queue.Queue(), threading.Event()
+    thread = threading.Thread(target=listen, args=(ready, stop), daemon=True)
+    thread.start()
+    try:
+        worker = paceline.Worker(f"127.0.0.1:{ready.get(timeout=10)}", network(), patience_seconds=1.0)
+        with pytest.raises(ServerUnreachableError, match=r"no model from the server at .* for 1 s"), worker:
+            worker.training()
+        assert connections > 2
+    finally:
+        stop.set()
+        thread.join(10)

@@ -300,6 +300,11 @@ class ServerConnection:
     # -- waiting -----------------------------------------------------------------------------------------------
 
     @property
+    def seconds(self) -> float:
+        """How long the server has been heard of."""
+        return self._heard - self._began
+
+    @property
     def _heard(self) -> float:
         return self._wire.heard if self._wire is not None else self._began
 

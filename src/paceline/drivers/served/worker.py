@@ -78,7 +78,9 @@ class Worker:
         self.draw = 0
         self._credentials = worker_credentials(tls) if tls is not None else None
         self._patience_seconds = patience_seconds
+        self._without_progress_since: float | None = None  # when the server was first lost after the last model
         self._wish, self._local = wish, local
+        self._last_loss = ""
         self._connection: ServerConnection | None = None
         self._over = False
         self._sent = threading.Event()
@@ -250,9 +252,18 @@ class Worker:
     # -- the server --------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        """Connect to the server, trying again for `patience_seconds`."""
-        deadline = time.monotonic() + self._patience_seconds
-        pause, reason = FIRST_PAUSE_SECONDS, "never tried"
+        """Connect to the server, trying again until `patience_seconds` have brought no progress.
+
+        A connection alone is none: one that is lost again and again before a model has come would be tried for ever.
+        """
+        if self._without_progress_since is None:
+            self._without_progress_since = time.monotonic()
+        deadline = self._without_progress_since + self._patience_seconds
+        pause, reason = FIRST_PAUSE_SECONDS, self._last_loss or "never tried"
+        if time.monotonic() > deadline:
+            raise ServerUnreachableError(
+                f"no model from the server at {self.address} for {self._patience_seconds:g} s: {reason}"
+            )
         while True:
             try:
                 self._connection = self._open_connection(max(1.0, min(15.0, deadline - time.monotonic())))
@@ -325,13 +336,17 @@ class Worker:
                     raise ConnectionLost("the connection is closed")
                 self.version = connection.take_model(self._load)
                 self._held_since = connection.whole_since
+                self._without_progress_since = None
                 return
             except TrainingOver:
                 self._over = True
             except ConnectionLost as error:
                 log.warning("lost the server at %s: %s", self.address, error)
+                self._last_loss = str(error)
                 if connection is not None:
                     connection.close()
+                    if connection.seconds > self._patience_seconds:  # it lasted: there was nothing to do yet
+                        self._without_progress_since = None
                 self._connect()
                 log.warning("worker %d is back at %s", self.number, self.address)
 
