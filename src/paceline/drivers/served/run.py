@@ -191,7 +191,11 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
         started_seconds=_seconds(checkpoint, settings.folder) if checkpoint else 0.0,
     )
     if checkpoint is not None:
-        _load(settings, checkpoint, coordinator)
+        try:
+            _load(settings, checkpoint, coordinator)
+        except BaseException:
+            journal.close()  # else this process could not open it again
+            raise
     _begin_journal(journal, settings, checkpoint)
     run = ServerRun(coordinator, server, journal, settings)
     if checkpoint is None:
