@@ -24,6 +24,7 @@ from paceline.traces.journal import (
     ALTERED,
     Checkpointed,
     Evaluated,
+    Extended,
     JournalError,
     JournalRecord,
     Resumed,
@@ -98,7 +99,7 @@ class JournalWriter:
             self._note(error)
             self.lost += 1
             # Without these the rest of the file would say something else, so they go before the next record.
-            if isinstance(record, RunBegan | Resumed):
+            if isinstance(record, RunBegan | Resumed | Extended):
                 self._owed.append(line)
             with suppress(OSError):
                 self._mend()
@@ -213,6 +214,11 @@ class Journal:
         if self.records and isinstance(self.records[0], RunBegan):
             return self.records[0]
         raise JournalError("a journal begins with run_began")
+
+    @property
+    def extended(self) -> Extended | None:
+        """The last record of another total, if there is one: it is the run's total now."""
+        return next((record for record in reversed(self.records) if isinstance(record, Extended)), None)
 
 
 def read_journal(path: str | Path) -> Journal:
