@@ -235,7 +235,7 @@ def read_journal(path: str | Path) -> Journal:
     (1, True)
     """
     records: list[JournalRecord] = []
-    line, needs_checksum = b"\n", False
+    line, needs_checksum, version = b"\n", False, 0
     try:
         with open_plain(path, most_bytes=MOST_BYTES) as lines:
             while line.endswith(b"\n") and (following := lines.readline(LONGEST_LINE_BYTES + 1)):
@@ -250,6 +250,12 @@ def read_journal(path: str | Path) -> Journal:
                         raise ValueError(words)
                     if isinstance(record, RunBegan):
                         needs_checksum = record.format > 1
+                    elif isinstance(record, Resumed):
+                        version = record.version
+                    elif isinstance(record, StepRecord):
+                        if record.version < version:  # each line is whole, but they have changed places
+                            raise ValueError(f"step {record.version} comes after step {version - 1}")
+                        version = record.version + 1
                     records.append(record)
                 elif has_checksum(line[:-1]):  # a line that a crash cut short has no byte after its checksum
                     raise ValueError(ALTERED)
