@@ -35,6 +35,9 @@ BENCHMARKS = MappingProxyType(
         "server-memory": Benchmark("benchmarks.server_memory:run", "the server's memory in multiples of its model"),
         "slow-link": Benchmark("benchmarks.slow_link:run", "rounds of the server over links of 512 kbit/s"),
         "codecs": Benchmark("benchmarks.codecs:run", "quantising codecs against a plain copy and against eager torch"),
+        "corrupt": Benchmark(
+            "benchmarks.corrupt:run", "damaged and forged files of every kind, refused or as they were"
+        ),
         "hostile": Benchmark("benchmarks.hostile:run", "altered and made-up payloads, refused or borne by every codec"),
         "links": Benchmark("benchmarks.links:run", "a DDP step over 200 Mbit/s: our codecs, torch's hooks"),
         "averaging": Benchmark("benchmarks.averaging:run", "four ranks over 200 Mbit/s: hpsgd, its sisters, DDP"),

@@ -19,7 +19,7 @@ class Options:
     """claims, choice-of-k, large-batch, pruning: runs that are averaged; 3 if not given."""
     only: str = ""
     """With commas between; empty: all. choice-of-k: delay models. gradients, pipeline-balance: networks.
-    server-memory: sizes. soak: words in the names of faults."""
+    server-memory: sizes. corrupt: files, without commas in their names. soak: words in the names of faults."""
     strategies: str = ""
     """choice-of-k, server-memory: strategies, with commas between; empty: all."""
     workers: str = ""

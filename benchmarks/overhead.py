@@ -117,7 +117,7 @@ def _parts(parts: dict[str, dict[str, float]], times: dict[str, list[float]], *,
     for name in next(iter(parts.values())):
         where.add_row(name, *(f"{1000 * parts[codec][name]:.1f}" for codec in parts))
     rest = [min(times[f"server, TCP, {codec}"]) - sum(parts[codec].values()) for codec in parts]
-    where.add_row("the rest: gRPC, both ways, and workers", *(f"{1000 * seconds:.1f}" for seconds in rest))
+    where.add_row("the rest: network, both ways, and workers", *(f"{1000 * seconds:.1f}" for seconds in rest))
     return where
 
 

@@ -41,7 +41,7 @@ class Case:
 
     @property
     def first(self) -> Case:
-        """The tiny run before it, which loads what any run loads: gRPC, threads, compiled codecs."""
+        """The tiny run before it, which loads what any run loads: threads, compiled codecs."""
         return dataclasses.replace(self, parameters=4000, workers=2)
 
 

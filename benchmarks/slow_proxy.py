@@ -82,6 +82,6 @@ class SlowLink:
                 with turn:
                     time.sleep(len(data) / self.bytes_per_second)
                 target.sendall(data)
-        for each in (source, target):  # half-closed connections are none of gRPC's
+        for each in (source, target):  # half a connection is of no use to either side
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

@@ -25,6 +25,7 @@ RUNS = [
 ]
 RUNS += [["claims", "timing", "codecs", "pruning", "pruning-overhead"]]
 RUNS += [["pipeline-balance", "pipeline-idle", "pipeline-placement"]]
+RUNS += [["corrupt"]]  # it forks, and must not have computed before
 RUNS += [["hostile", "scale", "averaging-accuracy", "optimizers", "large-batch"]]
 
 

@@ -223,6 +223,16 @@ def _first_frame(held):
     return bytes(held[:end]) if len(held) >= end else None
 
 
+def _messages(connection):
+    """All that is said on a connection, message by message."""
+    held = bytearray()
+    while piece := connection.recv(65536):
+        held += piece
+        while (frame := _first_frame(held)) is not None:
+            del held[: len(frame)]
+            yield decode(frame)[0]
+
+
 # -- one bad worker among good ones ---------------------------------------------------------------------------------
 
 
@@ -373,20 +383,20 @@ class FakeServer:
             while True:
                 connection, _ = self._listener.accept()
                 self._connections.append(connection)
-                threading.Thread(target=self._work, args=(connection,), daemon=True).start()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
-    def _work(self, connection):
-        """Answer once, and read on until the worker goes."""
-        heard = bytearray()
+    def _serve(self, connection):
         with contextlib.suppress(OSError):
-            while piece := connection.recv(65536):
-                heard += piece
-                if _first_frame(heard) is not None:
-                    self.hellos += 1
-                    connection.sendall(self._answer)
-                    while connection.recv(65536):
-                        pass
-                    return
+            for frame in self._work(_messages(connection)):
+                connection.sendall(frame)
+
+    def _work(self, heard):
+        """Answer once, and hear on until the worker goes."""
+        next(heard)
+        self.hellos += 1
+        yield self._answer
+        for _ in heard:
+            pass
 
     def __enter__(self):
         threading.Thread(target=self._accept, daemon=True).start()

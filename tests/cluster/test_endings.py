@@ -1,13 +1,14 @@
 """How processes end when a run is over: with an exit code of their own, never by a signal.
 
 A thread that comes back from an operation of torch's while the interpreter ends aborts the process ("terminate called
-without an active exception"). So gRPC's thread is kept busy with the last gradient here, while the run is over.
+without an active exception"). So the connection's thread is kept busy with the last gradient here, while the run ends.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 from torch import nn
@@ -63,16 +64,18 @@ class SoonOver(FakeServer):
         model = FlatModel(nn.Linear(3, 2))
         payload = Identity().encode(model.parameters)
         first = Model(version=0, since=None, more=0, payload_bytes=payload.numel(), buffer_bytes=0)
-        self._model = list(frames(first, payload, model.buffers))
+        self._model = [head + body for head, body in frames(first, payload, model.buffers)]
         super().__init__(encode(welcome(blocks=1, signature=model_signature(model.module), recipe={})))
 
-    def _work(self, incoming, context):
-        next(incoming)
+    def _work(self, heard):
+        next(heard)
         yield self._answer
-        next(incoming)
+        next(heard)
         yield from self._model
-        self._over.wait(0.1)
+        time.sleep(0.1)
         yield encode(Goodbye(what="over", reason="all rounds are done"))
+        for _ in heard:  # until the worker goes
+            pass
 
 
 @pytest.mark.parametrize("end", ENDS)

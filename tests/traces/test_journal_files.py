@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -350,8 +351,8 @@ def test_a_disk_that_fills_up_and_is_freed(tiny_disk: Path) -> None:
     step = stepped(arrivals=tuple(arrival(worker) for worker in range(20)))
     with JournalWriter(file) as writer:
         writer.write(began())
-        for _ in range(50):
-            writer.write(step)
+        for version in range(50):
+            writer.write(replace(step, version=version))
         full = read_journal(file)
         assert 1 < len(full.records) < 51
         assert not full.torn
@@ -362,6 +363,17 @@ def test_a_disk_that_fills_up_and_is_freed(tiny_disk: Path) -> None:
         writer.write(RECORDS[-1])
     assert writer.lost == lost
     assert read_journal(file).records == (*full.records, RECORDS[-1])
+
+
+def test_whole_lines_that_have_changed_places_are_refused(file: Path) -> None:
+    steps = [stepped(version, float(version)) for version in range(4)]
+    back = Resumed(at_seconds=1.0, version=1, reason="")
+    write(file, [began(), *steps, back, *steps[1:]])
+    assert len(read_journal(file).records) == 9, "a run that went back to a checkpoint"
+    for wrong in ([steps[0], steps[0]], [steps[1], steps[0]], [*steps, back, steps[0]]):
+        write(file, [began(), *wrong])
+        with pytest.raises(JournalError, match="step 0 comes after step"):
+            read_journal(file)
 
 
 def test_a_record_too_long_to_read_is_lost_and_said(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

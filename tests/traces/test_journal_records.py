@@ -59,7 +59,7 @@ def arrivals(draw: st.DrawFn) -> Arrival:
 
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("worker", "shard"), SMALL),
-    **dict.fromkeys(("first_draw", "version", "round", "rounds_done"), COUNTS),
+    **dict.fromkeys(("first_draw", "version", "round", "rounds", "rounds_done"), COUNTS),
     "threads": st.integers(1, journal.MOST_THREADS),
     **dict.fromkeys(("sent_bytes", "received_bytes"), COUNTS),
     **dict.fromkeys(("workers", "blocks"), st.integers(1, journal.MOST_BLOCKS)),
@@ -70,7 +70,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("fresh", "late"), GRADIENTS),
     "format": st.just(journal.FORMAT),
     "diverged": st.booleans(),
-    "recipe": st.dictionaries(st.text(), PLAIN, max_size=3),
+    **dict.fromkeys(("recipe", "changes"), st.dictionaries(st.text(), PLAIN, max_size=3)),
     "dropped": DROPPED,
     "arrivals": st.lists(arrivals(), max_size=3).map(tuple),
 }

@@ -29,6 +29,7 @@ from paceline.errors import PacelineError
 from paceline.processes import check_processes
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import averages
+from paceline.recipes.extension import Extension, extend, may_be_restated
 from paceline.runs.ranks import RECIPE, read_recipe_of
 from paceline.traces.journal import TRACE, RunEnded
 from paceline.traces.journal_files import read_journal
@@ -165,7 +166,7 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
         )
     greeting = "server at {address}; more workers: paceline work {address}"
     run = functools.partial(cluster.train, listen=options.listen)
-    _serve(options, recipe, run, command="train", greeting=greeting, names=_names_given(overrides))
+    _serve(options, recipe, run, command="train", greeting=greeting, overrides=overrides)
 
 
 def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
@@ -179,15 +180,20 @@ def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
         raise UsageError(f"{kind} has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE")
     greeting = "server at {address}: waiting for {workers} workers"
     run = functools.partial(cluster.serve_recipe, endpoint=endpoint)
-    _serve(options, recipe, run, command="serve", greeting=greeting, names=_names_given(overrides))
+    _serve(options, recipe, run, command="serve", greeting=greeting, overrides=overrides)
 
 
 def _check_resume_alone(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> None:
-    if options.resume and (options.recipe_file or overrides.keys() - set(GIVEN_AGAIN) or options.out):
+    if not options.resume:
+        return
+    unknown = [name for name in overrides if name not in (*GIVEN_AGAIN, "rounds") and not may_be_restated(name)]
+    if options.recipe_file or options.out or unknown:
         raise UsageError(
             "--resume goes on with the run's own recipe, in its own folder: give neither with it, but for --model, "
-            "--data-directory and --delay-file, which name code and paths"
+            "--data-directory and --delay-file, which name code and paths, and --rounds, which extends the run"
         )
+    if "rounds" not in overrides and (given := [name for name in overrides if may_be_restated(name)]):
+        raise UsageError(f"--{given[0].replace('_', '-')} is given again only with --rounds, which extends the run")
 
 
 def _names_given(overrides: dict[str, str]) -> WorkerOptions:
@@ -205,15 +211,27 @@ def _serve(
     *,
     command: str,
     greeting: str,
-    names: WorkerOptions,
+    overrides: dict[str, str],
 ) -> None:
     """Train with a server: the recipe that was given, or the one of the run to resume."""
+    from paceline.runs import cluster
+
     notes, resume = Console(stderr=True), bool(options.resume)
     folder = _run_folder(options.resume) if resume else new_folder(options.out, command)
+    extension: Extension | None = None
     if resume:
-        recipe = _recorded_recipe(folder, names)
-        if _is_finished(folder, recipe):
-            return note(notes, f"{folder} is finished: all {recipe.rounds} rounds are done")
+        began = _recorded_recipe(folder, _names_given(overrides))
+        before = cluster.extension_in(folder)
+        extension = extend(began, before, overrides)
+        recipe = began if extension is None else extension.of(began)
+        if extension == before and _is_finished(folder, recipe):
+            return note(
+                notes,
+                f"{folder} is finished: all {recipe.rounds} rounds are done; for more, give --rounds with their total",
+            )
+        run = functools.partial(run, began, extension=extension)
+    else:
+        run = functools.partial(run, recipe)
     with notes.status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
         import paceline.drivers.served.run  # noqa: F401 - it takes seconds, and somebody is watching
     with RunView(notes) as view:
@@ -221,7 +239,7 @@ def _serve(
         def greet(address: str) -> None:
             view.note(greeting.format(address=address, workers=recipe.cluster.workers))
 
-        trained = run(recipe, folder=folder, resume=resume, on_open=greet, on_standing=view.show)
+        trained = run(folder=folder, resume=resume, on_open=greet, on_standing=view.show)
     for error in dict.fromkeys(trained.outcome.errors):
         note(notes, f"error: {error}", style="red")
     kept = not trained.outcome.lost

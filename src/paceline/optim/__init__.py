@@ -7,9 +7,10 @@ import torch.
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.settings import Checked, SettingError, setting
 
@@ -95,6 +96,34 @@ def make_optimizer(
     make = getattr(importlib.import_module(module), class_name)
     optimizer: torch.optim.Optimizer = make(parameters, **{name: getattr(settings, name) for name in taken})
     return optimizer, _make_schedule(settings, optimizer, total_steps)
+
+
+def make_schedule(
+    settings: OptimizerSettings, optimizer: torch.optim.Optimizer, *, total_steps: int, steps_done: int = 0
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """Return a schedule for an optimiser that has one already, as if it had followed this one for `steps_done` steps.
+
+    >>> import torch
+    >>> weight = torch.nn.Parameter(torch.ones(1))
+    >>> optimizer, _ = make_optimizer(OptimizerSettings(lr=1.0), [weight], total_steps=4)
+    >>> _ = make_schedule(OptimizerSettings(lr=1.0, schedule="poly"), optimizer, total_steps=8, steps_done=4)
+    >>> round(optimizer.param_groups[0]["lr"], 6)
+    0.25
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = settings.lr
+        group.pop("initial_lr", None)
+    schedule = _make_schedule(settings, optimizer, total_steps)
+    catch_up(schedule, steps_done)
+    return schedule
+
+
+def catch_up(schedule: Any, steps_done: int) -> None:
+    """Take so many steps of a schedule at once: its optimiser took them under another one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that the optimiser has not stepped
+        for _ in range(steps_done):
+            schedule.step()
 
 
 def _make_schedule(

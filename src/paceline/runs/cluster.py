@@ -18,6 +18,7 @@ from paceline.data import DATASETS
 from paceline.pipeline.settings import refuse_pipeline
 from paceline.processes import check_processes
 from paceline.recipes.assembly import codec_text_of, load_data, make_delays, make_strategy, make_training, resolved
+from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.runs.simulation import Result
 from paceline.traces import summarise
@@ -70,8 +71,13 @@ class Trained:
     folder: Path
 
 
-def make_served(recipe: Recipe, folder: Path, dataset: Dataset | None = None) -> ServerSettings:
-    """Put together the server's side of a recipe."""
+def make_served(
+    recipe: Recipe, folder: Path, dataset: Dataset | None = None, *, extension: Extension | None = None
+) -> ServerSettings:
+    """Put together the server's side of a recipe, or of one whose total is another by now."""
+    began = recipe.to_document()
+    if extension is not None:
+        recipe = extension.of(recipe)
     refuse_pipeline(recipe.pipeline, "a pipeline has no server")
     from paceline.drivers.served.run import MeasuredCopy
     from paceline.drivers.served.settings import Limits, ServerSettings
@@ -101,9 +107,19 @@ def make_served(recipe: Recipe, folder: Path, dataset: Dataset | None = None) ->
         measure=MeasuredCopy(module, lambda model: measure(model, training.dataset, training.evaluation_samples)),
         evaluate_every=recipe.evaluate_every,
         checkpoint_every=recipe.server.checkpoint_every,
-        recipe=recipe.to_document(),
+        recipe=began,
+        changes={} if extension is None else extension.changes,
         recipe_defaults=Recipe().to_document(),
     )
+
+
+def extension_in(folder: Path) -> Extension | None:
+    """Return the total that a run's trace says it has now; None if it is that of its recipe."""
+    from paceline.traces.journal import TRACE
+    from paceline.traces.journal_files import read_journal
+
+    found = read_journal(folder / TRACE).extended if (folder / TRACE).is_file() else None
+    return None if found is None else Extension(rounds=found.rounds, changes=found.changes)
 
 
 def serve_recipe(
@@ -112,11 +128,15 @@ def serve_recipe(
     folder: Path,
     *,
     resume: bool = False,
+    extension: Extension | None = None,
     on_open: Callable[[str], None] = lambda address: None,
     on_standing: OnStanding = lambda standing: None,
     reason_to_stop: Callable[[RunStatus], str | None] = lambda standing: None,
 ) -> Trained:
-    """Serve a recipe until all rounds are done, or somebody stops it."""
+    """Serve a recipe until all rounds are done, or somebody stops it.
+
+    `extension` is another total for a run that is resumed; without it, the one that its trace has.
+    """
     from paceline.drivers.served.run import open_run
     from paceline.drivers.served.security import join_address, server_credentials
     from paceline.traces.history import trace_of
@@ -126,7 +146,9 @@ def serve_recipe(
 
     credentials = server_credentials(endpoint.tls) if endpoint.tls else None
     host, port = endpoint.address
-    served = make_served(resolved(recipe), folder)
+    if resume and extension is None:
+        extension = extension_in(folder)
+    served = make_served(resolved(recipe), folder, extension=extension)
     size = sum(parameter.numel() for parameter in served.module.parameters())
 
     async def run() -> tuple[RunOutcome, Any]:
@@ -300,6 +322,7 @@ def train(
     *,
     folder: str | Path = "runs/train",
     resume: bool = False,
+    extension: Extension | None = None,
     listen: str = "127.0.0.1:0",
     on_open: Callable[[str], None] = lambda address: None,
     on_standing: OnStanding = lambda standing: None,
@@ -324,6 +347,7 @@ def train(
             endpoint,
             Path(folder),
             resume=resume,
+            extension=extension,
             on_open=opened,
             on_standing=on_standing,
             reason_to_stop=lambda standing: _all_gone(workers, standing),

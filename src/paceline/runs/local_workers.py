@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 def run_workers(numbers: Sequence[int], work: Callable[[int], None]) -> int:
     """Fork a worker for each number, wait for all, and return how many failed.
 
-    No thread exists before the fork: gRPC starts its own with the first connection.
+    No thread exists before the fork: a connection starts its own.
     """
     end_with_parent()
     workers = Processes()

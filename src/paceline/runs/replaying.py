@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.recipes.assembly import load_data, make_member, make_strategy, make_training
+from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import WorkerOptions, recipe_of_run
 from paceline.runs.ranks import RECIPE
@@ -51,11 +52,18 @@ def replay(
 
     journal = read_journal(folder / TRACE)
     recipe = _recipe(folder, journal.began.recipe, options)
-    training, strategy = make_training(recipe, load_data(recipe)), make_strategy(recipe)
+    dataset = load_data(recipe)
+    training, strategy = make_training(recipe, dataset), make_strategy(recipe)
     checkpoint, refused = read_newest(folder)
     steps = sum(isinstance(record, StepRecord) for record in journal.records)
     replayed = Replay(
-        journal.records, training, strategy, snapshot_version=None if checkpoint is None else checkpoint.version
+        journal.records,
+        training,
+        strategy,
+        snapshot_version=None if checkpoint is None else checkpoint.version,
+        extend=lambda record: make_training(
+            Extension(rounds=record.rounds, changes=record.changes).of(recipe), dataset
+        ),
     )
     for taken in replayed:
         on_step(taken, steps)

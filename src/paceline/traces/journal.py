@@ -269,6 +269,22 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Extended:
+    """The run that went on from checkpoint `version` has `rounds` in all now, which that checkpoint did not know.
+
+    `changes` are the recipe's settings that depend on the total and were given again, by section.
+
+    >>> Extended(at_seconds=60.0, version=300, rounds=640, changes={"optimizer": {"schedule": "poly"}}).rounds
+    640
+    """
+
+    at_seconds: float = bounded(0, LATEST_SECONDS)
+    version: int
+    rounds: int
+    changes: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
     """The last record of a run that was not killed.
 
@@ -292,6 +308,7 @@ JournalRecord: TypeAlias = (
     | Evaluated
     | Checkpointed
     | Resumed
+    | Extended
     | RunEnded
 )
 KINDS: dict[str, type[JournalRecord]] = {
@@ -304,6 +321,7 @@ KINDS: dict[str, type[JournalRecord]] = {
     "evaluated": Evaluated,
     "checkpointed": Checkpointed,
     "resumed": Resumed,
+    "extended": Extended,
     "run_ended": RunEnded,
 }
 _text = reader_of(str)

@@ -24,6 +24,7 @@ from paceline.traces.journal import (
     ALTERED,
     Checkpointed,
     Evaluated,
+    Extended,
     JournalError,
     JournalRecord,
     Resumed,
@@ -98,7 +99,7 @@ class JournalWriter:
             self._note(error)
             self.lost += 1
             # Without these the rest of the file would say something else, so they go before the next record.
-            if isinstance(record, RunBegan | Resumed):
+            if isinstance(record, RunBegan | Resumed | Extended):
                 self._owed.append(line)
             with suppress(OSError):
                 self._mend()
@@ -214,6 +215,11 @@ class Journal:
             return self.records[0]
         raise JournalError("a journal begins with run_began")
 
+    @property
+    def extended(self) -> Extended | None:
+        """The last record of another total, if there is one: it is the run's total now."""
+        return next((record for record in reversed(self.records) if isinstance(record, Extended)), None)
+
 
 def read_journal(path: str | Path) -> Journal:
     """Read all records of a journal; JournalError names the line that is wrong.
@@ -229,7 +235,7 @@ def read_journal(path: str | Path) -> Journal:
     (1, True)
     """
     records: list[JournalRecord] = []
-    line, needs_checksum = b"\n", False
+    line, needs_checksum, version = b"\n", False, 0
     try:
         with open_plain(path, most_bytes=MOST_BYTES) as lines:
             while line.endswith(b"\n") and (following := lines.readline(LONGEST_LINE_BYTES + 1)):
@@ -244,6 +250,12 @@ def read_journal(path: str | Path) -> Journal:
                         raise ValueError(words)
                     if isinstance(record, RunBegan):
                         needs_checksum = record.format > 1
+                    elif isinstance(record, Resumed):
+                        version = record.version
+                    elif isinstance(record, StepRecord):
+                        if record.version < version:  # each line is whole, but they have changed places
+                            raise ValueError(f"step {record.version} comes after step {version - 1}")
+                        version = record.version + 1
                     records.append(record)
                 elif has_checksum(line[:-1]):  # a line that a crash cut short has no byte after its checksum
                     raise ValueError(ALTERED)

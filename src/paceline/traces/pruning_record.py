@@ -1,7 +1,7 @@
 """The record of pruning: how often each sample sat out, and what the trained model says of it, in one file.
 
     folder/pruning.safetensors
-      metadata "paceline"   JSON: format, policy, settings, epochs, classes, source
+      metadata "paceline"   JSON: format, policy, settings, epochs, classes, source, sha256 of all that and the arrays
       label, guess                                    int32     a number of a class
       times_pruned                                    uint16    in how many epochs the sample sat out
       difficulty                                      float32   as the policy sees it; only the order means something
@@ -14,6 +14,7 @@ before an array is made, and values that no run could have left are refused.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from safetensors.numpy import save
 from paceline.files import write_file
 
 PRUNING = "pruning.safetensors"
-FORMAT = 1
+FORMAT = 2  # of new records; 1 is read, and has no checksum
 MOST_SAMPLES = 100_000_000
 MOST_CLASSES = 100_000
 MOST_EPOCHS = 10**9
@@ -105,12 +106,13 @@ class PruningRecord:
             "classes": list(self.classes),
             "source": dict(self.source),
         }
-        text = json.dumps(metadata, allow_nan=False)
+        arrays = {name: getattr(self, name) for name in KINDS}
+        text = json.dumps({**metadata, "sha256": _checksum(metadata, arrays)}, allow_nan=False)
         if len(text) > MOST_METADATA_BYTES:
             raise ValueError(
                 f"settings, classes and source must be at most {MOST_METADATA_BYTES:,} bytes ({len(text):,})"
             )
-        data = save({name: getattr(self, name) for name in KINDS}, metadata={"paceline": text})
+        data = save(arrays, metadata={"paceline": text})
         return write_file(folder / PRUNING, data)
 
 
@@ -157,6 +159,10 @@ def _read(path: Path) -> PruningRecord:
             metadata = _metadata((file.metadata() or {}).get("paceline", ""))
             _check_form(file)
             arrays = {name: file.get_tensor(name) for name in KINDS}
+            checksum = metadata.pop("sha256", None)
+            if metadata["format"] > 1 and checksum != _checksum(metadata, arrays):
+                raise ValueError("it is not as it was written (sha256 differs)")
+            del metadata["format"]
     except SafetensorError as error:
         raise ValueError(f"it is no safetensors file that can be read ({' '.join(str(error).split())})") from error
     return PruningRecord(**metadata, **arrays)
@@ -173,12 +179,23 @@ def _metadata(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError("its metadata is no JSON that can be read") from error
     forms = {"policy": str, "settings": dict, "epochs": int, "classes": list, "source": dict}
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ValueError(f"its metadata is not of format {FORMAT}, the only one read here")
+    if not isinstance(found, dict) or type(found.get("format")) is not int or not 1 <= found["format"] <= FORMAT:
+        raise ValueError(f"its metadata is not of format 1 to {FORMAT}, the only ones read here")
     for name, form in forms.items():
         if type(found.get(name)) is not form:
             raise ValueError(f"its metadata gives no {name}")
-    return {name: found[name] for name in forms}
+    known = {"format", *forms} | ({"sha256"} if found["format"] > 1 else set())
+    if found.keys() != known:
+        raise ValueError(f"its metadata must give {', '.join(sorted(known))} (found {', '.join(sorted(found))[:200]})")
+    return found
+
+
+def _checksum(metadata: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return the sha256 of a record's metadata and arrays."""
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name in KINDS:
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return digest.hexdigest()
 
 
 def _refused(constant: str) -> None:

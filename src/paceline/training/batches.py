@@ -64,6 +64,12 @@ class Batches:
         self._orders[worker] = shard, draw + 1, order
         return order.next(), None
 
+    def extend(self, training: Training) -> None:
+        """Go on with a training of another total; whoever draws next has joined since."""
+        self.training = training
+        if self.pruned is not None:
+            self.pruned.extend(training)
+
     # -- pruning -----------------------------------------------------------------------------------------------
 
     def joined(self, worker: int, *, draw: int) -> None:

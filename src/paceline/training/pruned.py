@@ -124,6 +124,10 @@ class PrunedOrders:
             first_draw=draw,
         )
 
+    def extend(self, training: Training) -> None:
+        """Go on with a training of another total; the orders of those who are there stay as they are."""
+        self._training = training
+
     def judge(self, *, worker: int, draw: int, losses: torch.Tensor) -> None:
         """Learn from the losses of a worker's batch, which must be its last."""
         member = self._members.get(worker)

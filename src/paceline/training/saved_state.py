@@ -28,6 +28,7 @@ from paceline.errors import PacelineError
 
 MOST = 1e38  # of a setting: what a float32 holds
 MOST_STEPS = 2**53
+_NEVER_NEGATIVE = ("step", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")  # torch takes roots and powers of them
 _PROBE = (2, 3)  # the shape of the parameter that shows what an optimiser keeps
 _FAILURES = (TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError, ArithmeticError)
 
@@ -174,6 +175,8 @@ def _check_kept(place: str, kept: dict[str, Any], parameter: torch.Tensor, forms
             if not value.is_floating_point() and isinstance(form, torch.Tensor) and form.is_floating_point():
                 raise SavedStateError(f"{place}.{name} must be floating-point numbers, not {value.dtype}")
             check_tensor(f"{place}.{name}", value, value, finite=False)
+            if name in _NEVER_NEGATIVE and value.numel() and float(value.min()) < 0:
+                raise SavedStateError(f"{place}.{name} must be 0 or more, and has {float(value.min()):g}")
 
 
 # -- plain values ------------------------------------------------------------------------------------------------------

@@ -112,6 +112,10 @@ class TrainState:
         }
         return plain, tensors
 
+    def follow(self, schedule: Schedule) -> None:
+        """Follow another schedule from the next step on."""
+        self._schedule = schedule
+
     def load_state(self, plain: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Go on from a `state`; a SavedStateError says what in it does not fit, before anything is loaded."""
         self._check_state(plain, tensors)

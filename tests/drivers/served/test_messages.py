@@ -231,6 +231,10 @@ def test_less_than_a_prefix_is_refused(size):
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
             "it speaks gRPC, as paceline did before: install the same paceline on both",
         ),
+        (
+            b"\x00\x00\x18\x04\x00\x00\x00\x00\x00\x00\x04\x00@\x00\x00",  # how a server answers
+            "it speaks gRPC, as paceline did before: install the same paceline on both",
+        ),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "it speaks TLS, and this side has no keys"),
         (b"GET / HTTP/1.1\r\n\r\n", "it does not speak paceline"),
     ],

@@ -100,6 +100,16 @@ def test_a_script_does_not_go_on_with_another_run(said, tmp_path):
     resumed(settings_in(tmp_path))  # nothing of the refused one is left
 
 
+def test_a_refused_resume_leaves_the_journal_to_the_next_one(tmp_path):
+    begun(settings_in(tmp_path))
+    larger = nn.Linear(4, 2)
+    with pytest.raises(ServeError, match="is of another model"):
+        resumed(
+            dataclasses.replace(settings_in(tmp_path), module=larger, optimizer=torch.optim.SGD(larger.parameters()))
+        )
+    resumed(settings_in(tmp_path))
+
+
 def test_a_script_may_change_what_is_not_of_the_run_and_the_rate_is_the_checkpoints(tmp_path):
     begun(settings_in(tmp_path))
     settings = settings_in(

@@ -23,9 +23,18 @@ import torch
 from paceline.codecs.payload import NotFiniteError
 from paceline.errors import PacelineError
 from paceline.events import Drop, Event, Joined, Left, Step
-from paceline.optim import make_optimizer
+from paceline.optim import make_optimizer, make_schedule
 from paceline.strategies import Strategy
-from paceline.traces.journal import Arrival, Arrived, JournalRecord, Resumed, StepRecord, WorkerJoined, WorkerLeft
+from paceline.traces.journal import (
+    Arrival,
+    Arrived,
+    Extended,
+    JournalRecord,
+    Resumed,
+    StepRecord,
+    WorkerJoined,
+    WorkerLeft,
+)
 from paceline.traces.replay_events import events_of, without_workers
 from paceline.training import Batches, Training, TrainState, WorkerCodecs, fingerprint
 from paceline.workers.gradients import LoopGradients
@@ -88,12 +97,14 @@ class Replay:
         strategy: Strategy,
         *,
         snapshot_version: int | None = None,
+        extend: Callable[[Extended], Training] | None = None,
     ) -> None:
         self._records = records
         self.snapshot: dict[str, torch.Tensor] | None = None
         self._snapshot_version = snapshot_version
         module = copy.deepcopy(training.module)
         optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
+        self._optimizer, self._extend = optimizer, extend or (lambda record: training)
         self.train_state = TrainState(module, optimizer, schedule, codec=training.codec, seed=training.seed)
         self._codecs = WorkerCodecs(training.codec, self.train_state.model.shapes, seed=training.seed)
         self._strategy = strategy.start()
@@ -110,6 +121,7 @@ class Replay:
         self._last_use = _last_use(records, of_all=self._at_once)
         self._resumed_from = {record.version for record in records if isinstance(record, Resumed)}
         self._saved: dict[int, tuple[Any, Any, Any]] = {}
+        self._trainings: dict[int, Training] = {}  # under which total each of them was saved
         self._taken = 0
         self._difference: str | None = None
         self._remember()
@@ -136,10 +148,22 @@ class Replay:
                         yield self._taken
                     case Resumed():
                         self._resumed(record)
+                    case Extended():
+                        self._extended(record)
         except _Differs as found:
             self._difference = str(found)
         finally:
             torch.set_num_threads(threads)
+
+    def _extended(self, record: Extended) -> None:
+        """Go on with another total: nobody is there yet, and what depends on the total is as if it always had been."""
+        self._follow(self._extend(record), steps_done=self.train_state.version)
+
+    def _follow(self, training: Training, *, steps_done: int) -> None:
+        total = training.total_steps
+        schedule = make_schedule(training.optimizer, self._optimizer, total_steps=total, steps_done=steps_done)
+        self.train_state.follow(schedule)
+        self.batches.extend(training)
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -262,11 +286,14 @@ class Replay:
             plain, tensors = self.train_state.state()
             saved = plain, {name: tensor.clone() for name, tensor in tensors.items()}, self._strategy.state_dict()
             self._saved[version] = copy.deepcopy(saved)
+            self._trainings[version] = self.batches.training
 
     def _resumed(self, record: Resumed) -> None:
         if record.version not in self._saved:
             raise ReplayError(f"the run went on from step {record.version}, which the trace does not reach")
         plain, tensors, strategy = self._saved[record.version]
+        if self._trainings[record.version] is not self.batches.training:
+            self._follow(self._trainings[record.version], steps_done=0)
         self.train_state.load_state(plain, tensors)
         self._strategy.load_state_dict(without_workers(strategy))
         self._pending, self._steps, self._joins, self._waiting = {}, [], {}, set()

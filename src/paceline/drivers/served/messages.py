@@ -28,6 +28,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -196,8 +197,8 @@ class Taken:
 Message: TypeAlias = Hello | Welcome | Ready | Model | Gradient | Chunk | Beat | Leave | Goodbye | Taken
 KINDS: dict[int, type[Message]] = {kind.KIND: kind for kind in get_args(Message)}
 _OTHER_PROTOCOLS = (  # how others begin -> what they are
-    (b"PRI ", "speaks gRPC, as paceline did before: install the same paceline on both"),
-    (b"\x16\x03", "speaks TLS, and this side has no keys"),
+    (rb"PRI |\0\0.\x04\0{5}", "speaks gRPC, as paceline did before: install the same paceline on both"),
+    (rb"\x16\x03", "speaks TLS, and this side has no keys"),
 )
 
 
@@ -246,7 +247,7 @@ def parse_prefix(prefix: bytes) -> tuple[type[Message], int, int]:
     number, header_bytes, body_bytes = _PREFIX.unpack(prefix)
     kind = KINDS.get(number)
     if kind is None:
-        what = next((what for sign, what in _OTHER_PROTOCOLS if prefix.startswith(sign)), "does not speak paceline")
+        what = next((what for sign, what in _OTHER_PROTOCOLS if re.match(sign, prefix)), "does not speak paceline")
         raise ProtocolError(f"no message has kind {number}: it {what}")
     most = MOST_WELCOME_BYTES if kind is Welcome else MOST_HEADER_BYTES
     if header_bytes > most:

@@ -36,6 +36,7 @@ from paceline.drivers.served.security import check_exposed, parse_address, serve
 from paceline.drivers.served.server import Server
 from paceline.drivers.served.settings import Limits, ServeError, ServerSettings
 from paceline.drivers.served.transport import allow_many_files, give_memory_back
+from paceline.optim import catch_up
 from paceline.strategies import LGC, Full, Strategy
 from paceline.traces.checkpoints import (
     Checkpoint,
@@ -45,7 +46,17 @@ from paceline.traces.checkpoints import (
     read_newest,
     write_checkpoint,
 )
-from paceline.traces.journal import FORMAT, LATEST_SECONDS, TRACE, Checkpointed, Evaluated, Resumed, RunBegan, RunEnded
+from paceline.traces.journal import (
+    FORMAT,
+    LATEST_SECONDS,
+    TRACE,
+    Checkpointed,
+    Evaluated,
+    Extended,
+    Resumed,
+    RunBegan,
+    RunEnded,
+)
 from paceline.traces.journal_files import JournalWriter
 from paceline.traces.run_folder import check_free
 from paceline.traces.run_settings import difference, with_defaults
@@ -191,7 +202,11 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
         started_seconds=_seconds(checkpoint, settings.folder) if checkpoint else 0.0,
     )
     if checkpoint is not None:
-        _load(settings, checkpoint, coordinator)
+        try:
+            _load(settings, checkpoint, coordinator)
+        except BaseException:
+            journal.close()  # else this process could not open it again
+            raise
     _begin_journal(journal, settings, checkpoint)
     run = ServerRun(coordinator, server, journal, settings)
     if checkpoint is None:
@@ -241,6 +256,9 @@ def _load(settings: ServerSettings, checkpoint: Checkpoint, coordinator: Coordin
         raise ServeError(
             f"{name} is of a run with codec {state['codec']!r} (this one has {settings.codec!r}); resume with the same"
         )
+    if coordinator.total_steps < checkpoint.version:
+        done = checkpoint.version * settings.rounds // coordinator.total_steps
+        raise ServeError(f"rounds must be at least {done}, which are done (rounds={settings.rounds})")
     with refusing(name):
         try:
             read_object({"strategy": object_reader(coordinator.strategy.form)}, {"strategy": state["strategy"]})
@@ -248,9 +266,30 @@ def _load(settings: ServerSettings, checkpoint: Checkpoint, coordinator: Coordin
             raise ServeError(f"it is of another strategy, or of none: {error}") from None
         if not state["trainee"]["version"] == state["strategy"]["version"] == checkpoint.version:
             raise ServeError("its parts are not of the same step")
-        coordinator.train_state.load_state(state["trainee"], checkpoint.tensors)
+        if _is_extended(settings, checkpoint):
+            _load_extended(settings, checkpoint, coordinator.train_state)
+        else:
+            coordinator.train_state.load_state(state["trainee"], checkpoint.tensors)
         coordinator.load_boundary(state)
     log.info("goes on from checkpoint %d", checkpoint.version)
+
+
+def _is_extended(settings: ServerSettings, checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is of another total; an older one is of the recipe's, or does not say."""
+    recorded = {"rounds": settings.recipe.get("rounds", settings.rounds), "changes": {}}
+    return bool(checkpoint.state.get("total", recorded) != json.loads(json.dumps(settings.total)))
+
+
+def _load_extended(settings: ServerSettings, checkpoint: Checkpoint, train_state: TrainState) -> None:
+    """Load a checkpoint of another total: the schedule is the new one, as if it had always been followed."""
+    groups, names = settings.optimizer.param_groups, {"lr", "initial_lr"}
+    rates = [{name: value for name, value in group.items() if name in names} for group in groups]
+    fresh = train_state.state()[0]["schedule"]
+    train_state.load_state({**checkpoint.state["trainee"], "schedule": fresh}, checkpoint.tensors)
+    if settings.schedule is not None:
+        for group, rate in zip(settings.optimizer.param_groups, rates, strict=True):
+            group.update(rate)
+        catch_up(settings.schedule, checkpoint.version)
 
 
 def _begin_journal(journal: JournalWriter, settings: ServerSettings, checkpoint: Checkpoint | None) -> None:
@@ -271,6 +310,8 @@ def _begin_journal(journal: JournalWriter, settings: ServerSettings, checkpoint:
     if checkpoint is not None:
         seconds = _seconds(checkpoint, settings.folder)
         journal.write(Resumed(at_seconds=seconds, version=checkpoint.version, reason="the server was started again"))
+        if _is_extended(settings, checkpoint):
+            journal.write(Extended(at_seconds=seconds, version=checkpoint.version, **settings.total))
 
 
 # -- serving ------------------------------------------------------------------------------------------------------
@@ -480,6 +521,7 @@ class ServerRun:
             "codec": settings.codec,
             "run": settings.identity,
             "recipe": dict(settings.recipe),
+            "total": settings.total,
         }
         state = {"trainee": plain, "seconds": now, **about, **self.coordinator.boundary}
         return Checkpoint(

@@ -208,7 +208,11 @@ def read_pair(prefix: Path) -> Pair:
         raise KeyFileError(f"{key_path} is locked with a password: give a key without one") from None
     except (ValueError, UnsupportedAlgorithm):
         raise KeyFileError(f"{key_path} does not hold a private key in PEM form") from None
-    if key.public_key() != certificate.public_key():
+    try:
+        belongs = key.public_key() == certificate.public_key()
+    except (ValueError, UnsupportedAlgorithm):
+        raise KeyFileError(f"{path} has a key of no kind that is known here") from None
+    if not belongs:
         raise KeyFileError(f"{key_path} is not the key of {path}: copy both from where they were made")
     _check_dates(path, certificate)
     return Pair(pem=pem, key_pem=key_pem, certificate=certificate, key=key)
@@ -229,6 +233,8 @@ def read_side(tls: str | Path, *, role: Role) -> tuple[Pair, bytes]:
     issuers = [each for each in _certificates(authority_path, authority) if _signed_by(pair.certificate, each)]
     if not issuers:
         raise KeyFileError(f"{path} is not signed by {authority_path}: copy both from where they were made")
+    if issuers[0].issuer == issuers[0].subject and not _signed_by(issuers[0], issuers[0]):
+        raise KeyFileError(f"{authority_path} is not as it was made (its own signature differs): copy it once more")
     _check_dates(authority_path, issuers[0])
     with contextlib.suppress(x509.ExtensionNotFound):  # without the extension, a certificate is for everything
         usage = pair.certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value

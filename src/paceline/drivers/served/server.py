@@ -301,7 +301,7 @@ class Server:
             signature=self.signature,
             silence_seconds=self.limits.silence_seconds,
             handover=invitation,
-            recipe=dict(self._settings.recipe),
+            recipe=self._settings.recipe_of_workers,
         )
 
     def ready(self, stream: WorkerStream, ready: Ready) -> None:

@@ -66,8 +66,9 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """All that a served run is made of; `recipe` is what workers get, and what journal and checkpoints hold.
+    """All that a served run is made of; `recipe` is that of its beginning, which journal and checkpoints hold.
 
+    `rounds` may be others than the recipe's, and `changes` are the settings that were given again with them.
     `recipe_defaults` are the values of settings that an older checkpoint's recipe lacks.
 
     >>> ServerSettings.__dataclass_fields__["codec"].default
@@ -91,12 +92,26 @@ class ServerSettings:
     checkpoint_every: int = 50
     recipe: Mapping[str, Any] = field(default_factory=dict)
     recipe_defaults: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         most = {"workers": MOST_NUMBER, "blocks": MOST_BLOCKS}
         for name in ("rounds", "workers", "blocks", "evaluate_every", "checkpoint_every"):
             if not 1 <= getattr(self, name) <= (limit := most.get(name, MOST_COUNT)):
                 raise ServeError(f"{name} must be between 1 and {limit:,} ({name}={getattr(self, name)})")
+
+    @property
+    def recipe_of_workers(self) -> dict[str, Any]:
+        """The recipe as it is now, for workers: with the run's rounds, and the settings that were given again."""
+        if not self.recipe:
+            return {}
+        changed = {section: {**self.recipe.get(section, {}), **values} for section, values in self.changes.items()}
+        return {**self.recipe, **changed, "rounds": self.rounds}
+
+    @property
+    def total(self) -> dict[str, Any]:
+        """What an extension of the run changes, as checkpoints hold it."""
+        return {"rounds": self.rounds, "changes": {name: dict(values) for name, values in self.changes.items()}}
 
     @property
     def strategy_name(self) -> str:

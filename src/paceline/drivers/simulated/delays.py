@@ -25,6 +25,7 @@ from paceline.randomness import exponential, pareto, seed_for
 MOST_RECORDED = 5_000_000  # numbers in a file
 MOST_RECORDED_BYTES = 20 * MOST_RECORDED
 LONGEST_LINE_BYTES = 2**24
+LONGEST_SECONDS = 1e9
 
 Indices = NDArray[np.int64]
 Seconds = NDArray[np.float64]
@@ -136,8 +137,10 @@ class Recorded:
                     f"recorded delays need equally many times in every row "
                     f"(row 1 has {len(self.rows[0])}, row {number} has {len(row)})"
                 )
-            if not all(math.isfinite(time) and time > 0 for time in row):
-                raise ValueError(f"recorded delays must be more than 0 (row {number}: {row})")
+            if not all(0 < time <= LONGEST_SECONDS for time in row):
+                raise ValueError(
+                    f"recorded delays must be between 0 and 1e9 seconds, and more than 0 (row {number}: {row!s:.80})"
+                )
         object.__setattr__(self, "_table", np.array(self.rows, dtype=np.float64))
 
     @property
