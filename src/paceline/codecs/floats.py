@@ -26,6 +26,7 @@ from paceline.codecs.payload import (
     refuse_not_finite,
 )
 
+BLOCK = 2**18  # elements
 _LARGEST = torch.finfo(torch.bfloat16).max
 
 
@@ -49,31 +50,40 @@ class Floats(StatelessCodec):
     ) -> torch.Tensor:
         """Return the vector's bytes: in `out` if that is given. A vector that is `checked` is known to be finite."""
         vector = flat_vector(gradient)
-        if not checked:
-            self.check(vector)
         header = Header(codec=self.NUMBER, elements=vector.numel())
         payload = header.payload(self.DTYPE.itemsize * vector.numel(), vector.device, out)
-        self.fill(payload[HEADER_BYTES:].view(self.DTYPE), vector)
+        floats = payload[HEADER_BYTES:].view(self.DTYPE)
+        rounds = self.DTYPE is not torch.float32
+        sums = []  # of each block while it is in the processor's cache: all are finite if every number is
+        for start in range(0, vector.numel(), BLOCK):
+            part = slice(start, start + BLOCK)
+            floats[part].copy_(vector[part])
+            if rounds or not checked:
+                sums.append(floats[part].sum())
+        if sums and not bool(torch.isfinite(torch.stack(sums)).all()):  # rare: then it is looked at closely
+            refuse_not_finite(vector)
+            if rounds:
+                floats.clamp_(-_LARGEST, _LARGEST)
         return payload
-
-    def check(self, vector: torch.Tensor) -> None:
-        """Raise NotFiniteError if the vector cannot be sent."""
-        refuse_not_finite(vector)
-
-    def fill(self, floats: torch.Tensor, vector: torch.Tensor) -> None:
-        """Write the vector as floats of this type."""
-        floats.copy_(vector)
 
     def decode(
         self, payload: torch.Tensor, *, expected_length: int | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the floats: in `out` if that is given; else float32 shares the payload's memory."""
+        """Return the floats: in `out` if that is given; else float32 shares the payload's memory.
+
+        The payload may lie at the end of a longer memory that begins with `out`: blocks are read before they are
+        written over.
+        """
         header, body = open_payload(payload, self.NUMBER, expected_length, out)
         check_bytes(body, self.DTYPE.itemsize * header.elements)
         vector = body.view(self.DTYPE)
         if out is None and self.DTYPE is torch.float32:
             return vector
-        return output_vector(header.elements, out, body.device).copy_(vector)
+        found = output_vector(header.elements, out, body.device)
+        for start in range(0, header.elements, BLOCK):
+            part = slice(start, start + BLOCK)
+            found[part].copy_(vector[part].clone() if _overlap(found[part], vector[part]) else vector[part])
+        return found
 
     def most_bytes(self, elements: int) -> int:
         return HEADER_BYTES + self.DTYPE.itemsize * elements
@@ -104,12 +114,8 @@ class BFloat16(Floats):
     NUMBER: ClassVar[int] = 2
     DTYPE: ClassVar[torch.dtype] = torch.bfloat16
 
-    def check(self, vector: torch.Tensor) -> None:
-        """Leave it to `fill`, which looks at half the bytes."""
 
-    def fill(self, floats: torch.Tensor, vector: torch.Tensor) -> None:
-        """Round the vector; NotFiniteError if it is not finite."""
-        floats.copy_(vector)
-        if not bool(torch.isfinite(floats.sum(dtype=torch.float32))):  # rare, and quicker to rule out than isinf()
-            refuse_not_finite(vector)
-            floats.clamp_(-_LARGEST, _LARGEST)
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two vectors share memory."""
+    first, second = one.data_ptr(), other.data_ptr()
+    return first < second + other.nbytes and second < first + one.nbytes

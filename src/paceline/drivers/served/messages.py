@@ -48,6 +48,7 @@ MOST_BODY_BYTES = 4 * 1024 * 1024
 
 _PREFIX = struct.Struct("<BII")
 PREFIX_BYTES = _PREFIX.size
+_ALIGNED = 16
 _COUNT = 2**53
 _SLOTS = 15
 _SECONDS = 1e9  # a generation: whoever computes with times and losses need not fear for the range of a float
@@ -327,6 +328,9 @@ def frames(message: Model | Gradient, payload: torch.Tensor, buffers: torch.Tens
 class Assembly:
     """A body being put together from frames, in memory that was set aside for it.
 
+    With room for a vector of `elements`, the memory begins with that room, and a payload lies at its end: so a codec
+    of floats can decode it from the front to the back, without any other memory.
+
     >>> assembly = Assembly(Sizes(most_payload_bytes=8, buffer_bytes=0))
     >>> assembly.begin(Model(version=0, since=None, more=0, payload_bytes=8, buffer_bytes=0))
     >>> assembly.place(8)[:] = bytes(8)
@@ -334,12 +338,13 @@ class Assembly:
     True
     """
 
-    def __init__(self, sizes: Sizes) -> None:
-        self._sizes = sizes
-        self._memory = torch.empty(sizes.most_bytes, dtype=torch.uint8)
-        self._bytes = self._memory.numpy().data
+    def __init__(self, sizes: Sizes, elements: int = 0) -> None:
+        self._sizes, self._elements = sizes, elements
+        room = 4 * elements + sizes.buffer_bytes + 4 * _ALIGNED if elements else 0
+        self.memory = torch.empty(max(sizes.most_bytes, room), dtype=torch.uint8)
+        self._bytes = self.memory.numpy().data
         self._expected: int | None = None
-        self._filled = 0
+        self._start = self._filled = 0
         self._payload_bytes = 0
 
     def begin(self, message: Model | Gradient) -> None:
@@ -359,6 +364,7 @@ class Assembly:
             )
         self._payload_bytes = message.payload_bytes
         self._expected, self._filled = message.payload_bytes + message.buffer_bytes, 0
+        self._start = (self.memory.numel() - self._expected) // _ALIGNED * _ALIGNED if self._elements else 0
 
     def place(self, body_bytes: int) -> memoryview:
         """Return the memory for the next part of the body."""
@@ -367,7 +373,7 @@ class Assembly:
         end = self._filled + body_bytes
         if end > self._expected or not body_bytes:
             raise ProtocolError(f"a body of {self._expected} bytes got {end}")
-        return self._bytes[self._filled : end]
+        return self._bytes[self._start + self._filled : self._start + end]
 
     def added(self, body_bytes: int) -> bool:
         """Note that a part has come, and return whether the body is whole."""
@@ -380,13 +386,18 @@ class Assembly:
     @property
     def payload(self) -> torch.Tensor:
         """The encoded vector, in the memory that was set aside."""
-        return self._memory[: self._payload_bytes]
+        return self.memory[self._start : self._start + self._payload_bytes]
 
     @property
     def buffers(self) -> torch.Tensor:
         """A copy of the buffers."""
-        end = self._payload_bytes + self._sizes.buffer_bytes
-        return self._memory[self._payload_bytes : end].clone().view(torch.float32)
+        begin = self._start + self._payload_bytes
+        return self.memory[begin : begin + self._sizes.buffer_bytes].clone().view(torch.float32)
+
+    @property
+    def vector(self) -> torch.Tensor:
+        """The room for the decoded vector."""
+        return self.memory[: 4 * self._elements].view(torch.float32)
 
 
 def model_signature(module: nn.Module) -> str:

@@ -337,35 +337,41 @@ class Server:
 
     def assembly(self) -> Assembly:
         """Return memory for one more gradient: some that was used before, if there is any."""
-        return self._free.pop() if self._free else Assembly(self.sizes)
+        if self._free:
+            return self._free.pop()
+        return Assembly(self.sizes, self._elements if isinstance(self.coordinator.codec, Floats) else 0)
 
     async def decoded(
         self, worker: int, message: Gradient, body: Assembly | Slot, release: Callable[[], None] | None = None
     ) -> ReceivedGradient:
         """Return a gradient that is whole, decoded and looked through, while others arrive."""
         let_go = release if release is not None else lambda: self._let_go(body)
-        in_place = isinstance(self.coordinator.codec, Identity)  # the vector lies in the body's memory
-        out = None if in_place else self._vector()
+        buffers, out = body.buffers, self._room(body)
         try:
             vector, finite = await asyncio.get_running_loop().run_in_executor(self._decoders, self._decode, body, out)
         except ValueError as error:
             raise ProtocolError(str(error)) from None
-        buffers = body.buffers
+        finite = finite and all_finite(buffers)
         received = ReceivedGradient(
-            worker=worker,
-            message=message,
-            vector=vector,
-            buffer_changes=buffers,
-            checked=finite and all_finite(buffers),
+            worker=worker, message=message, vector=vector, buffer_changes=buffers, checked=finite
         )
         if isinstance(body, Slot):
             self._count(0, message.payload_bytes + message.buffer_bytes)
-        if in_place:
+        if _lies_in(vector, body.memory):
             received.release = let_go
         else:
             received.release = lambda: self._let_vector_go(vector)
             let_go()
         return received
+
+    def _room(self, body: Assembly | Slot) -> torch.Tensor | None:
+        """Return where the vector of a body is decoded to; None if it needs no decoding."""
+        codec = self.coordinator.codec
+        if isinstance(codec, Identity):
+            return None
+        if isinstance(codec, Floats) and isinstance(body, Assembly):
+            return body.vector
+        return self._free_vectors.pop() if self._free_vectors else torch.empty(self._elements)
 
     def _decode(self, body: Assembly | Slot, out: torch.Tensor | None) -> tuple[torch.Tensor, bool]:
         """Return the vector of a body, and whether it is finite."""
@@ -375,18 +381,22 @@ class Server:
         vector = codec.decode(payload, expected_length=self._elements, out=out)
         return vector, all_finite(vector)
 
-    def _vector(self) -> torch.Tensor:
-        return self._free_vectors.pop() if self._free_vectors else torch.empty(self._elements)
-
     def _let_go(self, body: Assembly | Slot) -> None:
-        """Keep memory for the next gradients: for all, if nothing else is needed for them, else for a few."""
-        in_place = isinstance(self.coordinator.codec, Identity)
-        if isinstance(body, Assembly) and len(self._free) < (len(self._members) if in_place else LEAST_FREE):
+        """Keep memory for the next gradients."""
+        if isinstance(body, Assembly) and len(self._free) < self._most_free(body.memory.numel()):
             self._free.append(body)
 
     def _let_vector_go(self, vector: torch.Tensor) -> None:
-        if len(self._free_vectors) < max(LEAST_FREE, len(self._members) // 2):
+        if len(self._free_vectors) < self._most_free(self.sizes.most_bytes):
             self._free_vectors.append(vector)
+
+    def _most_free(self, other_bytes: int) -> int:
+        """Return how many memories of one kind may wait: as many as there are workers, where one is all that is needed.
+
+        Where a gradient takes a payload of `other_bytes` and a vector, one of them would wait while the other is used.
+        """
+        alone = isinstance(self.coordinator.codec, Floats) or other_bytes <= self._elements
+        return len(self._members) if alone else LEAST_FREE
 
     # -- models --------------------------------------------------------------------------------------------------
 
@@ -502,3 +512,7 @@ def _listen(host: str, port: int) -> list[socket.socket]:
             listener.close()
         raise
     return listeners
+
+
+def _lies_in(vector: torch.Tensor, memory: torch.Tensor) -> bool:
+    return vector.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
