@@ -90,7 +90,7 @@ def _served(elements: int, workers: int, rounds: int, codec: str, *, local: bool
     async def run(settings: ServerSettings) -> None:
         served = open_run(settings)
         beating = asyncio.create_task(beat(served))
-        await served.serve("127.0.0.1:0", on_open=opened)
+        await served.serve(("127.0.0.1", 0), on_open=opened)
         beating.cancel()
 
     model = network(elements)
