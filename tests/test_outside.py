@@ -17,7 +17,7 @@ from paceline.data.mnist import read_idx
 from paceline.data.reading import read_file, read_members
 from paceline.decoding import DecodingError
 from paceline.drivers.ranks.checkpoints import RankCheckpoints
-from paceline.drivers.served.messages import Hello, ProtocolError, decode, encode
+from paceline.drivers.served.messages import PROTOCOL, Hello, ProtocolError, decode, encode
 from paceline.drivers.served.security import server_credentials
 from paceline.drivers.simulated.delays import read_recorded
 from paceline.files import open_plain, read_plain
@@ -242,7 +242,7 @@ def test_a_text_may_still_stand_for_none_and_auto(tmp_path):
 
 
 def test_threads_have_a_limit_in_messages_and_in_journals():
-    most = Hello(protocol=2, wish=None, threads=MOST_THREADS, host="a")
+    most = Hello(protocol=PROTOCOL, wish=None, threads=MOST_THREADS, host="a")
     assert decode(encode(most))[0] == most
     with pytest.raises(ProtocolError, match="threads must be a whole number between 1 and 1024, not 100000"):
         decode(encode(dataclasses.replace(most, threads=100_000)))
