@@ -2,7 +2,8 @@
 
 A server process of its own for every row: the peak of what it holds (the kernel's high-water mark, memory files counted
 once) less what it held before the model was made. One process stands in for all workers and is not measured. Every run
-has four rounds, with checkpoints and evaluations as a user would have them.
+has four rounds, with checkpoints and evaluations as a user would have them. Gradients come over TCP, or in memory that
+the server shares with workers on its machine.
 
     bar  =  4 models                         parameters, update, what is being sent, a copy that is saved or measured
             + the optimiser's state          1 for momentum
@@ -34,7 +35,7 @@ SIZES = {"1M": 1_000_000, "10M": 10_000_000, "50M": 50_000_000}
 WORKERS = ("2", "8", "32")
 STRATEGIES = ("full", "lgc")
 CODECS = "bfloat16", "qsgd levels=7"  # at 10 M parameters and 8 workers
-QUICK = [Case(parameters=40_000, workers=3, strategy="lgc")]
+QUICK = [Case(parameters=40_000, workers=3, strategy="lgc", local=True)]
 LOOK_SECONDS = 0.01
 GIVE_UP_SECONDS = 600.0
 SPARE_BYTES = 1_500_000_000  # what the rest of the machine keeps, whatever a server takes
@@ -61,10 +62,11 @@ def cases_of(options: Options) -> list[Case]:
     workers = chosen(options.workers, WORKERS, "number of workers")
     sizes = {size: SIZES[size] for size in chosen(options.only, tuple(SIZES), "size")}
     cases = [
-        Case(parameters=parameters, workers=int(count), strategy=strategy)
+        Case(parameters=parameters, workers=int(count), strategy=strategy, local=local)
         for parameters in sizes.values()
         for count in workers
         for strategy in strategies
+        for local in ((False, True) if strategy == "full" else (False,))
     ]
     if "10M" in sizes and "8" in workers and "full" in strategies:
         cases += [Case(parameters=SIZES["10M"], workers=8, codec=codec) for codec in CODECS]
@@ -86,7 +88,8 @@ def bar_of(case: Case, held: int) -> Bar:
 
 def measured(case: Case) -> dict[str, Any]:
     """Run a case in two processes; its figures in bytes. A server that would take all memory is ended."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # torch is loaded once for all processes, and none has threads
+    context.set_forkserver_preload(["benchmarks.server_memory_sides", "paceline.drivers.served.run"])
     told, ports = context.Queue(), context.Queue()
     server = context.Process(target=server_side, args=(case, told), daemon=True)
     workers = context.Process(target=stand_ins, args=(case, ports), daemon=True)
@@ -137,6 +140,7 @@ def row_of(case: Case, figures: dict[str, Any]) -> dict[str, Any]:
         "workers": case.workers,
         "strategy": case.strategy,
         "codec": case.codec,
+        "local": case.local,
         "held": figures["held"],
         "models": models,
         "bar": bar.limit,
@@ -156,7 +160,7 @@ def _table(rows: Sequence[dict[str, Any]], *, quick: bool) -> Table:
     )
     for name in ("parameters", "workers"):
         table.add_column(name, justify="right")
-    for name in ("strategy", "codec"):
+    for name in ("strategy", "codec", "by"):
         table.add_column(name)
     for name in ("held", "MB", "models", "bar"):
         table.add_column(name, justify="right")
@@ -168,6 +172,7 @@ def _table(rows: Sequence[dict[str, Any]], *, quick: bool) -> Table:
             str(row["workers"]),
             row["strategy"],
             row["codec"],
+            "memory" if row["local"] else "TCP",
             str(row["held"]),
             f"{more}{(row['peak'] - row['base']) / 1e6:,.0f}",
             f"{more}{row['models']:.1f}",

@@ -20,6 +20,20 @@ from typing import Any
 import torch
 
 from benchmarks.overhead_sides import network
+from paceline.codecs.naming import parse_codec
+from paceline.drivers.served.connection import IncomingModel, ServerConnection, TrainingOver
+from paceline.drivers.served.handover import Slot, fetch_slots
+from paceline.drivers.served.messages import (
+    MOST_BODY_BYTES,
+    PROTOCOL,
+    Gradient,
+    Hello,
+    Model,
+    Sizes,
+    frames,
+    model_signature,
+)
+from paceline.training.outgoing import whole_codec_of
 
 ROUNDS = 4
 EVERY = 2  # rounds from one checkpoint, and one evaluation, to the next
@@ -33,6 +47,7 @@ class Case:
     workers: int
     strategy: str = "full"
     codec: str = "identity"
+    local: bool = False
 
     @property
     def model_bytes(self) -> int:
@@ -96,8 +111,11 @@ def counted_gradients() -> Iterator[list[int]]:
         most.append(max(used[0], most[-1]))
         return assembly(server)
 
-    async def decode(server: Server, *body: Any) -> Any:
-        received = await decoded(server, *body)
+    async def decode(server: Server, worker: int, message: Gradient, body: Any, *release_body: Any) -> Any:
+        if isinstance(body, Slot):  # it lies in memory that was set aside before
+            used[0] += 1
+            most.append(max(used[0], most[-1]))
+        received = await decoded(server, worker, message, body, *release_body)
         release = received.release
 
         def released() -> None:
@@ -126,9 +144,6 @@ def stand_ins(case: Case, ports: Any) -> None:
 
 def _work(address: str, case: Case) -> None:
     """All workers of a run, each a thread with a connection of its own, until training is over."""
-    from paceline.codecs.naming import parse_codec
-    from paceline.drivers.served.messages import model_signature
-
     module = network(case.parameters)
     signature, shapes = model_signature(module), [parameter.shape for parameter in module.parameters()]
     del module
@@ -137,7 +152,7 @@ def _work(address: str, case: Case) -> None:
     payload = codec.encode(gradient, torch.Generator().manual_seed(0))
     del gradient
     threads = [
-        threading.Thread(target=_stand_in, args=(address, signature, payload, number), daemon=True)
+        threading.Thread(target=_stand_in, args=(address, signature, payload, number, case), daemon=True)
         for number in range(case.workers)
     ]
     for thread in threads:
@@ -146,39 +161,49 @@ def _work(address: str, case: Case) -> None:
         thread.join()
 
 
-def _stand_in(address: str, signature: str, payload: torch.Tensor, number: int) -> None:
-    from paceline.drivers.served.connection import IncomingModel, ServerConnection, TrainingOver
-    from paceline.drivers.served.messages import MOST_BODY_BYTES, PROTOCOL, Gradient, Hello, Model, frames
+class Discarded(IncomingModel):
+    """A model that is counted as it comes, and not kept."""
 
-    class Discarded(IncomingModel):
-        """A model that is counted as it comes, and not kept."""
+    def __init__(self, scratch: memoryview) -> None:
+        self._scratch = scratch
+        self._message: Model | None = None
+        self._missing = 0
 
-        def __init__(self) -> None:
-            self._message: Model | None = None
-            self._missing = 0
-            self._scratch = memoryview(bytearray(MOST_BODY_BYTES))
+    def begin(self, message: Model) -> None:
+        """Expect a body."""
+        self._message, self._missing = message, message.payload_bytes + message.buffer_bytes
 
-        def begin(self, message: Model) -> None:
-            self._message, self._missing = message, message.payload_bytes + message.buffer_bytes
+    def taken_from(self, slot: Slot, message: Model) -> bool:
+        """Give the slot back at once."""
+        return True
 
-        def place(self, body_bytes: int) -> memoryview:
-            return self._scratch[:body_bytes]
+    def place(self, body_bytes: int) -> memoryview:
+        """Any memory will do."""
+        return self._scratch[:body_bytes]
 
-        def added(self, body_bytes: int) -> Model | None:
-            self._missing -= body_bytes
-            return None if self._missing else self._message
+    def added(self, body_bytes: int) -> Model | None:
+        """Count."""
+        self._missing -= body_bytes
+        return None if self._missing else self._message
 
-        def load(self, model: Any) -> None:
-            pass
 
+def _stand_in(address: str, signature: str, payload: torch.Tensor, number: int, case: Case) -> None:
     hello = Hello(protocol=PROTOCOL, wish=number, threads=1, host=f"stand-in pid {os.getpid()}")
     connection = ServerConnection(address, hello, answer_seconds=120.0)
     welcome, draw = connection.welcome, connection.welcome.first_draw
-    connection.ready(signature, Discarded())
+    codec, slots = parse_codec(case.codec), None
+    if case.local:
+        models, gradients = (
+            Sizes(most_payload_bytes=each.most_bytes(case.parameters), buffer_bytes=0)
+            for each in (whole_codec_of(codec), codec)
+        )
+        slots = fetch_slots(welcome.handover, models=models, gradients=gradients)
+        assert slots is not None, "the server handed no memory over"
+    connection.ready(signature, Discarded(memoryview(bytearray(MOST_BODY_BYTES))), slots)
     with suppress(TrainingOver):
         while True:
             version = connection.take_model(lambda incoming: None)
-            sent = threading.Event()
+            place, slot = connection.free_slot() or (None, None)
             gradient = Gradient(
                 version=version,
                 draw=draw,
@@ -191,8 +216,13 @@ def _stand_in(address: str, signature: str, payload: torch.Tensor, number: int) 
                 loss_variance=None,
                 payload_bytes=payload.numel(),
                 buffer_bytes=0,
+                slot=place,
             )
-            connection.send(frames(gradient, payload, torch.zeros(0)), sent.set)
+            if slot is not None:
+                slot.fill(payload, torch.zeros(0))
+                connection.say(gradient)
+            else:
+                connection.send(frames(gradient, payload, torch.zeros(0)), lambda: None)
             connection.progress += 1
             draw += 1
     connection.close()

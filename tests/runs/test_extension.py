@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import shutil
+import sys
 import threading
 
 import pytest
@@ -12,11 +14,12 @@ import torch
 import paceline
 from paceline.cli.main import USER_ERROR, main
 from paceline.recipes import Recipe
-from paceline.recipes.extension import Extension
+from paceline.recipes.extension import Extension, check_extendable
 from paceline.runs.cluster import ServerEndpoint, WorkerOptions, serve_recipe, work_for
 from paceline.traces.checkpoints import read_newest
 from paceline.traces.journal import TRACE, Extended
 from paceline.traces.journal_files import read_journal
+from tests import warm
 
 DEADLINE_SECONDS = 60.0
 PLAIN = Recipe(rounds=4).with_settings(
@@ -126,3 +129,35 @@ def test_a_finished_run_says_how_to_extend_it(poly_run, capsys):
     for options in ([], ["--rounds", "4"]):
         assert main(["serve", "--listen", "127.0.0.1:0", "--resume", str(poly_run), *options]) == 0
         assert "is finished: all 4 rounds are done; for more, give --rounds" in capsys.readouterr().err
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+def paceline_in(folder, *arguments):
+    command = [sys.executable, "-m", "paceline", *arguments]
+    return warm.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def test_a_run_of_ranks_is_extended_and_replays(tmp_path):
+    options = ("--workers", "2", "--rounds", "16", "--split", "iid", "--target-loss", "none", "--out", "run")
+    assert paceline_in(tmp_path, "train", "--strategy", "local-sgd", *options).returncode == 0
+    done = paceline_in(tmp_path, "train", "--resume", "run", "--rounds", "40", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["results"][0]["rounds"] >= 40
+    replayed = paceline_in(tmp_path, "replay", "run")
+    assert replayed.returncode == 0, replayed.stderr
+    again = paceline_in(tmp_path, "train", "--resume", "run", "--json")  # it knows its total, and is over
+    assert json.loads(again.stdout)["results"][0]["rounds"] >= 40
+    for typed, said in (
+        (("--rounds", "8"), "rounds must be at least"),
+        (("--rounds", "80", "--optimizer.warmup", "0.1"), "ranks keep their schedule and pruning"),
+    ):
+        refused = paceline_in(tmp_path, "train", "--resume", "run", *typed)
+        assert refused.returncode == USER_ERROR
+        assert said in refused.stderr
+
+
+def test_ranks_whose_schedule_follows_the_total_are_not_extended():
+    with pytest.raises(ValueError, match="ranks keep theirs: such a run cannot be extended"):
+        check_extendable(POLY)

@@ -371,6 +371,7 @@ def test_whole_lines_that_have_changed_places_are_refused(file: Path) -> None:
     write(file, [began(), *steps, back, *steps[1:]])
     assert len(read_journal(file).records) == 9, "a run that went back to a checkpoint"
     for wrong in ([steps[0], steps[0]], [steps[1], steps[0]], [*steps, back, steps[0]]):
+        file.unlink()
         write(file, [began(), *wrong])
         with pytest.raises(JournalError, match="step 0 comes after step"):
             read_journal(file)

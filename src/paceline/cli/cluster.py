@@ -15,7 +15,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -29,8 +29,8 @@ from paceline.errors import PacelineError
 from paceline.processes import check_processes
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import averages
-from paceline.recipes.extension import Extension, extend, may_be_restated
-from paceline.runs.ranks import RECIPE, read_recipe_of
+from paceline.recipes.extension import Extension, check_extendable, extend, may_be_restated
+from paceline.runs.ranks import RECIPE, read_recipe_of, rounds_in
 from paceline.traces.journal import TRACE, RunEnded
 from paceline.traces.journal_files import read_journal
 from paceline.traces.run_folder import check_free
@@ -155,7 +155,8 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     if options.resume and _is_ranks_run(options.resume):
         folder = Path(options.resume)
         document = read_recipe_of(folder).to_document()
-        return _train_ranks(options, cluster.recipe_of_run(folder, document, _names_given(overrides)), place)
+        began = cluster.recipe_of_run(folder, document, _names_given(overrides))
+        return _train_ranks(options, began, place, rounds=_rounds_of_ranks(folder, began, overrides))
     recipe = given_recipe(options.recipe_file, overrides)
     if _by_ranks(recipe) and not options.resume:
         return _train_ranks(options, _for_world(recipe, place), place)
@@ -306,7 +307,22 @@ def _by_ranks(recipe: Recipe) -> bool:
     return averages(recipe) or recipe.pipeline.on
 
 
-def _train_ranks(options: TrainOptions, recipe: Recipe, place: Place | None) -> None:
+def _rounds_of_ranks(folder: Path, recipe: Recipe, overrides: dict[str, str]) -> int | None:
+    """Return the rounds in all of a run to resume, if they are others than its recipe's."""
+    now = rounds_in(folder)
+    wanted = given_recipe("", {"rounds": overrides["rounds"]}).rounds if "rounds" in overrides else None
+    if wanted is None or wanted == (now or recipe.rounds):
+        return now
+    if given := [name for name in overrides if may_be_restated(name)]:
+        raise UsageError(f"ranks keep their schedule and pruning: leave --{given[0].replace('_', '-')} out")
+    check_extendable(recipe)
+    done = max((int(path.name.rpartition("-")[2]) for path in folder.glob("rank-*/checkpoint-[0-9]*")), default=0)
+    if wanted < done:
+        raise UsageError(f"rounds must be at least {done}, which are done (rounds={wanted})")
+    return wanted
+
+
+def _train_ranks(options: TrainOptions, recipe: Recipe, place: Place | None, *, rounds: int | None = None) -> None:
     """Be a rank, or start the ranks and wait for them."""
     if options.listen != type(options).listen:
         raise UsageError("--listen is for a parameter server, and ranks have none: torchrun says where they meet")
@@ -317,7 +333,7 @@ def _train_ranks(options: TrainOptions, recipe: Recipe, place: Place | None) -> 
     folder = Path(as_named) if as_named else new_folder(options.out, "train")
     if as_named and not options.resume and not any(folder.glob("rank-*/launch")):
         check_free(folder)
-    job = _RankJob(recipe=recipe, folder=folder, resume=bool(options.resume), options=options)
+    job = _RankJob(recipe=recipe, folder=folder, resume=bool(options.resume), rounds=rounds, options=options)
     if place is None:
         _fork_ranks(job)
     else:
@@ -331,7 +347,12 @@ class _RankJob:
     recipe: Recipe
     folder: Path
     resume: bool
+    rounds: int | None
     options: TrainOptions
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {"folder": self.folder, "resume": self.resume, "rounds": self.rounds}
 
     def run_forked(self, place: Place) -> int:
         """Train as a rank that was forked, and return the exit code."""
@@ -346,7 +367,7 @@ class _RankJob:
 
         recipe = _for_world(self.recipe, place)
         notes = Console(stderr=True, quiet=place.rank != 0)
-        with RunBars(notes, [recipe.strategy.name], rounds=recipe.rounds) as bars:
+        with RunBars(notes, [recipe.strategy.name], rounds=self.rounds or recipe.rounds) as bars:
 
             def show(at: Evaluation) -> None:
                 bars.show(0, RunProgress(round=at.round, seconds=at.seconds, loss=at.loss, accuracy=at.accuracy))
@@ -357,11 +378,9 @@ class _RankJob:
                 bars.note(f"pipeline: {headline(plan)}")
 
             if recipe.pipeline.on:
-                result = train_stage(
-                    recipe, place, folder=self.folder, resume=self.resume, on_plan=show_plan, on_progress=show
-                )
+                result = train_stage(recipe, place, **self._how, on_plan=show_plan, on_progress=show)
             else:
-                result = train_rank(recipe, place, folder=self.folder, resume=self.resume, on_progress=show)
+                result = train_rank(recipe, place, **self._how, on_progress=show)
         if result is not None:
             show_results(recipe, [result], self.folder, notes, as_json=self.options.json)
 

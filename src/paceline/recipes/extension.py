@@ -94,18 +94,37 @@ def check_restated(recipe: Recipe, rounds: int, changes: Mapping[str, Any]) -> N
     Traceback (most recent call last):
     paceline.recipes.extension.ExtensionError: the learning rate's schedule is laid out over 300 rounds; for ...
     """
-    optimizer, was = recipe.optimizer, recipe.rounds
-    follows_total = optimizer.schedule == "poly" or bool(optimizer.decay_at) or optimizer.warmup > 0
-    if follows_total and "optimizer" not in changes:
+    was = recipe.rounds
+    if _schedule_follows_total(recipe) and "optimizer" not in changes:
         raise ExtensionError(
             f"the learning rate's schedule is laid out over {was} rounds; for {rounds}, say again what it is to be: "
-            f"--optimizer.schedule {optimizer.schedule} (or --optimizer.warmup, --optimizer.decay-at, ...)"
+            f"--optimizer.schedule {recipe.optimizer.schedule} (or --optimizer.warmup, --optimizer.decay-at, ...)"
         )
     if recipe.pruning.on and "pruning" not in changes:
         raise ExtensionError(
             f"pruning is laid out over {was} rounds; for {rounds}, say again what it is to be: "
             f"--pruning.name {recipe.pruning.name}"
         )
+
+
+def _schedule_follows_total(recipe: Recipe) -> bool:
+    optimizer = recipe.optimizer
+    return optimizer.schedule == "poly" or bool(optimizer.decay_at) or optimizer.warmup > 0
+
+
+def check_extendable(recipe: Recipe) -> None:
+    """Raise ExtensionError if something in a recipe of ranks depends on its rounds: ranks cannot change it.
+
+    >>> check_extendable(Recipe().with_strategy("hpsgd"))
+    """
+    for name, follows in (
+        ("the learning rate's schedule", _schedule_follows_total(recipe)),
+        ("pruning", recipe.pruning.on),
+    ):
+        if follows:
+            raise ExtensionError(
+                f"{name} is laid out over {recipe.rounds} rounds, and ranks keep theirs: such a run cannot be extended"
+            )
 
 
 def extend(recipe: Recipe, before: Extension | None, typed: Mapping[str, str]) -> Extension | None:

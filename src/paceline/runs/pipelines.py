@@ -99,6 +99,7 @@ def train_stage(
     *,
     folder: Path,
     resume: bool,
+    rounds: int | None = None,
     on_plan: Callable[[Plan], None] = lambda plan: None,
     on_progress: Callable[[Evaluation], None] = lambda evaluation: None,
 ) -> Result | None:
@@ -131,19 +132,19 @@ def train_stage(
         state = agreed_start(
             RankCheckpoints(folder, place.rank), gather, resume=resume, recipe=document, defaults=defaults
         )
-        if state is None and not resume:
-            write_recipe(recipe, folder)
+        if rounds or (state is None and not resume):
+            write_recipe(recipe, folder, rounds=rounds)
         plan = _plan(recipe, training, gather, folder, goes_on=state is not None)
         on_plan(plan)
 
         def describe() -> None:
-            write_recipe(recipe, folder)
+            write_recipe(recipe, folder, rounds=rounds)
             keep_plan(plan, folder)
 
         job = PipelineJob(
             training=training,
             plan=plan,
-            rounds=recipe.rounds,
+            rounds=rounds or recipe.rounds,
             folder=folder,
             strategy=recipe.strategy.name,
             evaluate_every=recipe.evaluate_every,

@@ -1,6 +1,7 @@
 """A recipe carried out by ranks that average among themselves: one rank's side of it.
 
 folder/recipe.json    the recipe that runs here, with every `auto` written out, and its checksum; resuming reads it
+folder/rounds         the rounds in all, if the run was extended: the recipe stays that of its beginning
 folder/rank-0/        a rank's checkpoints; the last one is the end of the run
 
 Nothing is written before all ranks have agreed that they may: the folder may hold another run.
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.decoding import parse_object
 from paceline.files import read_plain, write_file
 from paceline.recipes.assembly import load_data, make_member, make_training, resolved
+from paceline.recipes.reading import read_recipe
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import delay_of
 from paceline.runs.simulation import Result
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.traces import Evaluation
 
 RECIPE = "recipe.json"
+ROUNDS = "rounds"
 CHECKSUM = "crc"  # its last field: the CRC-32 of all others, which finds what a disk or a copy has altered
 MOST_RECIPE_BYTES = 1_000_000
 MEET_SECONDS = 120.0
@@ -38,12 +41,13 @@ def train_rank(
     *,
     folder: Path,
     resume: bool,
+    rounds: int | None = None,
     on_progress: Callable[[Evaluation], None] = lambda evaluation: None,
 ) -> Result | None:
     """Run one rank of a recipe to its end; rank 0 returns the result, the others None.
 
     With `resume` the run in `folder` goes on. Without it the folder must hold no run, except one of this same launch,
-    which has restarted its processes.
+    which has restarted its processes. `rounds` is another total than the recipe's, for a run that is extended.
     """
     from paceline.drivers.averaging.job import AveragingJob, AveragingRun
     from paceline.drivers.ranks.checkpoints import RankCheckpoints, agreed_start
@@ -56,7 +60,7 @@ def train_rank(
     job = AveragingJob(
         training=training,
         member=make_member(recipe),
-        rounds=recipe.rounds,
+        rounds=rounds or recipe.rounds,
         folder=folder,
         evaluate_every=recipe.evaluate_every,
         checkpoint_every=recipe.server.checkpoint_every,
@@ -64,7 +68,7 @@ def train_rank(
         timeout_seconds=recipe.server.stall_seconds,
         delay_seconds=delay_of(recipe),
         recipe=recipe.to_document(),
-        describe=lambda: write_recipe(recipe, folder),
+        describe=lambda: write_recipe(recipe, folder, rounds=rounds),
     )
     defaults = Recipe().to_document()  # for settings that did not exist yet when a run began
     size = sum(parameter.numel() for parameter in training.module.parameters())
@@ -72,16 +76,16 @@ def train_rank(
         state = agreed_start(
             RankCheckpoints(folder, place.rank), ranks, resume=resume, recipe=job.recipe, defaults=defaults
         )
-        if state is None and not resume:
-            write_recipe(recipe, folder)
+        if rounds or (state is None and not resume):
+            write_recipe(recipe, folder, rounds=rounds)
         run = AveragingRun(job, ranks, on_progress=on_progress)
         trace = run.run(state)
         parameters = run.parameters
     return None if trace is None else Result(summary=summarise(trace), trace=trace, parameters=parameters)
 
 
-def write_recipe(recipe: Recipe, folder: Path) -> None:
-    """Write the recipe that runs in a folder.
+def write_recipe(recipe: Recipe, folder: Path, *, rounds: int | None = None) -> None:
+    """Write the recipe that runs in a folder, and the rounds in all if they are others.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -92,6 +96,24 @@ def write_recipe(recipe: Recipe, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     document = recipe.to_document()
     write_file(folder / RECIPE, json.dumps(document | {CHECKSUM: _checksum(document)}, indent=2) + "\n")
+    if rounds is not None:
+        write_file(folder / ROUNDS, f"{rounds}\n")
+
+
+def rounds_in(folder: Path) -> int | None:
+    """Return the rounds in all of a run that was extended; None if they are its recipe's.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_recipe(Recipe(), Path(folder), rounds=640)
+    ...     rounds_in(Path(folder))
+    640
+    """
+    try:
+        text = read_plain(folder / ROUNDS, most_bytes=100).decode("ascii", errors="replace").strip()
+    except FileNotFoundError:
+        return None
+    return read_recipe(None, {"rounds": text}).rounds
 
 
 def _checksum(document: Mapping[str, Any]) -> str:

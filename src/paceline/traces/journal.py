@@ -279,8 +279,8 @@ class Extended:
     """
 
     at_seconds: float = bounded(0, LATEST_SECONDS)
-    version: int
-    rounds: int
+    version: int = bounded(0, MOST_COUNT)
+    rounds: int = bounded(0, MOST_COUNT)
     changes: dict[str, Any]
 
 

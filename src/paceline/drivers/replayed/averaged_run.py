@@ -82,6 +82,7 @@ class _ReplayedWorker:
             if self._state.member.overlap and window.merged_after == window.steps >= period:
                 self._ask(window.standing)  # else the merge would have begun the next average as one that trains on
             self.merge()
+            self._state.finished = False  # all had left, and the run was extended: it went on from its last checkpoint
         if self._begun is None:
             self._train(window, until=window.steps)
         if self._begun is None:

@@ -285,9 +285,9 @@ class ServerConnection:
 
     def close(self) -> None:
         """Close the connection, after what is queued has gone out or a second has passed; once more does no harm."""
-        atexit.unregister(self.close)
         self._in_loop(self._close)
         self._thread.join(ENDED_WITHIN_SECONDS)
+        atexit.unregister(self.close)  # not before: a Ctrl-C may end the waiting, and then the interpreter's end waits
 
     def _close(self) -> None:
         self._closing = True

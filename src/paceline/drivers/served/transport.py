@@ -27,6 +27,7 @@ STAGING_BYTES = 64 * 1024
 SLICE_BYTES = 1024 * 1024
 BURST_BYTES = 512 * 1024  # on a quick connection the loop is woken once for so many
 BURST_SECONDS = 0.02
+MUCH_BYTES = 32 * 1024  # two packets of a slow link that come together are no quick connection
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -168,7 +169,8 @@ class Wire(asyncio.BufferedProtocol):
             return
         if self._target is not None:
             self._target = self._target[nbytes:]
-            self._wake_for(max(STAGING_BYTES, 2 * self._low_bytes) if self.heard - before < BURST_SECONDS else 1)
+            quick = nbytes >= MUCH_BYTES and self.heard - before < BURST_SECONDS
+            self._wake_for(max(STAGING_BYTES, 2 * self._low_bytes) if quick else 1)
             if not len(self._target):
                 self._target = None
                 self._wake()
