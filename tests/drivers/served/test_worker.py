@@ -149,7 +149,9 @@ def test_a_script_takes_any_codec_by_its_words_and_leaves_no_thread_behind(tmp_p
     moved = [not torch.equal(*pair) for pair in zip(served.parameters(), before.parameters(), strict=True)]
     assert any(moved)
     ours = [thread.name for thread in threading.enumerate() if thread.name.startswith("paceline-")]
-    assert not [name for name in ours if not name.startswith("paceline-codec")]  # those wait for the next, and compute not
+    assert not [
+        name for name in ours if not name.startswith("paceline-codec")
+    ]  # those wait for the next, and compute not
 
 
 def test_a_gradient_that_was_taken_off_its_parameter_is_found_again(tmp_path):
