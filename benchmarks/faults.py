@@ -93,6 +93,9 @@ LIES: tuple[dict[str, Any], ...] = (
     {"payload_bytes": 1},
     {"payload_bytes": 0},
     {"buffer_bytes": 2**50},
+    {"slot": 0},
+    {"slot": 14},
+    {"slot": 10**400},
     {"progress": 10**400},
 )
 
