@@ -349,3 +349,15 @@ def test_a_reason_of_several_lines_is_said_in_one():
 
     _, _, far = play(*JOINED, close=False, then=then)
     assert far.written[-1].reason == "one two"
+
+
+def test_a_stream_that_is_ended_between_the_handshake_and_its_first_read_ends():
+    async def run():
+        server = FakeServer()
+        far, stream = FarEnd(server), WorkerStream(server, "nobody")
+        stream.end(StreamEnd("return", "too many", refused=True))
+        return await asyncio.wait_for(stream.serve(far.wire), 5), far
+
+    end, far = asyncio.run(run())
+    assert end.reason == "too many"
+    assert far.written == [Goodbye(what="return", reason="too many")]

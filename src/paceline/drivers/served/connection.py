@@ -35,6 +35,7 @@ from paceline.codecs import Codec
 from paceline.codecs.naming import decoder_of, inner_of
 from paceline.drivers.served.handover import Slot, WorkerSlots
 from paceline.drivers.served.messages import (
+    FROM_SERVER,
     Assembly,
     Beat,
     Chunk,
@@ -378,13 +379,14 @@ class ServerConnection:
                 async with asyncio.timeout(self._silence_seconds / 4):
                     await self._wake.wait()
             except TimeoutError:
+                wire.look()
                 if self._welcome is not None:
                     progress = self.progress + wire.received_bytes // PROGRESS_BYTES
                     self._queue.append(encode(Beat(progress=progress)))
 
     async def _read(self, wire: Wire) -> None:
         while True:
-            message, body_bytes = await read_message(wire)
+            message, body_bytes = await read_message(wire, FROM_SERVER)
             match message:
                 case Welcome():
                     with self._news:

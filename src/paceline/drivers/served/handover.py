@@ -211,6 +211,7 @@ class HandoverServer:
             except OSError:
                 await asyncio.sleep(0.1)
                 continue
+            await asyncio.sleep(0)  # they may come quicker than they are accepted: the others get their turn
             if len(self._asking) >= MOST_ASKING:
                 connection.close()
                 continue

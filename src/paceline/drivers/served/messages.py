@@ -197,6 +197,8 @@ class Taken:
 
 Message: TypeAlias = Hello | Welcome | Ready | Model | Gradient | Chunk | Beat | Leave | Goodbye | Taken
 KINDS: dict[int, type[Message]] = {kind.KIND: kind for kind in get_args(Message)}
+FROM_WORKERS = frozenset({Hello, Ready, Gradient, Chunk, Taken, Beat, Leave})
+FROM_SERVER = frozenset({Welcome, Model, Chunk, Taken, Beat, Goodbye})
 _OTHER_PROTOCOLS = (  # how others begin -> what they are
     (rb"PRI |\0\0.\x04\0{5}", "speaks gRPC, as paceline did before: install the same paceline on both"),
     (rb"\x16\x03", "speaks TLS, and this side has no keys"),

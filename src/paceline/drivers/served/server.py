@@ -10,6 +10,7 @@ decoded and looked through while the next ones arrive; for measuring the model a
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import ssl
@@ -124,6 +125,7 @@ class Server:
         self._listeners: list[socket.socket] = []
         self._listening: list[asyncio.Task[None]] = []
         self._closing: tuple[str, str] | None = None
+        self._parting = 0  # strangers that have been told goodbye and are still connected
 
     def now(self) -> float:
         """Return the seconds of the run, in whole microseconds: its clock starts with its first round."""
@@ -189,7 +191,8 @@ class Server:
             try:
                 connection, address = await loop.sock_accept(listener)
             except OSError as error:  # no more files, or a peer that is gone already
-                log.warning("cannot accept a connection: %s", error.strerror or error)
+                if self._refusals.allows(self.clock()):
+                    log.warning("cannot accept a connection: %s", error.strerror or error)
                 await asyncio.sleep(CHECK_SECONDS)
                 continue
             task = asyncio.create_task(self._work(connection, f"{address[0]}:{address[1]}", credentials))
@@ -206,7 +209,10 @@ class Server:
         end, wire = StreamEnd("return", "its connection was lost"), None
         try:
             stream.opening = asyncio.create_task(self._wire(connection, credentials))
-            await asyncio.wait({stream.opening})
+            try:
+                await asyncio.wait({stream.opening})
+            finally:
+                stream.opening.cancel()
             if not stream.opening.cancelled() and stream.opening.exception() is None:
                 wire = stream.opening.result()
                 end = await stream.serve(wire)
@@ -219,7 +225,16 @@ class Server:
             if wire is None:
                 connection.close()
             else:
-                await wire.farewell(self.limits.farewell_seconds)
+                await self._part(wire, stranger=stream.worker is None)
+
+    async def _part(self, wire: Wire, *, stranger: bool) -> None:
+        """End a connection; strangers that come in crowds are not waited for."""
+        crowd = stranger and self._parting >= self.limits.most_strangers
+        self._parting += stranger
+        try:
+            await wire.farewell(0.0 if crowd else self.limits.farewell_seconds)
+        finally:
+            self._parting -= stranger
 
     async def _wire(self, connection: socket.socket, credentials: ssl.SSLContext | None) -> Wire:
         """Return the connection as a wire, once TLS is agreed on."""
@@ -492,21 +507,32 @@ class Server:
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that listen on a host's addresses, all on one port."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    """Return sockets that listen on a host's addresses, all on one port, without those that this machine lacks."""
+    found = dict.fromkeys(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))
     listeners: list[socket.socket] = []
+    lacking: OSError | None = None
     try:
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            listener = socket.socket(family, kind, protocol)
-            listeners.append(listener)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                with suppress(OSError):
-                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1 if len(found) > 1 else 0)
-            same = (address[0], listeners[0].getsockname()[1], *address[2:]) if port == 0 and listeners[1:] else address
-            listener.bind(same)
+        for family, kind, protocol, _, address in found:
+            try:
+                listener = socket.socket(family, kind, protocol)
+                listeners.append(listener)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    with suppress(OSError):
+                        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1 if len(found) > 1 else 0)
+                same = port or (listeners[0].getsockname()[1] if listeners[1:] else 0)
+                listener.bind((address[0], same, *address[2:]))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                lacking = error
+                if error.errno == errno.EADDRNOTAVAIL:
+                    listeners.pop().close()
+                continue
             listener.listen(BACKLOG)
             listener.setblocking(False)
+        if not listeners and lacking is not None:
+            raise lacking
     except OSError:
         for listener in listeners:
             listener.close()

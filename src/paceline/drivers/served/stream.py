@@ -26,6 +26,7 @@ import torch
 from paceline.drivers.served.coordinator import ReceivedGradient
 from paceline.drivers.served.handover import GradientSlots, Slot
 from paceline.drivers.served.messages import (
+    FROM_WORKERS,
     Assembly,
     Beat,
     Chunk,
@@ -181,6 +182,8 @@ class WorkerStream:
         if self.worker is None or wire is None:
             late = now - self.opened > limits.hello_seconds
             return StreamEnd("refused", f"said nothing for {limits.hello_seconds:g} s", refused=True) if late else None
+        if now - wire.heard > limits.beat_seconds:
+            wire.look()
         if now - wire.heard > limits.silence_seconds:
             return StreamEnd("return", f"silent for {limits.silence_seconds:g} s")
         if not self.member:
@@ -209,6 +212,8 @@ class WorkerStream:
         """Read and write until the stream ends, and return how it ended."""
         self._wire = wire
         self._reading = asyncio.create_task(self._read(wire))
+        if self.ended is not None:  # in the moment between the handshake's end and now
+            self._reading.cancel()
         writing = asyncio.create_task(self._write(wire))
         # A peer may go while it is written to; the reader sees it too.
         writing.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -241,7 +246,7 @@ class WorkerStream:
     async def _read(self, wire: Wire) -> StreamEnd:
         try:
             while True:
-                await self._handle(wire, *await read_message(wire))
+                await self._handle(wire, *await read_message(wire, FROM_WORKERS))
         except StreamEnd as end:
             return end
         except WireClosed as error:

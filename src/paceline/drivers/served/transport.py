@@ -16,11 +16,11 @@ import resource
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from typing import Any
 
-from paceline.drivers.served.messages import PREFIX_BYTES, Message, parse_header, parse_prefix
+from paceline.drivers.served.messages import PREFIX_BYTES, Message, ProtocolError, parse_header, parse_prefix
 from paceline.errors import PacelineError
 
 STAGING_BYTES = 64 * 1024
@@ -121,6 +121,8 @@ class Wire(asyncio.BufferedProtocol):
                 self._transport.write(piece)
                 await self._writable.wait()
                 self._count(len(piece), 0)
+        # A transport that is about to close takes everything and says nothing: the loop must get its turn to tell.
+        await asyncio.sleep(0)
         if self._closed is not None:
             raise self._closed
 
@@ -142,7 +144,9 @@ class Wire(asyncio.BufferedProtocol):
         except (TimeoutError, OSError):
             pass
         finally:
-            self._transport.abort()
+            if not self._lost.is_set():  # a transport that has ended cannot always be ended again
+                self._transport.abort()
+                await asyncio.sleep(0)  # it closes its socket in the loop's next turn
 
     # -- for the event loop ---------------------------------------------------------------------------------------
 
@@ -181,6 +185,10 @@ class Wire(asyncio.BufferedProtocol):
         if self._end == STAGING_BYTES and self._target is None:
             self._paused = True
             self._transport.pause_reading()
+
+    def look(self) -> None:
+        """See bytes that have come though they are fewer than a quick connection brings at once: it may be slow now."""
+        self._wake_for(1)
 
     def _wake_for(self, count: int) -> None:
         """Let the system wake the loop for so many bytes at once, but for no more than are asked for.
@@ -227,9 +235,11 @@ def _why(error: Exception | None) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-async def read_message(wire: Wire) -> tuple[Message, int]:
-    """Return the next message, and the size of the body that is still to be read."""
+async def read_message(wire: Wire, kinds: Container[type[Message]]) -> tuple[Message, int]:
+    """Return the next message, which must be of these kinds, and the size of the body that is still to be read."""
     kind, header_bytes, body_bytes = parse_prefix(await wire.read(PREFIX_BYTES))
+    if kind not in kinds:  # before any of its header is kept
+        raise ProtocolError(f"a {kind.__name__} is out of place here")
     header = await wire.read(header_bytes) if header_bytes else b""
     return parse_header(kind, header), body_bytes
 

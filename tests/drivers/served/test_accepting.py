@@ -1,0 +1,67 @@
+"""Strangers at a server's door, in one process: it listens where it can, and those inside are served."""
+
+from __future__ import annotations
+
+import copy
+import socket
+import time
+from contextlib import ExitStack
+
+import pytest
+
+import paceline
+from paceline.drivers.served import server as module
+from paceline.drivers.served.keys import make_keys
+from paceline.drivers.served.settings import Limits
+from tests.cluster.peers import closed_by_peer, connect
+from tests.drivers.served.test_worker import batches, network, serving, work
+
+LIMITS = Limits(silence_seconds=5.0, gather_seconds=30.0, hello_seconds=1.0, farewell_seconds=0.5)
+
+
+def until_closed(connections):
+    deadline = time.monotonic() + 30
+    while not all(map(closed_by_peer, connections)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_two_hundred_silent_strangers_keep_no_worker_out_and_are_hung_up_on(tmp_path):
+    served = network()
+    model = copy.deepcopy(served)
+    with serving(served, tmp_path, limits=LIMITS) as (address, ended), ExitStack() as held:
+        strangers = [held.enter_context(connect(address)) for _ in range(200)]
+        with paceline.Worker(address, model) as worker:
+            assert worker.training()
+            until_closed(strangers)
+            work(worker, model, batches(100))
+    assert ended[0].finished
+
+
+def test_two_hundred_strangers_in_the_middle_of_a_handshake_keep_no_worker_out(tmp_path):
+    make_keys(tmp_path / "keys")
+    served = network()
+    model = copy.deepcopy(served)
+    keys = {"tls": tmp_path / "keys" / "server"}
+    with serving(served, tmp_path, limits=LIMITS, **keys) as (address, ended), ExitStack() as held:
+        strangers = [held.enter_context(connect(address)) for _ in range(200)]
+        for stranger in strangers:
+            stranger.sendall(b"\x16\x03\x01\x02\x00")
+        with paceline.Worker(address, model, tls=tmp_path / "keys" / "worker") as worker:
+            assert worker.training()
+            until_closed(strangers)
+            work(worker, model, batches(100))
+    assert ended[0].finished
+
+
+def test_addresses_that_this_machine_lacks_are_left_out(monkeypatch):
+    """localhost is often ::1 too, where there is no IPv6."""
+    plain = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+    found = [(*plain, ("192.0.2.1", 0)), (*plain, ("127.0.0.1", 0))]
+    monkeypatch.setattr(module.socket, "getaddrinfo", lambda *given, **options: found)
+    (listener,) = module._listen("somewhere", 0)
+    with listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+    found.pop()
+    with pytest.raises(OSError, match="Cannot assign requested address"):
+        module._listen("somewhere", 0)
