@@ -74,16 +74,31 @@ class Floats(StatelessCodec):
         The payload may lie at the end of a longer memory that begins with `out`: blocks are read before they are
         written over.
         """
+        return self.decode_and_check(payload, expected_length=expected_length, out=out, check=False)[0]
+
+    def decode_and_check(
+        self,
+        payload: torch.Tensor,
+        *,
+        expected_length: int | None = None,
+        out: torch.Tensor | None = None,
+        check: bool = True,
+    ) -> tuple[torch.Tensor, bool]:
+        """Return what `decode` does, and whether all is finite: each block is looked at while it is at hand."""
         header, body = open_payload(payload, self.NUMBER, expected_length, out)
         check_bytes(body, self.DTYPE.itemsize * header.elements)
-        vector = body.view(self.DTYPE)
-        if out is None and self.DTYPE is torch.float32:
-            return vector
-        found = output_vector(header.elements, out, body.device)
+        vector, sums = body.view(self.DTYPE), []
+        in_place = out is None and self.DTYPE is torch.float32
+        found = vector if in_place else output_vector(header.elements, out, body.device)
         for start in range(0, header.elements, BLOCK):
             part = slice(start, start + BLOCK)
-            found[part].copy_(vector[part].clone() if _overlap(found[part], vector[part]) else vector[part])
-        return found
+            if not in_place:
+                found[part].copy_(vector[part].clone() if _overlap(found[part], vector[part]) else vector[part])
+            if check:
+                sums.append(found[part].sum())
+        if sums and not bool(torch.isfinite(torch.stack(sums)).all()):
+            return found, bool(torch.isfinite(found).all())
+        return found, True
 
     def most_bytes(self, elements: int) -> int:
         return HEADER_BYTES + self.DTYPE.itemsize * elements

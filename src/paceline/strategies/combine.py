@@ -35,6 +35,7 @@ class Combiner:
     def __init__(self, *, remembers: bool = True) -> None:
         self._remembers = remembers
         self._previous_fresh: torch.Tensor | None = None
+        self.finite = True  # every number of the last update
 
     def update(
         self, step: Step, gradient_of: Callable[[Share], torch.Tensor], *, out: torch.Tensor | None = None
@@ -49,14 +50,13 @@ class Combiner:
         remembered = self._previous_fresh
         if self._remembers and remembered is None:
             remembered = torch.empty_like(out)
+        sums = []
         for start in range(0, out.numel(), BLOCK):
             part = slice(start, start + BLOCK)
-            self._add_up(
-                step,
-                [(weight, gradient[part]) for weight, gradient in shares],
-                out[part],
-                None if remembered is None else remembered[part],
-            )
+            before = None if remembered is None else remembered[part]
+            self._add_up(step, [(weight, gradient[part]) for weight, gradient in shares], out[part], before)
+            sums.append(out[part].sum())
+        self.finite = not sums or bool(torch.isfinite(torch.stack(sums)).all()) or bool(torch.isfinite(out).all())
         self._previous_fresh = remembered if self._remembers else None
         return out
 

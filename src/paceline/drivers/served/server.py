@@ -391,7 +391,9 @@ class Server:
     def _decode(self, body: Assembly | Slot, out: torch.Tensor | None) -> tuple[torch.Tensor, bool]:
         """Return the vector of a body, and whether it is finite."""
         codec, payload = self.coordinator.codec, body.payload
-        if isinstance(body, Slot) and not isinstance(codec, Floats):
+        if isinstance(codec, Floats):
+            return codec.decode_and_check(payload, expected_length=self._elements, out=out)
+        if isinstance(body, Slot):
             payload = payload.clone()  # its worker can still write there, and what is decoded says how to go on
         vector = codec.decode(payload, expected_length=self._elements, out=out)
         return vector, all_finite(vector)
