@@ -172,5 +172,6 @@ def test_a_folder_that_holds_a_run_is_refused_in_every_life_of_a_launch(recipe, 
     for restarts in range(2):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
         said = complaint(capsys, "train", recipe, "--out", old)
-        assert f"rank 0: {old} holds a run; give another --out, or go on with it: --resume {old}" in said
+        assert f"{old} holds a run" in said
+        assert f"or go on with it: --resume {old}" in said
         assert [path.name for path in old.iterdir()] == ["rank-0"]  # no recipe.json that would be another run's

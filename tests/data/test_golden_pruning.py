@@ -68,7 +68,8 @@ def test_a_served_run_replays_with_the_same_samples_left_out():
 def test_ranks_resume_with_what_their_checkpoints_know_of_the_samples(tmp_path):
     folder = tmp_path / "ranks"
     shutil.copytree(GOLDEN / "ranks", folder)
-    command = [sys.executable, "-m", "paceline", "train", "--resume", str(folder)]
+    own = ["--model", "tests.data.golden_pruning:linear"]
+    command = [sys.executable, "-m", "paceline", "train", "--resume", str(folder), *own]
     root = Path(__file__).parents[2]
     ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr

@@ -35,12 +35,20 @@ class Combiner:
     def __init__(self, *, remembers: bool = True) -> None:
         self._remembers = remembers
         self._previous_fresh: torch.Tensor | None = None
-        self.finite = True  # every number of the last update
+        self._sums: list[torch.Tensor] = []
 
     def update(
-        self, step: Step, gradient_of: Callable[[Share], torch.Tensor], *, out: torch.Tensor | None = None
+        self,
+        step: Step,
+        gradient_of: Callable[[Share], torch.Tensor],
+        *,
+        out: torch.Tensor | None = None,
+        check: bool = False,
     ) -> torch.Tensor:
-        """Return the update that a step asks for, in `out` if that is given; `gradient_of` finds a share's gradient."""
+        """Return the update that a step asks for, in `out` if that is given; `gradient_of` finds a share's gradient.
+
+        With `check`, `is_finite` can be asked afterwards: each block is looked at while it is in the cache.
+        """
         if not step.fresh:
             raise ValueError("a step needs at least one fresh gradient")
         if step.previous_mean_weight and self._previous_fresh is None:
@@ -50,15 +58,20 @@ class Combiner:
         remembered = self._previous_fresh
         if self._remembers and remembered is None:
             remembered = torch.empty_like(out)
-        sums = []
+        self._sums = []
         for start in range(0, out.numel(), BLOCK):
             part = slice(start, start + BLOCK)
             before = None if remembered is None else remembered[part]
             self._add_up(step, [(weight, gradient[part]) for weight, gradient in shares], out[part], before)
-            sums.append(out[part].sum())
-        self.finite = not sums or bool(torch.isfinite(torch.stack(sums)).all()) or bool(torch.isfinite(out).all())
+            if check:
+                self._sums.append(out[part].sum())
         self._previous_fresh = remembered if self._remembers else None
         return out
+
+    def is_finite(self, update: torch.Tensor) -> bool:
+        """Return whether the update that was just made, with `check`, is finite."""
+        sums_are_finite = bool(torch.isfinite(torch.stack(self._sums)).all()) if self._sums else False
+        return sums_are_finite or bool(torch.isfinite(update).all())
 
     def _add_up(
         self,
@@ -85,5 +98,6 @@ class Combiner:
         return {} if self._previous_fresh is None else {"previous_fresh": self._previous_fresh}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Go on from a `state_dict`."""
-        self._previous_fresh = state.get("previous_fresh")
+        """Go on from a copy of a `state_dict`."""
+        held = state.get("previous_fresh")
+        self._previous_fresh = None if held is None else held.clone()

@@ -31,7 +31,7 @@ from paceline.files import discard, read_folder, stored_folders, write_folder
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
 MOST_STATE_BYTES = 64 * 2**20
-PIECE_BYTES = 4 * 2**20
+PIECE_BYTES = 2**19
 
 
 class CheckpointError(PacelineError, ValueError):
@@ -79,7 +79,7 @@ class Snapshot:
         self._left = dict(tensors)
         self._current = torch.zeros(0, dtype=torch.uint8)
         self._lock = threading.Lock()
-        self.read = threading.Event()  # all of it
+        self.read = threading.Event()  # all of it, or copied
         self._header, self._order = _safetensors_header(tensors)
 
     def pieces(self) -> Iterator[bytes]:
@@ -101,6 +101,7 @@ class Snapshot:
         with self._lock:
             self._left = {name: tensor.clone() for name, tensor in self._left.items()}
             self._current = self._current.clone()
+        self.read.set()  # what is left is read from the copies
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, snapshot: Snapshot | None = None) -> Path:

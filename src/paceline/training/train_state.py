@@ -82,8 +82,8 @@ class TrainState:
         Then the update is not finite, and the model stays as it was; or the parameters after it are not, and the model
         is lost. `buffer_changes` are what each worker of the step changed in its buffers, late ones first.
         """
-        self._combiner.update(step, gradient_of, out=self.model.gradient)
-        if not self._combiner.finite:
+        update = self._combiner.update(step, gradient_of, out=self.model.gradient, check=True)
+        if not self._combiner.is_finite(update):
             return False
         self._optimizer.step()
         if self._schedule is not None:

@@ -314,7 +314,7 @@ def frames(message: Model | Gradient, payload: torch.Tensor, buffers: torch.Tens
 
     >>> begin = Model(version=0, since=None, more=0, payload_bytes=2, buffer_bytes=0)
     >>> [(len(head), len(body)) for head, body in frames(begin, torch.zeros(2, dtype=torch.uint8), torch.zeros(0))]
-    [(83, 2)]
+    [(91, 2)]
     """
     first: Model | Gradient | Chunk = message
     for part in (payload, buffers.contiguous().view(torch.uint8)):

@@ -240,11 +240,12 @@ class Server:
         """Return the connection as a wire, once TLS is agreed on."""
         patience = {} if credentials is None else {"ssl_handshake_timeout": self.limits.hello_seconds}
         _, wire = await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: Wire(self.clock, self._count), connection, ssl=credentials, **patience
+            lambda: Wire(self.clock, self.count), connection, ssl=credentials, **patience
         )
         return wire
 
-    def _count(self, sent: int, received: int) -> None:
+    def count(self, sent: int, received: int) -> None:
+        """Count bytes that came and went, also those that were handed over in shared memory."""
         self.coordinator.sent_bytes += sent
         self.coordinator.received_bytes += received
 
@@ -371,7 +372,7 @@ class Server:
             worker=worker, message=message, vector=vector, buffer_changes=buffers, checked=finite
         )
         if isinstance(body, Slot):
-            self._count(0, message.payload_bytes + message.buffer_bytes)
+            self.count(0, message.payload_bytes + message.buffer_bytes)
         if _lies_in(vector, body.memory):
             received.release = let_go
         else:

@@ -98,6 +98,9 @@ class StreamServer(Protocol):
         `release` is called when the body's memory is not needed any more.
         """
 
+    def count(self, sent: int, received: int) -> None:
+        """Count bytes that came and went."""
+
     def fail(self, error: BaseException) -> None:
         """End the run, which itself failed."""
 
@@ -277,8 +280,11 @@ class WorkerStream:
             return
         model = self._models.popleft()
         if self._slots is not None and model.message.slot is not None:
+            if (before := self._lent.get(model.message.slot)) is not None:  # it gets the same once more
+                before.users -= 1
             self._lent[model.message.slot] = model
             await wire.write(encode(model.message))
+            self._server.count(model.bytes, 0)
         else:
             try:
                 await self._write_body(wire, model)

@@ -24,7 +24,7 @@ from paceline.drivers.served.messages import PREFIX_BYTES, Message, ProtocolErro
 from paceline.errors import PacelineError
 
 STAGING_BYTES = 64 * 1024
-SLICE_BYTES = 1024 * 1024
+SLICE_BYTES = 512 * 1024
 BURST_BYTES = 512 * 1024  # on a quick connection the loop is woken once for so many
 BURST_SECONDS = 0.02
 MUCH_BYTES = 32 * 1024  # two packets of a slow link that come together are no quick connection
