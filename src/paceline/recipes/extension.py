@@ -95,7 +95,8 @@ def check_restated(recipe: Recipe, rounds: int, changes: Mapping[str, Any]) -> N
     paceline.recipes.extension.ExtensionError: the learning rate's schedule is laid out over 300 rounds; for ...
     """
     was = recipe.rounds
-    if _schedule_follows_total(recipe) and "optimizer" not in changes:
+    given = set(changes.get("optimizer", {}))
+    if _schedule_follows_total(recipe) and not given & {"schedule", "warmup", "decay_at"}:
         raise ExtensionError(
             f"the learning rate's schedule is laid out over {was} rounds; for {rounds}, say again what it is to be: "
             f"--optimizer.schedule {recipe.optimizer.schedule} (or --optimizer.warmup, --optimizer.decay-at, ...)"
@@ -104,6 +105,11 @@ def check_restated(recipe: Recipe, rounds: int, changes: Mapping[str, Any]) -> N
         raise ExtensionError(
             f"pruning is laid out over {was} rounds; for {rounds}, say again what it is to be: "
             f"--pruning.name {recipe.pruning.name}"
+        )
+    if "pruning" in changes and recipe.with_settings(pruning=changes["pruning"]).pruning.on != recipe.pruning.on:
+        raise ExtensionError(
+            f"pruning can be neither begun nor ended when a run is extended (pruning.name was {recipe.pruning.name}): "
+            "start a new run"
         )
 
 

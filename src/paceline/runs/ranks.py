@@ -97,7 +97,7 @@ def write_recipe(recipe: Recipe, folder: Path, *, rounds: int | None = None) -> 
     document = recipe.to_document()
     write_file(folder / RECIPE, json.dumps(document | {CHECKSUM: _checksum(document)}, indent=2) + "\n")
     if rounds is not None:
-        write_file(folder / ROUNDS, f"{rounds}\n")
+        write_file(folder / ROUNDS, f"{rounds} {zlib.crc32(str(rounds).encode()):08x}\n")
 
 
 def rounds_in(folder: Path) -> int | None:
@@ -113,7 +113,10 @@ def rounds_in(folder: Path) -> int | None:
         text = read_plain(folder / ROUNDS, most_bytes=100).decode("ascii", errors="replace").strip()
     except FileNotFoundError:
         return None
-    return read_recipe(None, {"rounds": text}).rounds
+    number, _, checksum = text.partition(" ")
+    if checksum != f"{zlib.crc32(number.encode()):08x}":
+        raise ValueError(f"{folder / ROUNDS} was altered: its checksum does not fit")
+    return read_recipe(None, {"rounds": number}).rounds
 
 
 def _checksum(document: Mapping[str, Any]) -> str:

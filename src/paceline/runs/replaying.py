@@ -13,7 +13,7 @@ from paceline.recipes.assembly import load_data, make_member, make_strategy, mak
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import WorkerOptions, recipe_of_run
-from paceline.runs.ranks import RECIPE
+from paceline.runs.ranks import RECIPE, rounds_in
 
 if TYPE_CHECKING:
     from paceline.drivers.replayed import Verdict
@@ -132,7 +132,8 @@ def _replay_ranks(
         trained = [name for name, parameter in training.module.named_parameters() if parameter.requires_grad]
         expected = torch.cat([state["model"][name].reshape(-1) for name in trained])
     steps = sum(window.brought for average in windows for window in average)
-    missing = "" if held[0] >= recipe.rounds else f"rank 0's newest checkpoint is of round {held[0]} of {recipe.rounds}"
+    total = rounds_in(folder) or recipe.rounds
+    missing = "" if held[0] >= total else f"rank 0's newest checkpoint is of round {held[0]} of {total}"
     if torch.equal(found, expected):
         return Verdict(steps=steps, difference=None, checkpoint=held[0], missing=missing)
     apart = float(torch.linalg.vector_norm(found - expected) / torch.linalg.vector_norm(expected))

@@ -92,6 +92,7 @@ class Snapshot:
                 with self._lock:
                     piece = self._current[start : start + PIECE_BYTES].numpy().tobytes()
                 yield piece
+        self._current = self._current[:0].clone()  # it may be a copy
         self.read.set()
 
     def settle(self, seconds: float) -> None:

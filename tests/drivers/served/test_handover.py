@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import fcntl
+import gc
 import mmap
 import os
 import socket
@@ -280,3 +281,50 @@ def test_a_gradient_that_is_changed_after_it_was_looked_at_never_comes_near_the_
     step = Step(version=0, fresh=(Share(worker=0, version=0, weight=1.0),))
     assert not state.take(step, lambda share: received.vector, [])
     assert torch.equal(state.model.parameters, before)
+
+
+def memory_files():
+    """The files without a name that this process holds, open or mapped."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found += os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:paceline")
+        except OSError:
+            continue
+    return found
+
+
+def test_workers_that_come_and_go_leave_no_memory_behind(tmp_path):
+    """Without the garbage collector's help: an end's traceback kept the slots of its stream."""
+    gc.collect()
+    gc.disable()
+    try:
+        model, most = nn.Linear(50, 1), []
+
+        def come_and_go(port):
+            for _ in range(12):
+                mine = nn.Linear(50, 1)
+                with paceline.Worker(f"127.0.0.1:{port}", mine, wish=1) as worker:
+                    worker.training()
+                most.append(memory_files())
+            with paceline.Worker(f"127.0.0.1:{port}", nn.Linear(50, 1), wish=0) as worker:
+                while worker.training():
+                    for part in worker.blocks(torch.ones(4, 50)):
+                        (worker._held().module(part) ** 2).mean().backward()
+                    worker.send()
+
+        threads = []
+
+        def opened(port):
+            threads.append(threading.Thread(target=come_and_go, args=(port,), daemon=True))
+            threads[0].start()
+
+        paceline.serve(
+            model, torch.optim.SGD(model.parameters(), lr=0.01), workers=1, rounds=3, listen="127.0.0.1:0",
+            folder=tmp_path / "run", on_open=opened,
+        )  # fmt: skip
+        threads[0].join(30)
+        assert len(most) == 12
+        assert most[-1] <= most[2] + 8  # two of each slot of the last ones that left
+    finally:
+        gc.enable()

@@ -280,6 +280,7 @@ class ServerConnection:
                     self._give_back(staged)
                     return staged.version
                 self._news.wait(0.5)
+                self._in_loop(self._look)  # bytes that the system still holds back
                 silent_seconds = time.monotonic() - self._heard
                 if silent_seconds > self._silence_seconds:
                     raise ConnectionLost(f"the server said nothing for {silent_seconds:.0f} s")
@@ -288,6 +289,7 @@ class ServerConnection:
         """Close the connection, after what is queued has gone out or a second has passed; once more does no harm."""
         self._in_loop(self._close)
         self._thread.join(ENDED_WITHIN_SECONDS)
+        self._slots = self._incoming = None  # whoever keeps the error of this connection shall not keep its memory
         atexit.unregister(self.close)  # not before: a Ctrl-C may end the waiting, and then the interpreter's end waits
 
     def _close(self) -> None:
@@ -299,6 +301,15 @@ class ServerConnection:
             self._loop.call_later(FLUSHED_WITHIN_SECONDS, self._talking.cancel)
 
     # -- waiting -----------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        if self._wire is not None:
+            self._wire.look()
+
+    @property
+    def sent_bytes(self) -> int:
+        """How many bytes the system has taken."""
+        return self._wire.sent_bytes if self._wire is not None else 0
 
     @property
     def seconds(self) -> float:

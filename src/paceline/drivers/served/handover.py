@@ -36,6 +36,7 @@ SLOTS = 2
 TOKEN_BYTES = 16
 ANSWER_SECONDS = 5.0
 MOST_ASKING = 16  # at once
+BACKLOG = 1024  # of those who wait for their turn
 
 _SEAL, _SHRINK, _GROW, _FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10
 _REMOVE = 9  # MADV_REMOVE: the pages are given back
@@ -60,6 +61,7 @@ class SharedMemory:
             fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, _SEAL | _SHRINK | _GROW | (_FUTURE_WRITE if read_only else 0))
         except BaseException:
             os.close(self.file)
+            self.file = -1
             raise
         self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
 
@@ -69,7 +71,7 @@ class SharedMemory:
             self._map.madvise(_REMOVE)
 
     def __del__(self) -> None:
-        with suppress(OSError, AttributeError):
+        if getattr(self, "file", -1) >= 0:
             os.close(self.file)
 
 
@@ -181,7 +183,7 @@ class HandoverServer:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             self._listener.bind(f"\0{self._name}")
-            self._listener.listen(MOST_ASKING)
+            self._listener.listen(BACKLOG)
             self._listener.setblocking(False)
         except OSError:
             self._listener.close()

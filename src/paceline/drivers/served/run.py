@@ -57,7 +57,7 @@ from paceline.traces.journal import (
     RunBegan,
     RunEnded,
 )
-from paceline.traces.journal_files import JournalWriter
+from paceline.traces.journal_files import JournalWriter, read_journal
 from paceline.traces.run_folder import check_free
 from paceline.traces.run_settings import difference, with_defaults
 from paceline.training import TrainState
@@ -185,6 +185,8 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
     train_state.state()  # what no checkpoint can hold is said now, and not after fifty rounds
     warm_up(codec, train_state.model.shapes)
     codec = codec.fresh(train_state.model.shapes)
+    if resume and not settings.recipe and trace.exists() and trace.stat().st_size:
+        read_journal(trace)  # a script's; whoever resumes a recipe has read it. An altered line is told now
     journal = JournalWriter(trace, append=resume)
     coordinator = Coordinator(
         strategy=settings.strategy,
@@ -364,7 +366,8 @@ class ServerRun:
         self._steps_per_round = coordinator.total_steps // settings.rounds
         self._seen_version = coordinator.train_state.version
         self._measured: tuple[float | None, float | None] = (None, None)  # the last loss and accuracy
-        self._measurer = ThreadPoolExecutor(1, thread_name_prefix="paceline-measurer")
+        threads = torch.get_num_threads()  # those who decode have one each, which torch takes for new threads too
+        self._measurer = ThreadPoolExecutor(1, "paceline-measurer", lambda: torch.set_num_threads(threads))
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="paceline-saver")
         self._measuring: Future[Any] | None = None
         self._saving: Future[Any] | None = None

@@ -238,6 +238,8 @@ class WorkerStream:
             self._lent = {}
             if self.invited is not None:
                 self.invited.cancel()
+            # Whatever still refers to this stream (the traceback of its end does) shall not keep its memory.
+            self.invited = self._slots = self._incoming = None
 
     def _result(self, reading: asyncio.Task[StreamEnd]) -> StreamEnd:
         error = reading.exception()

@@ -51,7 +51,7 @@ class Wire(asyncio.BufferedProtocol):
     ) -> None:
         self._clock, self._count = clock, count
         self.heard = clock()
-        self.received_bytes = 0
+        self.received_bytes = self.sent_bytes = 0
         self._transport: Any = None
         self._closed: WireClosed | None = None
         self._staging = memoryview(bytearray(STAGING_BYTES))  # what came before anybody asked for it
@@ -120,6 +120,7 @@ class Wire(asyncio.BufferedProtocol):
                 piece = part[start : start + SLICE_BYTES]
                 self._transport.write(piece)
                 await self._writable.wait()
+                self.sent_bytes += len(piece)
                 self._count(len(piece), 0)
         # A transport that is about to close takes everything and says nothing: the loop must get its turn to tell.
         await asyncio.sleep(0)

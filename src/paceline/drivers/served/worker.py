@@ -36,6 +36,7 @@ from paceline.drivers.served.handover import Slot, fetch_slots
 from paceline.drivers.served.messages import PROTOCOL, Gradient, Hello, Leave, Sizes, Welcome, frames, model_signature
 from paceline.drivers.served.security import join_address, parse_address, worker_credentials
 from paceline.drivers.served.transport import keep_memory
+from paceline.traces.run_settings import difference
 from paceline.training import all_finite, gradient_generator
 from paceline.training.outgoing import warm_up
 from paceline.workers.flat import FlatModel
@@ -292,7 +293,7 @@ class Worker:
         connection = ServerConnection(self.address, hello, credentials=self._credentials, answer_seconds=answer_seconds)
         try:
             # Batches, seed and delays are those of the recipe this worker began with.
-            if self._welcome is not None and self._welcome.recipe != connection.welcome.recipe:
+            if self._welcome is not None and difference(self._welcome.recipe, connection.welcome.recipe):
                 raise WorkerRefused(f"the server at {self.address} runs another recipe now: start the worker anew")
             self._codec: Codec = parse_codec(connection.welcome.codec)  # its memory begins empty with every connection
         except (ValueError, WorkerRefused):
@@ -357,10 +358,12 @@ class Worker:
 
     def _wait_sent(self) -> None:
         """Wait until the gradient is sent: until then its memory is being read."""
-        deadline = time.monotonic() + SENT_WITHIN_SECONDS
+        deadline, taken = time.monotonic() + SENT_WITHIN_SECONDS, -1
         while not self._sent.wait(0.5):
             if self._connection is None or self._connection.end is not None:
                 return
+            if self._connection.sent_bytes != taken:  # a slow link takes its time
+                deadline, taken = time.monotonic() + SENT_WITHIN_SECONDS, self._connection.sent_bytes
             if time.monotonic() > deadline:
                 raise ServerUnreachableError(
                     f"the server at {self.address} took no gradient for {SENT_WITHIN_SECONDS:g} s"
