@@ -117,6 +117,8 @@ class Wire(asyncio.BufferedProtocol):
             for start in range(0, len(part), SLICE_BYTES):
                 if self._closed is not None:
                     raise self._closed
+                if self._transport.is_closing():  # it would take everything, and complain in the log
+                    raise WireClosed("the connection is being closed")
                 piece = part[start : start + SLICE_BYTES]
                 self._transport.write(piece)
                 await self._writable.wait()

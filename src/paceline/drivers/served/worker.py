@@ -275,7 +275,7 @@ class Worker:
             except ConnectionLost as error:
                 if reason != str(error):
                     reason = str(error)
-                    left = deadline - time.monotonic()
+                    left = max(0.0, deadline - time.monotonic())
                     log.warning("no server at %s yet: %s (%.0f s of patience left)", self.address, reason, left)
             if time.monotonic() + pause > deadline:
                 raise ServerUnreachableError(f"no server at {self.address} for {self._patience_seconds:g} s: {reason}")
