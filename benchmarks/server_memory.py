@@ -96,11 +96,12 @@ def measured(case: Case) -> dict[str, Any]:
     server.start()
     workers.start()
     shared, most_bytes, figures = SharedMemory(), _available_bytes() - SPARE_BYTES, dict[str, Any]()
-    deadline = time.monotonic() + GIVE_UP_SECONDS
+    deadline, most_held = time.monotonic() + GIVE_UP_SECONDS, 0
     try:
         while "held" not in figures:
             alive = server.is_alive()
             holds = shared.look(server.pid)
+            most_held = max(most_held, holds if "base" in figures else 0)
             if "base" in figures and holds > most_bytes:
                 return figures | {"peak": holds, "held": case.workers, "ended": True}
             try:
@@ -113,7 +114,7 @@ def measured(case: Case) -> dict[str, Any]:
                 ports.put(value)
             else:
                 figures[name] = value
-        figures["peak"] += max(0, shared.unseen_bytes)
+        figures["peak"] = max(figures["peak"], most_held)  # the kernel's mark leaves out what no mapping has touched
         server.join(30)
         return figures | {"shared": shared.most_bytes, "ended": False}
     finally:

@@ -247,21 +247,19 @@ class SharedMemory:
     """What a process holds in memory files (memfd), each counted once, mapped or not, however often.
 
     The kernel's resident size counts a file once for every mapping that was touched, and not at all where none was.
-    `unseen_bytes` is what has to be added to it, at the moment when the process held most.
     """
 
     def __init__(self) -> None:
-        self.most_bytes = self.unseen_bytes = 0
+        self.most_bytes = 0
 
     def look(self, pid: int) -> int:
         """Look at a process, and return all that it holds, in bytes; 0 if it is gone."""
         try:
             shared, status = _memory_files_bytes(pid), _status_bytes(pid)
-            private, mapped = status["VmRSS"] - status["RssShmem"], status["RssShmem"]
+            private = status["VmRSS"] - status["RssShmem"]
         except (OSError, KeyError):
             return 0
-        if shared > self.most_bytes:
-            self.most_bytes, self.unseen_bytes = shared, shared - mapped
+        self.most_bytes = max(shared, self.most_bytes)
         return private + shared
 
 

@@ -12,6 +12,7 @@ element; and if that does not, or would be larger, the parameters go whole, exac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from paceline.randomness import torch_generator
 
 FINE = QSGD(levels=127)
 NEARER = 0.5
+BLOCK = 2**18  # elements
 
 
 def whole_codec_of(codec: Codec) -> Floats:
@@ -66,8 +68,17 @@ def change_bytes(codec: Codec, shapes: Sequence[torch.Size]) -> int:
     return changes[0][1].numel() if changes else outgoing.whole_bytes
 
 
-def _length(vector: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))  # float32 would be infinite from 1e19 on
+def _length(vector: torch.Tensor, less: torch.Tensor | None = None) -> float:
+    """Return the length of a vector, or of what is left of it: block by block, so that no copy of it is made.
+
+    The sum is in float64: in float32 it would be infinite from 1e19 on.
+    """
+    total = 0.0
+    for start in range(0, vector.numel(), BLOCK):
+        part = vector[start : start + BLOCK]
+        block = part if less is None else part - less[start : start + BLOCK]
+        total += float(torch.linalg.vector_norm(block, dtype=torch.float64)) ** 2.0
+    return math.sqrt(total)
 
 
 class OutgoingModel:
@@ -137,7 +148,7 @@ class OutgoingModel:
             except NotFiniteError:  # the difference of two finite numbers may be none
                 return None
             decoded = codec.decode(payload)
-            left = _length(change - decoded)
+            left = _length(change, less=decoded)
             if payload.numel() < self.whole_bytes and left <= NEARER * far_off:
                 held.add_(decoded)
                 return payload
