@@ -273,7 +273,7 @@ def test_every_byte_is_a_sign_of_life_also_on_a_link_that_was_quick_before():
             await near.write(bytes(1000))
             await asyncio.sleep(0.2)
             seen = far.received_bytes
-            far.look()
+            far.wake_for_any_byte()
             while far.received_bytes != 16 * BURST_BYTES + 1000:
                 await asyncio.sleep(0.01)
             assert seen <= far.received_bytes

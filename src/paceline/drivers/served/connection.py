@@ -304,7 +304,7 @@ class ServerConnection:
 
     def _look(self) -> None:
         if self._wire is not None:
-            self._wire.look()
+            self._wire.wake_for_any_byte()
 
     @property
     def sent_bytes(self) -> int:
@@ -390,7 +390,7 @@ class ServerConnection:
                 async with asyncio.timeout(self._silence_seconds / 4):
                     await self._wake.wait()
             except TimeoutError:
-                wire.look()
+                wire.wake_for_any_byte()
                 if self._welcome is not None:
                     progress = self.progress + wire.received_bytes // PROGRESS_BYTES
                     self._queue.append(encode(Beat(progress=progress)))

@@ -24,6 +24,7 @@ import os
 import secrets
 import socket
 import struct
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -86,8 +87,6 @@ def mapped(file: int, size: int, *, writable: bool) -> torch.Tensor:
     found = mmap.mmap(file, size, prot=protection)
     if writable:
         return torch.frombuffer(found, dtype=torch.uint8)
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch knows no read-only tensors; nobody here writes to it
         return torch.frombuffer(found, dtype=torch.uint8)

@@ -186,7 +186,7 @@ class WorkerStream:
             late = now - self.opened > limits.hello_seconds
             return StreamEnd("refused", f"said nothing for {limits.hello_seconds:g} s", refused=True) if late else None
         if now - wire.heard > limits.beat_seconds:
-            wire.look()
+            wire.wake_for_any_byte()
         if now - wire.heard > limits.silence_seconds:
             return StreamEnd("return", f"silent for {limits.silence_seconds:g} s")
         if not self.member:

@@ -189,8 +189,8 @@ class Wire(asyncio.BufferedProtocol):
             self._paused = True
             self._transport.pause_reading()
 
-    def look(self) -> None:
-        """See bytes that have come though they are fewer than a quick connection brings at once: it may be slow now."""
+    def wake_for_any_byte(self) -> None:
+        """Wake the loop for the bytes that are there, however few: the connection may be slow now."""
         self._wake_for(1)
 
     def _wake_for(self, count: int) -> None:
