@@ -36,6 +36,15 @@ IN_FILES = {
     "unknown strategy": ('[strategy]\nname = "lgd"', ["bad.toml:2", "'lgd'", "did you mean 'lgc'", "fastest-k"]),
     "negative warm-up": ("[strategy]\nwarmup_rounds = -1", ["bad.toml:2", "warmup_rounds=-1"]),
     "truth as text": ('[strategy]\nscale_partial = "perhaps"', ["bad.toml:2", "true or false", "'perhaps'"]),
+    "unknown place": ('[strategy]\non = "rank"', ["bad.toml:2", "'server' or 'ranks'", "'rank'"]),
+    "async on ranks": (
+        '[strategy]\nname = "async"\non = "ranks"',
+        ["bad.toml:3", "async has no rounds", "on=ranks", "full, fastest-k or lgc"],
+    ),
+    "a codec on ranks": (
+        '[strategy]\non = "ranks"\n[codec]\nname = "qsgd"',
+        ["bad.toml:4", "codec is qsgd", "on=ranks", "identity"],
+    ),
     "no workers": ("[cluster]\nworkers = 0", ["bad.toml:2", "workers=0"]),
     "unknown late work": ('[cluster]\nlate_work = "half"', ["bad.toml:2", "'complete' or 'partial'", "'half'"]),
     "unknown delay": ('[delay]\nname = "gamma"', ["bad.toml:2", "'gamma'", "pareto", "recorded"]),

@@ -76,6 +76,12 @@ class Recipe(Checked):
                 f"k must be between 1 and workers (k={k}, workers={workers}); give k = {workers} or less, or auto",
                 beside=("cluster", "workers"),
             )
+        if self.strategy.rounds_on_ranks and self.codec.name != "identity":
+            raise SettingError(
+                ("codec", "name"),
+                f"ranks add up plain numbers, and codec is {self.codec.name} (on=ranks); give identity, or on = server",
+                beside=("strategy", "on"),
+            )
         if self.strategy.rebase is True and self.strategy.name in ("bmuf", "diloco") and not self.strategy.overlap:
             raise SettingError(
                 ("strategy", "rebase"),

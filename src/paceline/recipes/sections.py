@@ -169,6 +169,12 @@ class StrategySection(Checked):
     warmup_rounds: int = setting(
         0, "fastest-k, lgc: rounds that begin as full", least=0, most=10**7, alias="warmup-rounds"
     )
+    on: Literal["server", "ranks"] = setting(
+        "server",
+        "full, fastest-k, lgc: who adds up a round: a server, or the ranks of a launch by all-reduce",
+        choices=lambda: ("server", "ranks"),
+        alias="on",
+    )
     scale_partial: bool = setting(True, "lgc: weigh late work by the share of blocks done")
     staleness_scaling: bool = setting(True, "async: weigh a gradient down by its staleness")
     period: int | Literal["auto"] = setting(
@@ -193,6 +199,17 @@ class StrategySection(Checked):
     outer_momentum: float | Literal["auto"] = setting(
         "auto", "bmuf, diloco: momentum of mean changes", least=0, most=0.9999, choices=lambda: ("auto",)
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name == "async" and self.on == "ranks":
+            message = "async has no rounds that ranks could add up (on=ranks); give on = server, or full, fastest-k or lgc"
+            raise SettingError(("on",), message)
+
+    @property
+    def rounds_on_ranks(self) -> bool:
+        """Whether the ranks themselves add up the rounds of a strategy that has rounds."""
+        return self.on == "ranks" and self.name in STRATEGIES
 
 
 CODEC_SETTINGS = {  # which codecs have a setting; repeated here so that reading a recipe need not load the codecs
