@@ -203,7 +203,9 @@ class StrategySection(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name == "async" and self.on == "ranks":
-            message = "async has no rounds that ranks could add up (on=ranks); give on = server, or full, fastest-k or lgc"
+            message = (
+                "async has no rounds that ranks could add up (on=ranks); give on = server, or full, fastest-k or lgc"
+            )
             raise SettingError(("on",), message)
 
     @property
