@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,8 +36,18 @@ def ran(run) -> Trace:
     return run.trace
 
 
-def setup_of(strategy, latency=0.0, **common) -> Setup:
-    return Setup(name="x", strategy=strategy, network=Network(latency_seconds=latency), **common)
+def setup_of(strategy, latency=0.0, bandwidth=math.inf, **common) -> Setup:
+    network = Network(latency_seconds=latency, worker_bits_per_second=bandwidth)
+    return Setup(name="x", strategy=strategy, network=network, **common)
+
+
+def check_same_rounds(found: Trace, expected: Trace) -> None:
+    assert [entry.k for entry in found.rounds] == [entry.k for entry in expected.rounds]
+    closings = [entry.closed_seconds for entry in expected.rounds]
+    assert [entry.closed_seconds for entry in found.rounds] == pytest.approx(closings, abs=1e-9)
+    assert found.seconds == pytest.approx(expected.seconds, abs=1e-9)
+    assert (found.used, found.late, found.sent_bytes) == (expected.used, expected.late, expected.sent_bytes)
+    assert found.dropped == expected.dropped
 
 
 @settings(max_examples=60)
@@ -43,12 +55,22 @@ def setup_of(strategy, latency=0.0, **common) -> Setup:
 def test_rounds_of_arrays_are_the_rounds_of_events(strategy, delay, latency, late_work, workers) -> None:
     common = {"workers": workers, "rounds": 30, "delays": delay, "late_work": late_work, "blocks": 4}
     setup = setup_of(strategy, latency, **common)
-    expected, found = ran(Simulation(setup)), ran(RoundTimes(setup))
-    assert [entry.k for entry in found.rounds] == [entry.k for entry in expected.rounds]
-    closings = [entry.closed_seconds for entry in expected.rounds]
-    assert [entry.closed_seconds for entry in found.rounds] == pytest.approx(closings, abs=1e-9)
-    assert (found.used, found.late) == (expected.used, expected.late)
-    assert found.dropped == expected.dropped
+    check_same_rounds(ran(RoundTimes(setup)), ran(Simulation(setup)))
+
+
+@settings(max_examples=60)
+@given(
+    strategy=STRATEGY,
+    delay=delays(),
+    latency=LATENCY,
+    bandwidth=st.sampled_from([math.inf, 1e6, 1e5]),
+    late_work=LATE_WORK,
+    workers=st.integers(3, 8),
+)
+def test_rounds_of_arrays_on_ranks_are_those_of_events(strategy, delay, latency, bandwidth, late_work, workers) -> None:
+    common = {"workers": workers, "rounds": 30, "delays": delay, "late_work": late_work, "blocks": 4}
+    setup = setup_of(strategy, latency, bandwidth, on="ranks", **common)
+    check_same_rounds(ran(RoundTimes(setup, vector_bytes=1000)), ran(Simulation(setup, vector_bytes=1000)))
 
 
 @settings(max_examples=30)
@@ -86,10 +108,11 @@ def test_a_strategy_without_rounds_is_sent_elsewhere() -> None:
     strategy=STRATEGY,
     rows=st.lists(st.lists(st.integers(1, 3), min_size=5, max_size=5), min_size=1, max_size=4),
     late_work=LATE_WORK,
+    on=st.sampled_from(["server", "ranks"]),
 )
-def test_workers_that_arrive_in_the_same_moment_are_counted_as_by_events(strategy, rows, late_work) -> None:
+def test_workers_that_arrive_in_the_same_moment_are_counted_as_by_events(strategy, rows, late_work, on) -> None:
     recorded = Recorded(rows=tuple(tuple(map(float, row)) for row in rows))
-    setup = setup_of(strategy, workers=5, rounds=12, delays=recorded, late_work=late_work, blocks=1)
+    setup = setup_of(strategy, workers=5, rounds=12, delays=recorded, late_work=late_work, blocks=1, on=on)
     expected, found = ran(Simulation(setup)), ran(RoundTimes(setup))
     assert found.seconds == pytest.approx(expected.seconds)
     assert (found.used, found.late) == (expected.used, expected.late)

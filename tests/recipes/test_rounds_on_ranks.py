@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
-from paceline import Recipe
+import pytest
+import torch
+
+from paceline import Race, Recipe, simulate
+from paceline.cli.main import main
 from paceline.recipes import SettingError
 from paceline.strategies.averaging import AVERAGING
+
+SMALL = Recipe(rounds=12, evaluate_every=4).with_settings(cluster={"workers": 4}, strategy={"k": 2})
+SLOW_LINKS = {"latency_seconds": 0.002, "worker_bits_per_second": 1e8}
 
 
 def test_a_recipe_that_does_not_say_who_adds_up_means_a_server():
@@ -19,5 +26,80 @@ def test_a_recipe_that_does_not_say_who_adds_up_means_a_server():
 def test_strategies_that_average_have_no_server_whatever_the_setting_says(name):
     recipe = Recipe().with_settings(strategy={"name": name, "on": "ranks"}, codec={"name": "qsgd"})
     assert not recipe.strategy.rounds_on_ranks
+    assert recipe.strategy.label == name
     with pytest.raises(SettingError, match="codec is qsgd"):
         recipe.with_strategy("full")
+
+
+@pytest.mark.parametrize("late_work", ["partial", "complete"])
+@pytest.mark.parametrize("name", ["full", "fastest-k", "lgc"])
+def test_what_is_learned_on_ranks_is_what_a_server_learns_where_messages_cost_nothing(name, late_work):
+    recipe = SMALL.with_settings(cluster={"late_work": late_work})
+    found, expected = (simulate(recipe.with_strategy(each)) for each in (f"{name}@ranks", name))
+    assert (found.strategy, expected.strategy) == (f"{name}@ranks", name)
+    assert torch.equal(found.parameters, expected.parameters)
+    assert found.trace.evaluations == expected.trace.evaluations
+
+
+def test_the_ring_carries_parameters_and_buffers_with_training_and_without():
+    recipe = SMALL.with_settings(
+        network=SLOW_LINKS, model={"name": "tests.golden.network:tiny"}, cluster={"late_work": "partial"}
+    ).with_strategy("lgc@ranks")
+    trained, timed = simulate(recipe), simulate(recipe, timing_only=True)
+    assert timed.seconds == pytest.approx(trained.seconds, rel=1e-12)
+    buffers = 2 * 24 + 1  # BatchNorm's means, variances and counter
+    assert timed.trace.sent_bytes == trained.trace.sent_bytes == 12 * 2 * 3 * 4 * (len(trained.parameters) + buffers)
+    assert trained.trace.evaluations[-1].seconds == trained.seconds == trained.trace.seconds
+
+
+def test_a_race_has_a_strategy_with_a_server_and_on_ranks_side_by_side():
+    entries = ["full", "full@ranks", "lgc", "lgc@ranks", "ssgd", "hpsgd"]
+    race = Race(SMALL.with_settings(network=SLOW_LINKS), strategies=entries, timing_only=True)
+    assert race.lanes == entries
+    assert len({progress.round for _, progress in race}) >= 12
+    assert [result.strategy for result in race.results] == entries
+    seconds = {result.strategy: result.seconds for result in race.results}
+    assert seconds["lgc@ranks"] < seconds["full@ranks"]
+    assert seconds["full@ranks"] != seconds["full"]
+
+
+def test_a_recipe_on_ranks_races_on_ranks_and_async_with_its_server():
+    on_ranks = SMALL.with_settings(strategy={"on": "ranks"})
+    assert Race(on_ranks, timing_only=True).lanes == ["full@ranks", "fastest-k@ranks", "lgc@ranks", "async"]
+    assert Race(on_ranks, strategies=["lgc@server", "lgc"], timing_only=True).lanes == ["lgc", "lgc@ranks"]
+    with pytest.raises(ValueError, match="strategy 'lgc@ranks' is given twice"):
+        Race(on_ranks, strategies=["lgc", "lgc@ranks"], timing_only=True)
+
+
+@pytest.mark.parametrize(
+    ("entry", "more", "words"),
+    [
+        ("async@ranks", [], ["async has no rounds"]),
+        ("lgc@rank", [], ["on must be 'server' or 'ranks'", "on='rank'"]),
+        ("lgd@ranks", [], ["unknown strategy 'lgd'", "did you mean 'lgc'"]),
+        ("lgc@ranks", ["--codec", "qsgd"], ["codec is qsgd", "on=ranks"]),
+    ],
+)
+def test_what_cannot_race_is_refused_in_a_line(entry, more, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["race", "--strategies", f"full,{entry}", "--timing-only", *more]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert [word for word in words if word not in line] == []
+
+
+def test_table_document_and_page_name_the_ranks(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ["full@ranks", "fastest-k@ranks", "lgc", "lgc@ranks", "ssgd", "hpsgd"]
+    given = ["--strategies", ",".join(names), "--rounds", "1000", "--timing-only"]
+    assert main(["race", *given, "--out", "shown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.split()[1:2] in (["1,000"], ["1,001"], ["1,002"])] == names
+    assert max(map(len, lines)) <= 80
+    assert main(["simulate", "--on", "ranks", "--rounds", "5", "--timing-only", "--json", "--out", "one"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["results"][0]["strategy"] == "lgc@ranks"
+    assert document["recipe"]["strategy"]["on"] == "ranks"
+    page = (tmp_path / "shown/report.html").read_text(encoding="utf-8")
+    for name in names:
+        assert f"</i>{name}</th>" in page

@@ -36,7 +36,7 @@ class RaceOptions(SimulationOptions):
     """Race several strategies on a simulated cluster, side by side."""
 
     strategies: str = "full,fastest-k,lgc,async"
-    """The strategies that race, with commas between."""
+    """The strategies that race, with commas between; NAME@ranks: the ranks of a launch add up, without a server."""
     seeds: int = 1
     """How many seeds, counting up from the recipe's; the table shows means."""
     out: str = ""
@@ -57,7 +57,8 @@ def race(options: RaceOptions, overrides: dict[str, str]) -> None:
     names = [name.strip() for name in options.strategies.split(",") if name.strip()]
     check_strategies(names)
     # The recipe's own strategy need not race, so its K must not stand in the way; a bad K of one that races is refused.
-    with_k = next((name for name in names if name in WITH_K), names[0])
+    bare = [name.partition("@")[0] for name in names]
+    with_k = next((name for name in bare if name in WITH_K), bare[0])
     recipe = given_recipe(options.recipe_file, {**overrides, "strategy.name": with_k})
     for name in names:
         recipe.with_strategy(name)  # raises for a K that this strategy cannot have

@@ -247,7 +247,7 @@ def make_setup(recipe: Recipe) -> Setup:
     10
     """
     return Setup(
-        name=recipe.strategy.name,
+        name=recipe.strategy.label,
         strategy=make_strategy(recipe),
         workers=recipe.cluster.workers,
         rounds=recipe.rounds,
@@ -255,6 +255,7 @@ def make_setup(recipe: Recipe) -> Setup:
         network=recipe.network,
         late_work=recipe.cluster.late_work,
         blocks=recipe.worker.blocks,
+        on=recipe.strategy.on,
         seed=recipe.seed,
         recipe=recipe.to_dict(),
     )

@@ -181,12 +181,15 @@ class Recipe(Checked):
         return Recipe(**known)
 
     def with_strategy(self, name: str) -> Recipe:
-        """Return the same run under another strategy.
+        """Return the same run under another strategy; NAME@ranks is that strategy on ranks.
 
-        >>> Recipe().with_strategy("full").strategy.name
-        'full'
+        >>> Recipe().with_strategy("full").strategy.name, Recipe().with_strategy("full@ranks").strategy.on
+        ('full', 'ranks')
         """
-        return dataclasses.replace(self, strategy=dataclasses.replace(self.strategy, name=name))
+        name, at, place = name.partition("@")
+        if not at:  # async has a server, whatever the recipe says of the others
+            place = "server" if name == "async" else self.strategy.on
+        return self.with_settings(strategy={"name": name, "on": place})
 
     def with_seed(self, seed: int) -> Recipe:
         """Return the same run with another seed.

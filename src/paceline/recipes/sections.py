@@ -213,6 +213,15 @@ class StrategySection(Checked):
         """Whether the ranks themselves add up the rounds of a strategy that has rounds."""
         return self.on == "ranks" and self.name in STRATEGIES
 
+    @property
+    def label(self) -> str:
+        """The strategy as tables and charts name it.
+
+        >>> StrategySection(on="ranks").label, StrategySection().label
+        ('lgc@ranks', 'lgc')
+        """
+        return f"{self.name}@ranks" if self.rounds_on_ranks else self.name
+
 
 CODEC_SETTINGS = {  # which codecs have a setting; repeated here so that reading a recipe need not load the codecs
     "levels": ("qsgd",),

@@ -62,6 +62,9 @@ STRATEGY_COLOURS: dict[str, tuple[str, str]] = {
     "diloco": ("#6a51a3", "#b3a2e0"),
     "hpsgd": ("#3d8b1f", "#86cf62"),
     "psgd": ("#5f5f5f", "#b0b0b0"),
+    "full@ranks": ("#2f4a9e", "#93a8f5"),
+    "fastest-k@ranks": ("#8a6d00", "#d9cb55"),
+    "lgc@ranks": ("#00646e", "#63d6df"),
 }
 OTHER_COLOURS: tuple[tuple[str, str], ...] = (
     ("#c24e00", "#f08a4b"),

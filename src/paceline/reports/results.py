@@ -1,8 +1,8 @@
 """What the runs of each strategy came to: one row per strategy, with means over seeds.
 
 Traces that differ in nothing but their seed form a group, and each group becomes a row. What a row saved is measured
-against the strategy that waits for everybody at every step: `full` where there is a server, and `ssgd` where workers
-average among themselves.
+against the strategy that waits for everybody at every step: `full` where there is a server, and `ssgd` or `full@ranks`
+where there is none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.errors import PacelineError
 from paceline.quantities import count_text, loss_text, percent_text, seconds_text
 from paceline.traces import Trace, summarise
 
-BASELINES = ("full", "ssgd")  # the first of them that ran is what the others are compared with
+BASELINES = ("full", "ssgd", "full@ranks")  # the first of them that ran is what the others are compared with
 WITHOUT_A_SERVER = {"ssgd", "local-sgd", "bmuf", "diloco", "hpsgd", "psgd"}
 
 
@@ -148,10 +148,12 @@ def baseline_name(strategies: Iterable[str]) -> str:
 
     >>> baseline_name(["hpsgd", "ssgd"]), baseline_name(["ssgd", "full"]), baseline_name([]), baseline_name(["hpsgd"])
     ('ssgd', 'full', 'full', 'ssgd')
+    >>> baseline_name(["lgc@ranks", "full@ranks"]), baseline_name(["lgc@ranks"]), baseline_name(["lgc@ranks", "lgc"])
+    ('full@ranks', 'ssgd', 'full')
     """
     ran = set(strategies)
-    served, averaged = BASELINES
-    otherwise = averaged if ran and ran <= WITHOUT_A_SERVER else served
+    served = [name for name in ran if name not in WITHOUT_A_SERVER and not name.endswith("@ranks")]
+    otherwise = "full" if served or not ran else "ssgd"
     return next((name for name in BASELINES if name in ran), otherwise)
 
 

@@ -16,7 +16,7 @@ MOST_SEEDS = 100
 
 
 class Race:
-    """The same run under several strategies and seeds, side by side.
+    """The same run under several strategies and seeds, side by side; NAME@ranks is a strategy on ranks.
 
     Iterating yields (lane, progress). Whoever is behind on the cluster's clock goes next, so what one sees while it
     runs is the race as the cluster would have run it. `runs` and `recipes` have one entry for each lane.
@@ -40,10 +40,13 @@ class Race:
         check_strategies(strategies)
         if not 1 <= seeds <= MOST_SEEDS:
             raise ValueError(f"seeds must be between 1 and {MOST_SEEDS} (seeds={seeds})")
-        entries = [(name, recipe.seed + extra) for name in strategies for extra in range(seeds)]
-        self.recipes = [recipe.with_strategy(name).with_seed(seed) for name, seed in entries]
+        entered = [recipe.with_strategy(name) for name in strategies]
+        _refuse_repeated([each.strategy.label for each in entered])  # lgc is lgc@ranks where the recipe says so
+        self.recipes = [each.with_seed(recipe.seed + extra) for each in entered for extra in range(seeds)]
         dataset = None if timing_only or recipe.data.name == "synthetic" else load_data(recipe)
-        self.lanes = [f"{name} {seed}" if seeds > 1 else name for name, seed in entries]
+        self.lanes = [
+            f"{each.strategy.label} {each.seed}" if seeds > 1 else each.strategy.label for each in self.recipes
+        ]
         self.runs = [make_run(each, timing_only=timing_only, dataset=dataset) for each in self.recipes]
         self._results: list[Result | None] = [None] * len(self.runs)
 
@@ -72,7 +75,7 @@ class Race:
 
 
 def check_strategies(names: Sequence[str]) -> None:
-    """Refuse unknown and repeated strategies.
+    """Refuse unknown and repeated strategies; a name may end in @ranks or @server.
 
     >>> check_strategies(["full", "lgd"])
     Traceback (most recent call last):
@@ -81,8 +84,13 @@ def check_strategies(names: Sequence[str]) -> None:
     known = (*STRATEGIES, *AVERAGING)
     if not names:
         raise ValueError(f"no strategy given; choose from {', '.join(known)}")
-    for name in names:
+    for name in (name.partition("@")[0] for name in names):
         if name not in known:
             raise unknown("strategy", name, known)
-        if list(names).count(name) > 1:
+    _refuse_repeated(names)
+
+
+def _refuse_repeated(names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
             raise ValueError(f"strategy {name!r} is given twice")

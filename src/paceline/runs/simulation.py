@@ -133,6 +133,8 @@ def make_run(recipe: Recipe, *, timing_only: bool = False, dataset: Dataset | No
 
 def _make_timing(recipe: Recipe) -> Run:
     setup = make_setup(recipe)
+    if setup.on == "ranks":
+        return RoundTimes(setup, vector_bytes=0 if setup.network.free else _vector_bytes(recipe))
     if not setup.network.free:
         return _make_timing_by_event(recipe)
     return AsyncTimes(setup) if isinstance(setup.strategy, Async) else RoundTimes(setup)
@@ -165,6 +167,14 @@ def _make_averaged_timing(recipe: Recipe) -> Run:
     model = FlatModel(make_model(recipe, load_data(recipe)))
     message_bytes = _payload_bytes(recipe, model) + 4 * model.buffers.numel()
     return AveragedSimulation(setup, message_bytes=message_bytes, gathers=recipe.codec.name != "identity")
+
+
+def _vector_bytes(recipe: Recipe) -> int:
+    """Return the size of what ranks add up in a round: parameters and buffers, as plain numbers."""
+    from paceline.workers.flat import FlatModel
+
+    model = FlatModel(make_model(recipe, load_data(recipe)))
+    return 4 * (model.parameters.numel() + model.buffers.numel())
 
 
 def _payload_bytes(recipe: Recipe, model: FlatModel) -> int:

@@ -1,4 +1,4 @@
-"""A cluster with a server, on a virtual clock: N simulated workers drive one strategy.
+"""A cluster that works in rounds, on a virtual clock: N simulated workers drive one strategy.
 
 The clock is a queue of (time, what happens then). Every entry that is taken out moves the time on and puts in others:
 
@@ -22,6 +22,15 @@ A worker is late if it still computes when the next model arrives, because the r
 
     late_work="complete"   the paper's simplification: its whole gradient arrives at that moment, and it begins the next
                            round at once
+
+With `on="ranks"` there is no server: a gradient stays where it is, and what arrives, a latency later, is a message of a
+few bytes that it is there. One rank decides, and a latency later all know the step and add up in one ring:
+
+    w0  ######>        |  ~~~~~~~~~|######         > says that its gradient is there     | the round closes
+    w1  ##############>|  ~~~~~~~~~|######         ~ the ring; at its end all have the update, also those who are late
+    w2  ###########################|...            late: its gradient is not in this sum, so the ring does not wait for it
+
+All begin with the same model, so the first round begins at once.
 """
 
 from __future__ import annotations
@@ -37,12 +46,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.drivers.simulated.delays import Delays, check_columns
-from paceline.drivers.simulated.network import Direction, Network
+from paceline.drivers.simulated.network import Direction, Network, ring_bytes, ring_seconds
 from paceline.events import Action, Drop, GradientArrived, Joined, LossSeen, Send, Step
-from paceline.strategies import Running, Strategy
+from paceline.strategies import Async, Running, Strategy
 from paceline.traces import Outcome, Round, Work
 
 LateWork: TypeAlias = Literal["partial", "complete"]
+Place: TypeAlias = Literal["server", "ranks"]
 
 KEPT_WORKS = 100_000  # tasks that a trace holds in full; later ones are only counted
 _DRAWS_AT_ONCE = 256
@@ -68,7 +78,7 @@ class BaseSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(BaseSetup):
-    """All that decides the times of a run with a server, not what it trains.
+    """All that decides the times of a run in rounds, not what it trains; `on` says who adds up.
 
     >>> from paceline.drivers.simulated.delays import ShiftedExponential
     >>> from paceline.strategies import Full
@@ -80,6 +90,12 @@ class Setup(BaseSetup):
     strategy: Strategy
     late_work: LateWork = "partial"
     blocks: int = 1
+    on: Place = "server"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.on == "ranks" and isinstance(self.strategy, Async):
+            raise ValueError(f"{self.name!r} has no rounds that ranks could add up (on={self.on!r})")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -136,6 +152,10 @@ class TakenStep:
 class Trainer(Protocol):
     """Takes the cluster's steps, and knows the size of its messages."""
 
+    @property
+    def vector_bytes(self) -> int:
+        """The size of the parameters and buffers as plain numbers: what ranks add up in a round."""
+
     def up_bytes(self, task: Task) -> int:
         """Return the size of the gradient of a task, which is being sent now."""
 
@@ -156,6 +176,7 @@ class NoTraining:
 
     up: int = 0
     down: int = 0
+    vector_bytes: int = 0
 
     def up_bytes(self, task: Task) -> int:
         return self.up
@@ -177,7 +198,7 @@ class ClusterRecord:
     def __init__(self) -> None:
         self.used = self.late = 0
         self.dropped_reasons: Counter[str] = Counter()
-        self.sent_bytes = self.received_bytes = 0  # by the server
+        self.sent_bytes = self.received_bytes = 0  # by the server; on ranks, sent by all of them
         self.rounds: list[Round] = []
         self.works: list[Work] = []
 
@@ -267,6 +288,7 @@ class Cluster:
         self._order = itertools.count()  # what was scheduled first happens first, at the same time
         self._taken: list[TakenStep] = []
         self._opened_seconds = 0.0
+        self.updated_seconds = 0.0  # when the newest update is there: as its round closes, on ranks after the ring
 
     @property
     def oldest_version(self) -> int:
@@ -314,7 +336,7 @@ class Cluster:
             self._begin(worker)
         elif self._setup.late_work == "complete":
             task.finished_seconds = self.now_seconds
-            self.record.received_bytes += self._trainer.up_bytes(task)
+            self._send_up(task)
             self._schedule(self.now_seconds, lambda: self._arrived(task))
             self._begin(worker)
         else:
@@ -356,12 +378,19 @@ class Cluster:
         if state.task is not task or task.finished_seconds != scheduled_seconds:
             return  # it was stopped earlier than this
         state.task = None
-        size = self._trainer.up_bytes(task)
+        size = self._send_up(task)
         arrival = self._up.arrival(worker=task.worker, at_seconds=self.now_seconds, message_bytes=size)
-        self.record.received_bytes += size
         self._schedule(arrival, lambda: self._arrived(task))
         if state.held_version > task.version:
             self._begin(task.worker)
+
+    def _send_up(self, task: Task) -> int:
+        """Send a gradient, or on ranks only word of it; return the bytes that count."""
+        size = self._trainer.up_bytes(task)  # it may compute the gradient, so it is called on ranks too
+        if self._setup.on == "ranks":
+            return 0
+        self.record.received_bytes += size
+        return size
 
     def _arrived(self, task: Task) -> None:
         task.arrived_seconds = self.now_seconds
@@ -400,7 +429,16 @@ class Cluster:
         self.record.add_step(taken)
         self._trainer.take(taken, self.oldest_version)
         self._taken.append(taken)
-        self._opened_seconds = self.now_seconds
+        self._opened_seconds = self.updated_seconds = self.now_seconds
+        if self._setup.on == "ranks":
+            self._add_up()
+
+    def _add_up(self) -> None:
+        """Let the step reach all ranks, and the ring take it round."""
+        network, workers, size = self._setup.network, self._setup.workers, self._trainer.vector_bytes
+        ring = ring_seconds(network, workers=workers, message_bytes=size)
+        self.updated_seconds = self.now_seconds + (network.latency_seconds + ring)
+        self.record.sent_bytes += ring_bytes(workers=workers, message_bytes=size)
 
     def _send(self, worker: int) -> None:
         state = self._workers[worker]
@@ -411,8 +449,11 @@ class Cluster:
     def _deliver(self, worker: int) -> None:
         state = self._workers[worker]
         version = state.version_on_the_wire = state.sent_version
-        size = self._trainer.down_bytes(version, state.held_version)
-        arrival = self._down.arrival(worker=worker, at_seconds=self.now_seconds, message_bytes=size)
+        if self._setup.on == "ranks":
+            arrival = self.updated_seconds
+        else:
+            size = self._trainer.down_bytes(version, state.held_version)
+            arrival = self._down.arrival(worker=worker, at_seconds=self.now_seconds, message_bytes=size)
+            self.record.sent_bytes += size
         state.delivery_seconds = arrival - self.now_seconds
-        self.record.sent_bytes += size
         self._schedule(arrival, lambda: self._delivered(worker, version))

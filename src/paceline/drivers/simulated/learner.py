@@ -70,6 +70,11 @@ class Learner:
 
     # -- the size of messages ----------------------------------------------------------------------------------
 
+    @property
+    def vector_bytes(self) -> int:
+        """The size of the parameters and buffers as plain numbers."""
+        return self._model.parameters.nbytes + self._buffer_bytes
+
     def up_bytes(self, task: Task) -> int:
         if not self._computes_when_sent:
             return self._gradient_bytes + self._buffer_bytes

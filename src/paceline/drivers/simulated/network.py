@@ -89,3 +89,12 @@ def ring_seconds(network: Network, *, workers: int, message_bytes: int, gathers:
         )
     hops, part_bytes = (workers - 1, message_bytes) if gathers else (2 * (workers - 1), message_bytes / workers)
     return hops * (network.latency_seconds + part_bytes * BITS_PER_BYTE / network.worker_bits_per_second)
+
+
+def ring_bytes(*, workers: int, message_bytes: int) -> int:
+    """Return what all workers together send in an all-reduce: each sends 2 (N - 1) / N of the message.
+
+    >>> ring_bytes(workers=4, message_bytes=8)
+    48
+    """
+    return 2 * (workers - 1) * message_bytes

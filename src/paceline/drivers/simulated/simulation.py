@@ -1,4 +1,4 @@
-"""One simulated run with a server: the cluster says which steps are taken when, the learner takes them."""
+"""One simulated run in rounds: the cluster says which steps are taken when, the learner takes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from paceline.training import Batches, Training
 class Simulation:
     """A run that is watched round by round: iterate over it, then read its `trace`.
 
-    Without `training` only the times are simulated, with messages of `up_bytes` and `down_bytes`.
+    Without `training` only the times are simulated, with messages of `up_bytes` and `down_bytes`, or of `vector_bytes`
+    where ranks add up.
     """
 
     def __init__(
@@ -25,11 +26,13 @@ class Simulation:
         evaluate_every: int = 10,
         up_bytes: int = 0,
         down_bytes: int = 0,
+        vector_bytes: int = 0,
     ) -> None:
         self._setup = setup
         self._evaluate_every = evaluate_every
         self.learner = Learner(training) if training else None
-        self._cluster = Cluster(setup, trainer=self.learner or NoTraining(up=up_bytes, down=down_bytes))
+        without = NoTraining(up=up_bytes, down=down_bytes, vector_bytes=vector_bytes)
+        self._cluster = Cluster(setup, trainer=self.learner or without)
         self._evaluations = Evaluations()
         self._rounds_done = 0
 
@@ -54,7 +57,7 @@ class Simulation:
 
     def _progress(self, learner: Learner | None) -> Progress:
         """Return where the run stands; with a learner, its model is measured."""
-        done, seconds = self._rounds_done, self._cluster.now_seconds
+        done, seconds = self._rounds_done, self._cluster.updated_seconds
         if learner is None:
             return self._evaluations.progress(round=done, seconds=seconds)
         return self._evaluations.add(round=done, seconds=seconds, measured=learner.evaluate())
@@ -74,7 +77,7 @@ class Simulation:
             workers=self._setup.workers,
             recipe=self._setup.recipe,
             rounds_done=self._rounds_done,
-            seconds=self._cluster.now_seconds,
+            seconds=self._cluster.updated_seconds,
             late_work=self._setup.late_work,
             diverged=self._evaluations.diverged,
             used=record.used,

@@ -1,14 +1,16 @@
 """Only the times of a run, for clusters too large to play event by event.
 
 A round of all workers is a few array operations; the result is what `cluster` would have come to, which tests
-compare. Messages cost their latency and nothing else here: a limited bandwidth makes workers wait for each other, and
-needs the event queue.
+compare. With a server messages cost their latency and nothing else here: a limited bandwidth makes workers wait for each
+other, and needs the event queue. On ranks a round's messages are one ring, which costs the same in every round, so
+bandwidth is counted.
 
 One synchronous round with `late_work="partial"`, for all workers at once (`RoundTimes`):
 
     start      when the worker gets the model, or is done with its last block of the round before
     finish     start + its delay
     closed     the K-th smallest finish + latency
+    hears      closed + latency, on ranks closed + latency + ring: when all have the new model
     stop       finish, or the first block boundary after it hears of `closed`; the next start
 
 Under `async` no worker waits for another, so its times are one running sum (`AsyncTimes`). A round is as many gradients
@@ -25,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.drivers.simulated.cluster import Setup, blocks_by
+from paceline.drivers.simulated.network import ring_bytes, ring_seconds
 from paceline.drivers.simulated.progress import Progress
 from paceline.strategies import LGC
 from paceline.strategies.auto_k import AutoK
@@ -37,6 +40,8 @@ Times = NDArray[np.float64]
 class RoundTimes:
     """The times of a synchronous run, without training; iterate over it, then read its `trace`.
 
+    `vector_bytes` is the size of what ranks add up in a round.
+
     >>> from paceline.drivers.simulated.delays import Recorded
     >>> rows = ((1.0, 1.2, 2.0), (1.1, 1.5, 2.0), (1.0, 1.3, 2.5))
     >>> setup = Setup(name="lgc", strategy=LGC(k=2), workers=3, rounds=3, delays=Recorded(rows=rows),
@@ -46,24 +51,29 @@ class RoundTimes:
     [1.2, 2.7, 4.0]
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, *, vector_bytes: int = 0) -> None:
         state = setup.strategy.start()
         if not isinstance(state, Rounds):
             raise ValueError(f"{setup.name!r} has no rounds that close; AsyncTimes times it")
         self._setup, self._latency = setup, setup.network.latency_seconds
         self._uses_late = isinstance(setup.strategy, LGC)
         workers = setup.workers
+        self._delivery, self._first_delivery, self._round_bytes = self._latency, self._latency, 0
+        if setup.on == "ranks":
+            ring = ring_seconds(setup.network, workers=workers, message_bytes=vector_bytes)
+            self._delivery, self._first_delivery = self._latency + ring, 0.0
+            self._round_bytes = ring_bytes(workers=workers, message_bytes=vector_bytes)
         self._chooser, self._warmup_rounds = state.chooser, state.warmup_rounds
         self._workers = np.arange(workers, dtype=np.int64)
         self._draws = np.zeros_like(self._workers)
-        self._start = np.full(workers, self._latency)
+        self._start = np.full(workers, self._first_delivery)
         self._late_arrival = np.full(workers, np.inf)
         self._known = np.full(workers, np.nan)  # seconds of a whole batch, as the server knows them
         self._late_known = np.zeros(workers)
         self._missed_arrival = np.full(workers, np.inf)
         self._missed_known = np.zeros(workers)
         self._last_fresh: NDArray[np.bool_] | None = None
-        self._closed_seconds = 0.0
+        self._closed_seconds = self._updated_seconds = 0.0  # when the newest update is there: on ranks after the ring
         self._used = self._late = 0
         self._dropped: Counter[str] = Counter()
         self._records: list[Round] = []
@@ -71,8 +81,9 @@ class RoundTimes:
     def __iter__(self) -> Iterator[Progress]:
         for version in range(self._setup.rounds):
             self._round(version)
-            yield Progress(round=version + 1, seconds=self._closed_seconds)
-        self._note_drop("the run ended", int(np.isfinite(self._late_arrival).sum()))
+            yield Progress(round=version + 1, seconds=self._updated_seconds)
+        unheard = np.isfinite(self._late_arrival).sum() + np.isfinite(self._missed_arrival).sum()
+        self._note_drop("the run ended", int(unheard))
 
     def _round(self, version: int) -> None:
         """Play one round: who closes it when, what becomes of late work, and when each worker begins the next."""
@@ -84,19 +95,23 @@ class RoundTimes:
         k = workers if version < self._warmup_rounds else min(self._chooser.k(workers), workers)
         closed = float(np.partition(arrival, k - 1)[k - 1])
         fresh = self._first(arrival, k, closed)
-        late = self._settle_late(closed, last=last)
+        late = self._settle_late(closed)
         self._used += k
         self._late += late
         self._records.append(
             Round(version=version, opened_seconds=self._closed_seconds, closed_seconds=closed, k=k, used=k, late=late)
         )
-        self._learn(fresh, delay, k)
-        hears = closed if last else closed + self._latency  # after the last round no model is sent
+        delivery = self._delivery if version else self._first_delivery
+        self._learn(fresh, delay + (delivery + self._latency), k)
+        hears = closed if last else closed + self._delivery  # after the last round no model is sent
         if self._setup.late_work == "complete":
-            self._begin_together(hears, arrival, finish, delay, fresh)
+            under_way = self._begin_together(hears, arrival, finish, fresh)
+            self._late_known = delay + (delivery + under_way * self._latency)
         else:
             self._begin_at_block_boundaries(hears, arrival, finish, delay, fresh)
+            self._late_known = delay + (delivery + self._latency)
         self._closed_seconds = closed
+        self._updated_seconds = closed + (self._delivery if self._setup.on == "ranks" else 0.0)
 
     def _first(self, arrival: Times, k: int, closed: float) -> NDArray[np.bool_]:
         """Return which K close the round; of those that arrive at the same moment, who began first, as in `cluster`."""
@@ -107,22 +122,21 @@ class RoundTimes:
         fresh[tied[: k - int(fresh.sum())]] = True
         return fresh
 
-    def _settle_late(self, closed: float, *, last: bool) -> int:
+    def _settle_late(self, closed: float) -> int:
         """Count the late work of the round before as used or dropped; return how many are in this round's update."""
         waiting = np.isfinite(self._late_arrival)
         in_time = waiting & (self._late_arrival <= closed)
-        self._known[in_time] = self._late_known[in_time]
         self._hear_of_missed(waiting & ~in_time, closed)
+        self._known[in_time] = self._late_known[in_time]  # after older work of the same worker
         late = int(in_time.sum()) if self._uses_late else 0
         if not self._uses_late:
             self._note_drop("its round had closed", int(in_time.sum()))
-        missed = "the run ended" if last else "it missed the round after its own too"
-        self._note_drop(missed, int(waiting.sum() - in_time.sum()))
         return late
 
     def _hear_of_missed(self, missed: NDArray[np.bool_], closed: float) -> None:
-        """Learn the times of work that came too late for the model: they are known once it arrives."""
+        """Drop work that came too late for the model, and learn its times, once it arrives."""
         heard = self._missed_arrival <= closed
+        self._note_drop("it missed the round after its own too", int(heard.sum()))
         self._known[heard] = self._missed_known[heard]
         self._missed_arrival[heard] = np.inf
         self._missed_arrival[missed] = self._late_arrival[missed]
@@ -132,24 +146,25 @@ class RoundTimes:
         if count:
             self._dropped[reason] += count
 
-    def _learn(self, fresh: NDArray[np.bool_], delay: Times, k: int) -> None:
+    def _learn(self, fresh: NDArray[np.bool_], known: Times, k: int) -> None:
         if not isinstance(self._chooser, AutoK):
             return
         self._chooser.blocks = self._setup.blocks
-        self._known[fresh] = delay[fresh] + 2 * self._latency
+        self._known[fresh] = known[fresh]
         again = None if self._last_fresh is None else float((fresh & self._last_fresh).sum() / fresh.sum())
         seen = self._known[~np.isnan(self._known)]
         self._chooser.learn(seen, again=again, by_chance=k / max(len(seen), k))
         self._last_fresh = fresh
 
     def _begin_together(
-        self, hears: float, arrival: Times, finish: Times, delay: Times, fresh: NDArray[np.bool_]
-    ) -> None:
+        self, hears: float, arrival: Times, finish: Times, fresh: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Begin the next round; return whose gradients are sent, the others' come without any time on the wire."""
         under_way = finish <= hears
         self._late_arrival = np.where(fresh, np.inf, np.where(under_way, arrival, hears))
-        self._late_known = delay + np.where(under_way, 2, 1) * self._latency
         self._start = np.full(self._setup.workers, hears)
         self._draws += 1
+        return under_way
 
     def _begin_at_block_boundaries(
         self, hears: float, arrival: Times, finish: Times, delay: Times, fresh: NDArray[np.bool_]
@@ -162,7 +177,6 @@ class RoundTimes:
         # An upload under way when the round closed is whole, and late; work cut short is late at its boundary.
         cut = np.where(unfinished, boundary + self._latency, arrival)
         self._late_arrival = np.where(begun & ~fresh, cut, np.inf)
-        self._late_known = delay + 2 * self._latency
         self._start = np.where(begun, np.where(unfinished, boundary, hears), self._start)
         self._draws += begun
 
@@ -175,11 +189,12 @@ class RoundTimes:
             workers=self._setup.workers,
             recipe=self._setup.recipe,
             rounds_done=len(self._records),
-            seconds=self._closed_seconds,
+            seconds=self._updated_seconds,
             late_work=self._setup.late_work,
             used=self._used,
             late=self._late,
             dropped=dict(self._dropped),
+            sent_bytes=len(self._records) * self._round_bytes,
             rounds=tuple(self._records),
         )
 
