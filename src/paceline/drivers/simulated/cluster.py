@@ -28,7 +28,7 @@ few bytes that it is there. One rank decides, and a latency later all know the s
 
     w0  ######>        |  ~~~~~~~~~|######         > says that its gradient is there     | the round closes
     w1  ##############>|  ~~~~~~~~~|######         ~ the ring; at its end all have the update, also those who are late
-    w2  ###########################|...            late: its gradient is not in this sum, so the ring does not wait for it
+    w2  ###########################|##>            late: its gradient is not in this sum, and the ring does not wait
 
 All begin with the same model, so the first round begins at once.
 """

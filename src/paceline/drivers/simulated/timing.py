@@ -1,9 +1,9 @@
 """Only the times of a run, for clusters too large to play event by event.
 
 A round of all workers is a few array operations; the result is what `cluster` would have come to, which tests
-compare. With a server messages cost their latency and nothing else here: a limited bandwidth makes workers wait for each
-other, and needs the event queue. On ranks a round's messages are one ring, which costs the same in every round, so
-bandwidth is counted.
+compare. With a server messages cost their latency and nothing else here: a limited bandwidth makes workers wait for
+each other, and needs the event queue. On ranks a round's messages are one ring, which costs the same in every round,
+so bandwidth is counted.
 
 One synchronous round with `late_work="partial"`, for all workers at once (`RoundTimes`):
 
