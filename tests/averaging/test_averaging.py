@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import paceline
 from paceline.distributed.agreement import SHORT_CHARACTERS, short_text
-from paceline.drivers.averaging.heartbeats import Heartbeats
-from paceline.drivers.averaging.preparation import TrackedModel
+from paceline.drivers.ranks.heartbeats import Heartbeats
+from paceline.drivers.ranks.tracked_model import TrackedModel
 from paceline.strategies.averaging import AVERAGING
 
 pytestmark = pytest.mark.xdist_group("averaging")  # one trio for all of them
@@ -194,7 +194,7 @@ SAID = {
     "unlike members": "the period of rank 2 is 2, and that of rank 0 is 1",
     "one refuses": "rank 1 cannot average: the optimizer has a parameter that the model does not have",
     "unlike codecs": "the codec of rank 2 is QSGD",
-    "twice": "has an averaging already",
+    "twice": "has an averaging or rounds already",
     "closed": "this was closed",
     "closure": "cannot be given a closure",
     "scaled": "call scaler.unscale_(optimizer) first",

@@ -1,12 +1,12 @@
 """Averaging on torch.distributed: HPSGD, Local SGD, BMUF, DiLoCo, in a training script or as ranks of a recipe.
 
     averager      the classes of the public interface: `paceline.HPSGD(model, optimizer)` and the others
-    preparation   what of a model is averaged, and what one rank alone can refuse
-    group         the ranks' own process group: all agree, or all raise; all begin with one model
+    preparation   what is averaged, how it travels, and what one rank alone can refuse
     loop          carries out what the averaging state (paceline.strategies.averaging) orders
     transport     what an average consists of, and how it is sent
-    heartbeats    who is alive
     job           what a rank of a recipe does
+
+The ranks' own process group, the model that they hold alike, and who is alive: drivers/ranks, which rounds share.
 
 Where we differ from the paper: HPSGD (Y. Zhou et al., 2021) has two processes on each worker, one that trains and one
 that averages, which share the model. Here it is one process, and the average is an asynchronous all-reduce, which the

@@ -41,11 +41,12 @@ from paceline.decoding import reader_of
 from paceline.distributed import check_limits, first_line
 from paceline.distributed.collectives import PendingCollective
 from paceline.distributed.stores import private_store
-from paceline.drivers.averaging.group import AveragingGroup
-from paceline.drivers.averaging.heartbeats import FailureDetector, Heartbeats
 from paceline.drivers.averaging.loop import AveragingLoop, MergedAverage, OnAverage
-from paceline.drivers.averaging.preparation import AVERAGED, Prepared, check_state, prepare
+from paceline.drivers.averaging.preparation import Prepared, check_state, prepare
 from paceline.drivers.averaging.transport import AveragingError
+from paceline.drivers.ranks.group import RankGroup
+from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats
+from paceline.drivers.ranks.tracked_model import IN_USE
 from paceline.events import Asked, Happening, Standing, Stepped
 from paceline.strategies.averaging import Averaging, AveragingState, make_averaging
 
@@ -86,7 +87,7 @@ class Averager:
         except Exception as error:  # the others must hear of it, whatever it is: they would wait
             made = error
         refusal, wait_seconds = (made, TIMEOUT_SECONDS) if isinstance(made, Exception) else (None, timeout_seconds)
-        self._group = AveragingGroup(process_group, wait_seconds, refusal)
+        self._group = RankGroup(process_group, wait_seconds, refusal)
         if isinstance(made, Exception):
             raise made
         self._prepared, self._tracked, self.member = made, made.tracked, made.member
@@ -119,7 +120,7 @@ class Averager:
         self._failure: BaseException | None = None
         hooked = optimizer.register_step_pre_hook if made.gradients else optimizer.register_step_post_hook
         self._hook = hooked(self._on_step)
-        AVERAGED.add(optimizer)
+        IN_USE.add(optimizer)
         self._heartbeats.start()
         atexit.register(self._abandon)
 
@@ -212,7 +213,7 @@ class Averager:
             self._heartbeats.stop(_reason(self._failure))
             self._transport.close()
             self._group.close(pending=self._loop.under_way)
-            AVERAGED.discard(self._optimizer)
+            IN_USE.discard(self._optimizer)
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:

@@ -29,9 +29,9 @@ import torch
 from paceline.codecs import NotFiniteError
 from paceline.distributed import name_ranks
 from paceline.distributed.collectives import PendingCollective, Trouble
-from paceline.drivers.averaging.group import AveragingGroup
-from paceline.drivers.averaging.heartbeats import FailureDetector, Heartbeats
 from paceline.drivers.averaging.transport import DIGIT, AverageHeader, AveragingError, PendingAverage, Transport
+from paceline.drivers.ranks.group import RankGroup
+from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats
 from paceline.events import Averaged, Begin, Happening, Merge, Order, Release, Standing, Stepped, Wait, Window
 from paceline.strategies.averaging import AveragingState
 from paceline.training.replica import Flat, GradientReplica, Replica
@@ -77,7 +77,7 @@ class AveragingLoop:
         replica: Replica | GradientReplica,
         transport: Transport,
         *,
-        group: AveragingGroup,
+        group: RankGroup,
         heartbeats: Heartbeats,
         detector: FailureDetector,
         parameters: Sequence[torch.Tensor],
@@ -149,7 +149,7 @@ class AveragingLoop:
             self._open_since = now
         self._replica.pack_change(self._transport.message, scale=order.scale, brings=order.window.brought > 0)
         self.pending = self._transport.send(order.number, order.window)
-        self._heartbeats.averages_begun = order.number + 1
+        self._heartbeats.entered = order.number + 1
 
     def _wait_and_merge(self) -> list[Order]:
         pending = self.pending

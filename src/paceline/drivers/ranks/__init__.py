@@ -1,4 +1,12 @@
-"""The ranks of a recipe without a server: the part that averaging and pipelines share.
+"""Ranks without a server: what averaging, rounds and pipelines share.
+
+In a script, where ranks train one model together (averaging, rounds):
+
+group          a process group of their own: all agree, or all raise; all begin with one model
+tracked_model  which tensors of a model and its optimiser all ranks hold alike
+heartbeats     who is alive
+
+In a recipe:
 
 launch        this process's rank, from torchrun's variables; or fork all ranks on this machine
 rendezvous    ranks agree through the store on who takes part, also after a restart, and make the process group

@@ -1,4 +1,8 @@
-"""The ranks that average together: a group of their own, what they agree on, and the model they all begin with."""
+"""The ranks that train one model together: a group of their own, what they agree on, and the model they all begin with.
+
+Averaging (HPSGD and its family) and rounds (LGC and its family) share it. Errors say what the ranks were about to do
+(`Purpose`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,24 +20,56 @@ from paceline.distributed import RankGoneError, first_line
 from paceline.distributed.agreement import gather_rows, raise_difference, raise_refusals, refusal_text, short_text
 from paceline.distributed.collectives import PendingCollective, start_gather
 from paceline.distributed.groups import close_group, make_group
-from paceline.drivers.averaging.transport import AveragingError
+from paceline.errors import PacelineError
 
 DESCRIPTION_BYTES = 4096
 GRACE_SECONDS = 30.0  # a wait ends with our error, which names a rank, before it ends with the backend's
 
 
-class AveragingGroup:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purpose:
+    """What ranks do together, in the words of errors.
+
+    >>> f"rank 1 cannot {AVERAGING.verb}; it did not come to {AVERAGING.unit} 7"
+    'rank 1 cannot average; it did not come to average 7'
+    """
+
+    verb: str
+    noun: str
+    unit: str
+
+
+AVERAGING = Purpose(verb="average", noun="averaging", unit="average")
+ROUNDS = Purpose(verb="take rounds", noun="rounds", unit="round")
+
+
+class RankGroupError(PacelineError, RuntimeError):
+    """The ranks have no process group to train in.
+
+    >>> raise RankGroupError("averaging needs a process group, and none is initialised")
+    Traceback (most recent call last):
+    paceline.drivers.ranks.group.RankGroupError: averaging needs a process group, and none is initialised
+    """
+
+
+class RankGroup:
     """A process group that nothing else uses, of ranks that want the same.
 
     A rank that refuses to take part says why, and all raise: the others would wait for it.
     """
 
     def __init__(
-        self, given: dist.ProcessGroup | None, timeout_seconds: float, refusal: Exception | None = None
+        self,
+        given: dist.ProcessGroup | None,
+        timeout_seconds: float,
+        refusal: Exception | None = None,
+        *,
+        purpose: Purpose = AVERAGING,
     ) -> None:
+        self._purpose = purpose
         if not (dist.is_available() and dist.is_initialized()):
-            raise refusal or AveragingError(
-                "averaging needs a process group, and none is initialised: start the script with "
+            raise refusal or RankGroupError(
+                f"{purpose.noun} needs a process group, and none is initialised: start the script with "
                 "`torchrun --nproc-per-node 2 script.py`, and call torch.distributed.init_process_group() in it"
             )
         theirs = given or dist.group.WORLD
@@ -51,13 +88,15 @@ class AveragingGroup:
         refusals = [each["refusal"] for each in gathered]
         if any(refusals):
             self.close(pending=False)
-        raise_refusals(refusals, ours=refusal, names=self._names, sentence="{who} cannot average: {refusal}")
+        raise_refusals(
+            refusals, ours=refusal, names=self._names, sentence=f"{{who}} cannot {purpose.verb}: {{refusal}}"
+        )
 
     @property
     def group(self) -> dist.ProcessGroup:
         """The process group, until this rank closes it."""
         if self._group is None:
-            raise AveragingError("this rank has left its averaging group")
+            raise RankGroupError(f"this rank has left its {self._purpose.noun} group")
         return self._group
 
     @contextlib.contextmanager
@@ -70,18 +109,20 @@ class AveragingGroup:
             self.close(pending=False)
             waited_seconds = time.monotonic() - began
             raise RankGoneError(
-                f"rank {self.rank} waited {waited_seconds:.0f} s for all ranks to begin averaging: {first_line(error)}"
+                f"rank {self.rank} waited {waited_seconds:.0f} s for all ranks to begin {self._purpose.noun}: "
+                f"{first_line(error)}"
             ) from error
 
     def agree(self, description: Mapping[str, str], device: torch.device) -> str:
-        """Refuse ranks that describe themselves differently; return a name for this averaging that no other has."""
+        """Refuse ranks that describe themselves differently; return a name for these ranks' work that no other has."""
         ours = {key: short_text(text) for key, text in description.items()}
         with self._beginning():
             words = {"same": ours, "name": os.urandom(8).hex()}
             gathered = gather_rows(words, self.group, device, DESCRIPTION_BYTES)
         raise_difference(
             [each["same"] for each in gathered],
-            "all ranks must average alike: the {key} of {who} is {theirs}, and that of {other} is {ours}",
+            f"all ranks must {self._purpose.verb} alike: "
+            + "the {key} of {who} is {theirs}, and that of {other} is {ours}",
             names=self._names,
             reference=self.ranks.index(self.rank),
         )
@@ -98,7 +139,7 @@ class AveragingGroup:
                 dist.broadcast(copied.reshape(-1).view(torch.uint8), self.ranks[0], group=self.group)
             tensor.copy_(copied)
 
-    # -- between averages ------------------------------------------------------------------------------------------
+    # -- collectives between averages ----------------------------------------------------------------------------------
 
     def start_broadcast(self, vector: torch.Tensor, place: int) -> PendingCollective:
         """Start to give every rank what the rank at this place has in `vector`."""

@@ -2,7 +2,7 @@
 
 A collective that waits for a dead rank does not say for whom it waits. So every rank has a thread that writes
 
-    <count> <averages begun> <why it has left, if it has>
+    <count> <averages or rounds entered> <why it has left, if it has>
 
 under its own key, and reads the others'. A rank whose count has stood still for `silence_seconds` is gone. The time is
 measured here, between looks, on this machine's clock: no two clocks are compared, and a rank that was itself stopped
@@ -11,7 +11,7 @@ for a while does not take the others for dead when it goes on.
 Only this thread talks to the store, on a connection of its own, and it asks for no key before it is there: nothing
 here waits for another rank. If the store itself is lost, so is the process that kept it.
 
-What a rank that waits for an average finds out from it (`FailureDetector`):
+What a rank that waits for an average (or for a round) finds out from it (`FailureDetector`):
 
 the average is not done, and a rank is silent or has left       rank 2 is gone: not heard of for 15 s
 the connection to a rank is lost                                the same, as soon as its silence shows
@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from paceline.distributed import RankGoneError, first_line, name_ranks
+from paceline.drivers.ranks.group import AVERAGING, Purpose
 from paceline.errors import PacelineError
 
 INTERVAL_SECONDS = 1.0
@@ -52,7 +53,7 @@ class Heartbeats:
         self._others = [other for other in ranks if other != rank]
         self.interval_seconds = min(INTERVAL_SECONDS, silence_seconds / 4) * max(1.0, len(ranks) / LOOKED_AT_ONCE)
         self.silence_seconds = max(silence_seconds, FEWEST_LOOKS * self.interval_seconds)
-        self.averages_begun = 0  # by this rank; told with the next beat
+        self.entered = 0  # by this rank; told with the next beat
         self._count, self._reason = 0, ""
         self._heard: dict[int, list[str]] = {}
         self._silent_seconds = dict.fromkeys(self._others, 0.0)
@@ -101,8 +102,8 @@ class Heartbeats:
             return f"{keeper} is gone: the store that it kept has not answered for {self._unlooked_seconds:.0f} s"
         return None
 
-    def averages_of(self, rank: int) -> int | None:
-        """Return how many averages a rank had entered when it was last heard of."""
+    def entered_of(self, rank: int) -> int | None:
+        """Return how many averages, or rounds, a rank had entered when it was last heard of."""
         return int(self._heard[rank][1]) if rank in self._heard else None
 
     def _store_silent(self) -> bool:
@@ -132,7 +133,7 @@ class Heartbeats:
 
     def _beat(self) -> None:
         self._count += 1
-        self._store.set(str(self._rank), f"{self._count} {self.averages_begun} {self._reason}")
+        self._store.set(str(self._rank), f"{self._count} {self.entered} {self._reason}")
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -156,8 +157,17 @@ class Heartbeats:
 class FailureDetector:
     """Checks, while this rank waits for the others, whether one of them is dead or too late; the error names it."""
 
-    def __init__(self, heartbeats: Heartbeats, ranks: Sequence[int], rank: int, *, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        heartbeats: Heartbeats,
+        ranks: Sequence[int],
+        rank: int,
+        *,
+        timeout_seconds: float,
+        purpose: Purpose = AVERAGING,
+    ) -> None:
         self._heartbeats, self._others = heartbeats, [other for other in ranks if other != rank]
+        self._unit = purpose.unit
         self._timeout_seconds = timeout_seconds
         self._looked_at = 0.0
 
@@ -165,7 +175,7 @@ class FailureDetector:
         """Raise RankGoneError if what this rank waits for cannot complete, or takes too long: the error names the rank.
 
         `what` names the operation in the error. It started at `begun`, a time.perf_counter() value, and needs all
-        ranks to have entered average `number`.
+        ranks to have entered average, or round, `number`.
         """
         now = time.perf_counter()
         if now - self._looked_at < LOOK_SECONDS:
@@ -178,15 +188,18 @@ class FailureDetector:
         if now - begun > self._timeout_seconds + 2 * self._heartbeats.interval_seconds:
             raise RankGoneError(self._late(number, what))
 
+    def missing(self, number: int) -> list[int]:
+        """Return the other ranks that have not been heard to enter average, or round, `number`."""
+        return [rank for rank in self._others if (self._heartbeats.entered_of(rank) or 0) <= number]
+
     def _late(self, number: int, what: str) -> str:
-        averages = {rank: self._heartbeats.averages_of(rank) for rank in self._others}
-        missing = {rank: begun for rank, begun in averages.items() if begun is None or begun <= number}
+        unit, missing = self._unit, self.missing(number)
         if not missing:
-            return f"{what} was not done in {self._timeout_seconds:g} s, though all ranks have come to average {number}"
-        least = min(begun or 0 for begun in missing.values())
+            return f"{what} was not done in {self._timeout_seconds:g} s, though all ranks have come to {unit} {number}"
+        least = min(self._heartbeats.entered_of(rank) or 0 for rank in missing)
         return (
-            f"{name_ranks(missing)} did not come to average {number} in {self._timeout_seconds:g} s: alive, and "
-            f"{'in no average yet' if not least else f'last in average {least - 1}'}. "
+            f"{name_ranks(missing)} did not come to {unit} {number} in {self._timeout_seconds:g} s: alive, and "
+            f"{f'in no {unit} yet' if not least else f'last in {unit} {least - 1}'}. "
             "Do all ranks call flush, state_dict and close alike?"
         )
 
