@@ -20,7 +20,7 @@ import torch._dynamo  # torch keeps the default group for ever if this is loaded
 import torch.distributed as dist
 
 import paceline
-from paceline.drivers.averaging import group
+from paceline.drivers.ranks import group
 
 WAIT_SECONDS = 40.0  # for all that must happen in a scene
 TIMEOUT_SECONDS = 600.0  # of averages: nobody may wait for it here
