@@ -31,6 +31,7 @@ LEVELS = [
         "drivers.ddp",
         "drivers.pipelining",
         "drivers.replayed",
+        "drivers.rounds",
         "drivers",
         "reports",
     },
@@ -49,6 +50,7 @@ ON_RANKS = {
     "drivers.averaging",
     "drivers.ddp",
     "drivers.pipelining",
+    "drivers.rounds",
 }
 ON_THE_NETWORK = {"drivers.served"}
 ONLY_IN = {

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.drivers.ddp import compress
     from paceline.drivers.pipelining.pipeline import Pipeline
     from paceline.drivers.pipelining.planning import plan_pipeline
+    from paceline.drivers.rounds.synchronizer import FastestKSync, FullSync, LGCSync
     from paceline.drivers.served.run import serve
     from paceline.drivers.served.worker import Worker
     from paceline.errors import PacelineError
@@ -59,6 +60,9 @@ _HOMES = {
     "LocalSGD": "drivers.averaging.averager",
     "PSGD": "drivers.averaging.averager",
     "SSGD": "drivers.averaging.averager",
+    "FastestKSync": "drivers.rounds.synchronizer",
+    "FullSync": "drivers.rounds.synchronizer",
+    "LGCSync": "drivers.rounds.synchronizer",
     "PacelineError": "errors",
     "FinePruning": "data.pruning.sampler",
     "InfoBatch": "data.pruning.sampler",
@@ -93,9 +97,12 @@ __all__ = [
     "Device",
     "DiLoCo",
     "FastestK",
+    "FastestKSync",
     "FinePruning",
     "Full",
+    "FullSync",
     "InfoBatch",
+    "LGCSync",
     "Link",
     "LocalSGD",
     "PacelineError",

@@ -22,13 +22,16 @@ FAILED = "left"
 _CONNECTIONS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of a default group, for its life
 
 
-def private_store(name: str) -> Any:
+def private_store(name: str, *, own_connection: bool = False) -> Any:
     """Return the default process group's store, with `name` before its keys, on a connection separate from torch's own.
 
-    All callers share this connection, because opening one sometimes takes seconds. It is dropped with the default
-    process group, so that the store can be closed.
+    Callers share this connection, because opening one sometimes takes seconds. It is dropped with the default process
+    group, so that the store can be closed. With `own_connection` nobody shares it: for a thread that waits in `get`,
+    which holds up all else on its connection.
     """
     world, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
+    if own_connection:
+        return dist.PrefixStore(f"paceline/{name}", store.clone())  # type: ignore[attr-defined]
     if world not in _CONNECTIONS:
         _CONNECTIONS[world] = store.clone() if hasattr(store, "clone") else store
     return dist.PrefixStore(f"paceline/{name}", _CONNECTIONS[world])  # type: ignore[attr-defined]

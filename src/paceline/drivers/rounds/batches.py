@@ -1,0 +1,103 @@
+"""A rank's batches: epochs that end at the same round on all ranks, and batches that come in blocks.
+
+An epoch is so many rounds. A fast rank takes a batch in each of them; a slow one takes fewer, for it is in several
+rounds with one batch. What it has not taken comes first in its next epoch:
+
+    rounds        |  0  |  1  |  2  |  3  ||  4  |  5  |  6  |  7  ||
+    fast rank       b0    b1    b2    b3     b0    b1    b2    b3         its second pass over its data
+    slow rank       b0    b1 --------------  b2 ----------  b3            its first pass goes on
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+
+class BatchSource:
+    """The batches of a loader, pass after pass, whoever ends an epoch when.
+
+    >>> source = BatchSource([1, 2, 3])
+    >>> [source.next() for _ in range(5)]
+    [1, 2, 3, 1, 2]
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+        self._batches: Iterator[Any] | None = None
+
+    def next(self) -> Any:
+        """Return the next batch; after the last of a pass comes the first of the next."""
+        for _ in range(2):
+            if self._batches is None:
+                self._batches = iter(self.loader)
+            for batch in self._batches:
+                return batch
+            self._batches = None
+        raise ValueError("the loader has no batch: an epoch needs at least one on every rank")
+
+
+def rounds_in(loader: Iterable[Any], rounds: int | None) -> int:
+    """Return the rounds of an epoch as one rank sees them: as many as its loader has batches, unless given.
+
+    >>> rounds_in([1, 2, 3], None), rounds_in(iter([]), 7)
+    (3, 7)
+    """
+    if rounds is None:
+        try:
+            rounds = len(loader)  # type: ignore[arg-type]
+        except TypeError:
+            raise ValueError(
+                "this loader does not know how many batches it has: give epoch(loader, rounds=...)"
+            ) from None
+    if not isinstance(rounds, int) or rounds < 1:
+        raise ValueError(f"an epoch needs at least one round (rounds={rounds})")
+    return rounds
+
+
+class OpenBatch:
+    """The batch that a rank computes: how many blocks it has, how many are done, and since when it computes.
+
+    A script that does not cut its batches computes one block, since it took the model.
+
+    >>> batch = OpenBatch()
+    >>> batch.begin(4)
+    >>> batch.done = 3
+    >>> batch.end(held_since=0.0)[:2]
+    (3, 4)
+    """
+
+    def __init__(self) -> None:
+        self.blocks, self.done = 1, 0
+        self.left_early = False  # the loop over its blocks was not followed to its end
+        self._began: float | None = None
+
+    def begin(self, blocks: int) -> None:
+        """Begin a batch of so many blocks."""
+        self.blocks, self.done, self.left_early, self._began = blocks, 0, False, time.perf_counter()
+
+    def end(self, *, held_since: float) -> tuple[int, int, float]:
+        """Return the blocks done, all blocks, and the seconds that they took; the next batch has one block again."""
+        began = held_since if self._began is None else self._began
+        ended = min(self.done or self.blocks, self.blocks), self.blocks, time.perf_counter() - began
+        self.blocks, self.done, self._began = 1, 0, None
+        return ended
+
+
+def cut(batch: tuple[torch.Tensor, ...], most_blocks: int) -> list[tuple[torch.Tensor, ...]]:
+    """Return a batch of tensors in equal blocks: as many as divide it evenly, and not more than `most_blocks`.
+
+    >>> [len(inputs) for inputs, targets in cut((torch.zeros(6, 2), torch.zeros(6)), 4)]
+    [2, 2, 2]
+    """
+    if not batch or not len(batch[0]):
+        raise ValueError("blocks() needs a batch of at least one sample")
+    if any(len(part) != len(batch[0]) for part in batch):
+        sizes = ", ".join(str(len(part)) for part in batch)
+        raise ValueError(f"blocks() needs tensors of one length (they have {sizes})")
+    samples = len(batch[0])
+    blocks = next(count for count in range(min(most_blocks, samples), 0, -1) if samples % count == 0)
+    return list(zip(*(tensor.chunk(blocks) for tensor in batch), strict=True))

@@ -1,0 +1,286 @@
+"""The strategy, on one rank: reports of all ranks go in, notices for all ranks come out.
+
+    Arrived ──> fingerprint equal to the others'? ──> strategy ──> Step: RoundClosed     Drop: told with the next notice
+    Waiting ──> are all waiting? ──> AllWaiting
+    Overdue ──> who has not come? ──> Failed
+
+`Decider` is pure as a strategy is: whoever calls it gives the time. The strategy is the same object that runs behind a
+server and on the virtual clock, so the decisions are the same for the same arrivals.
+
+A rank that waits in a flush is still a member of the round, but nobody waits for it: when all others have delivered,
+those that wait have left for the strategy (`Left`), and join again with their next gradient.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from paceline.decoding import array_reader, list_reader, object_reader, reader_of
+from paceline.distributed import first_line, name_ranks
+from paceline.drivers.rounds.messages import (
+    AllWaiting,
+    Arrived,
+    Failed,
+    Mailbox,
+    Notice,
+    Overdue,
+    Report,
+    RoundClosed,
+    Stop,
+    Waiting,
+)
+from paceline.drivers.rounds.outcomes import NOT_FINITE
+from paceline.events import Drop, Event, Joined, Left, Step
+from paceline.strategies import Strategy
+from paceline.strategies.forms import COUNT, WORKER
+from paceline.traces.journal import Arrival
+from paceline.traces.replay_events import events_of
+
+MOST_BAD_GRADIENTS = 20  # in a row that are not finite
+ENDED = "the run ended"
+MOST_SCALE = 1_000_000  # of a late gradient: the blocks of a batch, if one of them is done
+KEPT_VERSIONS = 64  # whose fingerprints and opening times are remembered
+
+
+class Decider:
+    """Drives a strategy with what ranks report.
+
+    `ranks` are their names in errors; in reports and steps a rank is known by its place among them.
+
+    >>> from paceline.strategies import LGC
+    >>> decider = Decider(LGC(k=1), ranks=[0, 1])
+    >>> decider.begin(0.0)
+    >>> arrived = Arrived(rank=1, version=0, draw=0, blocks_done=1, blocks=1, work_seconds=0.1, held_seconds=0.1,
+    ...                   fingerprint=5)
+    >>> decider.handle(arrived, 0.1)[0].step.fresh
+    (Share(worker=1, version=0, weight=1.0),)
+    """
+
+    def __init__(self, strategy: Strategy, ranks: Sequence[int]) -> None:
+        self.state = strategy.start()
+        self._ranks = list(ranks)
+        self._arrivals: list[Arrival] = []
+        self._fresh: set[int] = set()  # who has delivered in the open round
+        self._waiting: dict[int, bool] = {}  # ranks that wait, and whether they are leaving
+        self._away: set[int] = set()  # of those, ranks that have left for the strategy
+        self._undelivered: set[tuple[int, int]] = set()  # gradients that arrived, and are in no step yet
+        self._dropped: list[Drop] = []
+        self._fingerprints: dict[int, tuple[int, int]] = {}  # of a version: the first rank to say it, and its number
+        self._opened: dict[int, float] = {}
+        self._bad: set[int] = set()  # whose gradient of the open round was not finite
+        self._bad_in_a_row: dict[int, int] = {}
+
+    def begin(self, now: float) -> None:
+        """Begin the first round, with all ranks."""
+        self._opened[self.state.version] = now
+        for place in range(len(self._ranks)):
+            if place not in self.state.state_dict()["alive"]:
+                self.state.handle(Joined(worker=place, at_seconds=now))
+
+    def handle(self, report: Report, now: float) -> list[Notice]:
+        """Take in a report; return the notices that follow."""
+        match report:
+            case Arrived():
+                return self._arrived(report, now)
+            case Waiting():
+                self._waiting[report.rank] = report.leaving
+                return self._release() if len(self._waiting) == len(self._ranks) else self._excuse(now)
+            case Overdue():
+                return self._overdue(report)
+            case Stop():
+                return []
+
+    # -- gradients -------------------------------------------------------------------------------------------------
+
+    def _arrived(self, report: Arrived, now: float) -> list[Notice]:
+        failed = self._find_drift(report)
+        if failed is not None:
+            return [failed]
+        self._waiting.pop(report.rank, None)
+        if report.rank in self._away:
+            self._away.discard(report.rank)
+            self.state.handle(Joined(worker=report.rank, at_seconds=now))
+        if not report.finite:
+            return self._refuse(report)
+        self._bad_in_a_row.pop(report.rank, None)
+        self._bad.discard(report.rank)
+        opened = self._opened.get(report.version, now)
+        arrival = Arrival(
+            worker=report.rank,
+            version=report.version,
+            draw=report.draw,
+            blocks_done=report.blocks_done,
+            blocks=report.blocks,
+            at_seconds=now,
+            work_seconds=round(max(0.0, report.work_seconds), 6),
+            transfer_seconds=round(max(0.0, now - opened - report.held_seconds), 6),
+            loss_mean=report.loss_mean,
+            loss_variance=report.loss_variance,
+            samples=report.samples,
+        )
+        self._arrivals.append(arrival)
+        self._undelivered.add((report.rank, report.version))
+        if report.version == self.state.version:
+            self._fresh.add(report.rank)
+        return self._decide(events_of(arrival)) or self._excuse(now)
+
+    def _decide(self, events: Sequence[Event]) -> list[Notice]:
+        notices: list[Notice] = []
+        for event in events:
+            for action in self.state.handle(event):
+                if isinstance(action, Step):
+                    notices.append(self._close(action))
+                elif isinstance(action, Drop):
+                    self._undelivered.discard((action.worker, action.version))
+                    self._dropped.append(action)
+        return notices
+
+    def _close(self, step: Step) -> RoundClosed:
+        for share in (*step.fresh, *step.late):
+            self._undelivered.discard((share.worker, share.version))
+        dropped, self._dropped = tuple(self._dropped), []
+        self._fresh, self._bad = set(), set()
+        self._opened[step.version + 1] = step.at_seconds
+        for old in [version for version in self._opened if version < step.version - KEPT_VERSIONS]:
+            del self._opened[old]
+        for old in [version for version in self._fingerprints if version < step.version - KEPT_VERSIONS]:
+            del self._fingerprints[old]
+        return RoundClosed(step=step, dropped=dropped)
+
+    def take_arrivals(self) -> tuple[Arrival, ...]:
+        """Return the arrivals since the last call: right after a round has closed, those of that round."""
+        arrivals, self._arrivals = tuple(self._arrivals), []
+        return arrivals
+
+    def _find_drift(self, report: Arrived) -> Failed | None:
+        if report.version > self.state.version:
+            return Failed(
+                reason=f"rank {self._ranks[report.rank]} has a model of round {report.version}, and the rounds are at "
+                f"{self.state.version}: the ranks have loaded different checkpoints",
+                kind="drift",
+            )
+        first, fingerprint = self._fingerprints.setdefault(report.version, (report.rank, report.fingerprint))
+        if fingerprint == report.fingerprint:
+            return None
+        who = name_ranks(sorted((self._ranks[first], self._ranks[report.rank])))
+        return Failed(
+            reason=f"{who} have different parameters in round {report.version}: something other than sync.step() "
+            "changes one of them (an optimizer or a scheduler that is stepped in the loop, weights that are "
+            "overwritten); give the scheduler to the synchronizer, and load weights on all ranks",
+            kind="drift",
+        )
+
+    def _refuse(self, report: Arrived) -> list[Notice]:
+        rank, bad = self._ranks[report.rank], self._bad_in_a_row.get(report.rank, 0) + 1
+        self._bad_in_a_row[report.rank] = bad
+        self._dropped.append(Drop(worker=report.rank, version=report.version, reason=NOT_FINITE))
+        if report.version == self.state.version:
+            self._bad.add(report.rank)
+        if len(self._bad) == len(self._ranks):
+            reason = f"the gradients of all ranks are not finite in round {report.version}: lower the learning rate"
+            return [Failed(reason=reason, kind="diverged")]
+        if bad >= MOST_BAD_GRADIENTS:
+            reason = f"rank {rank} has had {bad} gradients in a row that are not finite: look at its data"
+            return [Failed(reason=reason, kind="diverged")]
+        return []
+
+    # -- waiting ---------------------------------------------------------------------------------------------------
+
+    def _excuse(self, now: float) -> list[Notice]:
+        """Close the round without those that wait, if all others have delivered: else they would wait for ever."""
+        training = set(range(len(self._ranks))) - set(self._waiting)
+        if not self._fresh or not training <= self._fresh:
+            return []
+        gone = sorted(set(self._waiting) - self._away)
+        self._away.update(gone)
+        notices: list[Notice] = []
+        for place in gone:
+            notices += self._decide([Left(worker=place, at_seconds=now)])
+        return notices
+
+    def _release(self) -> list[Notice]:
+        leaving = all(self._waiting.values())
+        dropped = tuple(self._dropped)
+        if leaving:
+            unused = sorted(self._undelivered)
+            dropped += tuple(Drop(worker=worker, version=version, reason=ENDED) for worker, version in unused)
+            self._undelivered = set()
+        self._dropped = []
+        self._waiting = {rank: gone for rank, gone in self._waiting.items() if gone}
+        return [AllWaiting(version=self.state.version, leaving=leaving, dropped=dropped)]
+
+    def _overdue(self, report: Overdue) -> list[Notice]:
+        if report.version < self.state.version:
+            return []  # it has closed meanwhile
+        came = self._waiting if report.flushing else self._fresh
+        missing = [rank for place, rank in enumerate(self._ranks) if place not in came]
+        have = "has" if len(missing) == 1 else "have"
+        reason = (
+            f"round {report.version} did not close in {report.seconds:g} s: {self.state.k} gradients close it, and "
+            f"{name_ranks(missing)} {have} not delivered. Do all ranks take part in the same rounds?"
+        )
+        if report.flushing:
+            reason = (
+                f"rank {self._ranks[report.rank]} waited {report.seconds:g} s in a flush: {name_ranks(missing)} {have} "
+                "not come. Do all ranks call flush, state_dict and close alike?"
+            )
+        return [Failed(reason=reason, kind="late")]
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to go on later, between two rounds."""
+        return {"strategy": self.state.state_dict(), "undelivered": sorted(self._undelivered)}
+
+    def load_state_dict(self, state: dict[str, Any], *, version: int) -> None:
+        """Go on from a `state_dict` of this version; late gradients are with their ranks, and so may be in it."""
+        form = self.state.form
+        if "late_scales" in form:
+            form = {**form, "late_scales": list_reader(array_reader(WORKER, reader_of(float, (0, MOST_SCALE))))}
+        held = object_reader(form)(state["strategy"])
+        if held["version"] != version:
+            raise ValueError(f"the strategy's state is of round {held['version']}, and the rank's of round {version}")
+        undelivered = list_reader(array_reader(WORKER, COUNT))(state["undelivered"])
+        self.state.load_state_dict(held)
+        self._undelivered = {(worker, number) for worker, number in undelivered}
+
+
+class DecidingThread:
+    """The thread that decides, on one rank: until all ranks leave, or one fails.
+
+    `arrivals` are those of each round that has closed, in order, for whoever keeps a journal.
+    """
+
+    def __init__(self, decider: Decider, mailbox: Mailbox, *, clock: Callable[[], float]) -> None:
+        self.decider, self._mailbox, self._clock = decider, mailbox, clock
+        self.arrivals: deque[tuple[Arrival, ...]] = deque()
+        self._thread = threading.Thread(target=self._run, name="paceline-decider", daemon=True)
+
+    def start(self) -> None:
+        """Begin the first round."""
+        self.decider.begin(round(self._clock(), 6))
+        self._thread.start()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the thread's end for a while; return whether it has ended."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        number = 0
+        try:
+            while not isinstance(report := self._mailbox.next_report(), Stop):
+                for notice in self.decider.handle(report, round(self._clock(), 6)):
+                    if isinstance(notice, RoundClosed):
+                        self.arrivals.append(self.decider.take_arrivals())
+                    published, number = self._mailbox.publish(number, notice), number + 1
+                    if isinstance(published, Failed) or (isinstance(published, AllWaiting) and published.leaving):
+                        return
+        except Exception as error:
+            failed = Failed(reason=f"the rank that decides has failed: {type(error).__name__}: {first_line(error)}")
+            with suppress(Exception):  # the store may be lost: then all find out by themselves
+                self._mailbox.post_failure(failed, first=number)

@@ -1,0 +1,233 @@
+"""One rank's exchange thread: it follows the notices, and takes part in one all-reduce for each round that has closed.
+
+    notice RoundClosed(step t) ──> contribution (zeros if this rank has nothing) ──> all-reduce ──> update t, in a queue
+                                                                                                   │
+    training thread, at its next step boundary:  apply all updates in the queue, in order  <───────┘
+
+Only this thread starts collectives of its group, in the order of the notices, which is the same on every rank.
+
+A rank that computes through several rounds finds as many updates in its queue, each of the model's size. With
+`most_behind` of them there the thread enters no further all-reduce before the training thread has applied one: then all
+ranks wait for this one, and its log and theirs say so.
+
+On a GPU the thread has a stream of its own, so that the sum does not queue behind the computation; the stream of the
+training thread waits for the update's event. A gradient is complete before it is reported: whether it is finite was
+read back. (Not run on a GPU yet.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.distributed import first_line, name_ranks
+from paceline.distributed.collectives import PendingCollective
+from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats
+from paceline.drivers.rounds.messages import AllWaiting, Failed, Mailbox, Notice, RoundClosed
+from paceline.training.contributions import RankGradients, VectorPool
+
+log = logging.getLogger("paceline.rounds")
+
+SLICE_SECONDS = 0.5  # of a wait, between two looks at whether it is still wanted
+WARN_SECONDS = 5.0  # after which a wait for others is told
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Update:
+    """The sum of what all ranks contributed to a step, to be applied; `done` is when it was complete."""
+
+    notice: RoundClosed
+    vector: torch.Tensor
+    done: float
+    event: Any = None  # on a GPU: what the training thread's stream waits for
+
+
+class Exchange:
+    """The exchange thread of a rank, and the queue between it and the training thread.
+
+    `updates` counts the updates that have come, whether they are applied yet or not.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        gradients: RankGradients,
+        updates: VectorPool,
+        group: dist.ProcessGroup,
+        *,
+        device: torch.device,
+        heartbeats: Heartbeats,
+        detector: FailureDetector,
+        most_behind: int,
+        timeout_seconds: float,
+    ) -> None:
+        self._mailbox, self._gradients, self._pool, self._group = mailbox, gradients, updates, group
+        self._device, self._heartbeats, self._detector = device, heartbeats, detector
+        self._most_behind, self._timeout_seconds = most_behind, timeout_seconds
+        self._queue: deque[Update] = deque()
+        self._released: deque[AllWaiting] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.failure: Failed | None = None
+        self.next_version = 0  # of the model, when all updates that have come are applied
+        self.collective: PendingCollective | None = None  # the last one
+        self.sent_bytes = 0
+        self._thread = threading.Thread(target=self._run, name="paceline-exchange", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow the notices."""
+        self._thread.start()
+
+    # -- the training thread's side --------------------------------------------------------------------------------
+
+    def next_update(self) -> Update | None:
+        """Return the oldest update that is not applied yet; None if there is none."""
+        with self._changed:
+            return self._queue[0] if self._queue else None
+
+    def applied(self, update: Update) -> None:
+        """Take an applied update off the queue; its memory is used again."""
+        with self._changed:
+            self._queue.popleft()
+            self._changed.notify_all()
+        self._pool.give(update.vector)
+
+    def next_release(self) -> AllWaiting | None:
+        """Return the next notice that all ranks were waiting, off the queue; None if there is none."""
+        with self._changed:
+            return self._released.popleft() if self._released else None
+
+    def wait(self, seconds: float) -> None:
+        """Wait until something may have come, at most so long."""
+        with self._changed:
+            if not self._queue and not self._released and self.failure is None:
+                self._changed.wait(seconds)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an all-reduce is under way."""
+        return self.collective is not None and not self.collective.done()
+
+    @property
+    def notices_read(self) -> int:
+        """How many notices this rank has read."""
+        return self._mailbox.notices_read
+
+    def stop(self) -> None:
+        """Enter no further all-reduce. The thread ends with the next notice, which somebody must write."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the thread's end for a while; return whether it has ended."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    # -- the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping and self._follow(self._mailbox.next_notice()):
+                pass
+        except Exception as error:
+            log.debug("the exchange ends: %s", first_line(error))
+            self._fail(Failed(reason=f"{type(error).__name__}: {first_line(error)}", kind="lost"))
+
+    def _follow(self, notice: Notice) -> bool:
+        """Do what a notice says; return whether there may be another."""
+        match notice:
+            case RoundClosed():
+                return self._exchange(notice)
+            case AllWaiting():
+                with self._changed:
+                    self._released.append(notice)
+                    self._changed.notify_all()
+                return not notice.leaving
+            case Failed():
+                self._fail(notice)
+                return False
+
+    def _fail(self, failed: Failed) -> None:
+        with self._changed:
+            self.failure = self.failure or failed
+            self._changed.notify_all()
+
+    def _exchange(self, notice: RoundClosed) -> bool:
+        version = notice.step.version
+        if not self._wait_for_room(version):
+            return False
+        vector = self._pool.take()
+        with self._on_stream():
+            self._gradients.contribute(notice.step, vector)
+            self._heartbeats.entered = version + 1
+            work = dist.all_reduce(vector, group=self._group, async_op=True)
+            self.collective = collective = PendingCollective(work, self._device)
+            self.sent_bytes += vector.numel() * vector.element_size()
+            if not self._wait_for(collective, version):
+                return False
+            collective.check()
+            event = None
+            if self._stream is not None:
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(self._stream)
+        done = collective.done_at or time.perf_counter()
+        with self._changed:
+            self._queue.append(Update(notice=notice, vector=vector, done=done, event=event))
+            self.next_version = version + 1
+            self._changed.notify_all()
+        # All ranks are in this round's all-reduce, so all have read the notices before it.
+        if self._gradients.rank == 0:
+            self._mailbox.forget_notices(before=self._mailbox.notices_read - 1)
+        return True
+
+    @contextlib.contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        if self._stream is None:
+            yield
+        else:
+            with torch.cuda.stream(self._stream):
+                yield
+
+    def _wait_for_room(self, version: int) -> bool:
+        warned = False
+        with self._changed:
+            while len(self._queue) >= self._most_behind and not self._stopping:
+                if not warned:
+                    warned = True
+                    log.warning(
+                        "this rank is %d updates behind, and round %d waits for it: it computes longer than so many "
+                        "rounds; cut its batches into more blocks, or give more most_behind",
+                        len(self._queue),
+                        version,
+                    )
+                self._changed.wait(SLICE_SECONDS)
+            return not self._stopping
+
+    def _wait_for(self, collective: PendingCollective, version: int) -> bool:
+        began, warn_seconds = time.monotonic(), WARN_SECONDS
+        while not collective.done():
+            collective.wait(SLICE_SECONDS)
+            if self._stopping:
+                return False
+            waited = time.monotonic() - began
+            if collective.done() or waited < warn_seconds:
+                continue
+            late = self._detector.missing(version)
+            who = name_ranks(late) if late else "the network: all ranks have entered its all-reduce"
+            if waited > self._timeout_seconds:
+                self._fail(Failed(reason=f"round {version} has waited {waited:.0f} s for {who}", kind="late"))
+                return False
+            log.warning("round %d has waited %.0f s for %s", version, waited, who)
+            warn_seconds = min(4 * warn_seconds, self._timeout_seconds)
+        return True

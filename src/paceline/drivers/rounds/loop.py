@@ -1,0 +1,199 @@
+"""A rank's side of the rounds: its threads, its waits, and what they end with.
+
+    training thread     report ──> store ──> deciding thread (on one rank) ──> store ──> exchange thread (on every rank)
+                        wait <──────────────────────────────── updates, releases, failures ──┘
+
+Every wait of the training thread is in slices, and between two of them it looks whether a rank is gone. What a failure
+leads to: the rank that finds it writes `Failed` as the next notice, so all ranks end with the same reason; threads that
+wait in the store wake up, and end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from paceline.distributed import RankGoneError
+from paceline.distributed.stores import StoreGather, private_store
+from paceline.drivers.ranks.group import ROUNDS, RankGroup
+from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats
+from paceline.drivers.rounds.decider import Decider, DecidingThread
+from paceline.drivers.rounds.exchange import Exchange
+from paceline.drivers.rounds.messages import AllWaiting, Failed, Mailbox, Overdue, Report, Stop, Waiting
+from paceline.errors import PacelineError
+from paceline.strategies import Strategy
+from paceline.traces.journal import Arrival
+from paceline.training.contributions import RankGradients, VectorPool
+from paceline.training.rank_model import RankModel
+
+SLICE_SECONDS = 0.5  # of a wait, between two looks at who is alive
+JOIN_SECONDS = 5.0
+DECIDER = 0  # the place in the group of the rank that decides
+
+
+class RoundsError(PacelineError, RuntimeError):
+    """The rounds of these ranks cannot go on: they have ended, or the ranks do not fit together.
+
+    >>> raise RoundsError("rounds have ended: this was closed")
+    Traceback (most recent call last):
+    paceline.drivers.rounds.synchronizer.RoundsError: rounds have ended: this was closed
+    """
+
+
+class RoundLoop:
+    """The threads of one rank, and how its training thread waits for them; `name` is that of these rounds in the store.
+
+    `deciding` is the thread that decides, on one rank, and None on the others.
+    """
+
+    def __init__(
+        self,
+        model: RankModel,
+        strategy: Strategy,
+        group: RankGroup,
+        name: str,
+        *,
+        device: torch.device,
+        most_behind: int,
+        timeout_seconds: float,
+        silence_seconds: float,
+    ) -> None:
+        ranks, rank = group.ranks, group.rank
+        self._group, self._timeout_seconds, self.started = group, timeout_seconds, False
+        self._zero = time.monotonic()
+        self.place = ranks.index(rank)
+        self.vectors = VectorPool(model.layout.size, model.dtype, device)
+        self.gradients = RankGradients(self.place, model.layout, self.vectors)
+        self._reports = Mailbox(private_store(name, own_connection=True))
+        self._words = StoreGather(
+            private_store(f"{name}/words"), self.place, len(ranks), timeout_seconds=timeout_seconds
+        )
+        self._heartbeats = Heartbeats(private_store(name), ranks, rank, silence_seconds=silence_seconds)
+        self._detector = FailureDetector(self._heartbeats, ranks, rank, timeout_seconds=timeout_seconds, purpose=ROUNDS)
+        self.exchange = Exchange(
+            Mailbox(private_store(name, own_connection=True)),
+            self.gradients,
+            self.vectors,
+            group.group,
+            device=device,
+            heartbeats=self._heartbeats,
+            detector=self._detector,
+            most_behind=most_behind,
+            timeout_seconds=timeout_seconds,
+        )
+        self.deciding: DecidingThread | None = None
+        if self.place == DECIDER:
+            inbox = Mailbox(private_store(name, own_connection=True))
+            self.deciding = DecidingThread(Decider(strategy, ranks), inbox, clock=self.seconds)
+        self._heartbeats.start()
+
+    def seconds(self) -> float:
+        """Return the seconds since the rounds began, also those before a checkpoint."""
+        return time.monotonic() - self._zero
+
+    def start(self) -> None:
+        """Begin the first round."""
+        self.started = True
+        self.exchange.start()
+        if self.deciding is not None:
+            self.deciding.start()
+
+    def report(self, message: Report) -> None:
+        """Tell the rank that decides."""
+        self._reports.report(message)
+
+    def gather(self, doing: str, number: int) -> list[int]:
+        """Return the number of every rank; all must call it. `doing` completes "waited for rank 1 to ..." in errors."""
+        return [int(each) for each in self._words.gather(doing, number)]
+
+    # -- arrivals, on the rank that decides ----------------------------------------------------------------------------
+
+    def next_arrivals(self) -> tuple[Arrival, ...]:
+        """Return the arrivals of the next round that is applied; none on a rank that does not decide."""
+        return () if self.deciding is None else self.deciding.arrivals.popleft()
+
+    def open_arrivals(self) -> tuple[Arrival, ...]:
+        """Return the arrivals since the last round closed, once all ranks have left."""
+        return () if self.deciding is None else self.deciding.decider.take_arrivals()
+
+    # -- waits ---------------------------------------------------------------------------------------------------------
+
+    def wait_for_round(self, version: int) -> None:
+        """Wait until the update of this round is there."""
+        deadline, overdue = time.monotonic() + self._timeout_seconds, False
+        while self.exchange.next_version <= version:
+            self._wait(f"round {version}")
+            if not overdue and time.monotonic() > deadline:
+                overdue = True  # the rank that decides knows who is missing, and tells all
+                self.report(Overdue(rank=self.place, version=version, seconds=self._timeout_seconds))
+
+    def meet(self, version: int, *, leaving: bool, while_waiting: Callable[[], None]) -> AllWaiting:
+        """Wait until all ranks wait (and leave, if this one does); return where they go on.
+
+        Rounds that others still close meanwhile are applied (`while_waiting`), and are signs of life.
+        """
+        self.report(Waiting(rank=self.place, version=version, leaving=leaving))
+        deadline, seen = time.monotonic() + self._timeout_seconds, self.exchange.next_version
+        while (release := self.exchange.next_release()) is None or (leaving and not release.leaving):
+            while_waiting()
+            self._wait("a flush")
+            if self.exchange.next_version != seen:
+                deadline, seen = time.monotonic() + self._timeout_seconds, self.exchange.next_version
+            if time.monotonic() > deadline:
+                deadline = float("inf")
+                self.report(Overdue(rank=self.place, version=seen, seconds=self._timeout_seconds, flushing=True))
+        return release
+
+    def _wait(self, what: str) -> None:
+        """Wait for the exchange thread, for a while; raise if it has failed, or if a rank is gone."""
+        self._check_failure(what)
+        self.exchange.wait(SLICE_SECONDS)
+        self._check_failure(what)
+        gone = self._heartbeats.find_gone()
+        if gone:
+            raise RankGoneError(f"{gone} ({what} waited for it)")
+
+    def _check_failure(self, what: str) -> None:
+        failed = self.exchange.failure
+        if failed is None:
+            return
+        if failed.kind == "lost":  # a connection: that somebody is gone is known, and who it is shows in a moment
+            with self._detector.naming_lost(what):
+                raise RuntimeError(failed.reason)
+        raise (RankGoneError if failed.kind == "gone" else RoundsError)(failed.reason)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self, reason: str) -> None:
+        """End the threads and leave the group; `reason` is why before the time, "" if all ranks have left together."""
+        self._heartbeats.stop(reason)
+        if self.started:
+            self.exchange.stop()
+            if reason:
+                with suppress(Exception):  # the store may be lost, and with it whatever waits in it
+                    failed = Failed(reason=f"rank {self._group.rank} has left: {reason}")
+                    self._reports.post_failure(failed, first=self.exchange.notices_read)
+                    if self.deciding is not None:
+                        self.report(Stop())
+            self.exchange.join(JOIN_SECONDS)
+            if self.deciding is not None:
+                self.deciding.join(JOIN_SECONDS)
+        self._group.close(pending=self.exchange.under_way)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def decider_state(self) -> dict[str, Any]:
+        """Return the state of the decider, between two rounds; empty on a rank that does not decide."""
+        return {} if self.deciding is None else self.deciding.decider.state_dict()
+
+    def load(self, version: int, *, gradients: dict[str, Any], decider: dict[str, Any], seconds: float) -> None:
+        """Go on from a checkpoint of this version."""
+        if self.deciding is not None:
+            self.deciding.decider.load_state_dict(decider, version=version)
+        self.gradients.load_state_dict(gradients)
+        self.exchange.next_version = version
+        self._zero = time.monotonic() - seconds

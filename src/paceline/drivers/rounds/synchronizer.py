@@ -1,0 +1,604 @@
+"""The public interface of rounds: `LGCSync`, `FastestKSync` and `FullSync`, each around a model and its optimiser.
+
+    with paceline.LGCSync(model, optimizer, k=7, scheduler=scheduler) as sync:
+        for epoch in range(epochs):
+            for inputs, targets in sync.epoch(loader):          # ends at the same round on all ranks
+                for x, y in sync.blocks(inputs, targets):       # ends early once the round has closed
+                    loss_function(model(x), y).backward()
+                sync.step()                                     # report; wait for the round; apply its update
+            sync.flush()                                        # all ranks at one place: evaluate, save
+
+What happens in `step`, on the training thread:
+
+    pack        .grad and the change of the buffers become this rank's message of the version that it computed at
+    report      "arrived", a few bytes, to the rank that decides
+    wait        until the round has closed and its update is there; a late rank finds it there already
+    apply       all updates that have come since, in order, through the optimiser; then the schedulers
+
+Each strategy is a class at the end of this file. All have these in common:
+
+    scheduler         a scheduler, or several: stepped once a round, on all ranks alike
+    blocks            into how many equal parts `blocks` cuts a batch; a late rank stops between two
+    most_behind       updates that a slow rank may be behind before the others wait for it; each takes a model of memory
+    process_group     the ranks that take part; None: all
+    timeout_seconds   the longest that a round may stay open
+    silence_seconds   a rank without a heartbeat for so long counts as gone
+    record            whether to keep every `ClosedRound` in `history`
+    on_round          is called with each `ClosedRound`, when this rank has applied it
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+import torch
+import torch.distributed as dist
+
+from paceline.data.pruning.sampler import FinePruning, InfoBatch
+from paceline.decoding import reader_of
+from paceline.distributed import check_limits, first_line
+from paceline.distributed.agreement import describe
+from paceline.drivers.ranks.group import ROUNDS, RankGroup
+from paceline.drivers.ranks.tracked_model import IN_USE, TrackedModel
+from paceline.drivers.rounds.batches import BatchSource, OpenBatch, cut, rounds_in
+from paceline.drivers.rounds.exchange import Update
+from paceline.drivers.rounds.loop import RoundLoop, RoundsError
+from paceline.drivers.rounds.messages import Arrived
+from paceline.drivers.rounds.outcomes import Outcomes
+from paceline.events import Drop, Step
+from paceline.strategies import LGC, FastestK, Full, Strategy
+from paceline.traces.journal import Arrival
+from paceline.training.rank_model import RankModel
+from paceline.training.train_state import all_finite
+
+log = logging.getLogger("paceline.rounds")
+
+TIMEOUT_SECONDS = 600.0
+SWITCH_SECONDS = 0.0005  # how often a thread that is busy in Python hands over its lock; Python's default is 5 ms
+
+
+class Scheduler(Protocol):
+    """A learning-rate scheduler, as far as a round is concerned."""
+
+    def step(self) -> None:
+        """Follow one step of the optimiser."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedRound:
+    """One round that this rank has applied: its step, what was dropped since the one before, and this rank's moments.
+
+    `arrivals` are known to the rank that decides, and empty elsewhere. `done` is when the all-reduce was complete,
+    `applied` when this rank had applied the update, by its `time.perf_counter()`.
+
+    >>> ClosedRound(step=Step(version=3, fresh=()), dropped=(), arrivals=(), done=1.0, applied=1.5).number
+    3
+    """
+
+    step: Step
+    dropped: tuple[Drop, ...]
+    arrivals: tuple[Arrival, ...]
+    done: float
+    applied: float
+
+    @property
+    def number(self) -> int:
+        """The number of the round: the version of the model that its fresh gradients are of."""
+        return self.step.version
+
+
+OnRound = Callable[[ClosedRound], None]
+
+
+class RoundSync:
+    """Trains one model in rounds with the ranks of a process group; `LGCSync` and the others fix the strategy.
+
+    Every rank constructs it, with equal settings, after its model is on its device; all begin with the model of the
+    group's first rank. Any optimiser of torch.optim will do. Its steps are taken by `step` alone, and so are those of
+    the schedulers: whatever else changes parameters on one rank is found out in the next round, and named.
+
+    Every rank takes part in one all-reduce for each round, on a thread of its own; collectives of the script itself
+    belong after a `flush`. `version` is how many rounds this rank has applied, `draws` how many batches it has computed
+    and `outcomes` what became of them: used, late, dropped by reason. After an error no round is taken any more.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        strategy: Strategy | Callable[[], Strategy],
+        *,
+        scheduler: Scheduler | Sequence[Scheduler] | None = None,
+        blocks: int = 4,
+        most_behind: int = 10,
+        codec: str = "identity",
+        process_group: dist.ProcessGroup | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        silence_seconds: float = 15.0,
+        record: bool = False,
+        on_round: OnRound | None = None,
+    ) -> None:
+        made: tuple[Strategy, TrackedModel] | Exception
+        try:
+            check_limits(timeout_seconds=timeout_seconds, silence_seconds=silence_seconds)
+            made = _prepare(model, optimizer, strategy, codec=codec, blocks=blocks, most_behind=most_behind)
+        except Exception as error:  # the others must hear of it, whatever it is: they would wait
+            made = error
+        refusal, wait_seconds = (made, TIMEOUT_SECONDS) if isinstance(made, Exception) else (None, timeout_seconds)
+        self._group = RankGroup(process_group, wait_seconds, refusal, purpose=ROUNDS)
+        if isinstance(made, Exception):
+            raise made
+        self.strategy, self._tracked = made
+        self._blocks = blocks
+        self._optimizer, ranks, rank = optimizer, self._group.ranks, self._group.rank
+        self._schedulers = _as_list(scheduler)
+        self._place = ranks.index(rank)
+        try:
+            description = {"model": self._tracked.description(), "strategy": describe(self.strategy)}
+            name = self._group.agree(description, self._tracked.device)
+            self._group.begin_equal(self._tracked.everything())
+        except BaseException:
+            self._group.close(pending=False)
+            raise
+        self._model = RankModel(self._tracked.parameters, self._tracked.buffers, self._take_step)
+        self._loop = RoundLoop(
+            self._model,
+            self.strategy,
+            self._group,
+            name,
+            device=self._tracked.device,
+            most_behind=most_behind,
+            timeout_seconds=timeout_seconds,
+            silence_seconds=silence_seconds,
+        )
+        self.version = self.draws = 0
+        self.outcomes = Outcomes(ranks, self._place)
+        self.history: list[ClosedRound] = []
+        self._record, self._on_round = record, on_round
+        self._batch = OpenBatch()
+        self._held_since = time.perf_counter()
+        self._source: BatchSource | None = None
+        self._epoch_ends: int | None = None  # the round after the last of the epoch that this rank is in
+        self._agreed_rounds: tuple[int, int] | None = None  # of an epoch: as this rank saw it, and as all agreed
+        self._stepping = self._ended = False
+        self._failure: BaseException | None = None
+        self._hook = optimizer.register_step_pre_hook(self._refuse_step)
+        IN_USE.add(optimizer)
+        self._switch_seconds = sys.getswitchinterval()
+        sys.setswitchinterval(min(SWITCH_SECONDS, self._switch_seconds))
+        atexit.register(self._abandon)
+
+    def __repr__(self) -> str:
+        place = f"rank {self._group.rank}, {self._group.world} ranks"
+        return f"{type(self).__name__}({self.strategy}; {place}; {self.version:,} rounds)"
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes that this rank has given to all-reduces so far, each counted once."""
+        return self._loop.exchange.sent_bytes
+
+    @property
+    def world(self) -> int:
+        """The number of ranks."""
+        return self._group.world
+
+    # -- batches ---------------------------------------------------------------------------------------------------
+
+    def epoch(self, loader: Iterable[Any], rounds: int | None = None) -> Iterator[Any]:
+        """Yield batches until the epoch's last round has closed: at the same round on all ranks.
+
+        An epoch has as many rounds as the longest of the ranks' loaders has batches, unless `rounds` says otherwise,
+        the same on all ranks. A rank with fewer batches begins its loader again; one that was too slow for all of its
+        own gets the rest first in the next epoch.
+        """
+        self._check_alive()
+        _refuse_collective_sampler(loader, self._group.world)
+        if self._source is None or self._source.loader is not loader:
+            self._source = BatchSource(loader)
+        self._epoch_ends = self.version + self._rounds_of_epoch(rounds_in(loader, rounds), given=rounds is not None)
+        try:
+            self._apply_updates()  # those that came after the end of the epoch before
+            while self.version < self._epoch_ends:
+                before = self.draws
+                yield self._source.next()
+                if self.draws == before:
+                    raise RoundsError("a batch of epoch() was not followed by step()")
+        finally:
+            self._epoch_ends = None
+
+    def _rounds_of_epoch(self, ours: int, *, given: bool) -> int:
+        """Return the rounds of this epoch. All agree on the first; a loader that changes must do so on all ranks."""
+        if given or self._group.world == 1:
+            return ours
+        if self._agreed_rounds is None:
+            self._agreed_rounds = ours, max(self._loop.gather("begin its first epoch", ours))
+        seen, agreed = self._agreed_rounds
+        return agreed if ours == seen else ours
+
+    def blocks(self, *batch: torch.Tensor) -> Iterator[Any]:
+        """Yield a batch in equal blocks; end early once the round has closed. Then `.grad` is the gradient to clip.
+
+        A batch that does not divide evenly comes in fewer blocks, at the least in one.
+        """
+        blocks = cut(batch, self._blocks)
+        self.begin_batch(len(blocks))
+        self._batch.left_early = True
+        for block in blocks:
+            yield block if len(block) > 1 else block[0]
+            if not self.block_done():
+                break
+        self._batch.left_early = False
+        with torch.no_grad():
+            for parameter in self._tracked.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.div_(len(blocks))  # the sum over the blocks done of a block's mean, by all blocks
+
+    def begin_batch(self, blocks: int) -> None:
+        """Begin a batch of so many blocks, for a loop that does not use `blocks`: what is left in .grad is dropped."""
+        self._check_alive()
+        for parameter in self._tracked.parameters:
+            parameter.grad = None
+        self._batch.begin(blocks)
+
+    def block_done(self) -> bool:
+        """Note that a block is done, and return whether to go on with the next: not once the round has closed."""
+        self._batch.done += 1
+        return self._loop.exchange.next_version <= self.version
+
+    # -- rounds ----------------------------------------------------------------------------------------------------
+
+    def step(self, losses: torch.Tensor | None = None) -> bool:
+        """Report the gradient in `.grad`, wait until its round has closed, and apply all updates that have come.
+
+        `losses`, of every sample done, help to choose K where it is "auto". Return whether the gradient was reported:
+        not if it is not finite; then the next batch is computed at the same model.
+        """
+        self._check_alive()
+        if self._batch.left_early:
+            raise RoundsError("the loop over sync.blocks(...) was left early: it ends by itself when it is time")
+        if all(parameter.grad is None for parameter in self._tracked.parameters):
+            raise RoundsError("step() comes after a batch, and no parameter has a gradient: call backward() before")
+        with self._guarded():
+            self._start()
+            finite = self._report(losses)
+            if finite:
+                self._loop.wait_for_round(self.version)
+                self._apply_updates()
+        return finite
+
+    def _report(self, losses: torch.Tensor | None) -> bool:
+        blocks_done, blocks, work_seconds = self._batch.end(held_since=self._held_since)
+        message = self._model.pack(self._loop.vectors.take())
+        layout = self._model.layout
+        finite = all_finite(message[: layout.gradient + layout.buffers])
+        draw, self.draws = self.draws, self.draws + 1
+        if finite:
+            self._loop.gradients.keep(self.version, message)
+        else:
+            self._loop.vectors.give(message)
+            self._model.restore_buffers()
+            log.warning("round %d: a gradient of this rank is not finite, and is dropped", self.version)
+        self._loop.report(
+            Arrived(
+                rank=self._place,
+                version=self.version,
+                draw=draw,
+                blocks_done=blocks_done,
+                blocks=blocks,
+                work_seconds=work_seconds,
+                held_seconds=time.perf_counter() - self._held_since,
+                fingerprint=self._model.fingerprint(),
+                samples=0 if losses is None else losses.numel(),
+                loss_mean=None if losses is None else _finite(losses.mean()),
+                loss_variance=None if losses is None else _finite(losses.var(correction=0)),
+                finite=finite,
+            )
+        )
+        return finite
+
+    def _apply_updates(self) -> None:
+        """Apply what has come, in order; in an epoch no further than to its end, where all ranks are equal."""
+        while self.version != self._epoch_ends and (update := self._loop.exchange.next_update()) is not None:
+            self._apply(update)
+        self._held_since = time.perf_counter()
+
+    def _apply(self, update: Update) -> None:
+        if update.event is not None:
+            torch.cuda.current_stream(self._tracked.device).wait_event(update.event)
+        self._model.apply(update.vector)
+        step, dropped = update.notice.step, update.notice.dropped
+        self.version = step.version + 1
+        self._loop.exchange.applied(update)
+        self.outcomes.add(step, dropped)
+        if self._loop.deciding is not None:
+            self.outcomes.warn_of_drops(self.version, _remedy(self.strategy))
+        arrivals = self._loop.next_arrivals()
+        if self._record or self._on_round is not None:
+            closed = ClosedRound(
+                step=step, dropped=dropped, arrivals=arrivals, done=update.done, applied=time.perf_counter()
+            )
+            if self._record:
+                self.history.append(closed)
+            if self._on_round is not None:
+                self._on_round(closed)
+
+    def _take_step(self) -> None:
+        self._stepping = True
+        try:
+            self._optimizer.step()
+            for scheduler in self._schedulers:
+                scheduler.step()
+        finally:
+            self._stepping = False
+
+    # -- everybody at one place ------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Bring all ranks to the newest version: then they are equal to the bit. All of them must call it.
+
+        Late gradients stay, for the next round. After it the script may use collectives of its own.
+        """
+        self._check_alive()
+        self._tracked.check()
+        if self._epoch_ends is not None:
+            raise RoundsError("flush() comes after the loop over epoch(...), not in it")
+        with self._guarded():
+            self._start()
+            self._meet(leaving=False)
+
+    def _meet(self, *, leaving: bool) -> None:
+        self._model.forget_gradients()
+        release = self._loop.meet(self.version, leaving=leaving, while_waiting=self._apply_updates)
+        self._apply_updates()
+        if self.version != release.version:
+            raise RoundsError(f"a flush ended at round {release.version}, and this rank is at {self.version}")
+        self.outcomes.add_drops(release.dropped)
+
+    def close(self) -> None:
+        """Flush, and end: late gradients are dropped, and training is plain from here on. All ranks must call it."""
+        if self._ended:
+            return
+        try:
+            if self._failure is None:
+                with self._guarded():
+                    self._start()
+                    self._meet(leaving=True)
+        finally:
+            self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._fail(error)
+            self._end()
+
+    def _abandon(self) -> None:
+        """End because the interpreter does: threads must not outlive it, nor it wait for them."""
+        self._fail(RoundsError("the end of its script, without close()"))
+        self._end()
+
+    def _end(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        atexit.unregister(self._abandon)
+        sys.setswitchinterval(self._switch_seconds)
+        self._hook.remove()
+        self._loop.close(_reason(self._failure))
+        IN_USE.discard(self._optimizer)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank needs to go on later besides model, optimiser and scheduler; call it before theirs.
+
+        All ranks must call it: it flushes first. It holds this rank's own fresh and late gradients, and on the rank
+        that decides the strategy's state.
+        """
+        if not self._ended:
+            self.flush()
+        elif self._failure is not None:
+            raise RoundsError("rounds have ended with an error: they have no state") from self._failure
+        return {
+            "about": self._about(),
+            "version": self.version,
+            "draws": self.draws,
+            "seconds": self._loop.seconds(),
+            "gradients": self._loop.gradients.state_dict(),
+            "decider": self._loop.decider_state(),
+            "outcomes": self.outcomes.state_dict(),
+            "fingerprint": self._model.fingerprint(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from this rank's `state_dict`; load the model and the optimiser before, but after the construction."""
+        if self._loop.started:
+            raise RoundsError("a state is loaded before the first round: construct, load, then train")
+        for key, text in self._about().items():
+            if state["about"].get(key) != text:
+                raise ValueError(
+                    f"this state is of other rounds: its {key} is {state['about'].get(key)}, and this one's is {text}"
+                )
+        if state["fingerprint"] != self._model.fingerprint():
+            raise ValueError(
+                "the model is not what it was when this state was taken. Save: first the rounds' state_dict(), then "
+                "the model's. Load: construct the rounds, load the model's state, then the rounds'"
+            )
+        count = reader_of(int, (0, 2**53))
+        version, draws = count(state["version"]), count(state["draws"])
+        self._loop.load(
+            version,
+            gradients=state["gradients"],
+            decider=state["decider"],
+            seconds=reader_of(float, (0, 1e10))(state["seconds"]),
+        )
+        self._model.take_buffers()
+        self.version, self.draws = version, draws
+        self.outcomes.load_state_dict(state["outcomes"])
+
+    def _about(self) -> dict[str, str]:
+        return {
+            "model": self._tracked.description(),
+            "strategy": describe(self.strategy),
+            "rank": str(self._group.rank),
+            "number of ranks": str(self._group.world),
+        }
+
+    # -- what can go wrong -----------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Start the threads with the first round, so that a state can be loaded before."""
+        if not self._loop.started:
+            self._tracked.check()
+            self._loop.start()
+
+    def open_arrivals(self) -> tuple[Arrival, ...]:
+        """Return the arrivals since the last round closed, on the rank that decides; after `close`."""
+        return self._loop.open_arrivals()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """After an error nothing is exchanged any more; the others hear of it at once."""
+        try:
+            yield
+        except BaseException as error:
+            self._fail(error)
+            self._end()
+            raise
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise RoundsError(f"rounds have ended with an error: {first_line(self._failure)}") from self._failure
+        if self._ended:
+            raise RoundsError("rounds have ended: this was closed")
+
+    def _refuse_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._stepping:
+            raise RoundsError(
+                "the optimizer takes its steps in sync.step(), with what all ranks have added up: leave out "
+                "optimizer.step() (and scaler.step(optimizer): call scaler.unscale_(optimizer) before sync.step())"
+            )
+
+
+def _prepare(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    strategy: Strategy | Callable[[], Strategy],
+    *,
+    codec: str,
+    blocks: int,
+    most_behind: int,
+) -> tuple[Strategy, TrackedModel]:
+    """Return the strategy and what is trained; an error says why this rank cannot take part."""
+    made = strategy if isinstance(strategy, LGC | FastestK | Full) else strategy()  # type: ignore[operator]
+    if not isinstance(made, LGC | FastestK | Full):
+        raise ValueError(f"rounds are of LGC, FastestK or Full ({made!r}): the others have no round to add up")
+    if codec != "identity":
+        raise ValueError(f"rounds on ranks add gradients up as they are: no codec yet (codec={codec!r})")
+    for name, value in (("blocks", blocks), ("most_behind", most_behind)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a whole number of 1 or more ({name}={value})")
+    for where, module in model.named_modules() if isinstance(model, torch.nn.Module) else ():
+        if isinstance(module, torch.nn.SyncBatchNorm):
+            raise ValueError(
+                f"{where or 'the model'} is a SyncBatchNorm, which waits for all ranks in every forward pass, and "
+                "ranks are in different rounds: use BatchNorm; rounds average its statistics"
+            )
+    tracked = TrackedModel(model, optimizer, purpose=ROUNDS)
+    if optimizer in IN_USE:
+        raise ValueError("this optimizer has an averaging or rounds already; close() that one first")
+    return made, tracked
+
+
+def _refuse_collective_sampler(loader: Iterable[Any], world: int) -> None:
+    sampler = getattr(loader, "batch_sampler", None)
+    if world > 1 and isinstance(sampler, FinePruning | InfoBatch):
+        raise ValueError(
+            f"{type(sampler).__name__} agrees with all ranks at the end of an epoch, and ranks that take rounds come "
+            "there at different times: it would wait for ever. Prune with DistributedDataParallel, or in a recipe"
+        )
+
+
+def _remedy(strategy: Strategy) -> str:
+    if isinstance(strategy, LGC):
+        return "cut batches into more blocks (blocks=...), so that it stops in time"
+    return "fastest-k drops all that is late; LGCSync adds it one round late"
+
+
+def _as_list(scheduler: Scheduler | Sequence[Scheduler] | None) -> list[Scheduler]:
+    if scheduler is None:
+        return []
+    return list(scheduler) if isinstance(scheduler, Sequence) else [scheduler]
+
+
+def _finite(value: torch.Tensor) -> float | None:
+    number = float(value)
+    return number if number - number == 0 else None
+
+
+def _reason(error: BaseException | None) -> str:
+    return "" if error is None else f"{type(error).__name__}: {first_line(error)}"
+
+
+# -- the public classes ------------------------------------------------------------------------------------------------
+
+
+class LGCSync(RoundSync):
+    """The fastest `k` ranks close a round; the work of the others is added one round late. `k` may be "auto".
+
+    The first `warmup_rounds` wait for all. With `scale_partial` a late gradient of r out of s blocks counts r/s.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        k: int | Literal["auto"],
+        warmup_rounds: int = 0,
+        scale_partial: bool = True,
+        **common: Any,
+    ) -> None:
+        strategy = partial(LGC, k=k, warmup_rounds=warmup_rounds, scale_partial=scale_partial)
+        super().__init__(model, optimizer, strategy, **common)
+
+
+class FastestKSync(RoundSync):
+    """The fastest `k` ranks make the update, and the work of the others is thrown away (backup workers)."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        k: int | Literal["auto"],
+        warmup_rounds: int = 0,
+        **common: Any,
+    ) -> None:
+        super().__init__(model, optimizer, partial(FastestK, k=k, warmup_rounds=warmup_rounds), **common)
+
+
+class FullSync(RoundSync):
+    """Every round waits for all ranks: what DistributedDataParallel does, to compare with."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **common: Any) -> None:
+        super().__init__(model, optimizer, Full, **common)
