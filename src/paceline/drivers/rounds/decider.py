@@ -1,8 +1,8 @@
 """The strategy, on one rank: reports of all ranks go in, notices for all ranks come out.
 
-    Arrived ──> fingerprint equal to the others'? ──> strategy ──> Step: RoundClosed     Drop: told with the next notice
-    Waiting ──> are all waiting? ──> AllWaiting
-    Overdue ──> who has not come? ──> Failed
+    GradientReady ──> fingerprint equal to the others'? ──> strategy ──> Step: RoundClosed   Drop: told with the next
+    Waiting       ──> are all waiting? ──> AllWaiting
+    Overdue       ──> who has not come? ──> Failed
 
 `Decider` is pure as a strategy is: whoever calls it gives the time. The strategy is the same object that runs behind a
 server and on the virtual clock, so the decisions are the same for the same arrivals.
@@ -23,8 +23,8 @@ from paceline.decoding import array_reader, list_reader, object_reader, reader_o
 from paceline.distributed import first_line, name_ranks
 from paceline.drivers.rounds.messages import (
     AllWaiting,
-    Arrived,
     Failed,
+    GradientReady,
     Mailbox,
     Notice,
     Overdue,
@@ -54,7 +54,7 @@ class Decider:
     >>> from paceline.strategies import LGC
     >>> decider = Decider(LGC(k=1), ranks=[0, 1])
     >>> decider.begin(0.0)
-    >>> arrived = Arrived(rank=1, version=0, draw=0, blocks_done=1, blocks=1, work_seconds=0.1, held_seconds=0.1,
+    >>> arrived = GradientReady(rank=1, version=0, draw=0, blocks_done=1, blocks=1, work_seconds=0.1, held_seconds=0.1,
     ...                   fingerprint=5)
     >>> decider.handle(arrived, 0.1)[0].step.fresh
     (Share(worker=1, version=0, weight=1.0),)
@@ -84,7 +84,7 @@ class Decider:
     def handle(self, report: Report, now: float) -> list[Notice]:
         """Take in a report; return the notices that follow."""
         match report:
-            case Arrived():
+            case GradientReady():
                 return self._arrived(report, now)
             case Waiting():
                 self._waiting[report.rank] = report.leaving
@@ -96,7 +96,7 @@ class Decider:
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
-    def _arrived(self, report: Arrived, now: float) -> list[Notice]:
+    def _arrived(self, report: GradientReady, now: float) -> list[Notice]:
         failed = self._find_drift(report)
         if failed is not None:
             return [failed]
@@ -156,7 +156,7 @@ class Decider:
         arrivals, self._arrivals = tuple(self._arrivals), []
         return arrivals
 
-    def _find_drift(self, report: Arrived) -> Failed | None:
+    def _find_drift(self, report: GradientReady) -> Failed | None:
         if report.version > self.state.version:
             return Failed(
                 reason=f"rank {self._ranks[report.rank]} has a model of round {report.version}, and the rounds are at "
@@ -174,7 +174,7 @@ class Decider:
             kind="drift",
         )
 
-    def _refuse(self, report: Arrived) -> list[Notice]:
+    def _refuse(self, report: GradientReady) -> list[Notice]:
         rank, bad = self._ranks[report.rank], self._bad_in_a_row.get(report.rank, 0) + 1
         self._bad_in_a_row[report.rank] = bad
         self._dropped.append(Drop(worker=report.rank, version=report.version, reason=NOT_FINITE))

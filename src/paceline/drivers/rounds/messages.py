@@ -29,13 +29,13 @@ FOREVER = datetime.timedelta(days=365)  # of a `get`: whoever waits is woken by 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrived:
+class GradientReady:
     """A rank has a gradient of this version: `blocks_done` of `blocks`, and a fingerprint of its parameters.
 
     `work_seconds` is how long the rank computed, `held_seconds` how long ago it took the model. A gradient that is not
     `finite` is in no step; the rank goes on with its next batch, at the same version.
 
-    >>> Arrived(rank=1, version=4, draw=4, blocks_done=3, blocks=4, work_seconds=0.4, held_seconds=0.5,
+    >>> GradientReady(rank=1, version=4, draw=4, blocks_done=3, blocks=4, work_seconds=0.4, held_seconds=0.5,
     ...         fingerprint=17).finite
     True
     """
@@ -126,10 +126,12 @@ class Failed:
     kind: str = "gone"
 
 
-Report: TypeAlias = Arrived | Waiting | Overdue | Stop
+Report: TypeAlias = GradientReady | Waiting | Overdue | Stop
 Notice: TypeAlias = RoundClosed | AllWaiting | Failed
 
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Arrived, Waiting, Overdue, Stop, AllWaiting, Failed)}
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (GradientReady, Waiting, Overdue, Stop, AllWaiting, Failed)
+}
 
 
 def encode(message: Report | Notice) -> str:

@@ -23,12 +23,11 @@ NOT_FINITE = "it is not finite"
 class Outcomes:
     """Counts of one rank's gradients, and a watch over all ranks; `ranks` are their names, by place in the group.
 
-        >>> from paceline.decoding import reader_of
-    from paceline.events import Share
-        >>> outcomes = Outcomes([0, 1], place=1)
-        >>> outcomes.add(Step(version=0, fresh=(Share(worker=1, version=0, weight=1.0),)), [])
-        >>> outcomes.used, outcomes.late
-        (1, 0)
+    >>> from paceline.events import Share
+    >>> outcomes = Outcomes([0, 1], place=1)
+    >>> outcomes.add(Step(version=0, fresh=(Share(worker=1, version=0, weight=1.0),)), [])
+    >>> outcomes.used, outcomes.late
+    (1, 0)
     """
 
     def __init__(self, ranks: Sequence[int], place: int) -> None:

@@ -11,7 +11,7 @@
 What happens in `step`, on the training thread:
 
     pack        .grad and the change of the buffers become this rank's message of the version that it computed at
-    report      "arrived", a few bytes, to the rank that decides
+    report      "my gradient is ready", a few bytes, to the rank that decides
     wait        until the round has closed and its update is there; a late rank finds it there already
     apply       all updates that have come since, in order, through the optimiser; then the schedulers
 
@@ -52,7 +52,7 @@ from paceline.drivers.ranks.tracked_model import IN_USE, TrackedModel
 from paceline.drivers.rounds.batches import BatchSource, OpenBatch, cut, rounds_in
 from paceline.drivers.rounds.exchange import Update
 from paceline.drivers.rounds.loop import RoundLoop, RoundsError
-from paceline.drivers.rounds.messages import Arrived
+from paceline.drivers.rounds.messages import GradientReady
 from paceline.drivers.rounds.outcomes import Outcomes
 from paceline.events import Drop, Step
 from paceline.strategies import LGC, FastestK, Full, Strategy
@@ -288,7 +288,7 @@ class RoundSync:
             self._model.restore_buffers()
             log.warning("round %d: a gradient of this rank is not finite, and is dropped", self.version)
         self._loop.report(
-            Arrived(
+            GradientReady(
                 rank=self._place,
                 version=self.version,
                 draw=draw,
