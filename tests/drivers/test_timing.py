@@ -105,7 +105,8 @@ def test_a_strategy_without_rounds_is_sent_elsewhere() -> None:
 
 @settings(max_examples=60)
 @given(
-    strategy=STRATEGY,
+    # auto asks who of those was in the round before too, and of two that also began together the arrays take another
+    strategy=STRATEGY.filter(lambda each: getattr(each, "k", 0) != "auto"),
     rows=st.lists(st.lists(st.integers(1, 3), min_size=5, max_size=5), min_size=1, max_size=4),
     late_work=LATE_WORK,
     on=st.sampled_from(["server", "ranks"]),

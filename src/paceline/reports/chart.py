@@ -64,7 +64,7 @@ STRATEGY_COLOURS: dict[str, tuple[str, str]] = {
     "psgd": ("#5f5f5f", "#b0b0b0"),
     "full@ranks": ("#2f4a9e", "#93a8f5"),
     "fastest-k@ranks": ("#8a6d00", "#d9cb55"),
-    "lgc@ranks": ("#00646e", "#63d6df"),
+    "lgc@ranks": ("#12424a", "#9fe6ea"),
 }
 OTHER_COLOURS: tuple[tuple[str, str], ...] = (
     ("#c24e00", "#f08a4b"),
