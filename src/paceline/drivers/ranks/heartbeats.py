@@ -102,6 +102,11 @@ class Heartbeats:
             return f"{keeper} is gone: the store that it kept has not answered for {self._unlooked_seconds:.0f} s"
         return None
 
+    @property
+    def store_lost(self) -> bool:
+        """Whether the store no longer answers: the process that kept it is gone."""
+        return self._lost is not None
+
     def entered_of(self, rank: int) -> int | None:
         """Return how many averages, or rounds, a rank had entered when it was last heard of."""
         return int(self._heard[rank][1]) if rank in self._heard else None

@@ -104,7 +104,8 @@ class RoundLoop:
 
     def report(self, message: Report) -> None:
         """Tell the rank that decides."""
-        self._reports.report(message)
+        with self._detector.naming_lost("a report"):
+            self._reports.report(message)
 
     def gather(self, doing: str, number: int) -> list[int]:
         """Return the number of every rank; all must call it. `doing` completes "waited for rank 1 to ..." in errors."""
@@ -173,12 +174,12 @@ class RoundLoop:
         self._heartbeats.stop(reason)
         if self.started:
             self.exchange.stop()
-            if reason:
-                with suppress(Exception):  # the store may be lost, and with it whatever waits in it
+            if reason and not self._heartbeats.store_lost:
+                with suppress(Exception):  # the store is lost just now, and with it whatever waits in it
                     failed = Failed(reason=f"rank {self._group.rank} has left: {reason}")
                     self._reports.post_failure(failed, first=self.exchange.notices_read)
                     if self.deciding is not None:
-                        self.report(Stop())
+                        self._reports.report(Stop())
             self.exchange.join(JOIN_SECONDS)
             if self.deciding is not None:
                 self.deciding.join(JOIN_SECONDS)

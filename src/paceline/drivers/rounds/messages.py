@@ -137,15 +137,15 @@ _KINDS: dict[str, type[Any]] = {
 def encode(message: Report | Notice) -> str:
     """Return a message as JSON.
 
-    >>> decode(encode(Waiting(rank=1, version=40)))
-    Waiting(rank=1, version=40, leaving=False)
+    >>> decode(encode(Failed(reason="rank 2 has left")))
+    Failed(reason='rank 2 has left', kind='gone')
     """
     kind = type(message).__name__
     if isinstance(message, RoundClosed):
         step = message.step
         return json.dumps(
             {
-                "kind": kind,
+                "message": kind,
                 "version": step.version,
                 "fresh": _pack(step.fresh),
                 "late": _pack(step.late),
@@ -157,7 +157,7 @@ def encode(message: Report | Notice) -> str:
     fields = asdict(message)
     if isinstance(message, AllWaiting):
         fields["dropped"] = [[drop.worker, drop.version, drop.reason] for drop in message.dropped]
-    return json.dumps({"kind": kind, **fields})
+    return json.dumps({"message": kind, **fields})
 
 
 def decode(text: str | bytes) -> Any:
@@ -169,7 +169,7 @@ def decode(text: str | bytes) -> Any:
     True
     """
     fields = json.loads(text)
-    kind = fields.pop("kind")
+    kind = fields.pop("message")
     if "dropped" in fields:
         fields["dropped"] = tuple(Drop(worker=w, version=v, reason=reason) for w, v, reason in fields["dropped"])
     if kind != RoundClosed.__name__:
