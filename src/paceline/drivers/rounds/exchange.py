@@ -64,6 +64,7 @@ class Exchange:
         updates: VectorPool,
         group: dist.ProcessGroup,
         *,
+        rank: int,
         device: torch.device,
         heartbeats: Heartbeats,
         detector: FailureDetector,
@@ -71,7 +72,7 @@ class Exchange:
         timeout_seconds: float,
     ) -> None:
         self._mailbox, self._gradients, self._pool, self._group = mailbox, gradients, updates, group
-        self._device, self._heartbeats, self._detector = device, heartbeats, detector
+        self._rank, self._device, self._heartbeats, self._detector = rank, device, heartbeats, detector
         self._most_behind, self._timeout_seconds = most_behind, timeout_seconds
         self._queue: deque[Update] = deque()
         self._released: deque[AllWaiting] = deque()
@@ -206,8 +207,9 @@ class Exchange:
                 if not warned:
                     warned = True
                     log.warning(
-                        "this rank is %d updates behind, and round %d waits for it: it computes longer than so many "
+                        "rank %d is %d updates behind, and round %d waits for it: it computes longer than so many "
                         "rounds; cut its batches into more blocks, or give more most_behind",
+                        self._rank,
                         len(self._queue),
                         version,
                     )

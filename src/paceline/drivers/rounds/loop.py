@@ -79,6 +79,7 @@ class RoundLoop:
             self.gradients,
             self.vectors,
             group.group,
+            rank=rank,
             device=device,
             heartbeats=self._heartbeats,
             detector=self._detector,
