@@ -158,6 +158,7 @@ class RankGradients:
         out[layout.gradient :].zero_()
         for _, message in terms:
             layout.buffers_of(out).add_(layout.buffers_of(message), alpha=1.0 / gradients)
+        for _, message in weighed:
             layout.flags_of(out).add_(layout.flags_of(message))
 
     def _let_go(self, *, older_than: int) -> None:
@@ -178,13 +179,12 @@ class RankGradients:
         like, kept = self._pool.take(), {}
         for version, message in state["kept"].items():
             check_tensor("a gradient", message, like)
-            kept[count(int(version))] = message.to(like)
+            kept[count(int(version))] = message.to(like, copy=True)  # its memory is used again, and is not ours
         self._pool.give(like)
-        before = state["before"]
-        self._before = (count(before[0]), share(before[1])) if before else None
-        if self._before is not None and self._before[0] not in kept:
-            raise ValueError(f"the fresh gradient of round {self._before[0]} is not among those that were kept")
-        self._kept = kept
+        before = (count(state["before"][0]), share(state["before"][1])) if state["before"] else None
+        if before is not None and before[0] not in kept:
+            raise ValueError(f"the fresh gradient of round {before[0]} is not among those that were kept")
+        self._kept, self._before = kept, before
 
 
 def _share_of(rank: int, shares: Sequence[Share]) -> Share | None:

@@ -99,7 +99,8 @@ class RankModel:
     @torch.no_grad()
     def fingerprint(self) -> int:
         """Return a number that changes with any one bit of the parameters; one look at the device for all of them."""
-        sums = [_sum_of_words(parameter) * place for place, parameter in enumerate(self._parameters, start=1)]
+        # Odd factors: an even one would shift the highest bit of a word, the sign of a number, out of sight.
+        sums = [_sum_of_words(parameter) * (2 * place + 1) for place, parameter in enumerate(self._parameters)]
         return int(torch.stack(sums).sum())
 
 

@@ -8,7 +8,7 @@
 server and on the virtual clock, so the decisions are the same for the same arrivals.
 
 A rank that waits in a flush is still a member of the round, but nobody waits for it: when all others have delivered,
-those that wait have left for the strategy (`Left`), and join again with their next gradient.
+those that wait have left for the strategy (`Left`), and join again when all are released.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Decider:
                 return self._arrived(report, now)
             case Waiting():
                 self._waiting[report.rank] = report.leaving
-                return self._release() if len(self._waiting) == len(self._ranks) else self._excuse(now)
+                return self._release(now) if len(self._waiting) == len(self._ranks) else self._excuse(now)
             case Overdue():
                 return self._overdue(report)
             case Stop():
@@ -100,10 +100,6 @@ class Decider:
         failed = self._find_drift(report)
         if failed is not None:
             return [failed]
-        self._waiting.pop(report.rank, None)
-        if report.rank in self._away:
-            self._away.discard(report.rank)
-            self.state.handle(Joined(worker=report.rank, at_seconds=now))
         if not report.finite:
             return self._refuse(report)
         self._bad_in_a_row.pop(report.rank, None)
@@ -175,18 +171,18 @@ class Decider:
         )
 
     def _refuse(self, report: GradientReady) -> list[Notice]:
+        """Drop a gradient that is not finite. Where losses are scaled all ranks may have some, until the scale fits."""
         rank, bad = self._ranks[report.rank], self._bad_in_a_row.get(report.rank, 0) + 1
         self._bad_in_a_row[report.rank] = bad
         self._dropped.append(Drop(worker=report.rank, version=report.version, reason=NOT_FINITE))
         if report.version == self.state.version:
             self._bad.add(report.rank)
+        if bad < MOST_BAD_GRADIENTS:
+            return []
+        reason = f"rank {rank} has had {bad} gradients in a row that are not finite: look at its data"
         if len(self._bad) == len(self._ranks):
             reason = f"the gradients of all ranks are not finite in round {report.version}: lower the learning rate"
-            return [Failed(reason=reason, kind="diverged")]
-        if bad >= MOST_BAD_GRADIENTS:
-            reason = f"rank {rank} has had {bad} gradients in a row that are not finite: look at its data"
-            return [Failed(reason=reason, kind="diverged")]
-        return []
+        return [Failed(reason=reason, kind="diverged")]
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 
@@ -202,21 +198,31 @@ class Decider:
             notices += self._decide([Left(worker=place, at_seconds=now)])
         return notices
 
-    def _release(self) -> list[Notice]:
+    def _release(self, now: float) -> list[Notice]:
         leaving = all(self._waiting.values())
         dropped = tuple(self._dropped)
         if leaving:
             unused = sorted(self._undelivered)
             dropped += tuple(Drop(worker=worker, version=version, reason=ENDED) for worker, version in unused)
             self._undelivered = set()
+            self._forget_late()
         self._dropped = []
         self._waiting = {rank: gone for rank, gone in self._waiting.items() if gone}
+        for place in sorted(self._away - set(self._waiting)):
+            self._away.discard(place)
+            self.state.handle(Joined(worker=place, at_seconds=now))
         return [AllWaiting(version=self.state.version, leaving=leaving, dropped=dropped)]
+
+    def _forget_late(self) -> None:
+        """Take back the late gradients that the strategy kept for a next step: they are dropped."""
+        state = self.state.state_dict()
+        if "late_scales" in state:
+            self.state.load_state_dict({**state, "late_scales": []})
 
     def _overdue(self, report: Overdue) -> list[Notice]:
         if report.version < self.state.version:
             return []  # it has closed meanwhile
-        came = self._waiting if report.flushing else self._fresh
+        came = set(self._waiting) if report.flushing else self._fresh | set(self._waiting)
         missing = [rank for place, rank in enumerate(self._ranks) if place not in came]
         have = "has" if len(missing) == 1 else "have"
         reason = (

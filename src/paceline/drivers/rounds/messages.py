@@ -212,7 +212,7 @@ class Mailbox:
     def __init__(self, store: Any) -> None:
         self._store = store
         store.set_timeout(FOREVER)
-        self._reports_read = 0
+        self._reports_read = self._forgotten = 0
         self.notices_read = 0
 
     def report(self, message: Report) -> None:
@@ -245,7 +245,8 @@ class Mailbox:
         while not isinstance(self.publish(number, failed), Failed):
             number += 1
 
-    def forget_notices(self, *, before: int, count: int = 1) -> None:
+    def forget_notices(self, *, before: int) -> None:
         """Delete notices that every rank has read."""
-        for number in range(max(0, before - count), before):
+        for number in range(self._forgotten, before):
             self._store.delete_key(f"notice/{number}")
+        self._forgotten = max(self._forgotten, before)
