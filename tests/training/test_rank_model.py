@@ -123,7 +123,12 @@ def test_sparse_gradients_are_refused():
 
 # -- fingerprints ------------------------------------------------------------------------------------------------------
 
-WORDS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float64: torch.int64}
+WORDS = {
+    torch.float32: torch.int32,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+    torch.float64: torch.int64,
+}
 
 
 def fingerprint_of(tensors):
@@ -131,9 +136,7 @@ def fingerprint_of(tensors):
     return RankModel(parameters, [], lambda: None).fingerprint()
 
 
-@given(
-    st.sampled_from(list(WORDS)), st.integers(1, 9), st.integers(0, 4), st.integers(0, 8), st.integers(0, 63)
-)
+@given(st.sampled_from(list(WORDS)), st.integers(1, 9), st.integers(0, 4), st.integers(0, 8), st.integers(0, 63))
 def test_any_bit_of_any_parameter_changes_the_fingerprint(dtype, elements, place, element, bit):
     tensors = [torch.randn(elements).to(dtype) for _ in range(5)]
     before = fingerprint_of(tensors)

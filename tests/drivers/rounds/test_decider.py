@@ -102,9 +102,7 @@ class World:
         self.reported[rank.place, rank.version, finite] += 1
         rank.waits_for = rank.version if finite else None
         version, draw, rank.version = rank.version, rank.draws - 1, rank.version + finite
-        return self.hand_in(
-            ready(rank.place, version, draw=draw, blocks_done=blocks_done, finite=finite, loss=loss)
-        )
+        return self.hand_in(ready(rank.place, version, draw=draw, blocks_done=blocks_done, finite=finite, loss=loss))
 
     def wait(self, rank, *, leaving):
         rank.waits_for = "the end" if leaving else "all"
@@ -215,8 +213,8 @@ def test_no_order_of_gradients_flushes_and_ends_leaves_anybody_waiting(strategy,
     """All orders of a few reports: each rank has so many gradients before each flush, the last of which is close."""
     programs = {}
     for place, before_each in enumerate(counts):
-        flushes = [["gradient"] * count + ["flush"] for count in before_each]
-        programs[place] = [*itertools.chain(*flushes)][:-1] + ["close"]
+        flushes = itertools.chain(*(["gradient"] * count + ["flush"] for count in before_each))
+        programs[place] = [*flushes, "close"]
     ends = 0
     for world, left in interleavings(World(strategy, len(counts)), programs):
         assert not any(left.values()), "somebody waits for ever"
@@ -348,7 +346,9 @@ def test_who_has_not_delivered_is_named_but_nobody_whom_the_round_does_not_wait_
     decider.handle(Waiting(rank=1, version=0), 0.2)
     (failed,) = decider.handle(Overdue(rank=0, version=0, seconds=9.0), 9.1)
     assert failed.kind == "late"
-    assert "round 0 did not close in 9 s: 3 gradients close it, and rank 5 and rank 6 have not delivered" in failed.reason
+    assert (
+        "round 0 did not close in 9 s: 3 gradients close it, and rank 5 and rank 6 have not delivered" in failed.reason
+    )
 
 
 def test_who_has_not_come_to_a_flush_is_named():

@@ -85,8 +85,7 @@ def connect(request, tmp_path):
     else:
         wait = datetime.timedelta(seconds=WAIT_SECONDS)
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=wait)
-    yield lambda: Mailbox(dist.PrefixStore("rounds", store.clone()))
-    del store
+    return lambda: Mailbox(dist.PrefixStore("rounds", store.clone()))
 
 
 def closed(number):
