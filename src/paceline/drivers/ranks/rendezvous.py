@@ -29,6 +29,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -36,8 +37,12 @@ import torch.distributed as dist
 from paceline.distributed import RankGoneError, first_line, name_ranks
 from paceline.distributed.stores import StoreGather
 from paceline.drivers.ranks.launch import STORE, Place
+from paceline.files import read_plain, write_file
 
 POLL_SECONDS = 0.02
+PARTING_SECONDS = (5.0, 1.0)  # how long rank 0 keeps its store for the others: when all went well, and after an error
+LOCALHOST = "127.0.0.1"
+MOST_PORT_BYTES = 10
 LAUNCH, ROSTER, GO = "launch", "roster", "go"  # keys in the store
 
 
@@ -61,22 +66,34 @@ def joined(place: Place, *, timeout_seconds: float) -> Iterator[StoreGather]:
         ) from error
     words = dist.PrefixStore("gather", ours)  # type: ignore[attr-defined]
     ranks = StoreGather(words, place.rank, place.world, timeout_seconds=timeout_seconds, launch=roster.launch)
+    parting_seconds, failed_seconds = PARTING_SECONDS
     try:
         ranks.gather("connect", None)  # a barrier: a rank that failed now would close connections still being made
         yield ranks
     except BaseException as error:
+        parting_seconds = failed_seconds
         with suppress(RuntimeError):  # the store may be lost, with the process that kept it
             ranks.post_failure(f"{type(error).__name__}: {first_line(error)}")
         raise
     finally:
         with suppress(RuntimeError):  # after a death there is nobody to part from
             dist.destroy_process_group()
+        with suppress(RuntimeError):
+            _part(ours, place, parting_seconds)
+
+
+def _part(store: Any, place: Place, seconds: float) -> None:
+    """Leave the store. Rank 0, which may keep it, waits for the others, but not for long: one of them may be dead."""
+    parted, deadline = store.add("parted", 1), time.monotonic() + seconds
+    while place.rank == 0 and parted < place.world and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        parted = store.add("parted", 0)
 
 
 def open_store(environment: Mapping[str, str], place: Place, timeout: datetime.timedelta) -> Any:
     """Connect to the store of the launch. It waits for no rank: `meet` does, and names those that are missing."""
     if STORE in environment:
-        return dist.FileStore(environment[STORE])  # type: ignore[attr-defined] # it stays: `LocalRanks` removes it
+        return _local_store(Path(environment[STORE]), place, timeout)
     try:
         host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     except (KeyError, ValueError):
@@ -84,6 +101,22 @@ def open_store(environment: Mapping[str, str], place: Place, timeout: datetime.t
     agents = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's own process keeps the store
     hosts = not agents and place.rank == 0
     store = dist.TCPStore(host, port, is_master=hosts, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
+    return dist.PrefixStore("paceline", store)  # type: ignore[attr-defined]
+
+
+def _local_store(file: Path, place: Place, timeout: datetime.timedelta) -> Any:
+    """Connect to the store of ranks on one machine: rank 0 keeps it, at a port that it writes to a file."""
+    if place.rank == 0:
+        kept = dist.TCPStore(LOCALHOST, 0, is_master=True, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
+        write_file(file, str(kept.port))
+        return dist.PrefixStore("paceline", kept)  # type: ignore[attr-defined]
+    deadline = time.monotonic() + timeout.total_seconds()
+    while not file.is_file():
+        if time.monotonic() > deadline:
+            raise RankGoneError(f"rank {place.rank} waited {timeout.total_seconds():g} s for rank 0 to come")
+        time.sleep(POLL_SECONDS)
+    port = int(read_plain(file, most_bytes=MOST_PORT_BYTES))
+    store = dist.TCPStore(LOCALHOST, port, is_master=False, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
     return dist.PrefixStore("paceline", store)  # type: ignore[attr-defined]
 
 
