@@ -64,7 +64,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("sent_bytes", "received_bytes"), COUNTS),
     **dict.fromkeys(("workers", "blocks"), st.integers(1, journal.MOST_BLOCKS)),
     **dict.fromkeys(("seed", "fingerprint"), st.integers(1 - 2**64, 2**64 - 1)),
-    **dict.fromkeys(("paceline", "strategy", "signature", "codec", "host", "reason", "peer"), st.text()),
+    **dict.fromkeys(("paceline", "strategy", "signature", "codec", "host", "reason", "peer", "torch"), st.text()),
+    "on": st.sampled_from(("server", "ranks")),
     **dict.fromkeys(("at_seconds", "opened_seconds"), SECONDS),
     **dict.fromkeys(("loss", "accuracy"), st.none() | NUMBERS),
     **dict.fromkeys(("fresh", "late"), GRADIENTS),
@@ -234,3 +235,12 @@ def test_a_time_that_is_none_is_refused_with_its_name_and_value(value):
     with pytest.raises(ValueError, match="checkpointed: at_seconds cannot be written: ") as refused:
         line_of(journal.Checkpointed(at_seconds=value, version=7))
     assert str(refused.value).endswith(f"(at_seconds={value!r})")
+
+
+def test_a_journal_of_a_server_says_nothing_of_ranks_and_one_of_ranks_says_it():
+    """Absent is a server: journals of before have no such fields, and those of a server still look the same."""
+    assert b'"on"' not in line_of(began())
+    on_ranks = began(on="ranks", torch="2.13.0")
+    assert record_from(line_of(on_ranks)) == on_ranks
+    with pytest.raises(ValueError, match="on must be server or ranks, not 'nobody'"):
+        line_of(began(on="nobody"))

@@ -48,9 +48,9 @@ GIVEN_AGAIN = ("model.name", "data.directory", "delay.file")
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Train with real processes: a parameter server and its workers, ranks that average, or the stages of a pipeline.
+    """Train with real processes: a parameter server and its workers, ranks without one, or the stages of a pipeline.
 
-    Ranks (hpsgd, local-sgd, ...; stages = 2) also join a launch: torchrun ... -m paceline train RECIPE --out DIR
+    Ranks (--on ranks; hpsgd, ...; stages = 2) also join a launch: torchrun ... -m paceline train RECIPE --out DIR
     """
 
     recipe_file: RecipeFile = ""
@@ -163,7 +163,8 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     if place is not None:
         raise UsageError(
             f"{recipe.strategy.name} has a server, and starts its workers itself: run it without torchrun, or use "
-            "`paceline serve` and `paceline work`; hpsgd and its family run under torchrun, and pipelines do"
+            "`paceline serve` and `paceline work`; with --on ranks full, fastest-k and lgc run under torchrun, and "
+            "hpsgd, its family and pipelines do"
         )
     greeting = "server at {address}; more workers: paceline work {address}"
     run = functools.partial(cluster.train, listen=options.listen)
@@ -177,7 +178,7 @@ def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
     endpoint = cluster.ServerEndpoint(listen=options.listen, tls=options.tls or None, insecure=options.insecure)
     recipe = given_recipe(options.recipe_file, overrides)
     if _by_ranks(recipe) and not options.resume:
-        kind = "a pipeline" if recipe.pipeline.on else "averaging"
+        kind = "a pipeline" if recipe.pipeline.on else "averaging" if averages(recipe) else recipe.strategy.label
         raise UsageError(f"{kind} has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE")
     greeting = "server at {address}: waiting for {workers} workers"
     run = functools.partial(cluster.serve_recipe, endpoint=endpoint)
@@ -301,10 +302,10 @@ def _is_ranks_run(folder: str) -> bool:
 def _by_ranks(recipe: Recipe) -> bool:
     """Tell whether a recipe is carried out by ranks, without a server.
 
-    >>> _by_ranks(Recipe()), _by_ranks(Recipe().with_strategy("hpsgd"))
-    (False, True)
+    >>> [_by_ranks(Recipe().with_strategy(name)) for name in ("lgc", "lgc@ranks", "hpsgd")]
+    [False, True, True]
     """
-    return averages(recipe) or recipe.pipeline.on
+    return averages(recipe) or recipe.pipeline.on or recipe.strategy.rounds_on_ranks
 
 
 def _rounds_of_ranks(folder: Path, recipe: Recipe, overrides: dict[str, str]) -> int | None:
@@ -367,7 +368,7 @@ class _RankJob:
 
         recipe = _for_world(self.recipe, place)
         notes = Console(stderr=True, quiet=place.rank != 0)
-        with RunBars(notes, [recipe.strategy.name], rounds=self.rounds or recipe.rounds) as bars:
+        with RunBars(notes, [recipe.strategy.label], rounds=self.rounds or recipe.rounds) as bars:
 
             def show(at: Evaluation) -> None:
                 bars.show(0, RunProgress(round=at.round, seconds=at.seconds, loss=at.loss, accuracy=at.accuracy))
@@ -406,6 +407,8 @@ def _fork_ranks(job: _RankJob) -> None:
         if recipe.pipeline.on:  # once, before the ranks fork
             import paceline.drivers.pipelining.job
             import paceline.drivers.pipelining.planning
+        elif recipe.strategy.rounds_on_ranks:
+            import paceline.drivers.rounds.job
         else:
             import paceline.drivers.averaging.job  # noqa: F401
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the ranks as well

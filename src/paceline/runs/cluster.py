@@ -17,18 +17,27 @@ import numpy as np
 from paceline.data import DATASETS
 from paceline.pipeline.settings import refuse_pipeline
 from paceline.processes import check_processes
-from paceline.recipes.assembly import codec_text_of, load_data, make_delays, make_strategy, make_training, resolved
+from paceline.recipes.assembly import (
+    averages,
+    codec_text_of,
+    load_data,
+    make_delays,
+    make_strategy,
+    make_training,
+    resolved,
+)
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.runs.simulation import Result
+from paceline.strategies import STRATEGIES
 from paceline.traces import summarise
 from paceline.traces.run_folder import check_free
 
 if TYPE_CHECKING:
     from paceline.data import Dataset
-    from paceline.drivers.served.job import Delay
     from paceline.drivers.served.run import RunOutcome, RunStatus
     from paceline.drivers.served.settings import ServerSettings
+    from paceline.workers.paced import Delay
 
 OnStanding = Callable[["RunStatus"], None]
 
@@ -78,11 +87,10 @@ def make_served(
     began = recipe.to_document()
     if extension is not None:
         recipe = extension.of(recipe)
-    refuse_pipeline(recipe.pipeline, "a pipeline has no server")
-    from paceline.drivers.served.run import MeasuredCopy
+    refuse_without_server(recipe)
     from paceline.drivers.served.settings import Limits, ServerSettings
     from paceline.optim import make_optimizer
-    from paceline.training import measure
+    from paceline.training.training import MeasuredCopy, measure
 
     training = make_training(recipe, load_data(recipe) if dataset is None else dataset)
     module = training.module
@@ -111,6 +119,21 @@ def make_served(
         changes={} if extension is None else extension.changes,
         recipe_defaults=Recipe().to_document(),
     )
+
+
+def refuse_without_server(recipe: Recipe) -> None:
+    """Refuse a recipe that ranks carry out: it takes a process for each of them, and the command starts them.
+
+    >>> refuse_without_server(Recipe().with_strategy("lgc@ranks"))
+    Traceback (most recent call last):
+    ValueError: lgc@ranks has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE; ...
+    """
+    refuse_pipeline(recipe.pipeline, "a pipeline has no server")
+    how = "use `paceline train`, or torchrun ... -m paceline train RECIPE"
+    if recipe.strategy.rounds_on_ranks:
+        raise ValueError(f"{recipe.strategy.label} has no server: {how}; or give on = server")
+    if averages(recipe):
+        raise ValueError(f"{recipe.strategy.name} has no server: {how}; or choose from {', '.join(STRATEGIES)}")
 
 
 def extension_in(folder: Path) -> Extension | None:
@@ -301,7 +324,7 @@ def _reads_directory(recipe: Recipe) -> bool:
 
 def delay_of(recipe: Recipe) -> Delay:
     """Return how many seconds a worker is slowed down, for each worker and draw."""
-    from paceline.drivers.served.job import no_delay
+    from paceline.workers.paced import no_delay
 
     if not recipe.delay.inject:
         return no_delay
@@ -328,7 +351,7 @@ def train(
     on_standing: OnStanding = lambda standing: None,
 ) -> Trained:
     """Carry out a recipe with a server and workers on this machine."""
-    refuse_pipeline(recipe.pipeline, "a pipeline has no server")
+    refuse_without_server(recipe)
     endpoint = ServerEndpoint(listen=listen, insecure=True)
     check_loopback(endpoint)
     if not resume:

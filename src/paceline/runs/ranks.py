@@ -1,8 +1,9 @@
-"""A recipe carried out by ranks that average among themselves: one rank's side of it.
+"""A recipe carried out by ranks that average, or take rounds, among themselves: one rank's side of it.
 
 folder/recipe.json    the recipe that runs here, with every `auto` written out, and its checksum; resuming reads it
 folder/rounds         the rounds in all, if the run was extended: the recipe stays that of its beginning
 folder/rank-0/        a rank's checkpoints; the last one is the end of the run
+folder/trace.jsonl    where ranks take rounds: the journal, which rank 0 writes as a server does
 
 Nothing is written before all ranks have agreed that they may: the folder may hold another run.
 """
@@ -10,14 +11,16 @@ Nothing is written before all ranks have agreed that they may: the folder may ho
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.decoding import parse_object
+from paceline.drivers.ranks.launch import STORE
 from paceline.files import read_plain, write_file
-from paceline.recipes.assembly import load_data, make_member, make_training, resolved
+from paceline.recipes.assembly import load_data, make_member, make_strategy, make_training, resolved
 from paceline.recipes.reading import read_recipe
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import delay_of
@@ -25,7 +28,10 @@ from paceline.runs.simulation import Result
 from paceline.traces import summarise
 
 if TYPE_CHECKING:
+    from paceline.distributed.stores import StoreGather
+    from paceline.drivers.averaging.job import AveragingRun
     from paceline.drivers.ranks.launch import Place
+    from paceline.drivers.rounds.job import RoundsRun
     from paceline.traces import Evaluation
 
 RECIPE = "recipe.json"
@@ -49,39 +55,59 @@ def train_rank(
     With `resume` the run in `folder` goes on. Without it the folder must hold no run, except one of this same launch,
     which has restarted its processes. `rounds` is another total than the recipe's, for a run that is extended.
     """
-    from paceline.drivers.averaging.job import AveragingJob, AveragingRun
+    import torch
+
     from paceline.drivers.ranks.checkpoints import RankCheckpoints, agreed_start
     from paceline.drivers.ranks.rendezvous import joined
-    from paceline.workers.threads import threads_for
+    from paceline.workers.threads import threads_for, torch_threads
 
     if not resume:  # a stored recipe is used as it is: it was resolved when its run began, or is of an older version
         recipe = resolved(recipe)
     training = make_training(recipe, load_data(recipe))
-    job = AveragingJob(
-        training=training,
-        member=make_member(recipe),
-        rounds=rounds or recipe.rounds,
-        folder=folder,
-        evaluate_every=recipe.evaluate_every,
-        checkpoint_every=recipe.server.checkpoint_every,
-        silence_seconds=recipe.server.silence_seconds,
-        timeout_seconds=recipe.server.stall_seconds,
-        delay_seconds=delay_of(recipe),
-        recipe=recipe.to_document(),
-        describe=lambda: write_recipe(recipe, folder, rounds=rounds),
-    )
+    settings: dict[str, Any] = {
+        "training": training,
+        "rounds": rounds or recipe.rounds,
+        "folder": folder,
+        "evaluate_every": recipe.evaluate_every,
+        "checkpoint_every": recipe.server.checkpoint_every,
+        "silence_seconds": recipe.server.silence_seconds,
+        "timeout_seconds": recipe.server.stall_seconds,
+        "delay_seconds": delay_of(recipe),
+        "recipe": recipe.to_document(),
+        "describe": lambda: write_recipe(recipe, folder, rounds=rounds),
+    }
     defaults = Recipe().to_document()  # for settings that did not exist yet when a run began
     size = sum(parameter.numel() for parameter in training.module.parameters())
-    with joined(place, timeout_seconds=max(MEET_SECONDS, recipe.server.stall_seconds)) as ranks, threads_for(size):
+    threads = torch.get_num_threads()
+    if recipe.strategy.rounds_on_ranks and STORE in os.environ:  # ranks that were started here share its cores
+        threads = max(1, threads // place.world)
+    with (
+        joined(place, timeout_seconds=max(MEET_SECONDS, recipe.server.stall_seconds)) as ranks,
+        torch_threads(threads),
+        threads_for(size),
+    ):
         state = agreed_start(
-            RankCheckpoints(folder, place.rank), ranks, resume=resume, recipe=job.recipe, defaults=defaults
+            RankCheckpoints(folder, place.rank), ranks, resume=resume, recipe=settings["recipe"], defaults=defaults
         )
         if rounds or (state is None and not resume):
             write_recipe(recipe, folder, rounds=rounds)
-        run = AveragingRun(job, ranks, on_progress=on_progress)
+        run = _make_run(recipe, settings, ranks, on_progress)
         trace = run.run(state)
         parameters = run.parameters
     return None if trace is None else Result(summary=summarise(trace), trace=trace, parameters=parameters)
+
+
+def _make_run(
+    recipe: Recipe, settings: Mapping[str, Any], ranks: StoreGather, on_progress: Callable[[Evaluation], None]
+) -> AveragingRun | RoundsRun:
+    if recipe.strategy.rounds_on_ranks:
+        from paceline.drivers.rounds.job import RoundsJob, RoundsRun
+
+        strategy, label = make_strategy(recipe), recipe.strategy.label
+        return RoundsRun(RoundsJob(strategy=strategy, label=label, **settings), ranks, on_progress=on_progress)
+    from paceline.drivers.averaging.job import AveragingJob, AveragingRun
+
+    return AveragingRun(AveragingJob(member=make_member(recipe), **settings), ranks, on_progress=on_progress)
 
 
 def write_recipe(recipe: Recipe, folder: Path, *, rounds: int | None = None) -> None:

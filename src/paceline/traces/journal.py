@@ -81,9 +81,19 @@ def _seconds(value: Any) -> float:
     raise must_be("microseconds of 0 or more", value)
 
 
+def _place(value: Any) -> str:
+    """Read who adds up the gradients of a step."""
+    if isinstance(value, str) and value in ("server", "ranks"):
+        return value
+    raise must_be("server or ranks", value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunBegan:
     """The first record, and the only one of its kind: the run. `format` is the version of the journal's format.
+
+    `on` says who added up the gradients of a step: a "server", in the order of the workers, or the "ranks", in that of
+    their all-reduce, which is the affair of a version of `torch`. A journal leaves both out where a server did it.
 
     >>> RunBegan(format=FORMAT, paceline="0.1.0", strategy="lgc", seed=0, workers=3, blocks=4, recipe={},
     ...          signature="mlp/1a2b", codec="none").workers
@@ -99,6 +109,8 @@ class RunBegan:
     recipe: Mapping[str, Any]
     signature: str
     codec: str
+    on: str = read_with(_place, default="server")
+    torch: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,6 +336,7 @@ KINDS: dict[str, type[JournalRecord]] = {
     "extended": Extended,
     "run_ended": RunEnded,
 }
+_OF_A_SERVER = {"on": "server", "torch": ""}  # what a journal's first line may leave out
 _text = reader_of(str)
 _KIND_OF = {record: kind for kind, record in KINDS.items()}
 
@@ -343,6 +356,8 @@ def line_of(record: JournalRecord) -> bytes:
     kind = _KIND_OF[type(record)]
     written = {}
     for name in (each.name for each in fields(record)):
+        if isinstance(record, RunBegan) and name in _OF_A_SERVER and getattr(record, name) == _OF_A_SERVER[name]:
+            continue
         try:
             written[name] = _written(name, getattr(record, name))
         except DecodingError as error:
@@ -416,6 +431,8 @@ def _record(kind: str, values: dict[str, Any]) -> JournalRecord:
         raise DecodingError(
             f"format {values['format']!r:.40} is not known (known: {known}); read it with the paceline that wrote it"
         )
+    if kind == "run_began":
+        values = {**_OF_A_SERVER, **values}
     try:
         return read_fields(KINDS[kind], values)
     except DecodingError as error:

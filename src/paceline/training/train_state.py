@@ -85,15 +85,23 @@ class TrainState:
         update = self._combiner.update(step, gradient_of, out=self.model.gradient, check=True)
         if not self._combiner.is_finite(update):
             return False
-        self._optimizer.step()
-        if self._schedule is not None:
-            self._schedule.step()
+        self.step_optimizer()
         if not all_finite(self.model.parameters):
             return False
         self._move_buffers(buffer_changes, weight=min(1.0, sum(share.weight for share in step.fresh)))
+        self.advance()
+        return True
+
+    def step_optimizer(self) -> None:
+        """Take the optimiser's step, and then the schedule's."""
+        self._optimizer.step()
+        if self._schedule is not None:
+            self._schedule.step()
+
+    def advance(self) -> None:
+        """Note that the model has changed, and is of the next version."""
         self.version += 1
         self.outgoing.advance(self.version)
-        return True
 
     def _move_buffers(self, changes: Sequence[torch.Tensor], *, weight: float) -> None:
         """Move BatchNorm's statistics by the mean of the workers' changes, which weigh as much as their gradients."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +15,7 @@ from paceline.codecs.floats import Identity
 from paceline.data import Augmentation, Dataset, NoAugmentation, Samples
 from paceline.data.pruning import PruningSettings
 from paceline.optim import OptimizerSettings
+from paceline.workers.flat import FlatModel
 
 _EVALUATION_BATCH = 512
 
@@ -58,6 +60,24 @@ def measure(module: nn.Module, dataset: Dataset, most_samples: int) -> tuple[flo
     loss, _ = _measure(module, dataset.train, most_samples)
     _, accuracy = _measure(module, dataset.test, most_samples)
     return loss, accuracy
+
+
+class MeasuredCopy:
+    """A copy of the model that is measured while training goes on: `load` it, then call it, in any thread."""
+
+    def __init__(self, model: nn.Module, evaluate: Callable[[nn.Module], tuple[float, float]]) -> None:
+        self._copy = FlatModel(copy.deepcopy(model), trained=False)
+        self._evaluate = evaluate
+
+    def load(self, model: FlatModel) -> None:
+        """Take over the parameters and buffers of the model that is trained."""
+        self._copy.load(model.parameters, model.buffers)
+
+    def __call__(self) -> tuple[float, float]:
+        """Return the loss and accuracy of the copy."""
+        self._copy.module.eval()
+        with torch.no_grad():
+            return self._evaluate(self._copy.module)
 
 
 @torch.no_grad()

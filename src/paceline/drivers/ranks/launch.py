@@ -19,7 +19,7 @@ from pathlib import Path
 from paceline.distributed import RankGoneError
 from paceline.processes import Processes
 
-STORE = "PACELINE_STORE"  # a file with the port at which the ranks of one machine meet; set by `LocalRanks`, not by users
+STORE = "PACELINE_STORE"  # a file with the port where ranks of one machine meet; set by `LocalRanks`, never by users
 GRACE_SECONDS = 20.0  # how long ranks have to report a dead one by themselves
 
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,8 @@ from paceline.training.saved_state import (
     check_schedule,
     refusing,
 )
+from paceline.workers.paced import Delay, no_delay
 
-Delay = Callable[[int, int], float]
 OnEvaluation = Callable[[Evaluation], None]
 STARTED, BEGUN, DONE = range(3)
 MOST_SECONDS = 1e10
@@ -81,7 +81,7 @@ class RankJob:
     evaluate_every: int = 10
     checkpoint_every: int = 50
     timeout_seconds: float = 600.0
-    delay_seconds: Delay = lambda worker, draw: 0.0
+    delay_seconds: Delay = no_delay
     recipe: Mapping[str, Any] = field(default_factory=dict)
     describe: Callable[[], None] = lambda: None
 
@@ -315,23 +315,56 @@ class RankRun(ABC):
             "story": self.recorder.state_dict(time.perf_counter()),  # the recorder's state; stored under this key
             "recipe": dict(self.job.recipe),
         }
-        if self.checkpoints.claim_again(self.ranks.launch):
-            self.job.describe()
-        self.checkpoints.keep(self.rounds_done, state | common)
+        keep_checkpoint(self.checkpoints, self.job, self.ranks.launch, self.rounds_done, state | common)
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; if that of one rank is no state of this run, all ranks raise the same ValueError."""
-        refused = ""
-        try:
-            with refusing(f"the checkpoint in {self.checkpoints.folder}"):
-                check_optimizer(state["optimizer"], self.optimizer)
-                check_schedule(state["schedule"], self.schedule)
-                self.optimizer.load_state_dict(state["optimizer"])  # first: an averager goes on with what it finds
-                self.schedule.load_state_dict(state["schedule"])
-                self.load_state(state)
-                self.recorder.load_state_dict(state["story"])
-                if self.rounds_done != state.get(ROUNDS, self.rounds_done):
-                    raise ValueError(f"it is of round {state[ROUNDS]}, and its state is of round {self.rounds_done}")
-        except SavedStateError as error:
-            refused = str(error)
-        raise_refusals(self.ranks.gather("load its checkpoint", refused))
+        with loading_together(self.checkpoints, self.ranks):
+            load_optimizer(state, self.optimizer, self.schedule)  # first: an averager goes on with what it finds
+            self.load_state(state)
+            self.recorder.load_state_dict(state["story"])
+            check_rounds(state, self.rounds_done)
+
+
+# -- what every run of ranks does with its checkpoints -----------------------------------------------------------------
+
+
+@contextmanager
+def loading_together(checkpoints: RankCheckpoints, ranks: StoreGather) -> Iterator[None]:
+    """Go on from a checkpoint; if that of one rank is no state of this run, all ranks raise the same ValueError."""
+    refused = ""
+    try:
+        with refusing(f"the checkpoint in {checkpoints.folder}"):
+            yield
+    except SavedStateError as error:
+        refused = str(error)
+    raise_refusals(ranks.gather("load its checkpoint", refused))
+
+
+def load_optimizer(
+    state: Mapping[str, Any], optimizer: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler
+) -> None:
+    """Load the optimiser and its schedule from a checkpoint's state, if they fit."""
+    check_optimizer(state["optimizer"], optimizer)
+    check_schedule(state["schedule"], schedule)
+    optimizer.load_state_dict(state["optimizer"])
+    schedule.load_state_dict(state["schedule"])
+
+
+def check_rounds(state: Mapping[str, Any], rounds_done: int) -> None:
+    """Refuse a checkpoint whose state is of another round than its name says.
+
+    >>> check_rounds({ROUNDS: 50}, 40)
+    Traceback (most recent call last):
+    ValueError: it is of round 50, and its state is of round 40
+    """
+    if rounds_done != state.get(ROUNDS, rounds_done):
+        raise ValueError(f"it is of round {state[ROUNDS]}, and its state is of round {rounds_done}")
+
+
+def keep_checkpoint(
+    checkpoints: RankCheckpoints, job: RankJob, launch: str, rounds: int, state: dict[str, Any]
+) -> None:
+    """Write a rank's checkpoint; if somebody has deleted the folder, what belongs beside it is written again."""
+    if checkpoints.claim_again(launch):
+        job.describe()
+    checkpoints.keep(rounds, state)

@@ -199,6 +199,7 @@ class Decider:
         return notices
 
     def _release(self, now: float) -> list[Notice]:
+        self._opened[self.state.version] = now  # nobody took the model to compute before
         leaving = all(self._waiting.values())
         dropped = tuple(self._dropped)
         if leaving:
@@ -258,7 +259,7 @@ class Decider:
 class DecidingThread:
     """The thread that decides, on one rank: until all ranks leave, or one fails.
 
-    `arrivals` are those of each round that has closed, in order, for whoever keeps a journal.
+    `arrivals` are those of each round that has closed, and of each flush, in order, for whoever keeps a journal.
     """
 
     def __init__(self, decider: Decider, mailbox: Mailbox, *, clock: Callable[[], float]) -> None:
@@ -266,9 +267,9 @@ class DecidingThread:
         self.arrivals: deque[tuple[Arrival, ...]] = deque()
         self._thread = threading.Thread(target=self._run, name="paceline-decider", daemon=True)
 
-    def start(self) -> None:
+    def start(self, now: float) -> None:
         """Begin the first round."""
-        self.decider.begin(round(self._clock(), 6))
+        self.decider.begin(round(now, 6))
         self._thread.start()
 
     def join(self, seconds: float) -> bool:
@@ -281,7 +282,7 @@ class DecidingThread:
         try:
             while not isinstance(report := self._mailbox.next_report(), Stop):
                 for notice in self.decider.handle(report, round(self._clock(), 6)):
-                    if isinstance(notice, RoundClosed):
+                    if isinstance(notice, RoundClosed | AllWaiting):
                         self.arrivals.append(self.decider.take_arrivals())
                     published, number = self._mailbox.publish(number, notice), number + 1
                     if isinstance(published, Failed) or (isinstance(published, AllWaiting) and published.leaving):

@@ -40,8 +40,20 @@ class RoundsError(PacelineError, RuntimeError):
 
     >>> raise RoundsError("rounds have ended: this was closed")
     Traceback (most recent call last):
-    paceline.drivers.rounds.synchronizer.RoundsError: rounds have ended: this was closed
+    paceline.drivers.rounds.loop.RoundsError: rounds have ended: this was closed
     """
+
+
+class RoundsDivergedError(RoundsError):
+    """Gradients are not finite any more.
+
+    >>> raise RoundsDivergedError("the gradients of all ranks are not finite in round 7: lower the learning rate")
+    Traceback (most recent call last):
+    paceline.drivers.rounds.loop.RoundsDivergedError: the gradients of all ranks are not finite in round 7: lower ...
+    """
+
+
+_ERRORS: dict[str, type[Exception]] = {"gone": RankGoneError, "diverged": RoundsDivergedError}
 
 
 class RoundLoop:
@@ -64,7 +76,7 @@ class RoundLoop:
     ) -> None:
         ranks, rank = group.ranks, group.rank
         self._group, self._timeout_seconds, self.started = group, timeout_seconds, False
-        self._zero = time.monotonic()
+        self._zero, self._earlier_seconds = time.monotonic(), 0.0
         self.place = ranks.index(rank)
         self.vectors = VectorPool(model.layout.size, model.dtype, device)
         self.gradients = RankGradients(self.place, model.layout, self.vectors)
@@ -93,15 +105,15 @@ class RoundLoop:
         self._heartbeats.start()
 
     def seconds(self) -> float:
-        """Return the seconds since the rounds began, also those before a checkpoint."""
-        return time.monotonic() - self._zero
+        """Return the seconds since the first round began, also those before a checkpoint."""
+        return time.monotonic() - self._zero if self.started else self._earlier_seconds
 
     def start(self) -> None:
         """Begin the first round."""
-        self.started = True
+        self.started, self._zero = True, time.monotonic() - self._earlier_seconds
         self.exchange.start()
         if self.deciding is not None:
-            self.deciding.start()
+            self.deciding.start(self._earlier_seconds)
 
     def report(self, message: Report) -> None:
         """Tell the rank that decides."""
@@ -115,12 +127,8 @@ class RoundLoop:
     # -- arrivals, on the rank that decides ----------------------------------------------------------------------------
 
     def next_arrivals(self) -> tuple[Arrival, ...]:
-        """Return the arrivals of the next round that is applied; none on a rank that does not decide."""
+        """Return the arrivals of the next round that is applied, or flush; none on a rank that does not decide."""
         return () if self.deciding is None else self.deciding.arrivals.popleft()
-
-    def open_arrivals(self) -> tuple[Arrival, ...]:
-        """Return the arrivals since the last round closed, once all ranks have left."""
-        return () if self.deciding is None else self.deciding.decider.take_arrivals()
 
     # -- waits ---------------------------------------------------------------------------------------------------------
 
@@ -133,14 +141,22 @@ class RoundLoop:
                 overdue = True  # the rank that decides knows who is missing, and tells all
                 self.report(Overdue(rank=self.place, version=version, seconds=self._timeout_seconds))
 
-    def meet(self, version: int, *, leaving: bool, while_waiting: Callable[[], None]) -> AllWaiting:
-        """Wait until all ranks wait (and leave, if this one does); return where they go on.
+    def meet(
+        self, version: int, *, leaving: bool, while_waiting: Callable[[], None], released: Callable[[AllWaiting], None]
+    ) -> None:
+        """Wait until all ranks wait, and leave, if this one does; `released` is called each time that all wait.
 
         Rounds that others still close meanwhile are applied (`while_waiting`), and are signs of life.
         """
         self.report(Waiting(rank=self.place, version=version, leaving=leaving))
         deadline, seen = time.monotonic() + self._timeout_seconds, self.exchange.next_version
-        while (release := self.exchange.next_release()) is None or (leaving and not release.leaving):
+        while True:
+            release = self.exchange.next_release()
+            if release is not None:
+                released(release)
+                if release.leaving or not leaving:
+                    return
+                continue
             while_waiting()
             self._wait("a flush")
             if self.exchange.next_version != seen:
@@ -148,7 +164,6 @@ class RoundLoop:
             if time.monotonic() > deadline:
                 deadline = float("inf")
                 self.report(Overdue(rank=self.place, version=seen, seconds=self._timeout_seconds, flushing=True))
-        return release
 
     def _wait(self, what: str) -> None:
         """Wait for the exchange thread, for a while; raise if it has failed, or if a rank is gone."""
@@ -166,7 +181,7 @@ class RoundLoop:
         if failed.kind == "lost":  # a connection: that somebody is gone is known, and who it is shows in a moment
             with self._detector.naming_lost(what):
                 raise RuntimeError(failed.reason)
-        raise (RankGoneError if failed.kind == "gone" else RoundsError)(failed.reason)
+        raise _ERRORS.get(failed.kind, RoundsError)(failed.reason)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -198,4 +213,4 @@ class RoundLoop:
             self.deciding.decider.load_state_dict(decider, version=version)
         self.gradients.load_state_dict(gradients)
         self.exchange.next_version = version
-        self._zero = time.monotonic() - seconds
+        self._earlier_seconds = seconds

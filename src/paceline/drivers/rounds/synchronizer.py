@@ -25,6 +25,7 @@ Each strategy is a class at the end of this file. All have these in common:
     silence_seconds   a rank without a heartbeat for so long counts as gone
     record            whether to keep every `ClosedRound` in `history`
     on_round          is called with each `ClosedRound`, when this rank has applied it
+    on_flush          is called with each `Flushed`, when all ranks are at one place
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from paceline.drivers.ranks.tracked_model import IN_USE, TrackedModel
 from paceline.drivers.rounds.batches import BatchSource, OpenBatch, cut, rounds_in
 from paceline.drivers.rounds.exchange import Update
 from paceline.drivers.rounds.loop import RoundLoop, RoundsError
-from paceline.drivers.rounds.messages import GradientReady
+from paceline.drivers.rounds.messages import AllWaiting, GradientReady
 from paceline.drivers.rounds.outcomes import Outcomes
 from paceline.events import Drop, Step
 from paceline.strategies import LGC, FastestK, Full, Strategy
@@ -96,7 +97,24 @@ class ClosedRound:
         return self.step.version
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flushed:
+    """A flush of all ranks at `version`, for good if they are `leaving`: what was dropped since the last round closed.
+
+    `arrivals` since then are known to the rank that decides, and empty elsewhere: late gradients, for the next round.
+
+    >>> Flushed(version=40, leaving=False, dropped=(), arrivals=()).version
+    40
+    """
+
+    version: int
+    leaving: bool
+    dropped: tuple[Drop, ...]
+    arrivals: tuple[Arrival, ...]
+
+
 OnRound = Callable[[ClosedRound], None]
+OnFlush = Callable[[Flushed], None]
 
 
 class RoundSync:
@@ -126,6 +144,7 @@ class RoundSync:
         silence_seconds: float = 15.0,
         record: bool = False,
         on_round: OnRound | None = None,
+        on_flush: OnFlush | None = None,
     ) -> None:
         made: tuple[Strategy, TrackedModel] | Exception
         try:
@@ -163,7 +182,7 @@ class RoundSync:
         self.version = self.draws = 0
         self.outcomes = Outcomes(ranks, self._place)
         self.history: list[ClosedRound] = []
-        self._record, self._on_round = record, on_round
+        self._record, self._on_round, self._on_flush = record, on_round, on_flush
         self._batch = OpenBatch()
         self._held_since = time.perf_counter()
         self._source: BatchSource | None = None
@@ -185,6 +204,16 @@ class RoundSync:
     def sent_bytes(self) -> int:
         """The bytes that this rank has given to all-reduces so far, each counted once."""
         return self._loop.exchange.sent_bytes
+
+    @property
+    def message_bytes(self) -> int:
+        """The bytes that this rank gives to the all-reduce of one round."""
+        return self._model.layout.size * self._model.dtype.itemsize
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since the first round began, also those before a checkpoint."""
+        return self._loop.seconds()
 
     @property
     def world(self) -> int:
@@ -357,11 +386,17 @@ class RoundSync:
 
     def _meet(self, *, leaving: bool) -> None:
         self._model.forget_gradients()
-        release = self._loop.meet(self.version, leaving=leaving, while_waiting=self._apply_updates)
+        self._loop.meet(self.version, leaving=leaving, while_waiting=self._apply_updates, released=self._released)
+
+    def _released(self, release: AllWaiting) -> None:
         self._apply_updates()
         if self.version != release.version:
             raise RoundsError(f"a flush ended at round {release.version}, and this rank is at {self.version}")
         self.outcomes.add_drops(release.dropped)
+        arrivals = self._loop.next_arrivals()
+        if self._on_flush is not None:
+            dropped, leaving = release.dropped, release.leaving
+            self._on_flush(Flushed(version=self.version, leaving=leaving, dropped=dropped, arrivals=arrivals))
 
     def close(self) -> None:
         """Flush, and end: late gradients are dropped, and training is plain from here on. All ranks must call it."""
@@ -419,7 +454,7 @@ class RoundSync:
         elif self._failure is not None:
             raise RoundsError("rounds have ended with an error: they have no state") from self._failure
         return {
-            "about": self._about(),
+            "about": self.about(),
             "version": self.version,
             "draws": self.draws,
             "seconds": self._loop.seconds(),
@@ -433,7 +468,7 @@ class RoundSync:
         """Go on from this rank's `state_dict`; load the model and the optimiser before, but after the construction."""
         if self._loop.started:
             raise RoundsError("a state is loaded before the first round: construct, load, then train")
-        for key, text in self._about().items():
+        for key, text in self.about().items():
             if state["about"].get(key) != text:
                 raise ValueError(
                     f"this state is of other rounds: its {key} is {state['about'].get(key)}, and this one's is {text}"
@@ -455,7 +490,8 @@ class RoundSync:
         self.version, self.draws = version, draws
         self.outcomes.load_state_dict(state["outcomes"])
 
-    def _about(self) -> dict[str, str]:
+    def about(self) -> dict[str, str]:
+        """Return what all ranks must have alike to take rounds together, and what a state must fit, in words."""
         return {
             "model": self._tracked.description(),
             "strategy": describe(self.strategy),
@@ -470,10 +506,6 @@ class RoundSync:
         if not self._loop.started:
             self._tracked.check()
             self._loop.start()
-
-    def open_arrivals(self) -> tuple[Arrival, ...]:
-        """Return the arrivals since the last round closed, on the rank that decides; after `close`."""
-        return self._loop.open_arrivals()
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:

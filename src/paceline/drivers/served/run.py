@@ -10,7 +10,6 @@ An evaluation or checkpoint that is due while the one before is still being made
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import logging
 import os
@@ -64,7 +63,7 @@ from paceline.training import TrainState
 from paceline.training.outgoing import warm_up
 from paceline.training.saved_state import refusing
 from paceline.training.train_state import Schedule
-from paceline.workers.flat import FlatModel
+from paceline.training.training import MeasuredCopy
 
 log = logging.getLogger("paceline.served")
 
@@ -141,24 +140,6 @@ def serve(
         )
 
     return asyncio.run(run())
-
-
-class MeasuredCopy:
-    """A copy of the model that is measured while training goes on: `load` it, then call it, in any thread."""
-
-    def __init__(self, model: nn.Module, evaluate: Callable[[nn.Module], tuple[float, float]]) -> None:
-        self._copy = FlatModel(copy.deepcopy(model), trained=False)
-        self._evaluate = evaluate
-
-    def load(self, model: FlatModel) -> None:
-        """Take over the parameters and buffers of the model that is trained."""
-        self._copy.load(model.parameters, model.buffers)
-
-    def __call__(self) -> tuple[float, float]:
-        """Return the loss and accuracy of the copy."""
-        self._copy.module.eval()
-        with torch.no_grad():
-            return self._evaluate(self._copy.module)
 
 
 # -- opening ------------------------------------------------------------------------------------------------------

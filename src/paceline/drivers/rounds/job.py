@@ -1,0 +1,279 @@
+"""What a rank of a recipe does whose strategy takes rounds: its own batches, block by block; evaluations, checkpoints.
+
+    batch ── sync.step ──> rounds applied, one by one ──> rank 0: the journal; every `evaluate_every` a copy to measure
+                        └─ at a version that is due on all ranks:
+                             checkpoint   all flush, each keeps its own state
+                             the end      all flush, keep, leave
+
+Rounds end at the same version on all ranks, so what is due at a version is due on all of them, whatever their speed: a
+rank that comes there waits in the flush, and no round of that version closes before all have come.
+
+Rank 0 measures a copy of the model, in a thread beside its training: nobody waits for it. A measurement that is due
+while the one before is under way is left out; the last one never is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline import __version__
+from paceline.distributed.stores import StoreGather
+from paceline.drivers.ranks.checkpoints import RankCheckpoints
+from paceline.drivers.ranks.run import (
+    OnEvaluation,
+    RankJob,
+    check_rounds,
+    keep_checkpoint,
+    load_optimizer,
+    loading_together,
+)
+from paceline.drivers.rounds.journal import RoundsJournal
+from paceline.drivers.rounds.loop import RoundsDivergedError
+from paceline.drivers.rounds.synchronizer import ClosedRound, Flushed, RoundSync
+from paceline.optim import make_optimizer
+from paceline.strategies import Strategy
+from paceline.traces.history import trace_of
+from paceline.traces.journal import FORMAT, TRACE, RunBegan
+from paceline.traces.journal_files import read_journal
+from paceline.traces.records import Evaluation, Trace
+from paceline.training import Batches
+from paceline.training.saved_state import check_model
+from paceline.training.training import MeasuredCopy, measure
+from paceline.workers.flat import FlatModel
+from paceline.workers.paced import compute_blocks
+
+log = logging.getLogger("paceline.rounds")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundsJob(RankJob):
+    """The settings of a run of ranks that take rounds: those of a RankJob, and the strategy, named `label`."""
+
+    strategy: Strategy
+    label: str
+    silence_seconds: float = 15.0
+
+
+class RoundsRun:
+    """One rank's side of a run in rounds; needs an initialised process group."""
+
+    def __init__(
+        self, job: RoundsJob, ranks: StoreGather, *, on_progress: OnEvaluation = lambda evaluation: None
+    ) -> None:
+        training = job.training
+        self._job, self._ranks, self._rank = job, ranks, ranks.rank
+        self._module, self._flat = training.module, FlatModel(training.module)
+        self._optimizer, self._schedule = make_optimizer(
+            training.optimizer, self._module.parameters(), total_steps=job.rounds
+        )
+        self._batches = Batches(training)
+        self._checkpoints = RankCheckpoints(job.folder, ranks.rank)
+        self._kept_version = 0
+        self._sync = RoundSync(
+            self._module,
+            self._optimizer,
+            job.strategy,
+            scheduler=self._schedule,
+            timeout_seconds=job.timeout_seconds,
+            silence_seconds=job.silence_seconds,
+            on_round=self._round_closed,
+            on_flush=self._flushed,
+        )
+        self._journal: RoundsJournal | None = None
+        self._measurements = _Measurements(job, self._flat, on_progress) if self._rank == 0 else None
+
+    @property
+    def parameters(self) -> torch.Tensor:
+        """This rank's parameters in one vector; after the end, those of all ranks."""
+        return self._flat.parameters
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def run(self, state: Mapping[str, Any] | None = None) -> Trace | None:
+        """Train to the end, from a state that was kept or from the beginning; rank 0 returns what happened."""
+        try:
+            with self._sync:
+                if state is not None:
+                    self._load(state)
+                self._begin(goes_on=state is not None)
+                while self._sync.version < self._job.rounds:
+                    self._take_batch()
+                    self._collect()
+                    self._keep_if_due()
+                self._end()
+        except RoundsDivergedError as error:
+            log.error("%s", error)
+            if self._journal is not None:
+                self._journal.ended(self._sync.version, self._sync.seconds, diverged=True)
+        finally:
+            if self._measurements is not None:
+                self._measurements.close()
+            if self._journal is not None:
+                self._journal.close()
+        return trace_of(read_journal(self._job.folder / TRACE)) if self._rank == 0 else None
+
+    def _begin(self, *, goes_on: bool) -> None:
+        """Wait until all ranks are ready, so that their clocks start together."""
+        sync, host = self._sync, f"{platform.node()[:200]} pid {os.getpid()}"
+        words = {"threads": torch.get_num_threads(), "host": host, "draw": sync.draws}
+        if self._rank == 0:
+            self._journal = self._open_journal(goes_on=goes_on)
+        ranks = self._ranks.gather("begin its first round", words)
+        if not goes_on:
+            self._batches.joined(self._rank, draw=0)
+        self._module.train()
+        if self._journal is not None and self._measurements is not None:
+            self._journal.join(
+                at_seconds=sync.seconds,
+                threads=[each["threads"] for each in ranks],
+                hosts=[each["host"] for each in ranks],
+                draws=[each["draw"] for each in ranks],
+            )
+            if not goes_on:
+                self._measurements.begin(0, 0.0)
+        sync.flush()
+
+    def _open_journal(self, *, goes_on: bool) -> RoundsJournal:
+        job, sync = self._job, self._sync
+        began = RunBegan(
+            format=FORMAT,
+            paceline=__version__,
+            strategy=job.label,
+            seed=job.training.seed,
+            workers=sync.world,
+            blocks=job.training.blocks,
+            recipe=job.recipe,
+            signature=sync.about()["model"],
+            codec="identity",
+            on="ranks",
+            torch=torch.__version__,
+        )
+        # What all ranks send: in a ring each sends its message twice, but for its own part.
+        round_bytes = 2 * (sync.world - 1) * sync.message_bytes
+        journal = RoundsJournal(job.folder / TRACE, began, model=self._flat, round_bytes=round_bytes, goes_on=goes_on)
+        if goes_on:
+            journal.resume(version=sync.version, at_seconds=sync.seconds, rounds=job.rounds)
+        return journal
+
+    def _take_batch(self) -> None:
+        sync, training, draw = self._sync, self._job.training, self._sync.draws
+        assignment = self._batches.assignment(worker=self._rank, draw=draw, blocks_done=training.blocks)
+        sync.begin_batch(training.blocks)
+        self._flat.gradient.zero_()
+        self._flat.attach_gradient()
+        losses = compute_blocks(
+            self._module,
+            assignment,
+            least_seconds=self._job.delay_seconds(self._rank, draw),
+            block_done=sync.block_done,
+        )
+        if sync.step(losses):
+            self._batches.judge(worker=self._rank, draw=draw, losses=losses)
+
+    def _end(self) -> None:
+        seconds = self._sync.seconds
+        state = self._state()  # late gradients are in it: the run may be extended
+        self._sync.close()
+        if self._measurements is not None:
+            self._collect(wait=True)
+            self._measurements.begin(self._sync.version, seconds)
+            self._collect(wait=True)
+        self._keep(state)
+        if self._journal is not None:
+            self._journal.ended(self._sync.version, seconds, diverged=False)
+
+    # -- on rank 0 -----------------------------------------------------------------------------------------------------
+
+    def _round_closed(self, closed: ClosedRound) -> None:
+        if self._journal is None or self._measurements is None:
+            return
+        self._journal.round_closed(closed)
+        done = closed.number + 1
+        if done % self._job.evaluate_every == 0 and done < self._job.rounds:
+            self._measurements.begin(done, closed.step.at_seconds)
+
+    def _flushed(self, flushed: Flushed) -> None:
+        if self._journal is not None:
+            self._journal.flushed(flushed, self._sync.seconds)
+
+    def _collect(self, *, wait: bool = False) -> None:
+        if self._measurements is not None and self._journal is not None:
+            evaluation = self._measurements.collect(wait=wait)
+            if evaluation is not None:
+                self._journal.evaluated(evaluation)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def _keep_if_due(self) -> None:
+        version = self._sync.version
+        due = version % self._job.checkpoint_every == 0 and version != self._kept_version
+        if due and version < self._job.rounds:
+            self._keep(self._state())
+
+    def _state(self) -> dict[str, Any]:
+        sync = self._sync.state_dict()  # before the model's: all ranks come to one place here
+        return {
+            "model": dict(self._module.state_dict()),
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "sync": sync,
+            "pruning": self._batches.state_dict(),
+            "recipe": dict(self._job.recipe),
+        }
+
+    def _keep(self, state: dict[str, Any]) -> None:
+        version = self._kept_version = self._sync.version
+        keep_checkpoint(self._checkpoints, self._job, self._ranks.launch, version, state)
+        if self._journal is not None:
+            self._journal.checkpointed(version, self._sync.seconds)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        with loading_together(self._checkpoints, self._ranks):
+            load_optimizer(state, self._optimizer, self._schedule)
+            check_model("model", state["model"], self._module.state_dict())
+            self._module.load_state_dict(state["model"])
+            self._sync.load_state_dict(state["sync"])
+            self._batches.load_state_dict(state["pruning"])
+            check_rounds(state, self._sync.version)
+        self._kept_version = self._sync.version
+
+
+class _Measurements:
+    """Measures copies of the model, in a thread, one at a time."""
+
+    def __init__(self, job: RoundsJob, model: FlatModel, on_progress: OnEvaluation) -> None:
+        training, threads = job.training, torch.get_num_threads()
+        self._model, self._on_progress = model, on_progress
+        self._copy = MeasuredCopy(
+            training.module, lambda module: measure(module, training.dataset, training.evaluation_samples)
+        )
+        self._thread = ThreadPoolExecutor(1, "paceline-measurer", lambda: torch.set_num_threads(threads))
+        self._under_way: tuple[int, float, Future[tuple[float, float]]] | None = None
+
+    def begin(self, rounds_done: int, seconds: float) -> None:
+        """Measure the model as it is now, unless the last measurement is still under way."""
+        if self._under_way is None:
+            self._copy.load(self._model)
+            self._under_way = rounds_done, seconds, self._thread.submit(self._copy)
+
+    def collect(self, *, wait: bool) -> Evaluation | None:
+        """Return the measurement that was under way, once it is done; with `wait`, wait for it."""
+        if self._under_way is None or not (wait or self._under_way[2].done()):
+            return None
+        (rounds_done, seconds, future), self._under_way = self._under_way, None
+        loss, accuracy = future.result()
+        evaluation = Evaluation(round=rounds_done, seconds=seconds, loss=loss, accuracy=accuracy)
+        self._on_progress(evaluation)
+        return evaluation
+
+    def close(self) -> None:
+        """End the thread; a measurement under way is lost."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
