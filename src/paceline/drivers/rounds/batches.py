@@ -14,8 +14,6 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-
 
 class BatchSource:
     """The batches of a loader, pass after pass, whoever ends an epoch when.
@@ -85,19 +83,3 @@ class OpenBatch:
         ended = min(self.done or self.blocks, self.blocks), self.blocks, time.perf_counter() - began
         self.blocks, self.done, self._began = 1, 0, None
         return ended
-
-
-def cut(batch: tuple[torch.Tensor, ...], most_blocks: int) -> list[tuple[torch.Tensor, ...]]:
-    """Return a batch of tensors in equal blocks: as many as divide it evenly, and not more than `most_blocks`.
-
-    >>> [len(inputs) for inputs, targets in cut((torch.zeros(6, 2), torch.zeros(6)), 4)]
-    [2, 2, 2]
-    """
-    if not batch or not len(batch[0]):
-        raise ValueError("blocks() needs a batch of at least one sample")
-    if any(len(part) != len(batch[0]) for part in batch):
-        sizes = ", ".join(str(len(part)) for part in batch)
-        raise ValueError(f"blocks() needs tensors of one length (they have {sizes})")
-    samples = len(batch[0])
-    blocks = next(count for count in range(min(most_blocks, samples), 0, -1) if samples % count == 0)
-    return list(zip(*(tensor.chunk(blocks) for tensor in batch), strict=True))

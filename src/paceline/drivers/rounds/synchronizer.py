@@ -50,7 +50,7 @@ from paceline.distributed import check_limits, first_line
 from paceline.distributed.agreement import describe
 from paceline.drivers.ranks.group import ROUNDS, RankGroup
 from paceline.drivers.ranks.tracked_model import IN_USE, TrackedModel
-from paceline.drivers.rounds.batches import BatchSource, OpenBatch, cut, rounds_in
+from paceline.drivers.rounds.batches import BatchSource, OpenBatch, rounds_in
 from paceline.drivers.rounds.exchange import Update
 from paceline.drivers.rounds.loop import RoundLoop, RoundsError
 from paceline.drivers.rounds.messages import AllWaiting, GradientReady
@@ -60,6 +60,7 @@ from paceline.strategies import LGC, FastestK, Full, Strategy
 from paceline.traces.journal import Arrival
 from paceline.training.rank_model import RankModel
 from paceline.training.train_state import all_finite
+from paceline.workers.blocks import cut_batch
 
 log = logging.getLogger("paceline.rounds")
 
@@ -258,7 +259,7 @@ class RoundSync:
 
         A batch that does not divide evenly comes in fewer blocks, at the least in one.
         """
-        blocks = cut(batch, self._blocks)
+        blocks = cut_batch(batch, self._blocks)
         self.begin_batch(len(blocks))
         self._batch.left_early = True
         for block in blocks:

@@ -39,6 +39,7 @@ from paceline.drivers.served.transport import keep_memory
 from paceline.traces.run_settings import difference
 from paceline.training import all_finite, gradient_generator
 from paceline.training.outgoing import warm_up
+from paceline.workers.blocks import cut_batch
 from paceline.workers.flat import FlatModel
 
 log = logging.getLogger("paceline.served")
@@ -157,22 +158,16 @@ class Worker:
 
         A batch that does not divide evenly comes in fewer blocks, at the least in one.
         """
-        if not batch or not len(batch[0]):
-            raise ValueError("blocks() needs a batch of at least one sample")
-        if any(len(part) != len(batch[0]) for part in batch):
-            sizes = ", ".join(str(len(part)) for part in batch)
-            raise ValueError(f"blocks() needs tensors of one length (they have {sizes})")
-        samples = len(batch[0])
-        blocks = next(count for count in range(min(self.welcome.blocks, samples), 0, -1) if samples % count == 0)
-        self.begin_batch(blocks)
+        blocks = cut_batch(batch, self.welcome.blocks)
+        self.begin_batch(len(blocks))
         self._batch_ended = False
-        for part in zip(*(tensor.chunk(blocks) for tensor in batch), strict=True):
-            yield part if len(part) > 1 else part[0]
+        for block in blocks:
+            yield block if len(block) > 1 else block[0]
             if not self.block_done():
                 break
         self._batch_ended = True
         self._held().gradient_from_parameters()
-        self._held().gradient.div_(blocks)  # the sum over the blocks done of a block's mean, divided by all blocks
+        self._held().gradient.div_(len(blocks))  # the sum over the blocks done of a block's mean, divided by all blocks
 
     def begin_batch(self, blocks: int) -> None:
         """Begin a batch: wait until the last gradient is sent, and set the gradient to zero."""
