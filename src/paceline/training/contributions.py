@@ -95,18 +95,19 @@ class RankGradients:
     """The gradients of one rank that a step may still ask for, and what the rank contributes to each step.
 
     `rank` is its number in the shares of steps. Messages are kept by the version of the model that they are of. One
-    thread may keep them while another contributes.
+    thread may keep them while another contributes. A strategy that never `compensates` asks for a gradient once, so it
+    is weighed where it lies.
 
     >>> layout = MessageLayout(gradient=2, buffers=0, flags=1)
     >>> mine = RankGradients(0, layout, VectorPool(3, torch.float32, torch.device("cpu")))
     >>> mine.keep(0, torch.tensor([4.0, 8.0, 1.0]))
     >>> step = Step(version=0, fresh=(Share(worker=0, version=0, weight=0.5), Share(worker=1, version=0, weight=0.5)))
-    >>> mine.contribute(step, torch.empty(3))
+    >>> mine.contribute(step)
     tensor([2., 4., 1.])
     """
 
-    def __init__(self, rank: int, layout: MessageLayout, pool: VectorPool) -> None:
-        self.rank, self.layout, self._pool = rank, layout, pool
+    def __init__(self, rank: int, layout: MessageLayout, pool: VectorPool, *, compensates: bool = True) -> None:
+        self.rank, self.layout, self._pool, self._compensates = rank, layout, pool, compensates
         self._kept: dict[int, torch.Tensor] = {}
         self._before: tuple[int, float] | None = None  # version and weight of its fresh gradient in the step before
         self._lock = threading.Lock()
@@ -117,18 +118,23 @@ class RankGradients:
             self._kept[version] = message
 
     @torch.no_grad()
-    def contribute(self, step: Step, out: torch.Tensor) -> torch.Tensor:
-        """Fill `out` with this rank's part of a step, and let go of what no later step can ask for."""
+    def contribute(self, step: Step) -> torch.Tensor:
+        """Return this rank's part of a step, in a vector of the pool; let go of what no later step can ask for."""
         fresh, late = _share_of(self.rank, step.fresh), _share_of(self.rank, step.late)
+        gradients = len(step.fresh) + len(step.late)
         with self._lock:
             terms = [(share.weight, self._message(share)) for share in (fresh, late) if share is not None]
+            before = None
             if self._before is not None and step.previous_mean_weight:
                 version, weight = self._before
                 before = (-step.previous_mean_weight * weight, self._kept[version])
-            else:
-                before = None
-        self._add_up(terms, before, out, gradients=len(step.fresh) + len(step.late))
-        self._before = None if fresh is None else (fresh.version, fresh.weight)
+            if fresh is not None and not self._compensates:
+                del self._kept[fresh.version]
+        if fresh is not None and not self._compensates:
+            out = self._weigh(*terms[0], gradients=gradients)
+        else:
+            out = self._add_up(terms, before, gradients=gradients)
+        self._before = (fresh.version, fresh.weight) if fresh is not None and self._compensates else None
         self._let_go(older_than=step.version)
         return out
 
@@ -139,19 +145,22 @@ class RankGradients:
             )
         return self._kept[share.version]
 
+    def _weigh(self, weight: float, message: torch.Tensor, *, gradients: int) -> torch.Tensor:
+        self.layout.gradient_of(message).mul_(weight)
+        self.layout.buffers_of(message).mul_(1.0 / gradients)
+        return message
+
     def _add_up(
         self,
         terms: Sequence[tuple[float, torch.Tensor]],
         before: tuple[float, torch.Tensor] | None,
-        out: torch.Tensor,
         *,
         gradients: int,
-    ) -> None:
-        layout, total = self.layout, self.layout.gradient_of(out)
-        weighed = [*terms, before] if before is not None else list(terms)
+    ) -> torch.Tensor:
+        layout, out = self.layout, self._pool.take()
+        total, weighed = layout.gradient_of(out), [*terms, before] if before is not None else list(terms)
         if not weighed:
-            out.zero_()
-            return
+            return out.zero_()
         torch.mul(layout.gradient_of(weighed[0][1]), weighed[0][0], out=total)
         for weight, message in weighed[1:]:
             total.add_(layout.gradient_of(message), alpha=weight)
@@ -160,6 +169,7 @@ class RankGradients:
             layout.buffers_of(out).add_(layout.buffers_of(message), alpha=1.0 / gradients)
         for _, message in weighed:
             layout.flags_of(out).add_(layout.flags_of(message))
+        return out
 
     def _let_go(self, *, older_than: int) -> None:
         with self._lock:

@@ -168,9 +168,8 @@ class Exchange:
         version = notice.step.version
         if not self._wait_for_room(version):
             return False
-        vector = self._pool.take()
         with self._on_stream():
-            self._gradients.contribute(notice.step, vector)
+            vector = self._gradients.contribute(notice.step)
             self._heartbeats.entered = version + 1
             work = dist.all_reduce(vector, group=self._group, async_op=True)
             self.collective = collective = PendingCollective(work, self._device)

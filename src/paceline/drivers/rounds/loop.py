@@ -25,7 +25,7 @@ from paceline.drivers.rounds.decider import Decider, DecidingThread
 from paceline.drivers.rounds.exchange import Exchange
 from paceline.drivers.rounds.messages import AllWaiting, Failed, Mailbox, Overdue, Report, Stop, Waiting
 from paceline.errors import PacelineError
-from paceline.strategies import Strategy
+from paceline.strategies import LGC, Strategy
 from paceline.traces.journal import Arrival
 from paceline.training.contributions import RankGradients, VectorPool
 from paceline.training.rank_model import RankModel
@@ -79,7 +79,7 @@ class RoundLoop:
         self._zero, self._earlier_seconds = time.monotonic(), 0.0
         self.place = ranks.index(rank)
         self.vectors = VectorPool(model.layout.size, model.dtype, device)
-        self.gradients = RankGradients(self.place, model.layout, self.vectors)
+        self.gradients = RankGradients(self.place, model.layout, self.vectors, compensates=isinstance(strategy, LGC))
         self._reports = Mailbox(private_store(name, own_connection=True))
         self._words = StoreGather(
             private_store(f"{name}/words"), self.place, len(ranks), timeout_seconds=timeout_seconds
