@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
-from paceline.drivers.rounds.batches import BatchSource, OpenBatch, cut, rounds_in
+from paceline.drivers.rounds.batches import BatchSource, OpenBatch, rounds_in
+from paceline.workers.blocks import cut_batch
 
 
 @given(st.integers(1, 5), st.lists(st.integers(0, 7), max_size=5))
@@ -58,7 +59,7 @@ def test_an_epoch_needs_rounds(loader, rounds, error):
 @given(st.integers(1, 40), st.integers(1, 12))
 def test_blocks_are_equal_in_order_and_not_too_many(samples, most):
     inputs, targets = torch.arange(2 * samples).view(samples, 2), torch.arange(samples)
-    blocks = cut((inputs, targets), most)
+    blocks = cut_batch((inputs, targets), most)
     assert 1 <= len(blocks) <= most
     assert len({len(x) for x, y in blocks} | {len(y) for x, y in blocks}) == 1
     assert torch.equal(torch.cat([x for x, _ in blocks]), inputs)
@@ -77,7 +78,7 @@ def test_blocks_are_equal_in_order_and_not_too_many(samples, most):
 )
 def test_what_cannot_be_cut_is_refused(batch, error):
     with pytest.raises(ValueError, match=error):
-        cut(batch, 4)
+        cut_batch(batch, 4)
 
 
 def test_a_batch_that_is_not_cut_is_one_block_since_the_model_was_taken():
