@@ -226,11 +226,8 @@ def _serve(
         before = cluster.extension_in(folder)
         extension = extend(began, before, overrides)
         recipe = began if extension is None else extension.of(began)
-        if extension == before and _is_finished(folder, recipe):
-            return note(
-                notes,
-                f"{folder} is finished: all {recipe.rounds} rounds are done; for more, give --rounds with their total",
-            )
+        if extension == before and _is_finished(folder, recipe.rounds):
+            return _note_finished(folder, recipe.rounds)
         run = functools.partial(run, began, extension=extension)
     else:
         run = functools.partial(run, recipe)
@@ -272,9 +269,15 @@ def _options_to_repeat(options: TrainOptions | ServeOptions) -> str:
     return f" --listen {options.listen}{tls}{' --insecure' if options.insecure else ''}"
 
 
-def _is_finished(folder: Path, recipe: Recipe) -> bool:
-    last = read_journal(folder / TRACE).records[-1]
-    return isinstance(last, RunEnded) and last.rounds_done >= recipe.rounds
+def _is_finished(folder: Path, rounds: int) -> bool:
+    """Tell whether the trace of a run says that so many rounds are done."""
+    last = read_journal(folder / TRACE).records[-1] if (folder / TRACE).is_file() else None
+    return isinstance(last, RunEnded) and last.rounds_done >= rounds
+
+
+def _note_finished(folder: Path, rounds: int) -> None:
+    text = f"{folder} is finished: all {rounds} rounds are done; for more, give --rounds with their total"
+    note(Console(stderr=True), text)
 
 
 def _recorded_recipe(folder: Path, names: WorkerOptions) -> Recipe:
@@ -334,6 +337,8 @@ def _train_ranks(options: TrainOptions, recipe: Recipe, place: Place | None, *, 
     folder = Path(as_named) if as_named else new_folder(options.out, "train")
     if as_named and not options.resume and not any(folder.glob("rank-*/launch")):
         check_free(folder)
+    if options.resume and recipe.strategy.rounds_on_ranks and _is_finished(folder, rounds or recipe.rounds):
+        return _note_finished(folder, rounds or recipe.rounds)
     job = _RankJob(recipe=recipe, folder=folder, resume=bool(options.resume), rounds=rounds, options=options)
     if place is None:
         _fork_ranks(job)
@@ -487,7 +492,7 @@ def replay(options: ReplayOptions, overrides: dict[str, str]) -> None:
     elif verdict.difference is None:
         print(f"identical: {_compared(verdict)}")
     elif verdict.nearly:
-        print(f"the same {verdict.steps} steps; {verdict.nearly}: more than two ranks add up in an order of gloo's own")
+        print(f"the same {verdict.steps} steps; {verdict.nearly}")
     if verdict.difference is not None and not verdict.nearly:
         raise RunDiffers(f"not identical: {verdict.difference} ({verdict.steps} steps before it are)")
     if verdict.missing:

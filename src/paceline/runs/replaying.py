@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from paceline.runs.cluster import WorkerOptions, recipe_of_run
 from paceline.runs.ranks import RECIPE, rounds_in
 
 if TYPE_CHECKING:
-    from paceline.drivers.replayed import Verdict
+    from paceline.drivers.replayed import RoundsReplay, Verdict
     from paceline.traces.checkpoints import Checkpoint
     from paceline.traces.journal import JournalRecord
     from paceline.training import Batches, Training
@@ -43,20 +44,21 @@ def replay(
     and the model, as they are at the end.
     """
     folder, options = Path(folder), options or WorkerOptions()
-    if (folder / RECIPE).is_file():
-        return _replay_ranks(folder, options, on_step, on_end)
-    from paceline.drivers.replayed import Replay
+    from paceline.drivers.replayed import Replay, RoundsReplay
     from paceline.traces.checkpoints import read_newest
     from paceline.traces.journal import TRACE, StepRecord
     from paceline.traces.journal_files import read_journal
 
+    if (folder / RECIPE).is_file() and not (folder / TRACE).is_file():
+        return _replay_averaging(folder, options, on_step, on_end)
     journal = read_journal(folder / TRACE)
     recipe = _recipe(folder, journal.began.recipe, options)
     dataset = load_data(recipe)
     training, strategy = make_training(recipe, dataset), make_strategy(recipe)
-    checkpoint, refused = read_newest(folder)
+    on_ranks = journal.began.on == "ranks"
+    checkpoint, refused = _newest_of_ranks(folder, training) if on_ranks else read_newest(folder)
     steps = sum(isinstance(record, StepRecord) for record in journal.records)
-    replayed = Replay(
+    replayed = (RoundsReplay if on_ranks else Replay)(
         journal.records,
         training,
         strategy,
@@ -74,12 +76,48 @@ def replay(
     missing = _missing(journal.records[-1], version, per_round, checkpoint, refused)
     if checkpoint is None or replayed.snapshot is None:
         return replace(replayed.verdict, missing=missing)
+    if isinstance(replayed, RoundsReplay) and replayed.inexact_since is not None:
+        return replace(_nearly(replayed, checkpoint), checkpoint=checkpoint.version, missing=missing)
     for name, found in replayed.snapshot.items():
         stored = checkpoint.tensors.get(name)
         if stored is None or stored.dtype != found.dtype or not torch.equal(stored, found):
             difference = f"the {name} after step {checkpoint.version} are not those of its checkpoint"
             return replace(replayed.verdict, difference=difference)
     return replace(replayed.verdict, checkpoint=checkpoint.version, missing=missing)
+
+
+def _newest_of_ranks(folder: Path, training: Training) -> tuple[Checkpoint | None, list[str]]:
+    """Return rank 0's newest checkpoint that can be read, in the form of a server's: all ranks hold the same model."""
+    from paceline.drivers.ranks.checkpoints import RankCheckpoints
+    from paceline.traces.checkpoints import Checkpoint
+    from paceline.training.saved_state import check_model, refusing
+    from paceline.workers.flat import FlatModel
+
+    checkpoints = RankCheckpoints(folder, rank=0)
+    held = checkpoints.held()
+    if not held:
+        return None, []
+    module = copy.deepcopy(training.module)
+    with refusing(f"the checkpoint of round {held[0]} in {checkpoints.folder}"):
+        state = checkpoints.read(held[0])
+        check_model("model", state["model"], module.state_dict())
+        module.load_state_dict(state["model"])
+    model = FlatModel(module)
+    return Checkpoint(version=held[0], tensors={"parameters": model.parameters, "buffers": model.buffers}, state={}), []
+
+
+def _nearly(replayed: RoundsReplay, checkpoint: Checkpoint) -> Verdict:
+    """Return the verdict on a run that another version of torch has added up: how far its weights are from these."""
+    assert replayed.snapshot is not None
+    apart = _apart(replayed.snapshot["parameters"], checkpoint.tensors["parameters"])
+    difference = f"the weights after step {checkpoint.version} differ by {apart:.1e} of their length"
+    why = f"recorded with torch {replayed.other_torch}, and this is {torch.__version__}"
+    nearly = f"{difference} ({why})" if apart <= NEARLY else ""
+    return replace(replayed.verdict, difference=f"{difference} ({why})", nearly=nearly)
+
+
+def _apart(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(found - expected) / torch.linalg.vector_norm(expected))
 
 
 def _missing(
@@ -103,7 +141,7 @@ def _missing(
     return ""
 
 
-def _replay_ranks(
+def _replay_averaging(
     folder: Path, options: WorkerOptions, on_average: Callable[[int, int], None], on_end: OnEnd
 ) -> Verdict:
     """Replay a run of ranks that averaged: their windows, in one process, up to the newest checkpoint."""
@@ -136,10 +174,11 @@ def _replay_ranks(
     missing = "" if held[0] >= total else f"rank 0's newest checkpoint is of round {held[0]} of {total}"
     if torch.equal(found, expected):
         return Verdict(steps=steps, difference=None, checkpoint=held[0], missing=missing)
-    apart = float(torch.linalg.vector_norm(found - expected) / torch.linalg.vector_norm(expected))
+    apart = _apart(found, expected)
     difference = f"the final weights differ by {apart:.1e} of their length"
     in_any_order = recipe.cluster.workers <= 2 or recipe.codec.name != "identity"
-    nearly = "" if in_any_order or apart > NEARLY else difference
+    why = "more than two ranks add up in an order of gloo's own"
+    nearly = "" if in_any_order or apart > NEARLY else f"{difference}: {why}"
     return Verdict(steps=steps, difference=difference, nearly=nearly, checkpoint=held[0], missing=missing)
 
 

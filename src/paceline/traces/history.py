@@ -55,7 +55,7 @@ def trace_of(journal: Journal) -> Trace:
     """
     began = journal.began
     records = effective(journal.records)
-    gradients, presence = _Gradients(), _Presence()
+    gradients, presence = _Gradients(on_ranks=began.on == "ranks"), _Presence()
     for record in records:
         gradients.take(record)
         presence.take(record)
@@ -105,15 +105,19 @@ def _evaluation(record: Evaluated) -> Evaluation:
 
 
 class _Gradients:
-    """The outcome of each gradient, and the arrivals whose outcome is not known yet."""
+    """The outcome of each gradient, and the arrivals whose outcome is not known yet.
 
-    def __init__(self) -> None:
+    What waits when a server is started again is lost; a checkpoint of ranks holds it.
+    """
+
+    def __init__(self, *, on_ranks: bool) -> None:
+        self._on_ranks = on_ranks
         self.dropped: Counter[str] = Counter()
         self.works: list[Work] = []
         self._pending: defaultdict[tuple[int, int], list[Arrival]] = defaultdict(list)
 
     def take(self, record: JournalRecord) -> None:
-        if isinstance(record, Resumed):
+        if isinstance(record, Resumed) and not self._on_ranks:
             self.drop_pending("the server was restarted")
         if not isinstance(record, StepRecord | Arrived):
             return

@@ -28,6 +28,7 @@ from paceline.strategies import Strategy
 from paceline.traces.journal import (
     Arrival,
     Arrived,
+    Checkpointed,
     Extended,
     JournalRecord,
     Resumed,
@@ -37,7 +38,7 @@ from paceline.traces.journal import (
 )
 from paceline.traces.replay_events import events_of, without_workers
 from paceline.training import Batches, Training, TrainState, WorkerCodecs, fingerprint
-from paceline.workers.gradients import LoopGradients
+from paceline.workers.gradients import Assignment, LoopGradients
 from paceline.workers.threads import can_start
 
 
@@ -80,8 +81,8 @@ class Verdict:
 SentGradient = tuple[torch.Tensor, torch.Tensor]  # the gradient, and the change of the buffers
 
 
-class _Differs(Exception):  # noqa: N818 - a finding, not a fault
-    pass
+class RunDifference(Exception):  # noqa: N818 - a finding, not a fault
+    """The first thing that came out differently from the run that was recorded."""
 
 
 class Replay:
@@ -146,11 +147,13 @@ class Replay:
                         self._arrived(record.arrivals)
                         self._stepped(record)
                         yield self._taken
+                    case Checkpointed():
+                        self._checkpointed(record)
                     case Resumed():
                         self._resumed(record)
                     case Extended():
                         self._extended(record)
-        except _Differs as found:
+        except RunDifference as found:
             self._difference = str(found)
         finally:
             torch.set_num_threads(threads)
@@ -168,6 +171,17 @@ class Replay:
     # -- events ------------------------------------------------------------------------------------------------
 
     def _joined(self, record: WorkerJoined) -> None:
+        self._note_join(record)
+        self._codecs.joined(record.worker)
+        self.batches.joined(record.worker, draw=record.first_draw)
+        if record.at_seconds == self._started_seconds:  # the clock stands still until the first round begins
+            self._waiting.add(record.worker)
+        else:
+            self._begin()
+            self._handle(Joined(worker=record.worker, at_seconds=record.at_seconds))
+
+    def _note_join(self, record: WorkerJoined) -> None:
+        """Remember a worker's shard and threads, if this machine can do the same."""
         shards = len(self.batches.training.shards)
         if record.shard >= shards:
             raise ReplayError(
@@ -178,13 +192,6 @@ class Replay:
             raise ReplayError(f"{why}; this machine cannot start as many: replay the run on a larger one")
         self._startable = max(self._startable, record.threads)
         self._joins[record.worker] = record
-        self._codecs.joined(record.worker)
-        self.batches.joined(record.worker, draw=record.first_draw)
-        if record.at_seconds == self._started_seconds:  # the clock stands still until the first round begins
-            self._waiting.add(record.worker)
-        else:
-            self._begin()
-            self._handle(Joined(worker=record.worker, at_seconds=record.at_seconds))
 
     def _begin(self) -> None:
         for worker in sorted(self._waiting):
@@ -228,17 +235,20 @@ class Replay:
         if record.version != version:
             raise ReplayError(f"steps {version} to {record.version - 1} are missing in the trace")
         if not self._steps:
-            raise _Differs(f"step {version}: the run took it, and the strategy does not ask for it")
+            raise RunDifference(f"step {version}: the run took it, and the strategy does not ask for it")
         step = self._steps.pop(0)
         for name, decided, written in (("on time", step.fresh, record.fresh), ("late", step.late, record.late)):
             who = tuple((share.worker, share.version) for share in decided)
             if who != written:
-                raise _Differs(f"step {version}: the strategy takes {who} {name}, and the run took {written}")
+                raise RunDifference(f"step {version}: the strategy takes {who} {name}, and the run took {written}")
         self._take(step)
-        if fingerprint(self.train_state.model.parameters) != record.fingerprint:
-            raise _Differs(f"step {version}: the weights after it are not the same")
+        self._compare(record)
         self._taken += 1
         self._remember()
+
+    def _compare(self, record: StepRecord) -> None:
+        if fingerprint(self.train_state.model.parameters) != record.fingerprint:
+            raise RunDifference(f"step {record.version}: the weights after it are not the same")
 
     def _take(self, step: Step) -> None:
         vectors: dict[tuple[int, int], torch.Tensor] = {}
@@ -247,10 +257,10 @@ class Replay:
             vectors[share.worker, share.version], change = self._pending[share.worker, share.version].pop(0)()
             changes.append(change)
         if not self.train_state.take(step, lambda share: vectors[share.worker, share.version], changes):
-            raise _Differs(f"step {step.version}: the update is not finite here")
+            raise RunDifference(f"step {step.version}: the update is not finite here")
 
     def _gradient(self, arrival: Arrival, joined: WorkerJoined) -> SentGradient:
-        """Compute what a worker sent, as the server decoded it."""
+        """Compute what a worker sent, as whoever added it up got it."""
         if arrival.version not in self._models:
             raise ReplayError(f"a gradient of version {arrival.version} is used, which the trace did not say before")
         parameters, buffers = self._models[arrival.version]
@@ -262,15 +272,22 @@ class Replay:
             blocks_done=arrival.blocks_done,
         )
         torch.set_num_threads(joined.threads)
-        result = self._engine.compute(parameters, buffers, [assignment])
         try:
-            payload = self._codecs.encode(result.gradients[0], worker=arrival.worker, draw=arrival.draw)
+            sent, losses = self._compute(arrival, assignment, parameters, buffers)
         except NotFiniteError:
-            raise _Differs(
+            raise RunDifference(
                 f"step {self.train_state.version}: the gradient of worker {arrival.worker} is not finite"
             ) from None
-        self.batches.judge(worker=arrival.worker, draw=arrival.draw, losses=result.sample_losses[0])
-        return self._codecs.decode(payload), result.buffers[0] - buffers
+        self.batches.judge(worker=arrival.worker, draw=arrival.draw, losses=losses)
+        return sent
+
+    def _compute(
+        self, arrival: Arrival, assignment: Assignment, parameters: torch.Tensor, buffers: torch.Tensor
+    ) -> tuple[SentGradient, torch.Tensor]:
+        """Return what was sent for a batch, and the losses of its samples; NotFiniteError if that could not be."""
+        result = self._engine.compute(parameters, buffers, [assignment])
+        payload = self._codecs.encode(result.gradients[0], worker=arrival.worker, draw=arrival.draw)
+        return (self._codecs.decode(payload), result.buffers[0] - buffers), result.sample_losses[0]
 
     # -- memory ------------------------------------------------------------------------------------------------
 
@@ -300,6 +317,9 @@ class Replay:
         self._started_seconds, self._models = record.at_seconds, {}
         self.snapshot = None if record.version < (self._snapshot_version or 0) else self.snapshot
         self._remember()
+
+    def _checkpointed(self, record: Checkpointed) -> None:
+        """Note a checkpoint. That of a server holds what its last step left, which is remembered then."""
 
 
 def _last_use(records: Sequence[JournalRecord], *, of_all: bool) -> dict[int, int]:
