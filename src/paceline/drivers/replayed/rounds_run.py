@@ -24,7 +24,7 @@ from paceline.codecs.payload import NotFiniteError
 from paceline.distributed.local_sum import LocalSum
 from paceline.drivers.replayed.served_run import Replay, ReplayError, RunDifference, SentGradient
 from paceline.events import Step
-from paceline.strategies import Strategy
+from paceline.strategies import LGC, Strategy
 from paceline.traces.journal import Arrival, Checkpointed, JournalRecord, Resumed, RunBegan, StepRecord, WorkerJoined
 from paceline.training import Training, all_finite
 from paceline.training.contributions import RankGradients, VectorPool
@@ -46,7 +46,10 @@ class RoundsReplay(Replay):
         self._worker_model = _rank_model(self._engine.model, lambda: None)
         layout = self._model.layout
         self._vectors = VectorPool(layout.size, self._model.dtype, torch.device("cpu"))
-        self._ranks = [RankGradients(rank, layout, self._vectors) for rank in range(began.workers)]
+        self._ranks = [
+            RankGradients(rank, layout, self._vectors, compensates=isinstance(strategy, LGC))
+            for rank in range(began.workers)
+        ]
         self._sum = LocalSum(began.workers)
         self._checkpoints: dict[int, dict[str, Any]] = {}
 
@@ -69,7 +72,7 @@ class RoundsReplay(Replay):
             message, _ = self._pending[share.worker, share.version].pop(0)()
             self._ranks[share.worker].keep(share.version, message)
         torch.set_num_threads(self._joins[0].threads)
-        vectors = [rank.contribute(step, self._vectors.take()) for rank in self._ranks]
+        vectors = [rank.contribute(step) for rank in self._ranks]
         self._model.apply(self._sum.add_up(vectors))
         for vector in vectors:
             self._vectors.give(vector)
