@@ -60,6 +60,9 @@ BENCHMARKS = MappingProxyType(
         "pipeline-placement": Benchmark(
             "benchmarks.pipeline_placement:run", "seconds for the exact cut of 1,000 layers over 64 devices"
         ),
+        "lgc-ranks": Benchmark(
+            "benchmarks.lgc_ranks:run", "lgc without a server beside DDP, all-reduce and the server"
+        ),
         "soak": Benchmark("benchmarks.soak:run", "random faults against one real run, which must go on"),
     }
 )

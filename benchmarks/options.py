@@ -16,18 +16,19 @@ class Options:
     quick: bool = False
     """A tiny version that takes seconds: shows that it runs, its figures mean nothing."""
     seeds: int | None = None
-    """claims, choice-of-k, large-batch, pruning: runs that are averaged; 3 if not given."""
+    """claims, choice-of-k, large-batch, pruning, lgc-ranks: runs that are averaged; 3 if not given."""
     only: str = ""
     """With commas between; empty: all. choice-of-k: delay models. gradients, pipeline-balance: networks.
-    server-memory: sizes. corrupt: files, without commas in their names. soak: words in the names of faults."""
+    server-memory: sizes. corrupt: files, without commas in their names. lgc-ranks: parts. soak: words in the names of
+    faults."""
     strategies: str = ""
     """choice-of-k, server-memory: strategies, with commas between; empty: all."""
     workers: str = ""
     """server-memory: numbers of workers, with commas between; empty: all."""
     rounds: int | None = None
-    """cluster: rounds of each run; 300 if not given."""
+    """cluster, lgc-ranks: rounds of each run that trains; 300 and, by part, 60, 150 and 300 if not given."""
     repeat: int | None = None
-    """cluster: runs of each strategy; 2 if not given. pipeline-*: turns, of which the best counts."""
+    """cluster: runs of each strategy; 2 if not given. pipeline-*, lgc-ranks: turns, of which the best counts."""
     faults: int | None = None
     """soak: how many; 1000 if not given."""
     seconds_per_fault: float = 0.0

@@ -1,4 +1,4 @@
-"""Ranks on the two hosts of a cable, and the lines that rank 0 writes: whoever waits here does not wait for ever.
+"""Ranks on the two hosts of a cable or on this machine alone, and the lines that rank 0 writes: no wait is for ever.
 
 A rank is `python -m MODULE FOLDER RANK PLAN`; rank 0 appends a line of JSON to FOLDER/lanes-0.jsonl for every figure.
 """
@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,14 +26,27 @@ LINE_SECONDS = 180.0
 
 
 def measured(
-    name: str, module: str, plan: str, labels: Sequence[str], cable: Cable, folder: Path, *, ranks_per_host: int = 1
+    name: str,
+    module: str,
+    plan: str,
+    labels: Sequence[str],
+    cable: Cable | None,
+    folder: Path,
+    *,
+    ranks_per_host: int = 1,
 ) -> list[dict[str, Any]]:
-    """Start the ranks, host after host, and read a line of rank 0 for each of the labels; no rank outlives this."""
+    """Start the ranks, host after host, and read a line of rank 0 for each of the labels; no rank outlives this.
+
+    Without a cable this machine is the one host.
+    """
     ranks: list[subprocess.Popen[bytes]] = []
     try:
-        for rank in range(2 * ranks_per_host):
-            host, interface = cable.hosts[rank // ranks_per_host], cable.interfaces[rank // ranks_per_host]
-            command = ["ip", "netns", "exec", host, sys.executable, "-m", module, str(folder), str(rank), plan]
+        for rank in range(ranks_per_host if cable is None else 2 * ranks_per_host):
+            command = [sys.executable, "-m", module, str(folder), str(rank), plan]
+            interface = "lo"
+            if cable is not None:
+                command = ["ip", "netns", "exec", cable.hosts[rank // ranks_per_host], *command]
+                interface = cable.interfaces[rank // ranks_per_host]
             environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
             with (folder / f"rank-{rank}.log").open("wb") as log:
                 ranks.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log))
@@ -72,6 +86,13 @@ def _lines(
 def _read(file: Path) -> list[dict[str, Any]]:
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def free_address() -> str:
+    """Return an address of this machine that nobody listens at."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{found.getsockname()[1]}"
 
 
 @contextlib.contextmanager

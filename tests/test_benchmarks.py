@@ -21,6 +21,7 @@ RUNS = [
     ["soak"],
     ["links", "slow-link"],
     ["averaging"],
+    ["lgc-ranks"],
     ["gradients", "--only", "mlp,lenet"],
 ]
 RUNS += [["claims", "timing", "codecs", "pruning", "pruning-overhead"]]
