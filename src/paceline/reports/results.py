@@ -149,11 +149,12 @@ def baseline_name(strategies: Iterable[str]) -> str:
     >>> baseline_name(["hpsgd", "ssgd"]), baseline_name(["ssgd", "full"]), baseline_name([]), baseline_name(["hpsgd"])
     ('ssgd', 'full', 'full', 'ssgd')
     >>> baseline_name(["lgc@ranks", "full@ranks"]), baseline_name(["lgc@ranks"]), baseline_name(["lgc@ranks", "lgc"])
-    ('full@ranks', 'ssgd', 'full')
+    ('full@ranks', 'full@ranks', 'full')
     """
     ran = set(strategies)
-    served = [name for name in ran if name not in WITHOUT_A_SERVER and not name.endswith("@ranks")]
-    otherwise = "full" if served or not ran else "ssgd"
+    with_rounds = ran - WITHOUT_A_SERVER
+    on_ranks = with_rounds and all(name.endswith("@ranks") for name in with_rounds)
+    otherwise = "full@ranks" if on_ranks else "full" if with_rounds or not ran else "ssgd"
     return next((name for name in BASELINES if name in ran), otherwise)
 
 
