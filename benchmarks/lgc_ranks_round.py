@@ -261,7 +261,7 @@ def _parts(plan: RoundPlan) -> Row:
         own = RankModel(parameters, [], step)
         pool = VectorPool(own.layout.size, own.dtype, torch.device("cpu"))
         gradients = RankGradients(0, own.layout, pool)
-        flat, out, times = torch.zeros(own.layout.gradient), pool.take(), dict[str, list[float]]()
+        flat, times = torch.zeros(own.layout.gradient), dict[str, list[float]]()
 
         def timed(name: str, what: Callable[[], Any]) -> Any:
             began = time.perf_counter()
@@ -275,12 +275,13 @@ def _parts(plan: RoundPlan) -> Row:
             timed("finite?", partial(all_finite, message))
             timed("fingerprint", own.fingerprint)
             gradients.keep(version, message)
-            shares = tuple(Share(worker=rank, version=version, weight=1 / (plan.ranks - 1)) for rank in range(1))
-            lgc = Step(version=version, fresh=shares, previous_mean_weight=0.25)
-            timed("contribution", partial(gradients.contribute, lgc, out))
-            timed("apply", lambda: own.apply(out))
+            fresh = (Share(worker=0, version=version, weight=1 / (plan.ranks - 1)),)
+            lgc = Step(version=version, fresh=fresh, previous_mean_weight=0.25)
+            update = timed("contribution", partial(gradients.contribute, lgc))
+            timed("apply", partial(own.apply, update))
+            pool.give(update)
             timed("plain: zero", flat.zero_)
-            timed("plain: divide", lambda: flat.div_(4))
+            timed("plain: divide", partial(flat.div_, 4))
         times["apply"] = [both - alone for both, alone in zip(times["apply"], stepping, strict=True)]
         times["optimiser"] = stepping
         parts = {name: min(found[1:]) for name, found in times.items()}
