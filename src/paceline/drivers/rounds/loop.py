@@ -167,14 +167,15 @@ class RoundLoop:
 
     def _wait(self, what: str) -> None:
         """Wait for the exchange thread, for a while; raise if it has failed, or if a rank is gone."""
-        self._check_failure(what)
+        self.check_failure(what)
         self.exchange.wait(SLICE_SECONDS)
-        self._check_failure(what)
+        self.check_failure(what)
         gone = self._heartbeats.find_gone()
         if gone:
             raise RankGoneError(f"{gone} ({what} waited for it)")
 
-    def _check_failure(self, what: str) -> None:
+    def check_failure(self, what: str) -> None:
+        """Raise if the rounds have failed; `what` is what this rank was about."""
         failed = self.exchange.failure
         if failed is None:
             return

@@ -303,6 +303,8 @@ class RoundSync:
             if finite:
                 self._loop.wait_for_round(self.version)
                 self._apply_updates()
+            else:  # it waits for nobody, and would never hear that all have failed
+                self._loop.check_failure(f"round {self.version}")
         return finite
 
     def _report(self, losses: torch.Tensor | None) -> bool:
