@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
 from paceline.distributed import RankGoneError, first_line, name_ranks
+from paceline.errors import PacelineError
 
 POLL_SECONDS = (0.005, 0.1)  # at first, and at most
 FAILED = "left"
@@ -41,6 +43,7 @@ class StoreGather:
     """All-gathers small JSON values through a store; every rank must make the same calls in the same order.
 
     `launch` is an id that all processes of one launch share (one torchrun or `paceline train`), also after restarts.
+    `while_waiting` is called now and then, and may raise what else is known of a rank that does not come.
 
     >>> StoreGather(dist.HashStore(), 0, 1, timeout_seconds=1.0).gather("say what it has", [50, 40])
     [[50, 40]]
@@ -49,8 +52,17 @@ class StoreGather:
     paceline.distributed.RankGoneError: rank 1 waited 0.1 s for rank 0 to say what it has
     """
 
-    def __init__(self, store: Any, rank: int, world: int, *, timeout_seconds: float, launch: str = "") -> None:
-        self.rank, self.world, self.launch = rank, world, launch
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        world: int,
+        *,
+        timeout_seconds: float,
+        launch: str = "",
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.rank, self.world, self.launch, self._while_waiting = rank, world, launch, while_waiting
         self._store, self.timeout_seconds = store, timeout_seconds
         self._gathers = 0
 
@@ -65,7 +77,7 @@ class StoreGather:
             self._store.set(keys[self.rank], json.dumps(words))
             self._wait_for(keys, doing)
             return [json.loads(self._store.get(key)) for key in keys]
-        except RankGoneError:
+        except PacelineError:
             raise
         except RuntimeError as error:
             lost = f"rank {self.rank} waited for all ranks to {doing}, and the store is lost"
@@ -79,6 +91,7 @@ class StoreGather:
             failed = self._posted_failure(missing)
             if failed:
                 raise RankGoneError(f"{failed} (it was to {doing})")
+            self._while_waiting()
             if missing and time.monotonic() > deadline:
                 waited = f"rank {self.rank} waited {self.timeout_seconds:g} s"
                 raise RankGoneError(f"{waited} for {name_ranks(missing)} to {doing}")

@@ -95,7 +95,7 @@ class Heartbeats:
         if left:
             rank = min(left, key=self._others.index)
             return f"rank {rank} has left: {left[rank]}"
-        keeper = "the launcher" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
+        keeper = "the launcher" if launcher_keeps_store() else "rank 0"
         if self._lost is not None:
             return f"{keeper} is gone: the store that it kept is lost ({self._lost})"
         if self._store_silent():
@@ -105,7 +105,7 @@ class Heartbeats:
     @property
     def store_lost(self) -> bool:
         """Whether the store no longer answers: the process that kept it is gone."""
-        return self._lost is not None
+        return self._lost is not None or self._unlooked_seconds >= self.silence_seconds
 
     def entered_of(self, rank: int) -> int | None:
         """Return how many averages, or rounds, a rank had entered when it was last heard of."""
@@ -157,6 +157,11 @@ class Heartbeats:
         if ranks and self._store.has_extended_api():
             return list(self._store.multi_get([str(rank) for rank in ranks]))
         return [self._store.get(str(rank)) for rank in ranks]
+
+
+def launcher_keeps_store() -> bool:
+    """Return whether the launch's store is torchrun's; else it is in the process of rank 0, and ends with it."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 class FailureDetector:

@@ -108,11 +108,12 @@ class Exchange:
         with self._changed:
             return self._released.popleft() if self._released else None
 
-    def wait(self, seconds: float) -> None:
-        """Wait until something may have come, at most so long."""
+    def wait(self, seconds: float) -> bool:
+        """Wait until something has come, or the thread has failed, at most so long; return whether something has."""
         with self._changed:
             if not self._queue and not self._released and self.failure is None:
                 self._changed.wait(seconds)
+            return bool(self._queue or self._released)
 
     @property
     def under_way(self) -> bool:
@@ -143,7 +144,7 @@ class Exchange:
                 pass
         except Exception as error:
             log.debug("the exchange ends: %s", first_line(error))
-            self._fail(Failed(reason=f"{type(error).__name__}: {first_line(error)}", kind="lost"))
+            self.lost(error)
 
     def _follow(self, notice: Notice) -> bool:
         """Do what a notice says; return whether there may be another."""
@@ -151,6 +152,8 @@ class Exchange:
             case RoundClosed():
                 return self._exchange(notice)
             case AllWaiting():
+                if notice.leaving and not self._leave_together(notice.version):
+                    return False
                 with self._changed:
                     self._released.append(notice)
                     self._changed.notify_all()
@@ -158,6 +161,10 @@ class Exchange:
             case Failed():
                 self._fail(notice)
                 return False
+
+    def lost(self, error: Exception) -> None:
+        """Fail by a connection that was lost."""
+        self._fail(Failed(reason=f"{type(error).__name__}: {first_line(error)}", kind="lost"))
 
     def _fail(self, failed: Failed) -> None:
         with self._changed:
@@ -189,6 +196,16 @@ class Exchange:
         # All ranks are in this round's all-reduce, so all have read the notices before it.
         if self._gradients.rank == 0:
             self._mailbox.forget_notices(before=self._mailbox.notices_read - 1)
+        return True
+
+    def _leave_together(self, version: int) -> bool:
+        """Wait until all have read the last notice: the rank that keeps the store may end its process next."""
+        with self._on_stream():
+            work = dist.all_reduce(torch.zeros(1, device=self._device), group=self._group, async_op=True)
+            self.collective = collective = PendingCollective(work, self._device)
+            if not self._wait_for(collective, version):
+                return False
+            collective.check()
         return True
 
     @contextlib.contextmanager

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +20,10 @@ import torch
 from paceline.distributed import RankGoneError
 from paceline.distributed.stores import StoreGather, private_store
 from paceline.drivers.ranks.group import ROUNDS, RankGroup
-from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats
+from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats, launcher_keeps_store
 from paceline.drivers.rounds.decider import Decider, DecidingThread
 from paceline.drivers.rounds.exchange import Exchange
-from paceline.drivers.rounds.messages import AllWaiting, Failed, Mailbox, Overdue, Report, Stop, Waiting
+from paceline.drivers.rounds.messages import AllWaiting, Failed, Mailbox, Outbox, Overdue, Report, Stop, Waiting
 from paceline.errors import PacelineError
 from paceline.strategies import LGC, Strategy
 from paceline.traces.journal import Arrival
@@ -32,6 +32,7 @@ from paceline.training.rank_model import RankModel
 
 SLICE_SECONDS = 0.5  # of a wait, between two looks at who is alive
 JOIN_SECONDS = 5.0
+LINGER_SECONDS, LINGER_LOOK_SECONDS = 3.0, 0.02
 DECIDER = 0  # the place in the group of the rank that decides
 
 
@@ -82,7 +83,11 @@ class RoundLoop:
         self.gradients = RankGradients(self.place, model.layout, self.vectors, compensates=isinstance(strategy, LGC))
         self._reports = Mailbox(private_store(name, own_connection=True))
         self._words = StoreGather(
-            private_store(f"{name}/words"), self.place, len(ranks), timeout_seconds=timeout_seconds
+            private_store(f"{name}/words"),
+            self.place,
+            len(ranks),
+            timeout_seconds=timeout_seconds,
+            while_waiting=lambda: self._check_others("an epoch"),
         )
         self._heartbeats = Heartbeats(private_store(name), ranks, rank, silence_seconds=silence_seconds)
         self._detector = FailureDetector(self._heartbeats, ranks, rank, timeout_seconds=timeout_seconds, purpose=ROUNDS)
@@ -98,6 +103,7 @@ class RoundLoop:
             most_behind=most_behind,
             timeout_seconds=timeout_seconds,
         )
+        self._outbox = Outbox(self.exchange.lost)
         self.deciding: DecidingThread | None = None
         if self.place == DECIDER:
             inbox = Mailbox(private_store(name, own_connection=True))
@@ -117,8 +123,7 @@ class RoundLoop:
 
     def report(self, message: Report) -> None:
         """Tell the rank that decides."""
-        with self._detector.naming_lost("a report"):
-            self._reports.report(message)
+        self._outbox.send(partial(self._reports.report, message))
 
     def gather(self, doing: str, number: int) -> list[int]:
         """Return the number of every rank; all must call it. `doing` completes "waited for rank 1 to ..." in errors."""
@@ -168,7 +173,10 @@ class RoundLoop:
     def _wait(self, what: str) -> None:
         """Wait for the exchange thread, for a while; raise if it has failed, or if a rank is gone."""
         self.check_failure(what)
-        self.exchange.wait(SLICE_SECONDS)
+        if not self.exchange.wait(SLICE_SECONDS):
+            self._check_others(what)
+
+    def _check_others(self, what: str) -> None:
         self.check_failure(what)
         gone = self._heartbeats.find_gone()
         if gone:
@@ -192,15 +200,26 @@ class RoundLoop:
         if self.started:
             self.exchange.stop()
             if reason and not self._heartbeats.store_lost:
-                with suppress(Exception):  # the store is lost just now, and with it whatever waits in it
-                    failed = Failed(reason=f"rank {self._group.rank} has left: {reason}")
-                    self._reports.post_failure(failed, first=self.exchange.notices_read)
-                    if self.deciding is not None:
-                        self._reports.report(Stop())
+                self._outbox.send(partial(self._tell_failure, reason))
+            self._outbox.close(JOIN_SECONDS)
             self.exchange.join(JOIN_SECONDS)
             if self.deciding is not None:
                 self.deciding.join(JOIN_SECONDS)
-        self._group.close(pending=self.exchange.under_way)
+        # A sum that has failed counts as under way: gloo throws again where such a group is destroyed, and aborts.
+        self._group.close(pending=bool(reason) or self.exchange.under_way)
+
+    def _tell_failure(self, reason: str) -> None:
+        """Wake all, with the reason. A rank that keeps the store stays until the others have read it, for a while."""
+        failed = Failed(reason=f"rank {self._group.rank} has left: {reason}")
+        self._reports.post_failure(failed, first=self.exchange.notices_read)
+        left, deadline = self._reports.count_left(1), time.monotonic() + LINGER_SECONDS
+        if self.deciding is not None:
+            self._reports.report(Stop())
+        while self._group.rank == 0 and not launcher_keeps_store() and left < self._group.world:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(LINGER_LOOK_SECONDS)
+            left = self._reports.count_left(0)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

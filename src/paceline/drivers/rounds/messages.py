@@ -17,6 +17,9 @@ from __future__ import annotations
 
 import datetime
 import json
+import queue
+import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -220,6 +223,10 @@ class Mailbox:
         number = self._store.add("reports", 1)
         self._store.set(f"report/{number}", encode(message))
 
+    def count_left(self, ranks: int) -> int:
+        """Count `ranks` more that have left because of a failure; return how many have."""
+        return int(self._store.add("left", ranks))
+
     def next_report(self) -> Report:
         """Wait for the next report, in the order in which they were numbered."""
         self._reports_read += 1
@@ -250,3 +257,33 @@ class Mailbox:
         for number in range(self._forgotten, before):
             self._store.delete_key(f"notice/{number}")
         self._forgotten = max(self._forgotten, before)
+
+
+class Outbox:
+    """Talks to a store on a thread of its own: a store that does not answer holds up this thread, and no training.
+
+    The rank that keeps the store may be stopped, or its machine gone. Whatever is given to `send` is called in order;
+    the first error ends it, and goes to `failed`.
+    """
+
+    def __init__(self, failed: Callable[[Exception], None]) -> None:
+        self._failed = failed
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="paceline-reports", daemon=True)
+        self._thread.start()
+
+    def send(self, call: Callable[[], object]) -> None:
+        """Let the thread call this."""
+        self._calls.put(call)
+
+    def close(self, seconds: float) -> None:
+        """End the thread when all is sent; wait for it no longer than that."""
+        self._calls.put(None)
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            while (call := self._calls.get()) is not None:
+                call()
+        except Exception as error:
+            self._failed(error)

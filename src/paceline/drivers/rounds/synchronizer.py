@@ -165,6 +165,7 @@ class RoundSync:
         try:
             description = {"model": self._tracked.description(), "strategy": describe(self.strategy)}
             name = self._group.agree(description, self._tracked.device)
+            _check_k(self.strategy, self._group.world)
             self._group.begin_equal(self._tracked.everything())
         except BaseException:
             self._group.close(pending=False)
@@ -188,7 +189,8 @@ class RoundSync:
         self._held_since = time.perf_counter()
         self._source: BatchSource | None = None
         self._epoch_ends: int | None = None  # the round after the last of the epoch that this rank is in
-        self._agreed_rounds: tuple[int, int] | None = None  # of an epoch: as this rank saw it, and as all agreed
+        self._aligned = 0  # the last round at which all ranks have been, or will be
+        self._agreed_rounds = 0  # of an epoch of this loader
         self._stepping = self._ended = False
         self._failure: BaseException | None = None
         self._hook = optimizer.register_step_pre_hook(self._refuse_step)
@@ -232,27 +234,39 @@ class RoundSync:
         """
         self._check_alive()
         _refuse_collective_sampler(loader, self._group.world)
-        if self._source is None or self._source.loader is not loader:
-            self._source = BatchSource(loader)
-        self._epoch_ends = self.version + self._rounds_of_epoch(rounds_in(loader, rounds), given=rounds is not None)
+        if self.version != self._aligned:
+            raise RoundsError(
+                "an epoch begins at the same round on all ranks, and they may be at different ones: call flush() after "
+                "an epoch that was left early, and after steps outside of epochs"
+            )
+        with self._guarded():
+            self._start()
+            length = self._rounds_of_epoch(loader, rounds)
+        self._epoch_ends = self._aligned = self.version + length
         try:
             self._apply_updates()  # those that came after the end of the epoch before
             while self.version < self._epoch_ends:
                 before = self.draws
-                yield self._source.next()
+                yield self._next_batch()
                 if self.draws == before:
                     raise RoundsError("a batch of epoch() was not followed by step()")
         finally:
             self._epoch_ends = None
 
-    def _rounds_of_epoch(self, ours: int, *, given: bool) -> int:
-        """Return the rounds of this epoch. All agree on the first; a loader that changes must do so on all ranks."""
-        if given or self._group.world == 1:
+    def _next_batch(self) -> Any:
+        assert self._source is not None
+        return self._source.next()
+
+    def _rounds_of_epoch(self, loader: Iterable[Any], given: int | None) -> int:
+        """Return the rounds of this epoch, unless given those of the longest loader: all agree when it is a new one."""
+        ours, new = rounds_in(loader, given), self._source is None or self._source.loader is not loader
+        if new:
+            self._source = BatchSource(loader)
+        if given is not None:
             return ours
-        if self._agreed_rounds is None:
-            self._agreed_rounds = ours, max(self._loop.gather("begin its first epoch", ours))
-        seen, agreed = self._agreed_rounds
-        return agreed if ours == seen else ours
+        if new or not self._agreed_rounds:
+            self._agreed_rounds = max(self._loop.gather("begin an epoch", ours))
+        return self._agreed_rounds
 
     def blocks(self, *batch: torch.Tensor) -> Iterator[Any]:
         """Yield a batch in equal blocks; end early once the round has closed. Then `.grad` is the gradient to clip.
@@ -275,6 +289,8 @@ class RoundSync:
     def begin_batch(self, blocks: int) -> None:
         """Begin a batch of so many blocks, for a loop that does not use `blocks`: what is left in .grad is dropped."""
         self._check_alive()
+        with self._guarded():
+            self._start()
         for parameter in self._tracked.parameters:
             parameter.grad = None
         self._batch.begin(blocks)
@@ -290,21 +306,27 @@ class RoundSync:
         """Report the gradient in `.grad`, wait until its round has closed, and apply all updates that have come.
 
         `losses`, of every sample done, help to choose K where it is "auto". Return whether the gradient was reported:
-        not if it is not finite; then the next batch is computed at the same model.
+        not if it is not finite; then the next batch is computed at the same model, unless its round has closed.
         """
         self._check_alive()
         if self._batch.left_early:
             raise RoundsError("the loop over sync.blocks(...) was left early: it ends by itself when it is time")
         if all(parameter.grad is None for parameter in self._tracked.parameters):
             raise RoundsError("step() comes after a batch, and no parameter has a gradient: call backward() before")
+        done, blocks = self._batch.done, self._batch.blocks
+        if 0 < done < blocks and self._loop.exchange.next_version <= self.version:
+            raise RoundsError(
+                f"{done} of the {blocks} blocks of this batch are done, and its round is still open: go on as long as "
+                "block_done() is true"
+            )
         with self._guarded():
             self._start()
             finite = self._report(losses)
             if finite:
                 self._loop.wait_for_round(self.version)
-                self._apply_updates()
             else:  # it waits for nobody, and would never hear that all have failed
                 self._loop.check_failure(f"round {self.version}")
+            self._apply_updates()
         return finite
 
     def _report(self, losses: torch.Tensor | None) -> bool:
@@ -395,6 +417,7 @@ class RoundSync:
         self._apply_updates()
         if self.version != release.version:
             raise RoundsError(f"a flush ended at round {release.version}, and this rank is at {self.version}")
+        self._aligned = self.version
         self.outcomes.add_drops(release.dropped)
         arrivals = self._loop.next_arrivals()
         if self._on_flush is not None:
@@ -405,6 +428,7 @@ class RoundSync:
         """Flush, and end: late gradients are dropped, and training is plain from here on. All ranks must call it."""
         if self._ended:
             return
+        self._epoch_ends = None
         try:
             if self._failure is None:
                 with self._guarded():
@@ -456,6 +480,12 @@ class RoundSync:
             self.flush()
         elif self._failure is not None:
             raise RoundsError("rounds have ended with an error: they have no state") from self._failure
+        state = self._take_state()
+        if not self._ended:
+            self.flush()  # nobody goes on before all have taken theirs: a round that closed would be in some of them
+        return state
+
+    def _take_state(self) -> dict[str, Any]:
         return {
             "about": self.about(),
             "version": self.version,
@@ -490,7 +520,7 @@ class RoundSync:
             seconds=reader_of(float, (0, 1e10))(state["seconds"]),
         )
         self._model.take_buffers()
-        self.version, self.draws = version, draws
+        self.version, self._aligned, self.draws = version, version, draws
         self.outcomes.load_state_dict(state["outcomes"])
 
     def about(self) -> dict[str, str]:
@@ -505,7 +535,7 @@ class RoundSync:
     # -- what can go wrong -----------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Start the threads with the first round, so that a state can be loaded before."""
+        """Start the threads with the first batch: a state can be loaded before, and nobody waits for the batch."""
         if not self._loop.started:
             self._tracked.check()
             self._loop.start()
@@ -562,6 +592,12 @@ def _prepare(
     if optimizer in IN_USE:
         raise ValueError("this optimizer has an averaging or rounds already; close() that one first")
     return made, tracked
+
+
+def _check_k(strategy: Strategy, world: int) -> None:
+    k = getattr(strategy, "k", 1)
+    if k != "auto" and k > world:
+        raise ValueError(f'k must be at most the number of ranks, {world}, or "auto" (k={k})')
 
 
 def _refuse_collective_sampler(loader: Iterable[Any], world: int) -> None:

@@ -1,0 +1,26 @@
+"""What the ranks of the tests of rounds can be told to do. What a job returns goes through JSON."""
+
+from tests.rounds.jobs.checkpoints import resumed, wrong_states
+from tests.rounds.jobs.epochs import broken_off, epochs, second_loader
+from tests.rounds.jobs.faults import drifts, fails_first, overflows, raises, until_it_ends
+from tests.rounds.jobs.misuse import misused, misused_loops
+from tests.rounds.jobs.training import alike, like_plain, schedules, some_close_first
+
+__all__ = [
+    "alike",
+    "broken_off",
+    "drifts",
+    "epochs",
+    "fails_first",
+    "like_plain",
+    "misused",
+    "misused_loops",
+    "overflows",
+    "raises",
+    "resumed",
+    "schedules",
+    "second_loader",
+    "some_close_first",
+    "until_it_ends",
+    "wrong_states",
+]

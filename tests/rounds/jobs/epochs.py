@@ -1,0 +1,77 @@
+"""Jobs that train by epochs."""
+
+from __future__ import annotations
+
+import time
+
+import torch.distributed as dist
+
+from tests.rounds.jobs.common import batch, compute, digest, setup, tally
+
+
+class Loader:
+    """A loader that notes which of its batches were taken."""
+
+    def __init__(self, length, rank):
+        self._batches = [batch(number, rank) for number in range(length)]
+        self.taken = []
+
+    def __len__(self):
+        return len(self._batches)
+
+    def __iter__(self):
+        for number, each in enumerate(self._batches):
+            self.taken.append(number)
+            yield each
+
+
+def epochs(lengths, count, slow=None, rounds=None, flush=False, **settings):
+    """Train some epochs; return at which round each ended and with what, and which batches this rank took in each."""
+    rank, found, taken = dist.get_rank(), [], []
+    model, made, sync = setup("lgc", **settings)
+    loader = Loader(lengths[rank], rank)
+    with sync:
+        for _ in range(count):
+            before = len(loader.taken)
+            for inputs, targets in sync.epoch(loader, rounds):
+                time.sleep(0.025 if rank == slow else 0.005)
+                compute(sync, model, inputs, targets)
+                sync.step()
+            found.append([sync.version, digest(model, made)])
+            taken.append(loader.taken[before:])
+            if flush:
+                sync.flush()
+    return {"ends": found, "taken": taken, **tally(sync)}
+
+
+def broken_off(after):
+    """Break out of an epoch, on each rank after its own number of batches; then flush, and train a whole one."""
+    rank, found = dist.get_rank(), []
+    model, made, sync = setup("lgc", k=2)
+    loader = Loader(4, rank)
+    with sync:
+        for number, (inputs, targets) in enumerate(sync.epoch(loader), start=1):
+            compute(sync, model, inputs, targets)
+            sync.step()
+            if number == after[rank]:
+                break
+        sync.flush()
+        found.append([sync.version, digest(model, made)])
+        for inputs, targets in sync.epoch(loader):
+            compute(sync, model, inputs, targets)
+            sync.step()
+        found.append([sync.version, digest(model, made)])
+    return {"ends": found, "first": loader.taken[after[rank] : after[rank] + 1]}
+
+
+def second_loader(lengths):
+    """Two loaders, each of another length on each rank."""
+    rank, found = dist.get_rank(), []
+    model, made, sync = setup("lgc", k=3)
+    with sync:
+        for each in lengths:
+            for inputs, targets in sync.epoch(Loader(each[rank], rank)):
+                compute(sync, model, inputs, targets)
+                sync.step()
+            found.append([sync.version, digest(model, made)])
+    return found

@@ -1,0 +1,104 @@
+"""Jobs in which something goes wrong."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import paceline
+from tests.rounds.jobs.common import OPTIMIZERS, batch, compute, digest, error_of, network, setup, tally
+
+
+def raises(culprit, k):
+    """An exception in the loop of one rank; what every rank says, and how long that took."""
+    rank, began = dist.get_rank(), time.monotonic()
+
+    def run():
+        model, _, sync = setup("lgc", k=k)
+        with sync:
+            for number in range(200):
+                compute(sync, model, *batch(number, rank))
+                if rank == culprit and number == 3:
+                    raise ZeroDivisionError("out of luck\nand of patience")
+                sync.step()
+
+    return [error_of(run), time.monotonic() - began]
+
+
+def fails_first(culprit):
+    """An exception on one rank before it takes its first batch, while the others wait for its epoch."""
+    rank, began = dist.get_rank(), time.monotonic()
+
+    def run():
+        model, _, sync = setup("lgc", k=1)
+        with sync:
+            if rank == culprit:
+                raise ZeroDivisionError("no data here")
+            for inputs, targets in sync.epoch([batch(0, rank)]):
+                compute(sync, model, inputs, targets)
+                sync.step()
+
+    return [error_of(run), time.monotonic() - began]
+
+
+def until_it_ends(silence_seconds, folder, k=2):
+    """Train until something goes wrong, and say what it was; leaves word in the folder when training has begun."""
+    rank = dist.get_rank()
+    deadline = time.monotonic() + 45
+
+    def run():
+        model, _, sync = setup("lgc", k=k, silence_seconds=silence_seconds, timeout_seconds=40.0)
+        with sync:
+            while time.monotonic() < deadline:
+                compute(sync, model, *batch(sync.draws, rank))
+                sync.step()
+                if sync.version == 5:
+                    (Path(folder) / f"training-{rank}").touch()
+                time.sleep(0.002)
+
+    return error_of(run)
+
+
+def drifts(culprit, how):
+    """One rank's model changes behind the rounds' back; what all say of it, and when."""
+    rank = dist.get_rank()
+    model = network()
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    def run():
+        with paceline.LGCSync(model, optimizer, k=3, timeout_seconds=30.0) as sync:
+            for number in range(12):
+                compute(sync, model, *batch(number, rank))
+                sync.step()
+                if number == 3 and rank == culprit and how == "scheduler":
+                    scheduler.step()
+                if number == 3 and rank == culprit and how == "weights":
+                    model[0].weight.data[0, 1].neg_()
+
+    return error_of(run)
+
+
+def overflows(culprits, bad_draws, rounds):
+    """Loss scaling in which some gradients overflow, on some ranks; every round waits for all."""
+    rank = dist.get_rank()
+    model, made, sync = setup("full", norm=True, blocks=2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
+    came, warmed = [], 0
+    with sync:
+        while sync.version < rounds:
+            inputs, targets = batch(sync.draws, rank)
+            bad = rank in culprits and sync.draws in bad_draws
+            for x, y in sync.blocks(inputs, targets):
+                loss = F.cross_entropy(model(x), y)
+                scaler.scale(loss * float("inf") if bad else loss).backward()
+            scaler.unscale_(made)
+            came.append(sync.step())
+            scaler.update()
+            warmed += 1
+    finite = all(bool(torch.isfinite(tensor).all()) for tensor in model.state_dict().values())
+    return {"digest": digest(model, made), "scale": scaler.get_scale(), "came": came, "finite": finite, **tally(sync)}

@@ -1,0 +1,134 @@
+"""Jobs that ask for what cannot be."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import paceline
+from tests.rounds.jobs.common import LIMITS, batch, compute, error_of, network, setup
+
+
+def misused():
+    """Errors of the constructor, on all ranks alike, also where only rank 1 asks for it."""
+    one, model = dist.get_rank() == 1, network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def lgc(model=model, optimizer=optimizer, k=2, **settings):
+        return error_of(lambda: paceline.LGCSync(model, optimizer, k=k, **LIMITS, **settings))
+
+    wrapped = DistributedDataParallel(network())
+    synced = nn.SyncBatchNorm.convert_sync_batchnorm(network(norm=True))
+    found = {
+        "ddp": lgc(wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1)),
+        "ddp on one": lgc(wrapped if one else model),
+        "sync batch norm": lgc(synced, torch.optim.SGD(synced.parameters(), lr=0.1)),
+        "codec": lgc(codec="qsgd"),
+        "codec on one": lgc(codec="qsgd" if one else "identity"),
+        "k": lgc(k=0),
+        "k of words": lgc(k="most"),
+        "k on one": lgc(k=-1 if one else 2),
+        "too great a k": lgc(k=4),
+        "unlike k": lgc(k=1 if one else 2),
+        "blocks": lgc(blocks=0),
+        "blocks on one": lgc(blocks=0 if one else 4),
+        "most behind": lgc(most_behind=0),
+        "other optimizer": lgc(network()),
+    }
+    with paceline.LGCSync(model, optimizer, k=2, **LIMITS):
+        found["twice"] = error_of(lambda: paceline.FullSync(model, optimizer))
+    found["again"] = error_of(lambda: paceline.LGCSync(model, optimizer, k=3, **LIMITS).close())
+    found["sharded"] = lgc(type("FSDPModule", (nn.Linear,), {})(2, 2))  # as torch's fully_shard names them
+    return found
+
+
+def misused_loops():
+    """Errors of loops; each ends the rounds on all ranks, and a new life begins."""
+    one = dist.get_rank() == 1
+
+    def told(loop, **settings):
+        def run():
+            model, optimizer, sync = setup("lgc", **{"k": 3, **settings})
+            with sync:
+                for number in range(2):
+                    loop(model, optimizer, sync, *batch(number, dist.get_rank()))
+
+        return error_of(run)
+
+    def steps_itself(model, optimizer, sync, *inputs):
+        compute(sync, model, *inputs)
+        if one:
+            optimizer.step()
+        sync.step()
+
+    def scaler_steps(model, optimizer, sync, *inputs):
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(model(inputs[0]).sum()).backward()
+        if one:
+            scaler.step(optimizer)
+        sync.step()
+
+    def flushes_in_an_epoch(model, optimizer, sync, *inputs):
+        for each in sync.epoch([inputs]):
+            compute(sync, model, *each)
+            sync.step()
+            if one:
+                sync.flush()
+
+    def forgets_the_step(model, optimizer, sync, *inputs):
+        for each in sync.epoch([inputs, inputs]):
+            compute(sync, model, *each)
+            if not one:
+                sync.step()
+
+    def breaks_off_a_batch(model, optimizer, sync, *inputs):
+        for x, _ in sync.blocks(*inputs):
+            model(x).sum().backward()
+            if one:
+                break
+        sync.step()
+
+    def does_some_blocks(model, optimizer, sync, *inputs):
+        sync.begin_batch(3)
+        for _ in range(2 if one else 3):
+            model(inputs[0]).sum().backward()
+            sync.block_done()
+        sync.step()
+
+    def has_no_gradient(model, optimizer, sync, *inputs):
+        compute(sync, model, *inputs)
+        if one:
+            optimizer.zero_grad()
+        sync.step()
+
+    def breaks_off_an_epoch(model, optimizer, sync, *inputs):
+        for each in sync.epoch([inputs, inputs]):
+            compute(sync, model, *each)
+            sync.step()
+            if one:
+                break
+
+    def has_an_empty_loader(model, optimizer, sync, *inputs):
+        for each in sync.epoch([] if one else [inputs]):
+            compute(sync, model, *each)
+            sync.step()
+
+    loops = [steps_itself, scaler_steps, flushes_in_an_epoch, forgets_the_step, breaks_off_a_batch, does_some_blocks,
+             has_no_gradient, breaks_off_an_epoch, has_an_empty_loader]  # fmt: skip
+    found = {loop.__name__: told(loop) for loop in loops}
+    found["sparse"] = error_of(sparse)
+    model, _, sync = setup("lgc", k=3)
+    sync.close()
+    sync.close()
+    found["closed"] = error_of(sync.step)
+    found["closed, flush"] = error_of(sync.flush)
+    return found
+
+
+def sparse():
+    model = nn.Embedding(4, 2, sparse=dist.get_rank() == 1)
+    with paceline.FullSync(model, torch.optim.SGD(model.parameters(), lr=0.1), **LIMITS) as sync:
+        model(torch.tensor([1])).sum().backward()
+        sync.step()

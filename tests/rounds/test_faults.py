@@ -1,0 +1,163 @@
+"""What goes wrong on one rank ends on all of them, soon, with an error that names it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.distributed.ranks import Ranks
+
+pytestmark = pytest.mark.xdist_group("rounds")
+SILENCE_SECONDS = 3.0
+SOON_SECONDS = 15.0  # where nothing is waited for; the limits of these rounds are 20 and 30
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_is_refused_on_all_ranks(trio):
+    results = trio.do("misused")
+    expected = {
+        "ddp": "the model is a DistributedDataParallel",
+        "ddp on one": "DistributedDataParallel",
+        "sync batch norm": "1 is a SyncBatchNorm, which waits for all ranks",
+        "codec": "no codec yet (codec='qsgd')",
+        "codec on one": "no codec yet (codec='qsgd')",
+        "k": "k must be a whole number of 1 or more",
+        "k of words": "k must be a whole number of 1 or more",
+        "k on one": "k must be a whole number of 1 or more",
+        "too great a k": 'k must be at most the number of ranks, 3, or "auto" (k=4)',
+        "unlike k": "all ranks must take rounds alike: the strategy of",
+        "blocks": "blocks must be a whole number of 1 or more (blocks=0)",
+        "blocks on one": "blocks must be a whole number of 1 or more (blocks=0)",
+        "most behind": "most_behind must be a whole number of 1 or more (most_behind=0)",
+        "other optimizer": "the optimizer has a parameter that the model does not have",
+        "twice": "this optimizer has an averaging or rounds already",
+        "sharded": "the model is sharded (FSDP)",
+    }
+    for rank, found in enumerate(results):
+        assert found.pop("again") is None
+        assert set(found) == set(expected)
+        for name, words in expected.items():
+            assert words in found[name], (rank, name, found[name])
+            if name.endswith("on one") and rank != 1:
+                assert found[name].startswith("ValueError: rank 1 cannot take rounds: "), found[name]
+
+
+def test_a_loop_that_cannot_work_says_so_on_its_rank_and_the_others_hear_it(trio):
+    results = trio.do("misused_loops")
+    expected = {
+        "steps_itself": "RoundsError: the optimizer takes its steps in sync.step()",
+        "scaler_steps": "RoundsError: the optimizer takes its steps in sync.step()",
+        "flushes_in_an_epoch": "RoundsError: flush() comes after the loop over epoch(...), not in it",
+        "forgets_the_step": "RoundsError: a batch of epoch() was not followed by step()",
+        "breaks_off_a_batch": "RoundsError: the loop over sync.blocks(...) was left early",
+        "does_some_blocks": "RoundsError: 2 of the 3 blocks of this batch are done, and its round is still open",
+        "has_no_gradient": "RoundsError: step() comes after a batch, and no parameter has a gradient",
+        "breaks_off_an_epoch": "RoundsError: an epoch begins at the same round on all ranks",
+        "has_an_empty_loader": "ValueError: an epoch needs at least one round (rounds=0)",
+        "sparse": "ValueError: a parameter has a sparse gradient",
+    }
+    for name, words in expected.items():
+        assert results[1][name].startswith(words), (name, results[1][name])
+        for rank in (0, 2):
+            said = results[rank][name]
+            assert said.startswith("RankGoneError: "), (name, rank, said)
+            assert "rank 1 has left: " + words in said, (name, rank, said)  # of it, or of another that has heard of it
+    for found in results:
+        assert found["closed"] == "RoundsError: rounds have ended: this was closed"
+        assert found["closed, flush"] == "RoundsError: rounds have ended: this was closed"
+
+
+@pytest.mark.parametrize(("culprit", "how"), [(1, "scheduler"), (0, "weights"), (2, "weights")])
+def test_a_rank_whose_model_changes_otherwise_is_named_in_the_next_round(trio, culprit, how):
+    for said in trio.do("drifts", culprit=culprit, how=how):
+        assert "have different parameters in round " + ("5" if how == "scheduler" else "4") in said
+        assert f"rank {culprit}" in said.partition(" have different")[0]
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("culprit", "k"), [(1, 3), (0, 3), (2, 1)])
+def test_an_exception_on_one_rank_is_heard_by_all_with_its_text(trio, culprit, k):
+    results = trio.do("raises", culprit=culprit, k=k)
+    for rank, (said, seconds) in enumerate(results):
+        if rank == culprit:
+            assert said.startswith("ZeroDivisionError: out of luck")
+        else:
+            assert said.startswith("RankGoneError: ")
+            assert f"rank {culprit} has left: ZeroDivisionError: out of luck" in said
+        assert seconds < SOON_SECONDS
+
+
+def test_an_exception_before_the_first_batch_is_heard_by_those_who_wait_for_the_first_epoch(trio):
+    for rank, (said, seconds) in enumerate(trio.do("fails_first", culprit=1)):
+        if rank != 1:
+            assert said.startswith("RankGoneError: ")
+            assert "rank 1 has left: ZeroDivisionError: no data here" in said
+        assert seconds < SOON_SECONDS
+
+
+def test_gradients_that_overflow_are_dropped_and_rounds_of_all_ranks_go_on(trio):
+    """By a GradScaler: first on all ranks, as its scale is too great in the beginning, then on one."""
+    results = trio.do("overflows", culprits=[0, 1, 2], bad_draws=[0, 1], rounds=4)
+    assert len({found["digest"] for found in results}) == 1
+    for found in results:
+        assert found["came"] == [False, False, True, True, True, True]
+        assert found["scale"] == 2.0**8
+        assert found["finite"]
+        assert found["dropped"] == {"it is not finite": 2}
+    results = trio.do("overflows", culprits=[1], bad_draws=[0, 2], rounds=4)
+    assert len({found["digest"] for found in results}) == 1
+    assert [found["draws"] for found in results] == [4, 6, 4]
+    assert [found["used"] for found in results] == [4, 4, 4]
+    assert results[1]["dropped"] == {"it is not finite": 2}
+
+
+# -- ranks that are gone -----------------------------------------------------------------------------------------------
+
+
+def wait_for(files, seconds=40):
+    deadline = time.monotonic() + seconds
+    while not all(file.exists() for file in files):
+        assert time.monotonic() < deadline, "the ranks did not begin"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_rank_that_is_stopped_is_named_by_the_others(trio, tmp_path, k):
+    """Also where it is not needed for a round to close: every rank takes part in every sum."""
+    trio.tell("until_it_ends", silence_seconds=SILENCE_SECONDS, folder=str(tmp_path), k=k)
+    wait_for([tmp_path / f"training-{rank}" for rank in range(3)])
+    trio.freeze(1)
+    try:
+        for said in trio.answers((0, 2), seconds=30):
+            assert "rank 1 is gone: not heard of for" in said
+    finally:
+        trio.thaw(1)
+    (said,) = trio.answers((1,), seconds=30)
+    assert "rank 1 is gone" in said  # the others' farewell
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_kill_9_of_a_rank_ends_the_others_with_its_name(tmp_path, victim):
+    """Rank 0 decides, and keeps the store here, as it does without torchrun: it takes both along."""
+    with Ranks(tmp_path, 2, "tests.rounds.jobs") as pair:
+        pair.tell("until_it_ends", silence_seconds=SILENCE_SECONDS, folder=str(tmp_path))
+        wait_for([tmp_path / f"training-{rank}" for rank in range(2)])
+        pair.kill(victim)
+        (said,) = pair.answers((1 - victim,), seconds=30)
+    assert f"rank {victim} is gone" in said
+
+
+def test_a_stopped_rank_that_decides_and_keeps_the_store_is_named(tmp_path):
+    with Ranks(tmp_path, 2, "tests.rounds.jobs") as pair:
+        pair.tell("until_it_ends", silence_seconds=SILENCE_SECONDS, folder=str(tmp_path))
+        wait_for([tmp_path / f"training-{rank}" for rank in range(2)])
+        pair.freeze(0)
+        try:
+            (said,) = pair.answers((1,), seconds=30)
+        finally:
+            pair.thaw(0)
+    assert "rank 0 is gone" in said

@@ -1,0 +1,136 @@
+"""Rounds in real processes: all ranks hold the same, to the bit, and every gradient is counted once."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("rounds")  # one trio for all of them
+RANKS = 3
+
+
+def check_counts(results):
+    """Every gradient is in one step, or dropped with a reason."""
+    for found in results:
+        assert found["draws"] == found["used"] + found["late"] + sum(found["dropped"].values()), found
+
+
+# -- the same on all ranks ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "settings"),
+    [
+        ("lgc", "sgd", {"k": 2}),
+        ("lgc", "adam", {"k": 1, "blocks": 1}),
+        ("lgc", "lars", {"k": 2, "scale_partial": False}),
+        ("lgc", "adam", {"k": "auto", "warmup_rounds": 2, "most_behind": 1}),
+        ("fastest-k", "sgd", {"k": 2}),
+        ("full", "lars", {}),
+    ],
+)
+def test_all_ranks_hold_the_same_bits_after_every_round_and_flush(trio, kind, optimizer, settings):
+    """Parameters, BatchNorm's statistics and counter, the optimiser's state; with random delays and a slow rank."""
+    results = trio.do("alike", kind=kind, optimizer=optimizer, rounds=16, **settings)
+    assert len({found["begun"] for found in results}) == 1
+    assert results[0]["found"] == results[1]["found"] == results[2]["found"]
+    assert len(set(results[0]["found"])) > 8
+    check_counts(results)
+    if kind == "lgc" and settings["k"] == 2:
+        assert sum(found["late"] for found in results) > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("lgc", {"k": RANKS, "blocks": 1, "norm": True}),
+        ("lgc", {"k": RANKS, "blocks": 4, "optimizer": "adam"}),
+        ("full", {"blocks": 3}),
+        ("full", {"blocks": 4, "clip": 0.3}),
+    ],
+)
+def test_rounds_of_all_ranks_are_plain_data_parallel_training(trio, kind, settings):
+    """DistributedDataParallel by the same batches, within rounding; a gradient is clipped before it is added up."""
+    for found in trio.do("like_plain", kind=kind, rounds=20, **settings):
+        assert found["distance"] < 2e-5 < 0.05 < found["moved"]
+        assert found["used"] == found["draws"] == 20
+
+
+def test_two_hundred_schedules_end_and_all_ranks_are_equal(trio):
+    """Random K, blocks, delays, epochs, flushes, bad numbers; without an end somewhere the trio does not answer."""
+    for place in range(10):
+        results = trio.do("schedules", place=place, count=20)
+        assert results[0]["ends"] == results[1]["ends"] == results[2]["ends"]
+        check_counts(results)
+
+
+def test_a_rank_that_closes_first_is_waited_for_by_nobody_and_loses_count_of_nothing(trio):
+    results = trio.do("some_close_first", first=1)
+    assert len({found["digest"] for found in results}) == 1
+    assert [found["version"] for found in results] == [4, 4, 4]
+    check_counts(results)
+    assert results[1]["dropped"] == {"it is not finite": 1}
+
+
+# -- epochs ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_ends_at_the_same_round_on_all_ranks_and_a_slow_rank_takes_its_rest_first(trio):
+    """Loaders of 4, 6 and 5 batches, one rank five times slower, and no flush between epochs."""
+    results = trio.do("epochs", lengths=[4, 6, 5], count=3, slow=2, k=2)
+    assert results[0]["ends"] == results[1]["ends"] == results[2]["ends"]
+    assert [version for version, _ in results[0]["ends"]] == [6, 12, 18]
+    check_counts(results)
+    for found, length in zip(results, [4, 6, 5], strict=True):
+        taken = [number for epoch in found["taken"] for number in epoch]
+        assert taken == [number % length for number in range(len(taken))]
+    slow, fast = (sum(map(len, results[rank]["taken"])) for rank in (2, 0))
+    assert slow < fast == 18
+
+
+def test_the_rounds_of_an_epoch_can_be_given_and_a_flush_between_epochs_does_no_harm(trio):
+    results = trio.do("epochs", lengths=[2, 2, 2], count=2, rounds=5, flush=True, k=1)
+    assert results[0]["ends"] == results[1]["ends"] == results[2]["ends"]
+    assert [version for version, _ in results[0]["ends"]] == [5, 10]
+
+
+def test_all_ranks_may_break_out_of_an_epoch(trio):
+    results = trio.do("broken_off", after=[1, 3, 2])
+    assert results[0]["ends"] == results[1]["ends"] == results[2]["ends"]
+    (first, _), (last, _) = results[0]["ends"]
+    assert last == first + 4
+    assert [found["first"] for found in results] == [[1], [3], [2]]  # what was not taken comes first
+
+
+def test_a_second_loader_has_as_many_rounds_as_the_longest_too(trio):
+    results = trio.do("second_loader", lengths=[[3, 2, 1], [1, 2, 5]])
+    assert results[0] == results[1] == results[2]
+    assert [version for version, _ in results[0]] == [3, 8]
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["full", "lgc"])
+def test_a_resumed_run_is_the_undisturbed_one_to_the_bit(trio, strategy):
+    """With lgc a late gradient of one rank is pending in the state, and is in the first step after it."""
+    results = trio.do("resumed", strategy=strategy, rounds=8, after=4)
+    for rank, found in enumerate(results):
+        assert found["resumed"][0] == found["whole"][0] == results[0]["whole"][0]
+        assert found["resumed"][1]["draws"] == found["whole"][1]["draws"] == 8
+        assert found["resumed"] == found["whole"]
+        if strategy == "lgc":
+            assert found["pending"] == 1
+            assert found["whole"][1]["late" if rank == 2 else "used"] >= 7
+    if strategy == "lgc":
+        assert results[2]["ended"]["dropped"] == {"the run ended": 1}
+
+
+def test_states_are_of_one_moment_on_all_ranks_and_others_are_refused(trio):
+    """While one rank takes its state no other may go on: else the decider's state would be of a later round."""
+    results = trio.do("wrong_states")
+    assert results[0]["decider"]["rounds"] == [[0, []]] * 12
+    for found in results:
+        assert found["late"].startswith("RoundsError: a state is loaded before the first round")
+        assert found["other model"].startswith("ValueError: the model is not what it was")
+        assert found["other k"].startswith("ValueError: this state is of other rounds: its strategy is")
+        assert found["closed"] == results[0]["closed"]
