@@ -5,6 +5,8 @@ Nothing here computes: that the numbers are right is tested on the CPU, where th
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
@@ -15,6 +17,8 @@ from paceline.codecs.layout import in_rows
 from paceline.events import Share, Step
 from paceline.strategies.averaging import make_averaging
 from paceline.strategies.combine import Combiner
+from paceline.training.contributions import MessageLayout, RankGradients, VectorPool
+from paceline.training.rank_model import RankModel
 from paceline.training.replica import GradientReplica, Replica
 from tests.cuda.fake_cuda import ReadBack, fake_cuda, ones
 
@@ -172,3 +176,67 @@ def test_a_combiner_adds_fresh_and_late_and_compensates(remembers):
             other = Combiner()
             other.load_state_dict(combiner.state_dict())
             on_gpu(other.update(step, lambda share: ones(10)))
+
+
+# -- rounds on ranks ------------------------------------------------------------------------------------------------
+# The exchange itself needs a stream and a process group of a GPU, and is not walked.
+
+
+class FlagsRead(MessageLayout):
+    """A layout whose flags are known: what comes after they were read back can be walked."""
+
+    def flags_of(self, message):
+        return SimpleNamespace(tolist=lambda: [1.0] * self.flags)
+
+
+def rank_model(dtype, step=lambda: None):
+    parameters = [torch.nn.Parameter(ones(4, 3, dtype=dtype)), torch.nn.Parameter(ones(5, dtype=dtype))]
+    return RankModel(parameters, [ones(4), ones((), dtype=torch.int64)], step), parameters
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_rank_packs_its_gradient_and_applies_an_update(dtype):
+    """Which parameters have a gradient is read back once for each update, and nothing else is, before or after."""
+    with fake_cuda():
+        found = []
+        model, parameters = rank_model(dtype, lambda: found.extend(parameter.grad for parameter in parameters))
+        parameters[0].grad = ones(4, 3, dtype=dtype)
+        message = torch.empty(model.layout.size, dtype=model.dtype, device="cuda")
+        on_gpu(model.pack(message))
+        assert all(parameter.grad is None for parameter in parameters)
+        with pytest.raises(DataDependentOutputException):
+            model.apply(message)
+        layout = model.layout
+        model.layout = FlagsRead(gradient=layout.gradient, buffers=layout.buffers, flags=layout.flags)
+        model.apply(message)
+        on_gpu(*found)
+        assert [grad.dtype for grad in found] == [dtype, dtype]
+        model.restore_buffers()
+        model.take_buffers()
+
+
+def test_a_fingerprint_is_read_back_once_for_all_parameters():
+    with fake_cuda():
+        model, _ = rank_model(torch.float32)
+        with pytest.raises(RuntimeError) as error:
+            model.fingerprint()
+        assert "_sum_of_words" not in [entry.name for entry in error.traceback]  # none of which is read alone
+
+
+@pytest.mark.parametrize("compensates", [True, False])
+def test_a_rank_contributes_without_a_look_at_its_numbers(compensates):
+    """Fresh, late and compensated, absent, and fresh again."""
+    with fake_cuda():
+        layout = MessageLayout(gradient=6, buffers=2, flags=2)
+        pool = VectorPool(layout.size, torch.float32, torch.device("cuda"))
+        mine = RankGradients(0, layout, pool, compensates=compensates)
+        for version in range(4):
+            share, other = (Share(worker=worker, version=version, weight=0.5) for worker in (0, 1))
+            late = (Share(worker=0, version=version - 1, weight=0.3),) if compensates and version == 3 else ()
+            again = 0.3 if compensates and version in (1, 3) else 0.0
+            mine.keep(version, ones(layout.size))
+            fresh = (other,) if version == 2 else (share, other)
+            on_gpu(mine.contribute(Step(version=version, fresh=fresh, late=late, previous_mean_weight=again)))
+        state = mine.state_dict()
+        on_gpu(*state["kept"].values())
+        mine.load_state_dict(state)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -44,87 +46,108 @@ def misused():
     return found
 
 
+def chosen():
+    """Whether this is the rank whose loop is wrong."""
+    return dist.get_rank() == 1
+
+
+def steps_itself(model, optimizer, sync, *inputs):
+    compute(sync, model, *inputs)
+    if chosen():
+        optimizer.step()
+    sync.step()
+
+
+def scaler_steps(model, optimizer, sync, *inputs):
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(inputs[0]).sum()).backward()
+    if chosen():
+        scaler.step(optimizer)
+    sync.step()
+
+
+def flushes_in_an_epoch(model, optimizer, sync, *inputs):
+    for each in sync.epoch([inputs]):
+        compute(sync, model, *each)
+        sync.step()
+        if chosen():
+            sync.flush()
+
+
+def forgets_the_step(model, optimizer, sync, *inputs):
+    for each in sync.epoch([inputs, inputs]):
+        compute(sync, model, *each)
+        if not chosen():
+            sync.step()
+
+
+def breaks_off_a_batch(model, optimizer, sync, *inputs):
+    for x, _ in sync.blocks(*inputs):
+        model(x).sum().backward()
+        if chosen():
+            break
+    sync.step()
+
+
+def does_some_blocks(model, optimizer, sync, *inputs):
+    sync.begin_batch(3)
+    for _ in range(2 if chosen() else 3):
+        model(inputs[0]).sum().backward()
+        sync.block_done()
+    sync.step()
+
+
+def has_no_gradient(model, optimizer, sync, *inputs):
+    compute(sync, model, *inputs)
+    if chosen():
+        optimizer.zero_grad()
+    sync.step()
+
+
+def breaks_off_an_epoch(model, optimizer, sync, *inputs):
+    for each in sync.epoch([inputs, inputs]):
+        compute(sync, model, *each)
+        sync.step()
+        if chosen():
+            break
+
+
+def has_an_empty_loader(model, optimizer, sync, *inputs):
+    for each in sync.epoch([] if chosen() else [inputs]):
+        compute(sync, model, *each)
+        sync.step()
+
+
+LOOPS = [
+    steps_itself,
+    scaler_steps,
+    flushes_in_an_epoch,
+    forgets_the_step,
+    breaks_off_a_batch,
+    does_some_blocks,
+    has_no_gradient,
+    breaks_off_an_epoch,
+    has_an_empty_loader,
+]
+
+
 def misused_loops():
     """Errors of loops; each ends the rounds on all ranks, and a new life begins."""
-    one = dist.get_rank() == 1
-
-    def told(loop, **settings):
-        def run():
-            model, optimizer, sync = setup("lgc", **{"k": 3, **settings})
-            with sync:
-                for number in range(2):
-                    loop(model, optimizer, sync, *batch(number, dist.get_rank()))
-
-        return error_of(run)
-
-    def steps_itself(model, optimizer, sync, *inputs):
-        compute(sync, model, *inputs)
-        if one:
-            optimizer.step()
-        sync.step()
-
-    def scaler_steps(model, optimizer, sync, *inputs):
-        scaler = torch.amp.GradScaler("cpu")
-        scaler.scale(model(inputs[0]).sum()).backward()
-        if one:
-            scaler.step(optimizer)
-        sync.step()
-
-    def flushes_in_an_epoch(model, optimizer, sync, *inputs):
-        for each in sync.epoch([inputs]):
-            compute(sync, model, *each)
-            sync.step()
-            if one:
-                sync.flush()
-
-    def forgets_the_step(model, optimizer, sync, *inputs):
-        for each in sync.epoch([inputs, inputs]):
-            compute(sync, model, *each)
-            if not one:
-                sync.step()
-
-    def breaks_off_a_batch(model, optimizer, sync, *inputs):
-        for x, _ in sync.blocks(*inputs):
-            model(x).sum().backward()
-            if one:
-                break
-        sync.step()
-
-    def does_some_blocks(model, optimizer, sync, *inputs):
-        sync.begin_batch(3)
-        for _ in range(2 if one else 3):
-            model(inputs[0]).sum().backward()
-            sync.block_done()
-        sync.step()
-
-    def has_no_gradient(model, optimizer, sync, *inputs):
-        compute(sync, model, *inputs)
-        if one:
-            optimizer.zero_grad()
-        sync.step()
-
-    def breaks_off_an_epoch(model, optimizer, sync, *inputs):
-        for each in sync.epoch([inputs, inputs]):
-            compute(sync, model, *each)
-            sync.step()
-            if one:
-                break
-
-    def has_an_empty_loader(model, optimizer, sync, *inputs):
-        for each in sync.epoch([] if one else [inputs]):
-            compute(sync, model, *each)
-            sync.step()
-
-    loops = [steps_itself, scaler_steps, flushes_in_an_epoch, forgets_the_step, breaks_off_a_batch, does_some_blocks,
-             has_no_gradient, breaks_off_an_epoch, has_an_empty_loader]  # fmt: skip
-    found = {loop.__name__: told(loop) for loop in loops}
+    found = {loop.__name__: error_of(partial(lead, loop)) for loop in LOOPS}
     found["sparse"] = error_of(sparse)
-    model, _, sync = setup("lgc", k=3)
+    _, _, sync = setup("lgc", k=3)
     sync.close()
     sync.close()
     found["closed"] = error_of(sync.step)
     found["closed, flush"] = error_of(sync.flush)
     return found
+
+
+def lead(loop):
+    model, optimizer, sync = setup("lgc", k=3)
+    with sync:
+        for number in range(2):
+            loop(model, optimizer, sync, *batch(number, dist.get_rank()))
 
 
 def sparse():
