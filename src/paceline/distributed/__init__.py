@@ -4,6 +4,7 @@
     collectives   asynchronous all-gathers; all-gathers of encoded gradients (payloads), bucket by bucket
     stores        all-gathers of small JSON values through the store, which name missing ranks
     agreement     all ranks agree, or all ranks raise
+    local_sum     a sum of as many vectors as there are ranks, to the bit as their all-reduce gives it, in one process
 
 Errors here name a rank: a collective of the backend that waits for a dead rank does not say for whom it waits.
 """

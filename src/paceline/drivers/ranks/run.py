@@ -6,7 +6,8 @@
 
 `RankRun` has two subclasses, `AveragingRun` (drivers/averaging/job.py) and `PipelineRun` (drivers/pipelining/job.py),
 which define what a step and a round are. All ranks reach a given `rounds_done` at the same average (or pipeline step),
-so they evaluate, write checkpoints and end together.
+so they evaluate, write checkpoints and end together. Ranks that take rounds have a loop of their own
+(drivers/rounds/job.py), because their record is a journal; they share the settings and the checkpoints.
 
 Each rank measures times on its own clock, which starts when all ranks are ready (`begin_together`); they are gathered
 once, at the end (`RunRecorder`).

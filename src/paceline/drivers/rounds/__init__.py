@@ -8,6 +8,7 @@
     exchange       one rank's exchange thread: notice in, contribution, one all-reduce, update out
     outcomes       what became of each rank's gradients
     job            what a rank of a recipe does
+    journal        the journal of a recipe's run, which rank 0 keeps
 
 One round, of 4 ranks with K = 3; rank 0 also decides:
 
