@@ -4,7 +4,7 @@
     update ── apply ──> .grad ──> the user's optimiser, then its schedulers; buffers move by the mean change
 
 Every rank applies the same updates in the same order, so parameters, optimiser states and buffers are equal on all of
-them, to the bit. A parameter that no gradient of the step has a value for gets none: an optimiser leaves it alone,
+them, to the bit. A parameter that no gradient in its sum has a value for gets none: an optimiser leaves it alone,
 where it would decay one with a gradient of zero.
 """
 

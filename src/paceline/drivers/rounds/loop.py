@@ -3,9 +3,10 @@
     training thread     report ──> store ──> deciding thread (on one rank) ──> store ──> exchange thread (on every rank)
                         wait <──────────────────────────────── updates, releases, failures ──┘
 
-Every wait of the training thread is in slices, and between two of them it looks whether a rank is gone. What a failure
-leads to: the rank that finds it writes `Failed` as the next notice, so all ranks end with the same reason; threads that
-wait in the store wake up, and end.
+Every wait of the training thread is in slices, and between two of them it looks whether a rank is gone. Reports leave
+by a thread of their own, since a store whose machine is gone answers nobody (`Outbox`). What a failure leads to: the
+rank that finds it writes `Failed` as the next notice, so all ranks end with the same reason; threads that wait in the
+store wake up, and end.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from paceline.training.contributions import RankGradients, VectorPool
 from paceline.training.rank_model import RankModel
 
 SLICE_SECONDS = 0.5  # of a wait, between two looks at who is alive
-JOIN_SECONDS = 5.0
+JOIN_SECONDS, LOST_JOIN_SECONDS = 5.0, 1.0
 LINGER_SECONDS, LINGER_LOOK_SECONDS = 3.0, 0.02
 DECIDER = 0  # the place in the group of the rank that decides
 
@@ -196,15 +197,18 @@ class RoundLoop:
 
     def close(self, reason: str) -> None:
         """End the threads and leave the group; `reason` is why before the time, "" if all ranks have left together."""
+        lost = self._heartbeats.store_lost  # and with it the threads that wait in it
         self._heartbeats.stop(reason)
         if self.started:
             self.exchange.stop()
-            if reason and not self._heartbeats.store_lost:
+            if reason and not lost:
                 self._outbox.send(partial(self._tell_failure, reason))
-            self._outbox.close(JOIN_SECONDS)
-            self.exchange.join(JOIN_SECONDS)
+        join_seconds = LOST_JOIN_SECONDS if lost else JOIN_SECONDS
+        self._outbox.close(join_seconds)
+        if self.started:
+            self.exchange.join(join_seconds)
             if self.deciding is not None:
-                self.deciding.join(JOIN_SECONDS)
+                self.deciding.join(join_seconds)
         # A sum that has failed counts as under way: gloo throws again where such a group is destroyed, and aborts.
         self._group.close(pending=bool(reason) or self.exchange.under_way)
 

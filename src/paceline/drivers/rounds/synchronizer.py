@@ -229,8 +229,9 @@ class RoundSync:
         """Yield batches until the epoch's last round has closed: at the same round on all ranks.
 
         An epoch has as many rounds as the longest of the ranks' loaders has batches, unless `rounds` says otherwise,
-        the same on all ranks. A rank with fewer batches begins its loader again; one that was too slow for all of its
-        own gets the rest first in the next epoch.
+        the same on all ranks; they agree, and so meet, where a loader is new. A rank with fewer batches begins its
+        loader again; one that was too slow for all of its own gets the rest first in the next epoch. All ranks begin an
+        epoch at the same round: call `flush` before it if an epoch was left early, or steps were taken outside.
         """
         self._check_alive()
         _refuse_collective_sampler(loader, self._group.world)
