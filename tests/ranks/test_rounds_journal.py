@@ -29,6 +29,7 @@ from paceline.traces.journal import (
     StepRecord,
 )
 from paceline.traces.journal_files import JournalWriter, read_journal
+from paceline.traces.records import Evaluation
 from paceline.workers.flat import FlatModel
 
 BEGAN = RunBegan(
@@ -107,14 +108,17 @@ def go_on_with_a_late_gradient(opened, *, noted):
     """Rank 1's gradient of round 0 is late when all save; they go on from there, and the next step takes it."""
     journal = opened()
     join(journal)
+    journal.evaluated(Evaluation(round=0, seconds=0.0, loss=2.3, accuracy=0.1))
     journal.round_closed(closed(0, arrival(0, 0, 1.0)))
     journal.flushed(Flushed(version=1, leaving=False, dropped=(), arrivals=(arrival(1, 0, 1.5),)), 1.5)
     if noted:
         journal.checkpointed(1, 1.6)
         journal.round_closed(closed(1, arrival(0, 1, 2.0), late=[1]))  # void: the ranks die here
+        journal.evaluated(Evaluation(round=2, seconds=2.0, loss=2.2, accuracy=0.2))
     journal.close()
     journal = opened(goes_on=True)
     journal.resume(version=1, at_seconds=1.5, rounds=12)
+    assert journal.measured == {0}
     join(journal, at_seconds=1.5, draw=1)
     journal.round_closed(closed(1, arrival(0, 1, 2.5), late=[1]))
     journal.close()

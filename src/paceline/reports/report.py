@@ -290,8 +290,8 @@ def membership(groups: Sequence[TraceGroup]) -> str:
     more = f'<p class="note">and {left_out:,} more</p>' if left_out > 0 else ""
     return (
         '<section class="card" aria-labelledby="title-membership"><h2 id="title-membership">Who came and went</h2>'
-        '<p class="caption">Seconds since the first round began. A server that is started again goes on at the time of '
-        "its checkpoint: the time without a server is not counted.</p>"
+        '<p class="caption">Seconds since the first round began. A run that is started again goes on at the time of '
+        "its checkpoint: the time in between is not counted.</p>"
         '<div class="scroller" tabindex="0" role="region" aria-label="Who came and went"><table class="events">'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>{more}</section>\n"
     )

@@ -137,8 +137,8 @@ class RoundsRun:
                 hosts=[each["host"] for each in ranks],
                 draws=[each["draw"] for each in ranks],
             )
-            if not goes_on:
-                self._measurements.begin(0, 0.0)
+            if sync.version % self._job.evaluate_every == 0 and sync.version not in self._journal.measured:
+                self._measurements.begin(sync.version, sync.seconds)
         sync.flush()
 
     def _open_journal(self, *, goes_on: bool) -> RoundsJournal:

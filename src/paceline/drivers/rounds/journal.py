@@ -46,11 +46,13 @@ STARTED_AGAIN = "the ranks were started again"
 class RoundsJournal:
     """Writes the records of a run of ranks; one round sends `round_bytes` from rank to rank.
 
-    `path` is written anew, unless the run goes on: then `resume` comes first.
+    `path` is written anew, unless the run goes on: then `resume` comes first. `measured` are the rounds after which the
+    model was measured before.
     """
 
     def __init__(self, path: Path, began: RunBegan, *, model: FlatModel, round_bytes: int, goes_on: bool) -> None:
-        self._model, self._round_bytes = model, round_bytes
+        self._path, self._model, self._round_bytes = path, model, round_bytes
+        self.measured: set[int] = set()
         self._opened_seconds = 0.0
         self._hosts: list[str] = []
         self._rounds, self._saved = began.recipe.get("rounds"), set[int]()
@@ -73,6 +75,8 @@ class RoundsJournal:
         if rounds != self._rounds:
             self.writer.write(Extended(at_seconds=at_seconds, version=version, rounds=rounds, changes={}))
         self._opened_seconds = at_seconds
+        valid = effective(read_journal(self._path).records)
+        self.measured = {record.round for record in valid if isinstance(record, Evaluated)}
 
     def join(self, *, at_seconds: float, threads: Sequence[int], hosts: Sequence[str], draws: Sequence[int]) -> None:
         """Note the ranks, in their order: the threads of each, its machine, and its next batch."""
