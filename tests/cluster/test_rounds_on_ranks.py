@@ -19,7 +19,17 @@ from paceline.recipes.assembly import load_data, make_strategy, make_training
 from paceline.runs.cluster import WorkerOptions
 from paceline.runs.ranks import train_rank
 from paceline.traces.history import trace_of
-from paceline.traces.journal import TRACE, Checkpointed, Evaluated, Extended, Resumed, RunEnded, StepRecord, line_of
+from paceline.traces.journal import (
+    TRACE,
+    Checkpointed,
+    Evaluated,
+    Extended,
+    Resumed,
+    RunBegan,
+    RunEnded,
+    StepRecord,
+    line_of,
+)
 from paceline.traces.journal_files import read_journal
 from tests.cluster.test_ranks import NAMED_WITHIN_SECONDS, ended, ranks_of, said, started, wait_for_checkpoints
 
@@ -185,6 +195,12 @@ def test_other_bits_under_another_torch_are_said_to_be_of_another_torch(ran, cap
     assert "the same 14 steps" in out
     assert "differ by 0.0e+00 of their length" in out
     assert "and this is 99.0" in out
+
+
+def test_a_journal_that_is_of_other_ranks_is_refused_in_one_line(ran, capsys):
+    rewrite(ran, lambda record: replace(record, workers=3) if isinstance(record, RunBegan) else record)
+    assert main(["replay", str(ran), "--model", "nets:net"]) == 2
+    assert "the trace is of 3 ranks, and its recipe of 4" in capsys.readouterr().err
 
 
 # -- deaths ------------------------------------------------------------------------------------------------------------

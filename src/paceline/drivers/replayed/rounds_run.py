@@ -14,13 +14,14 @@ Another version of torch may add up, or compute, in another order. Then bits may
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from paceline.codecs.payload import NotFiniteError
+from paceline.distributed import first_line
 from paceline.distributed.local_sum import LocalSum
 from paceline.drivers.replayed.served_run import Replay, ReplayError, RunDifference, SentGradient
 from paceline.events import Step
@@ -40,6 +41,8 @@ class RoundsReplay(Replay):
     def __init__(self, records: Sequence[JournalRecord], training: Training, strategy: Strategy, **how: Any) -> None:
         super().__init__(records, training, strategy, **how)
         began = next(record for record in records if isinstance(record, RunBegan))
+        if began.workers != len(training.shards):
+            raise ReplayError(f"the trace is of {began.workers} ranks, and its recipe of {len(training.shards)}")
         self.other_torch = began.torch if began.torch != torch.__version__ else ""
         self.inexact_since: int | None = None
         self._model = _rank_model(self.train_state.model, self.train_state.step_optimizer)
@@ -50,8 +53,17 @@ class RoundsReplay(Replay):
             RankGradients(rank, layout, self._vectors, compensates=isinstance(strategy, LGC))
             for rank in range(began.workers)
         ]
-        self._sum = LocalSum(began.workers)
         self._checkpoints: dict[int, dict[str, Any]] = {}
+
+    def __iter__(self) -> Iterator[int]:
+        try:
+            ranks = LocalSum(len(self._ranks))
+        except RuntimeError as error:  # each of them has a connection to each
+            raise ReplayError(
+                f"cannot add up as {len(self._ranks)} ranks in one process: {first_line(error)}"
+            ) from error
+        with ranks as self._sum:
+            yield from super().__iter__()
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -71,7 +83,7 @@ class RoundsReplay(Replay):
         for share in (*step.late, *step.fresh):
             message, _ = self._pending[share.worker, share.version].pop(0)()
             self._ranks[share.worker].keep(share.version, message)
-        torch.set_num_threads(self._joins[0].threads)
+        torch.set_num_threads(self._joins[min(self._joins)].threads)
         vectors = [rank.contribute(step) for rank in self._ranks]
         self._model.apply(self._sum.add_up(vectors))
         for vector in vectors:
@@ -89,6 +101,8 @@ class RoundsReplay(Replay):
     # -- going on from a checkpoint ------------------------------------------------------------------------------------
 
     def _joined(self, record: WorkerJoined) -> None:
+        if record.worker >= len(self._ranks):
+            raise ReplayError(f"rank {record.worker} joined, and the run has ranks 0 to {len(self._ranks) - 1}")
         if record.worker in self._strategy.state_dict()["alive"]:  # it is in the checkpoint that all went on from
             self._note_join(record)
         else:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from paceline import __version__
+from paceline.distributed import first_line
 from paceline.distributed.stores import StoreGather
 from paceline.drivers.ranks.checkpoints import RankCheckpoints
 from paceline.drivers.ranks.run import (
@@ -269,7 +270,11 @@ class _Measurements:
         if self._under_way is None or not (wait or self._under_way[2].done()):
             return None
         (rounds_done, seconds, future), self._under_way = self._under_way, None
-        loss, accuracy = future.result()
+        try:
+            loss, accuracy = future.result()
+        except Exception as error:  # a user's own network may not like to be measured: training goes on
+            log.error("round %d was not measured: %s", rounds_done, first_line(error))
+            return None
         evaluation = Evaluation(round=rounds_done, seconds=seconds, loss=loss, accuracy=accuracy)
         self._on_progress(evaluation)
         return evaluation
