@@ -49,7 +49,6 @@ def test_a_loop_that_cannot_work_says_so_on_its_rank_and_the_others_hear_it(trio
     expected = {
         "steps_itself": "RoundsError: the optimizer takes its steps in sync.step()",
         "scaler_steps": "RoundsError: the optimizer takes its steps in sync.step()",
-        "flushes_in_an_epoch": "RoundsError: flush() comes after the loop over epoch(...), not in it",
         "forgets_the_step": "RoundsError: a batch of epoch() was not followed by step()",
         "breaks_off_a_batch": "RoundsError: the loop over sync.blocks(...) was left early",
         "does_some_blocks": "RoundsError: 2 of the 3 blocks of this batch are done, and its round is still open",

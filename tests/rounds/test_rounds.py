@@ -93,6 +93,13 @@ def test_the_rounds_of_an_epoch_can_be_given_and_a_flush_between_epochs_does_no_
     assert [version for version, _ in results[0]["ends"]] == [5, 10]
 
 
+def test_a_flush_in_an_epoch_at_a_version_brings_all_ranks_to_it_also_a_slow_one(trio):
+    results = trio.do("epochs", lengths=[6, 6, 6], count=2, slow=2, flush_every=2, k=1)
+    assert results[0]["ends"] == results[1]["ends"] == results[2]["ends"]
+    assert results[0]["flushed"] == results[1]["flushed"] == results[2]["flushed"]
+    assert [version for version, _ in results[0]["flushed"]] == [2, 4, 6, 8, 10, 12]
+
+
 def test_all_ranks_may_break_out_of_an_epoch(trio):
     results = trio.do("broken_off", after=[1, 3, 2])
     assert results[0]["ends"] == results[1]["ends"] == results[2]["ends"]
@@ -131,6 +138,7 @@ def test_states_are_of_one_moment_on_all_ranks_and_others_are_refused(trio):
     assert results[0]["decider"]["rounds"] == [[0, []]] * 12
     for found in results:
         assert found["late"].startswith("RoundsError: a state is loaded before the first round")
-        assert found["other model"].startswith("ValueError: the model is not what it was")
-        assert found["other k"].startswith("ValueError: this state is of other rounds: its strategy is")
+        refused = "SavedStateError: the state of the rounds is refused:"
+        assert found["other model"].startswith(f"{refused} the model is not what it was")
+        assert found["other k"].startswith(f"{refused} it is of other rounds: its strategy is")
         assert found["closed"] == results[0]["closed"]

@@ -32,6 +32,8 @@ from paceline.decoding import reader_of
 from paceline.events import Share, Step
 from paceline.training.saved_state import check_tensor
 
+MOST_FREE = 3  # vectors that a pool keeps
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageLayout:
@@ -75,20 +77,28 @@ class VectorPool:
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._size, self._dtype, self._device = size, dtype, device
-        self._free: list[torch.Tensor] = []
+        self._free: list[tuple[torch.Tensor, Any]] = []
         self._lock = threading.Lock()
 
     def take(self) -> torch.Tensor:
         """Return a vector with anything in it."""
         with self._lock:
-            if self._free:
-                return self._free.pop()
-        return torch.empty(self._size, dtype=self._dtype, device=self._device)
+            vector, given = self._free.pop() if self._free else (None, None)
+        if vector is None:
+            return torch.empty(self._size, dtype=self._dtype, device=self._device)
+        if given is not None:  # on a GPU whoever gave it may still read it, in a stream of its own
+            torch.cuda.current_stream(self._device).wait_event(given)
+        return vector
 
     def give(self, vector: torch.Tensor) -> None:
-        """Take back a vector that nobody reads any more."""
+        """Take back a vector that nobody reads any more; more than MOST_FREE are let go of."""
+        given = None
+        if self._device.type == "cuda" and torch.cuda.is_available():
+            given = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            given.record(torch.cuda.current_stream(self._device))
         with self._lock:
-            self._free.append(vector)
+            if len(self._free) < MOST_FREE:
+                self._free.append((vector, given))
 
 
 class RankGradients:
@@ -115,6 +125,8 @@ class RankGradients:
     def keep(self, version: int, message: torch.Tensor) -> None:
         """Keep the message of a batch at this version, until no step can ask for it."""
         with self._lock:
+            if version in self._kept:
+                raise ValueError(f"rank {self.rank} has a gradient of round {version} already")
             self._kept[version] = message
 
     @torch.no_grad()

@@ -18,9 +18,13 @@ from torch import nn
 from paceline.training.contributions import MessageLayout
 from paceline.training.replica import Flat, message_dtype
 
+LEAST_OF_VARIANCE = 0.1  # of itself that is left of a running variance in one round, at the least
+
 
 class RankModel:
     """The parameters and buffers of one rank; `step` takes the optimiser's step and those of its schedulers.
+
+    `variances` says which buffers are variances (BatchNorm's `running_var`): they stay above zero.
 
     >>> weight = nn.Parameter(torch.zeros(2))
     >>> model = RankModel([weight], [], torch.optim.SGD([weight], lr=1.0).step)
@@ -33,10 +37,16 @@ class RankModel:
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], buffers: Sequence[torch.Tensor], step: Callable[[], object]
+        self,
+        parameters: Sequence[nn.Parameter],
+        buffers: Sequence[torch.Tensor],
+        step: Callable[[], object],
+        *,
+        variances: Sequence[bool] | None = None,
     ) -> None:
         self.dtype = message_dtype(parameters)
         self._parameters, self._buffers, self._step = list(parameters), list(buffers), step
+        self._variances = [False] * len(self._buffers) if variances is None else list(variances)
         self._flat, self._flat_buffers = Flat(self._parameters, self.dtype), Flat(self._buffers, self.dtype)
         self.layout = MessageLayout(
             gradient=self._flat.size, buffers=self._flat_buffers.size, flags=len(self._parameters)
@@ -68,14 +78,16 @@ class RankModel:
         """Take the step of an update: the sum of what all ranks contributed."""
         flags = self.layout.flags_of(update).tolist()
         for part, parameter, flag in zip(self._flat.parts(update), self._parameters, flags, strict=True):
-            parameter.grad = part.to(parameter.dtype) if flag else None
+            parameter.grad = _as_gradient(part, parameter) if flag else None
         with torch.enable_grad():
             self._step()
         for parameter in self._parameters:
             parameter.grad = None
         changes = self._flat_buffers.parts(self.layout.buffers_of(update))
-        for change, buffer, agreed in zip(changes, self._buffers, self._agreed, strict=True):
-            agreed.add_((change if buffer.is_floating_point() else change.round()).to(buffer.dtype))
+        for change, buffer, agreed, variance in zip(changes, self._buffers, self._agreed, self._variances, strict=True):
+            moved = agreed + (change if buffer.is_floating_point() else change.round()).to(buffer.dtype)
+            # A late change is one since an older model: several of them together could make a variance negative.
+            agreed.copy_(torch.maximum(moved, LEAST_OF_VARIANCE * agreed) if variance else moved)
             buffer.copy_(agreed)
 
     def forget_gradients(self) -> None:
@@ -102,6 +114,13 @@ class RankModel:
         # Odd factors: an even one would shift the highest bit of a word, the sign of a number, out of sight.
         sums = [_sum_of_words(parameter) * (2 * place + 1) for place, parameter in enumerate(self._parameters)]
         return int(torch.stack(sums).sum())
+
+
+def _as_gradient(part: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+    """Return a part of an update as a gradient, laid out as its parameter is: fused optimisers rely on that."""
+    if part.stride() != parameter.stride():
+        return torch.empty_like(parameter).copy_(part)
+    return part.to(parameter.dtype)
 
 
 def _sum_of_words(tensor: torch.Tensor) -> torch.Tensor:

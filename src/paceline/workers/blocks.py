@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 
-def cut_batch(batch: tuple[torch.Tensor, ...], most_blocks: int) -> list[tuple[torch.Tensor, ...]]:
-    """Return a batch of tensors in equal blocks: as many as divide it evenly, and not more than `most_blocks`.
+def cut_batch(batch: tuple[Any, ...], most_blocks: int) -> list[Any]:
+    """Return a batch in equal blocks: as many as divide it evenly, and not more than `most_blocks`.
+
+    A block is what the batch is: tensors as a tuple, one tensor as itself, a dict of tensors as a dict.
 
     >>> [len(inputs) for inputs, targets in cut_batch((torch.zeros(6, 2), torch.zeros(6)), 4)]
     [2, 2, 2]
+    >>> cut_batch(({"ids": torch.tensor([3, 4])},), 2)
+    [{'ids': tensor([3])}, {'ids': tensor([4])}]
     """
+    if len(batch) == 1 and isinstance(batch[0], Mapping):
+        names = list(batch[0])
+        return [dict(zip(names, block, strict=True)) for block in _cut(tuple(batch[0].values()), most_blocks)]
+    return [block if len(block) > 1 else block[0] for block in _cut(batch, most_blocks)]
+
+
+def _cut(batch: tuple[Any, ...], most_blocks: int) -> list[tuple[torch.Tensor, ...]]:
     for part in batch:
         if not isinstance(part, torch.Tensor):
             raise ValueError(
-                f"blocks() cuts tensors along their first dimension (found a {type(part).__name__}); give the tensors "
-                "one by one: blocks(inputs, targets)"
+                f"blocks() cuts tensors along their first dimension (found a {type(part).__name__}); give tensors "
+                "one by one, blocks(inputs, targets), or a dict of tensors"
             )
     if not batch or not batch[0].ndim or not len(batch[0]):
         raise ValueError("blocks() needs a batch of at least one sample")

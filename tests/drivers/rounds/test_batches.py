@@ -47,7 +47,7 @@ def test_a_loader_without_batches_is_an_error_and_no_endless_loop(loader):
         ([], None, r"at least one round \(rounds=0\)"),
         ([1], 0, r"at least one round \(rounds=0\)"),
         ([1], -2, r"at least one round \(rounds=-2\)"),
-        ([1], 2.5, r"at least one round \(rounds=2.5\)"),
+        ([1], 2.5, r"a whole number \(rounds=2.5\)"),
         (iter([1]), None, r"give epoch\(loader, rounds=...\)"),
     ],
 )

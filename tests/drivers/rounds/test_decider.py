@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -106,7 +107,9 @@ class World:
 
     def wait(self, rank, *, leaving):
         rank.waits_for = "the end" if leaving else "all"
-        return self.hand_in(Waiting(rank=rank.place, version=rank.version, leaving=leaving))
+        return self.hand_in(
+            Waiting(rank=rank.place, version=rank.version, fingerprint=1000 + rank.version, leaving=leaving)
+        )
 
     def able(self):
         return [rank for rank in self.ranks if rank.may_go_on(self.newest)]
@@ -293,6 +296,24 @@ def test_ranks_that_drift_apart_are_both_named(first, second):
     assert failed.reason.startswith("rank 0 and rank 5 have different parameters in round 0")
 
 
+def test_ranks_that_come_to_a_flush_with_different_parameters_are_named():
+    decider = Decider(Full(), ranks=[4, 7])
+    decider.begin(0.0)
+    assert decider.handle(Waiting(rank=0, version=0, fingerprint=7), 0.1) == []
+    (failed,) = decider.handle(Waiting(rank=1, version=0, fingerprint=8), 0.2)
+    assert failed.kind == "drift"
+    assert "rank 4 and rank 7 have different parameters in round 0" in failed.reason
+
+
+def test_ranks_whose_epochs_end_at_different_rounds_are_named():
+    decider = Decider(FastestK(k=1), ranks=[4, 7])
+    decider.begin(0.0)
+    decider.handle(replace(ready(0, 0), epoch=1, epoch_ends=10), 0.1)
+    (failed,) = decider.handle(replace(ready(1, 0), epoch=1, epoch_ends=12), 0.2)
+    assert failed.kind == "drift"
+    assert "epoch 1 ends at round 10 on rank 4, and at round 12 on rank 7" in failed.reason
+
+
 def test_drift_is_seen_in_a_late_gradient_too():
     decider = decider_of(LGC(k=1))
     decider.handle(ready(0, 0, fingerprint=7), 0.1)
@@ -343,7 +364,7 @@ def test_all_ranks_may_overflow_for_a_while_as_a_loss_scaler_lets_them_and_then_
 def test_who_has_not_delivered_is_named_but_nobody_whom_the_round_does_not_wait_for():
     decider = decider_of(LGC(k=3), ranks=(0, 3, 5, 6))
     decider.handle(ready(0, 0), 0.1)
-    decider.handle(Waiting(rank=1, version=0), 0.2)
+    decider.handle(Waiting(rank=1, version=0, fingerprint=1000), 0.2)
     (failed,) = decider.handle(Overdue(rank=0, version=0, seconds=9.0), 9.1)
     assert failed.kind == "late"
     assert (
@@ -353,7 +374,7 @@ def test_who_has_not_delivered_is_named_but_nobody_whom_the_round_does_not_wait_
 
 def test_who_has_not_come_to_a_flush_is_named():
     decider = decider_of(LGC(k=1))
-    decider.handle(Waiting(rank=0, version=0), 0.1)
+    decider.handle(Waiting(rank=0, version=0, fingerprint=1000), 0.1)
     (failed,) = decider.handle(Overdue(rank=0, version=0, seconds=9.0, flushing=True), 9.1)
     assert failed.reason.startswith("rank 0 waited 9 s in a flush: rank 3 and rank 5 have not come")
 

@@ -121,7 +121,7 @@ def test_reports_of_many_ranks_come_once_each_and_those_of_a_rank_in_its_order(c
     def send(rank):
         mailbox = connect()
         for version in range(8):
-            mailbox.report(Waiting(rank=rank, version=version))
+            mailbox.report(Waiting(rank=rank, version=version, fingerprint=0))
         return True
 
     senders = [in_thread(send, rank) for rank in range(3)]

@@ -25,9 +25,9 @@ class Loader:
             yield each
 
 
-def epochs(lengths, count, slow=None, rounds=None, flush=False, **settings):
+def epochs(lengths, count, slow=None, rounds=None, flush=False, flush_every=None, **settings):
     """Train some epochs; return at which round each ended and with what, and which batches this rank took in each."""
-    rank, found, taken = dist.get_rank(), [], []
+    rank, found, taken, flushed = dist.get_rank(), [], [], []
     model, made, sync = setup("lgc", **settings)
     loader = Loader(lengths[rank], rank)
     with sync:
@@ -37,11 +37,14 @@ def epochs(lengths, count, slow=None, rounds=None, flush=False, **settings):
                 time.sleep(0.025 if rank == slow else 0.005)
                 compute(sync, model, inputs, targets)
                 sync.step()
+                if flush_every and sync.version % flush_every == 0:
+                    sync.flush()
+                    flushed.append([sync.version, digest(model, made)])
             found.append([sync.version, digest(model, made)])
             taken.append(loader.taken[before:])
             if flush:
                 sync.flush()
-    return {"ends": found, "taken": taken, **tally(sync)}
+    return {"ends": found, "taken": taken, "flushed": flushed, **tally(sync)}
 
 
 def broken_off(after):

@@ -66,14 +66,6 @@ def scaler_steps(model, optimizer, sync, *inputs):
     sync.step()
 
 
-def flushes_in_an_epoch(model, optimizer, sync, *inputs):
-    for each in sync.epoch([inputs]):
-        compute(sync, model, *each)
-        sync.step()
-        if chosen():
-            sync.flush()
-
-
 def forgets_the_step(model, optimizer, sync, *inputs):
     for each in sync.epoch([inputs, inputs]):
         compute(sync, model, *each)
@@ -121,7 +113,6 @@ def has_an_empty_loader(model, optimizer, sync, *inputs):
 LOOPS = [
     steps_itself,
     scaler_steps,
-    flushes_in_an_epoch,
     forgets_the_step,
     breaks_off_a_batch,
     does_some_blocks,

@@ -107,11 +107,11 @@ class RankGroup:
             yield
         except RuntimeError as error:
             self.close(pending=False)
-            waited_seconds = time.monotonic() - began
-            raise RankGoneError(
-                f"rank {self.rank} waited {waited_seconds:.0f} s for all ranks to begin {self._purpose.noun}: "
-                f"{first_line(error)}"
-            ) from error
+            waited_seconds, noun = time.monotonic() - began, self._purpose.noun
+            waited = f"waited {waited_seconds:.0f} s for all ranks to begin {noun}"
+            if waited_seconds < 1:
+                waited = f"cannot begin {noun} with the others"
+            raise RankGoneError(f"rank {self.rank} {waited}: {first_line(error)}") from error
 
     def agree(self, description: Mapping[str, str], device: torch.device) -> str:
         """Refuse ranks that describe themselves differently; return a name for these ranks' work that no other has."""

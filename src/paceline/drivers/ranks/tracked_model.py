@@ -19,6 +19,7 @@ from paceline.training.replica import averaged_buffers
 
 SHARDED = ("FullyShardedDataParallel", "FSDPModule", "FlatParameter", "DTensor")  # by name: to import them takes long
 NOT_WHOLE = "every rank holds a part of it, so there is nothing to average"
+VARIANCE = "running_var"
 IN_USE: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # optimisers whose steps ranks take together
 
 
@@ -45,10 +46,12 @@ class TrackedModel:
         trained = {id(parameter) for parameter in self._trained()}
         kept = [(name, parameter) for name, parameter in model.named_parameters() if id(parameter) in trained]
         if not kept:
-            raise ValueError("there is nothing to average: the optimizer has no trainable parameter of this model")
+            raise ValueError("there is nothing to train: the optimizer has no trainable parameter of this model")
         self.names = [name for name, _ in kept]
         self.parameters = [parameter for _, parameter in kept]
         self.buffers = averaged_buffers(model)
+        variances = {id(buffer) for name, buffer in model.named_buffers() if name.rpartition(".")[2] == VARIANCE}
+        self.variances = [id(buffer) in variances for buffer in self.buffers]  # BatchNorm's, which are never negative
 
     def _trained(self) -> Iterator[torch.nn.Parameter]:
         return (p for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad)
@@ -60,6 +63,16 @@ class TrackedModel:
 
     def check(self) -> None:
         """Refuse parameters that train unseen, and buffers that have been replaced."""
+        self.check_trained()
+        if [id(buffer) for buffer in averaged_buffers(self._model)] != [id(buffer) for buffer in self.buffers]:
+            noun = self._purpose.noun
+            raise ValueError(
+                f"the model's buffers are others than when {noun} began: move or convert the model first, "
+                f"and construct the {noun} after"
+            )
+
+    def check_trained(self) -> None:
+        """Refuse parameters that train unseen."""
         noun, unit = self._purpose.noun, self._purpose.unit
         known = {id(parameter) for parameter in self.parameters}
         for parameter in self._trained():
@@ -69,11 +82,6 @@ class TrackedModel:
                     f"a parameter trains that did not when {noun} began, so its changes are in no {unit}: {name}; "
                     f"unfreeze first, and construct the {noun} after"
                 )
-        if [id(buffer) for buffer in averaged_buffers(self._model)] != [id(buffer) for buffer in self.buffers]:
-            raise ValueError(
-                f"the model's buffers are others than when {noun} began: move or convert the model first, "
-                f"and construct the {noun} after"
-            )
 
     def everything(self) -> list[torch.Tensor]:
         """Return all parameters and buffers of the model, whether they are trained or not."""

@@ -10,6 +10,7 @@ rounds with one batch. What it has not taken comes first in its next epoch:
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -51,9 +52,13 @@ def rounds_in(loader: Iterable[Any], rounds: int | None) -> int:
             raise ValueError(
                 "this loader does not know how many batches it has: give epoch(loader, rounds=...)"
             ) from None
-    if not isinstance(rounds, int) or rounds < 1:
+    try:
+        number = operator.index(rounds)
+    except TypeError:
+        raise ValueError(f"rounds must be a whole number (rounds={rounds!r})") from None
+    if number < 1:
         raise ValueError(f"an epoch needs at least one round (rounds={rounds})")
-    return rounds
+    return number
 
 
 class OpenBatch:

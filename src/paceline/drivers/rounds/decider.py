@@ -70,6 +70,7 @@ class Decider:
         self._undelivered: set[tuple[int, int]] = set()  # gradients that arrived, and are in no step yet
         self._dropped: list[Drop] = []
         self._fingerprints: dict[int, tuple[int, int]] = {}  # of a version: the first rank to say it, and its number
+        self._epoch_ends: dict[int, tuple[int, int]] = {}  # of an epoch: the first rank to say it, and where it ends
         self._opened: dict[int, float] = {}
         self._bad: set[int] = set()  # whose gradient of the open round was not finite
         self._bad_in_a_row: dict[int, int] = {}
@@ -87,6 +88,9 @@ class Decider:
             case GradientReady():
                 return self._arrived(report, now)
             case Waiting():
+                failed = self._find_drift(report)
+                if failed is not None:
+                    return [failed]
                 self._waiting[report.rank] = report.leaving
                 return self._release(now) if len(self._waiting) == len(self._ranks) else self._excuse(now)
             case Overdue():
@@ -145,6 +149,8 @@ class Decider:
             del self._opened[old]
         for old in [version for version in self._fingerprints if version < step.version - KEPT_VERSIONS]:
             del self._fingerprints[old]
+        for old in [epoch for epoch, (_, ends) in self._epoch_ends.items() if ends < step.version - KEPT_VERSIONS]:
+            del self._epoch_ends[old]
         return RoundClosed(step=step, dropped=dropped)
 
     def take_arrivals(self) -> tuple[Arrival, ...]:
@@ -152,13 +158,22 @@ class Decider:
         arrivals, self._arrivals = tuple(self._arrivals), []
         return arrivals
 
-    def _find_drift(self, report: GradientReady) -> Failed | None:
+    def _find_drift(self, report: GradientReady | Waiting) -> Failed | None:
         if report.version > self.state.version:
             return Failed(
                 reason=f"rank {self._ranks[report.rank]} has a model of round {report.version}, and the rounds are at "
                 f"{self.state.version}: the ranks have loaded different checkpoints",
                 kind="drift",
             )
+        if isinstance(report, GradientReady) and report.epoch:
+            first, ends = self._epoch_ends.setdefault(report.epoch, (report.rank, report.epoch_ends))
+            if ends != report.epoch_ends:
+                return Failed(
+                    reason=f"epoch {report.epoch} ends at round {ends} on rank {self._ranks[first]}, and at round "
+                    f"{report.epoch_ends} on rank {self._ranks[report.rank]}: give all ranks the same epoch(loader, "
+                    "rounds=...), and leave an epoch early only on all ranks at the same round",
+                    kind="drift",
+                )
         first, fingerprint = self._fingerprints.setdefault(report.version, (report.rank, report.fingerprint))
         if fingerprint == report.fingerprint:
             return None
@@ -183,6 +198,11 @@ class Decider:
         if len(self._bad) == len(self._ranks):
             reason = f"the gradients of all ranks are not finite in round {report.version}: lower the learning rate"
         return [Failed(reason=reason, kind="diverged")]
+
+    @property
+    def training(self) -> list[int]:
+        """The ranks that do not wait."""
+        return [rank for place, rank in enumerate(self._ranks) if place not in self._waiting]
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 

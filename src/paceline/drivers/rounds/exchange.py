@@ -22,7 +22,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ class Update:
 class Exchange:
     """The exchange thread of a rank, and the queue between it and the training thread.
 
-    `updates` counts the updates that have come, whether they are applied yet or not.
+    `next_version` is what the model's version will be when all updates that have come are applied.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class Exchange:
         self._mailbox, self._gradients, self._pool, self._group = mailbox, gradients, updates, group
         self._rank, self._device, self._heartbeats, self._detector = rank, device, heartbeats, detector
         self._most_behind, self._timeout_seconds = most_behind, timeout_seconds
-        self._queue: deque[Update] = deque()
-        self._released: deque[AllWaiting] = deque()
+        self._queue: deque[Update | AllWaiting] = deque()  # in the order of the notices, which is that of all ranks
+        self._behind = 0  # updates in the queue
         self._changed = threading.Condition()
         self._stopping = False
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.failure: Failed | None = None
-        self.next_version = 0  # of the model, when all updates that have come are applied
+        self.next_version = 0
         self.collective: PendingCollective | None = None  # the last one
         self.sent_bytes = 0
         self._thread = threading.Thread(target=self._run, name="paceline-exchange", daemon=True)
@@ -92,28 +92,36 @@ class Exchange:
     # -- the training thread's side --------------------------------------------------------------------------------
 
     def next_update(self) -> Update | None:
-        """Return the oldest update that is not applied yet; None if there is none."""
+        """Return the oldest update that is not applied yet; None if there is none, or all ranks waited before it."""
         with self._changed:
-            return self._queue[0] if self._queue else None
+            return self._queue[0] if self._queue and isinstance(self._queue[0], Update) else None
 
     def applied(self, update: Update) -> None:
         """Take an applied update off the queue; its memory is used again."""
         with self._changed:
             self._queue.popleft()
+            self._behind -= 1
             self._changed.notify_all()
         self._pool.give(update.vector)
 
     def next_release(self) -> AllWaiting | None:
-        """Return the next notice that all ranks were waiting, off the queue; None if there is none."""
+        """Return the notice that all ranks were waiting, off the queue, once all updates before it are applied."""
         with self._changed:
-            return self._released.popleft() if self._released else None
+            if self._queue and isinstance(self._queue[0], AllWaiting):
+                release, _ = self._queue[0], self._queue.popleft()
+                return release
+            return None
 
-    def wait(self, seconds: float) -> bool:
-        """Wait until something has come, or the thread has failed, at most so long; return whether something has."""
+    @property
+    def has_come(self) -> bool:
+        """Whether something is in the queue."""
+        return bool(self._queue)
+
+    def wait(self, seconds: float, until: Callable[[], bool]) -> bool:
+        """Wait until something holds, or the exchange has failed, at most so long; return whether it holds."""
         with self._changed:
-            if not self._queue and not self._released and self.failure is None:
-                self._changed.wait(seconds)
-            return bool(self._queue or self._released)
+            self._changed.wait_for(lambda: until() or self.failure is not None, seconds)
+            return until()
 
     @property
     def under_way(self) -> bool:
@@ -143,7 +151,6 @@ class Exchange:
             while not self._stopping and self._follow(self._mailbox.next_notice()):
                 pass
         except Exception as error:
-            log.debug("the exchange ends: %s", first_line(error))
             self.lost(error)
 
     def _follow(self, notice: Notice) -> bool:
@@ -155,7 +162,7 @@ class Exchange:
                 if notice.leaving and not self._leave_together(notice.version):
                     return False
                 with self._changed:
-                    self._released.append(notice)
+                    self._queue.append(notice)
                     self._changed.notify_all()
                 return not notice.leaving
             case Failed():
@@ -163,8 +170,9 @@ class Exchange:
                 return False
 
     def lost(self, error: Exception) -> None:
-        """Fail by a connection that was lost."""
-        self._fail(Failed(reason=f"{type(error).__name__}: {first_line(error)}", kind="lost"))
+        """Fail by an error: a RuntimeError is a lost connection, to a rank or the store; any other is this rank's."""
+        kind = "lost" if isinstance(error, RuntimeError) else "fault"
+        self._fail(Failed(reason=f"{type(error).__name__}: {first_line(error)}", kind=kind))
 
     def _fail(self, failed: Failed) -> None:
         with self._changed:
@@ -191,6 +199,7 @@ class Exchange:
         done = collective.done_at or time.perf_counter()
         with self._changed:
             self._queue.append(Update(notice=notice, vector=vector, done=done, event=event))
+            self._behind += 1
             self.next_version = version + 1
             self._changed.notify_all()
         # All ranks are in this round's all-reduce, so all have read the notices before it.
@@ -219,14 +228,14 @@ class Exchange:
     def _wait_for_room(self, version: int) -> bool:
         warned = False
         with self._changed:
-            while len(self._queue) >= self._most_behind and not self._stopping:
+            while self._behind >= self._most_behind and not self._stopping:
                 if not warned:
                     warned = True
                     log.warning(
-                        "rank %d is %d updates behind, and round %d waits for it: it computes longer than so many "
-                        "rounds; cut its batches into more blocks, or give more most_behind",
+                        "rank %d is %d updates behind, and round %d waits for it: it computes or evaluates longer than "
+                        "so many rounds; cut its batches into more blocks, give more most_behind, or flush() before",
                         self._rank,
-                        len(self._queue),
+                        self._behind,
                         version,
                     )
                 self._changed.wait(SLICE_SECONDS)

@@ -11,6 +11,8 @@ store wake up, and end.
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +20,7 @@ from typing import Any
 
 import torch
 
-from paceline.distributed import RankGoneError
+from paceline.distributed import RankGoneError, name_ranks
 from paceline.distributed.stores import StoreGather, private_store
 from paceline.drivers.ranks.group import ROUNDS, RankGroup
 from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats, launcher_keeps_store
@@ -31,6 +33,10 @@ from paceline.traces.journal import Arrival
 from paceline.training.contributions import RankGradients, VectorPool
 from paceline.training.rank_model import RankModel
 
+log = logging.getLogger("paceline.rounds")
+
+WARN_SECONDS = 10.0  # after which a wait in a flush is told
+ANSWER_SECONDS = 10.0  # within which the rank that decides says who is missing
 SLICE_SECONDS = 0.5  # of a wait, between two looks at who is alive
 JOIN_SECONDS, LOST_JOIN_SECONDS = 5.0, 1.0
 LINGER_SECONDS, LINGER_LOOK_SECONDS = 3.0, 0.02
@@ -56,6 +62,26 @@ class RoundsDivergedError(RoundsError):
 
 
 _ERRORS: dict[str, type[Exception]] = {"gone": RankGoneError, "diverged": RoundsDivergedError}
+
+
+class Deadline:
+    """When a wait has taken too long; it may be extended once, for an answer.
+
+    >>> Deadline(600.0).is_over
+    False
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._at, self.extended = time.monotonic() + seconds, False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has passed."""
+        return time.monotonic() > self._at
+
+    def extend(self, seconds: float) -> None:
+        """Let it pass so many seconds from now."""
+        self._at, self.extended = time.monotonic() + seconds, True
 
 
 class RoundLoop:
@@ -140,42 +166,58 @@ class RoundLoop:
 
     def wait_for_round(self, version: int) -> None:
         """Wait until the update of this round is there."""
-        deadline, overdue = time.monotonic() + self._timeout_seconds, False
-        while self.exchange.next_version <= version:
-            self._wait(f"round {version}")
-            if not overdue and time.monotonic() > deadline:
-                overdue = True  # the rank that decides knows who is missing, and tells all
-                self.report(Overdue(rank=self.place, version=version, seconds=self._timeout_seconds))
+        deadline = Deadline(self._timeout_seconds)
+        while not self._wait(f"round {version}", until=lambda: self.exchange.next_version > version):
+            if deadline.is_over:
+                self._overdue(deadline, version, flushing=False)
 
     def meet(
-        self, version: int, *, leaving: bool, while_waiting: Callable[[], None], released: Callable[[AllWaiting], None]
+        self, waiting: Waiting, *, while_waiting: Callable[[], None], released: Callable[[AllWaiting], None]
     ) -> None:
         """Wait until all ranks wait, and leave, if this one does; `released` is called each time that all wait.
 
         Rounds that others still close meanwhile are applied (`while_waiting`), and are signs of life.
         """
-        self.report(Waiting(rank=self.place, version=version, leaving=leaving))
-        deadline, seen = time.monotonic() + self._timeout_seconds, self.exchange.next_version
+        self.report(waiting)
+        deadline, warning = Deadline(self._timeout_seconds), Deadline(WARN_SECONDS)
         while True:
+            while_waiting()
             release = self.exchange.next_release()
             if release is not None:
                 released(release)
-                if release.leaving or not leaving:
+                if release.leaving or not waiting.leaving:
                     return
-                continue
-            while_waiting()
-            self._wait("a flush")
-            if self.exchange.next_version != seen:
-                deadline, seen = time.monotonic() + self._timeout_seconds, self.exchange.next_version
-            if time.monotonic() > deadline:
-                deadline = float("inf")
-                self.report(Overdue(rank=self.place, version=seen, seconds=self._timeout_seconds, flushing=True))
+            elif self._wait("a flush", until=lambda: self.exchange.has_come):
+                deadline = Deadline(self._timeout_seconds)
+            elif deadline.is_over:
+                self._overdue(deadline, self.exchange.next_version, flushing=True)
+            elif warning.is_over and not warning.extended:
+                warning.extend(math.inf)
+                self._warn_of_waiting()
 
-    def _wait(self, what: str) -> None:
-        """Wait for the exchange thread, for a while; raise if it has failed, or if a rank is gone."""
-        self.check_failure(what)
-        if not self.exchange.wait(SLICE_SECONDS):
-            self._check_others(what)
+    def _warn_of_waiting(self) -> None:
+        who = name_ranks(self.deciding.decider.training) if self.deciding is not None else "others"
+        log.warning(
+            "rank %d has waited %g s in a flush, and %s still train: do all ranks call flush, state_dict and close?",
+            self._group.rank,
+            WARN_SECONDS,
+            who,
+        )
+
+    def _overdue(self, deadline: Deadline, version: int, *, flushing: bool) -> None:
+        """Ask the rank that decides who is missing: it tells all. Where it does not answer, it is the one."""
+        if deadline.extended:
+            who = f"rank {self._group.ranks[DECIDER]}, which decides, does not answer"
+            raise RankGoneError(f"round {version} did not close in {self._timeout_seconds:g} s, and {who}")
+        self.report(Overdue(rank=self.place, version=version, seconds=self._timeout_seconds, flushing=flushing))
+        deadline.extend(ANSWER_SECONDS)
+
+    def _wait(self, what: str, *, until: Callable[[], bool]) -> bool:
+        """Wait for the exchange thread, for a while, and return whether it has come; raise if a rank is gone."""
+        if self.exchange.wait(SLICE_SECONDS, until):
+            return True
+        self._check_others(what)
+        return False
 
     def _check_others(self, what: str) -> None:
         self.check_failure(what)

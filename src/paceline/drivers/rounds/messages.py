@@ -36,7 +36,8 @@ class GradientReady:
     """A rank has a gradient of this version: `blocks_done` of `blocks`, and a fingerprint of its parameters.
 
     `work_seconds` is how long the rank computed, `held_seconds` how long ago it took the model. A gradient that is not
-    `finite` is in no step; the rank goes on with its next batch, at the same version.
+    `finite` is in no step; the rank goes on with its next batch, at the same version. `epoch` counts the epochs of the
+    rank from 1, and `epoch_ends` is the round after the last of this one; 0 where the script has no epochs.
 
     >>> GradientReady(rank=1, version=4, draw=4, blocks_done=3, blocks=4, work_seconds=0.4, held_seconds=0.5,
     ...         fingerprint=17).finite
@@ -55,18 +56,21 @@ class GradientReady:
     loss_variance: float | None = None
     samples: int = 0
     finite: bool = True
+    epoch: int = 0
+    epoch_ends: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """A rank trains no further until all ranks are at one place; `leaving` for good.
 
-    >>> Waiting(rank=1, version=40).leaving
+    >>> Waiting(rank=1, version=40, fingerprint=17).leaving
     False
     """
 
     rank: int
     version: int
+    fingerprint: int
     leaving: bool = False
 
 
@@ -119,7 +123,14 @@ class AllWaiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The rounds have ended with an error; `kind` is "drift", "late", "diverged" or "gone".
+    """The rounds have ended with an error; `kind` says how.
+
+        drift      ranks do not hold the same parameters, or are in different epochs
+        late       somebody has not come in time
+        diverged   gradients are not finite
+        gone       a rank has left, or is dead
+        lost       a connection is lost: who is gone shows in a moment
+        fault      this rank failed by itself
 
     >>> Failed(reason="rank 2 has left: ValueError", kind="gone").kind
     'gone'

@@ -26,8 +26,8 @@ class Outcomes:
     >>> from paceline.events import Share
     >>> outcomes = Outcomes([0, 1], place=1)
     >>> outcomes.add(Step(version=0, fresh=(Share(worker=1, version=0, weight=1.0),)), [])
-    >>> outcomes.used, outcomes.late
-    (1, 0)
+    >>> outcomes
+    1 used, 0 late, 0 dropped
     """
 
     def __init__(self, ranks: Sequence[int], place: int) -> None:
@@ -36,6 +36,10 @@ class Outcomes:
         self.dropped: Counter[str] = Counter()  # by reason
         self._lost = [deque[bool](maxlen=WATCHED) for _ in ranks]  # of each rank's last gradients: was it dropped
         self._quiet_until = [0] * len(self._ranks)
+
+    def __repr__(self) -> str:
+        dropped = ", ".join(f"{count} dropped ({reason})" for reason, count in self.dropped.items())
+        return f"{self.used} used, {self.late} late, {dropped or '0 dropped'}"
 
     def add(self, step: Step, dropped: Sequence[Drop]) -> None:
         """Count a step, and what was dropped since the one before."""

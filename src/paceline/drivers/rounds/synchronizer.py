@@ -31,6 +31,7 @@ Each strategy is a class at the end of this file. All have these in common:
 from __future__ import annotations
 
 import atexit
+import inspect
 import logging
 import sys
 import time
@@ -53,12 +54,13 @@ from paceline.drivers.ranks.tracked_model import IN_USE, TrackedModel
 from paceline.drivers.rounds.batches import BatchSource, OpenBatch, rounds_in
 from paceline.drivers.rounds.exchange import Update
 from paceline.drivers.rounds.loop import RoundLoop, RoundsError
-from paceline.drivers.rounds.messages import AllWaiting, GradientReady
+from paceline.drivers.rounds.messages import AllWaiting, GradientReady, Waiting
 from paceline.drivers.rounds.outcomes import Outcomes
 from paceline.events import Drop, Step
 from paceline.strategies import LGC, FastestK, Full, Strategy
 from paceline.traces.journal import Arrival
 from paceline.training.rank_model import RankModel
+from paceline.training.saved_state import refusing
 from paceline.training.train_state import all_finite
 from paceline.workers.blocks import cut_batch
 
@@ -150,7 +152,15 @@ class RoundSync:
         made: tuple[Strategy, TrackedModel] | Exception
         try:
             check_limits(timeout_seconds=timeout_seconds, silence_seconds=silence_seconds)
-            made = _prepare(model, optimizer, strategy, codec=codec, blocks=blocks, most_behind=most_behind)
+            made = _prepare(
+                model,
+                optimizer,
+                strategy,
+                schedulers=_as_list(scheduler),
+                codec=codec,
+                blocks=blocks,
+                most_behind=most_behind,
+            )
         except Exception as error:  # the others must hear of it, whatever it is: they would wait
             made = error
         refusal, wait_seconds = (made, TIMEOUT_SECONDS) if isinstance(made, Exception) else (None, timeout_seconds)
@@ -161,6 +171,7 @@ class RoundSync:
         self._blocks = blocks
         self._optimizer, ranks, rank = optimizer, self._group.ranks, self._group.rank
         self._schedulers = _as_list(scheduler)
+        self._scheduled: dict[int, int | None] = {}  # of each scheduler: where it stood after its last step here
         self._place = ranks.index(rank)
         try:
             description = {"model": self._tracked.description(), "strategy": describe(self.strategy)}
@@ -170,7 +181,8 @@ class RoundSync:
         except BaseException:
             self._group.close(pending=False)
             raise
-        self._model = RankModel(self._tracked.parameters, self._tracked.buffers, self._take_step)
+        tracked = self._tracked
+        self._model = RankModel(tracked.parameters, tracked.buffers, self._take_step, variances=tracked.variances)
         self._loop = RoundLoop(
             self._model,
             self.strategy,
@@ -185,18 +197,18 @@ class RoundSync:
         self.outcomes = Outcomes(ranks, self._place)
         self.history: list[ClosedRound] = []
         self._record, self._on_round, self._on_flush = record, on_round, on_flush
-        self._batch = OpenBatch()
+        self._batch, self._warned_of_blocks = OpenBatch(), False
         self._held_since = time.perf_counter()
         self._source: BatchSource | None = None
-        self._epoch_ends: int | None = None  # the round after the last of the epoch that this rank is in
+        self._epochs = 0  # begun
+        self._epoch_ends = 0  # the round after the last of the epoch that this rank is in; 0: in none
         self._aligned = 0  # the last round at which all ranks have been, or will be
         self._agreed_rounds = 0  # of an epoch of this loader
         self._stepping = self._ended = False
         self._failure: BaseException | None = None
         self._hook = optimizer.register_step_pre_hook(self._refuse_step)
         IN_USE.add(optimizer)
-        self._switch_seconds = sys.getswitchinterval()
-        sys.setswitchinterval(min(SWITCH_SECONDS, self._switch_seconds))
+        _release_lock_often()
         atexit.register(self._abandon)
 
     def __repr__(self) -> str:
@@ -243,16 +255,19 @@ class RoundSync:
         with self._guarded():
             self._start()
             length = self._rounds_of_epoch(loader, rounds)
-        self._epoch_ends = self._aligned = self.version + length
-        try:
+            self._epochs += 1
+            number, self._epoch_ends = self._epochs, self.version + length
+            self._aligned = self._epoch_ends
             self._apply_updates()  # those that came after the end of the epoch before
-            while self.version < self._epoch_ends:
+        try:
+            while self._epochs == number and self.version < self._epoch_ends:
                 before = self.draws
                 yield self._next_batch()
                 if self.draws == before:
                     raise RoundsError("a batch of epoch() was not followed by step()")
         finally:
-            self._epoch_ends = None
+            if self._epochs == number:  # a generator that is kept may end long after the next epoch has begun
+                self._epoch_ends = 0
 
     def _next_batch(self) -> Any:
         assert self._source is not None
@@ -269,16 +284,20 @@ class RoundSync:
             self._agreed_rounds = max(self._loop.gather("begin an epoch", ours))
         return self._agreed_rounds
 
-    def blocks(self, *batch: torch.Tensor) -> Iterator[Any]:
+    def blocks(self, *batch: Any) -> Iterator[Any]:
         """Yield a batch in equal blocks; end early once the round has closed. Then `.grad` is the gradient to clip.
 
-        A batch that does not divide evenly comes in fewer blocks, at the least in one.
+        A batch is tensors of one length, or one dict of them. One that does not divide evenly comes in fewer blocks, at
+        the least in one.
         """
         blocks = cut_batch(batch, self._blocks)
+        if len(blocks) == 1 < self._blocks and not self._warned_of_blocks:
+            self._warned_of_blocks = True
+            log.warning("a batch cannot be cut into equal blocks, and a late rank computes it whole: give even sizes")
         self.begin_batch(len(blocks))
         self._batch.left_early = True
         for block in blocks:
-            yield block if len(block) > 1 else block[0]
+            yield block
             if not self.block_done():
                 break
         self._batch.left_early = False
@@ -320,6 +339,7 @@ class RoundSync:
                 f"{done} of the {blocks} blocks of this batch are done, and its round is still open: go on as long as "
                 "block_done() is true"
             )
+        self._tracked.check_trained()
         with self._guarded():
             self._start()
             finite = self._report(losses)
@@ -356,13 +376,17 @@ class RoundSync:
                 loss_mean=None if losses is None else _finite(losses.mean()),
                 loss_variance=None if losses is None else _finite(losses.var(correction=0)),
                 finite=finite,
+                epoch=self._epochs if self._epoch_ends else 0,
+                epoch_ends=self._epoch_ends,
             )
         )
         return finite
 
-    def _apply_updates(self) -> None:
+    def _apply_updates(self, *, beyond_epoch: bool = False) -> None:
         """Apply what has come, in order; in an epoch no further than to its end, where all ranks are equal."""
-        while self.version != self._epoch_ends and (update := self._loop.exchange.next_update()) is not None:
+        while (update := self._loop.exchange.next_update()) is not None:
+            if self._epoch_ends and self.version >= self._epoch_ends and not beyond_epoch:
+                break
             self._apply(update)
         self._held_since = time.perf_counter()
 
@@ -390,35 +414,49 @@ class RoundSync:
         self._stepping = True
         try:
             self._optimizer.step()
-            for scheduler in self._schedulers:
+            for place, scheduler in enumerate(self._schedulers):
+                self._check_schedule(place, scheduler)
                 scheduler.step()
+                self._scheduled[place] = getattr(scheduler, "last_epoch", None)
         finally:
             self._stepping = False
+
+    def _check_schedule(self, place: int, scheduler: Scheduler) -> None:
+        """Refuse a scheduler that somebody else steps too: rates would fall twice as fast."""
+        expected = self._scheduled.get(place)
+        if expected is not None and getattr(scheduler, "last_epoch", expected) != expected:
+            raise RoundsError(
+                "the scheduler was given to the synchronizer, which steps it once a round, and is stepped in the loop "
+                "as well: leave out scheduler.step()"
+            )
 
     # -- everybody at one place ------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Bring all ranks to the newest version: then they are equal to the bit. All of them must call it.
 
-        Late gradients stay, for the next round. After it the script may use collectives of its own.
+        Late gradients stay, for the next round. After it the script may use collectives of its own. In an epoch it is
+        called at a version (`if sync.version % 100 == 0`): every rank comes by it, as nobody goes on before all have.
         """
         self._check_alive()
         self._tracked.check()
-        if self._epoch_ends is not None:
-            raise RoundsError("flush() comes after the loop over epoch(...), not in it")
         with self._guarded():
             self._start()
             self._meet(leaving=False)
 
     def _meet(self, *, leaving: bool) -> None:
         self._model.forget_gradients()
-        self._loop.meet(self.version, leaving=leaving, while_waiting=self._apply_updates, released=self._released)
+        apply = partial(self._apply_updates, beyond_epoch=True)
+        apply()
+        waiting = Waiting(
+            rank=self._place, version=self.version, fingerprint=self._model.fingerprint(), leaving=leaving
+        )
+        self._loop.meet(waiting, while_waiting=apply, released=self._released)
 
     def _released(self, release: AllWaiting) -> None:
-        self._apply_updates()
         if self.version != release.version:
             raise RoundsError(f"a flush ended at round {release.version}, and this rank is at {self.version}")
-        self._aligned = self.version
+        self._aligned = max(self.version, self._epoch_ends)
         self.outcomes.add_drops(release.dropped)
         arrivals = self._loop.next_arrivals()
         if self._on_flush is not None:
@@ -429,7 +467,7 @@ class RoundSync:
         """Flush, and end: late gradients are dropped, and training is plain from here on. All ranks must call it."""
         if self._ended:
             return
-        self._epoch_ends = None
+        self._epoch_ends = 0
         try:
             if self._failure is None:
                 with self._guarded():
@@ -452,18 +490,22 @@ class RoundSync:
 
     def _abandon(self) -> None:
         """End because the interpreter does: threads must not outlive it, nor it wait for them."""
-        self._fail(RoundsError("the end of its script, without close()"))
+        error = getattr(sys, "last_value", None)  # what ended the script, if it was an error
+        self._fail(error or RoundsError("the end of its script, without close()"))
         self._end()
 
     def _end(self) -> None:
         if self._ended:
             return
         self._ended = True
-        atexit.unregister(self._abandon)
-        sys.setswitchinterval(self._switch_seconds)
-        self._hook.remove()
-        self._loop.close(_reason(self._failure))
-        IN_USE.discard(self._optimizer)
+        try:
+            self._hook.remove()
+            self._loop.close(_reason(self._failure))
+        finally:
+            self._source = None
+            IN_USE.discard(self._optimizer)
+            _release_lock_rarely()
+            atexit.unregister(self._abandon)
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
@@ -502,27 +544,28 @@ class RoundSync:
         """Go on from this rank's `state_dict`; load the model and the optimiser before, but after the construction."""
         if self._loop.started:
             raise RoundsError("a state is loaded before the first round: construct, load, then train")
-        for key, text in self.about().items():
-            if state["about"].get(key) != text:
+        with refusing("the state of the rounds"):
+            for key, text in self.about().items():
+                if state["about"].get(key) != text:
+                    raise ValueError(
+                        f"it is of other rounds: its {key} is {state['about'].get(key)}, and this one's is {text}"
+                    )
+            if state["fingerprint"] != self._model.fingerprint():
                 raise ValueError(
-                    f"this state is of other rounds: its {key} is {state['about'].get(key)}, and this one's is {text}"
+                    "the model is not what it was when it was taken. Save: first the rounds' state_dict(), then "
+                    "the model's. Load: construct the rounds, load the model's state, then the rounds'"
                 )
-        if state["fingerprint"] != self._model.fingerprint():
-            raise ValueError(
-                "the model is not what it was when this state was taken. Save: first the rounds' state_dict(), then "
-                "the model's. Load: construct the rounds, load the model's state, then the rounds'"
+            count = reader_of(int, (0, 2**53))
+            version, draws = count(state["version"]), count(state["draws"])
+            self._loop.load(
+                version,
+                gradients=state["gradients"],
+                decider=state["decider"],
+                seconds=reader_of(float, (0, 1e10))(state["seconds"]),
             )
-        count = reader_of(int, (0, 2**53))
-        version, draws = count(state["version"]), count(state["draws"])
-        self._loop.load(
-            version,
-            gradients=state["gradients"],
-            decider=state["decider"],
-            seconds=reader_of(float, (0, 1e10))(state["seconds"]),
-        )
-        self._model.take_buffers()
-        self.version, self._aligned, self.draws = version, version, draws
-        self.outcomes.load_state_dict(state["outcomes"])
+            self._model.take_buffers()
+            self.version, self._aligned, self.draws = version, version, draws
+            self.outcomes.load_state_dict(state["outcomes"])
 
     def about(self) -> dict[str, str]:
         """Return what all ranks must have alike to take rounds together, and what a state must fit, in words."""
@@ -539,6 +582,7 @@ class RoundSync:
         """Start the threads with the first batch: a state can be loaded before, and nobody waits for the batch."""
         if not self._loop.started:
             self._tracked.check()
+            self._model.take_buffers()  # the script may have loaded weights since the construction
             self._loop.start()
 
     @contextmanager
@@ -565,11 +609,27 @@ class RoundSync:
             )
 
 
+_OPEN: list[float] = []  # for each open synchronizer: the switch interval that it found
+
+
+def _release_lock_often() -> None:
+    _OPEN.append(sys.getswitchinterval())
+    sys.setswitchinterval(min(SWITCH_SECONDS, _OPEN[0]))
+
+
+def _release_lock_rarely() -> None:
+    found = _OPEN[0]
+    _OPEN.pop()
+    if not _OPEN:
+        sys.setswitchinterval(found)
+
+
 def _prepare(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     strategy: Strategy | Callable[[], Strategy],
     *,
+    schedulers: Sequence[Scheduler],
     codec: str,
     blocks: int,
     most_behind: int,
@@ -590,6 +650,19 @@ def _prepare(
                 "ranks are in different rounds: use BatchNorm; rounds average its statistics"
             )
     tracked = TrackedModel(model, optimizer, purpose=ROUNDS)
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(f"{type(optimizer).__name__} computes gradients by itself (a closure): rounds give it theirs")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError("SparseAdam takes sparse gradients, and rounds add up dense ones: use Adam")
+    for each in schedulers:
+        if not callable(getattr(each, "step", None)):
+            raise ValueError(f"scheduler must have a step() (it is a {type(each).__name__})")
+        if isinstance(each, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise ValueError(
+                "ReduceLROnPlateau needs a metric in each step: leave it out here, and step it after a flush(), with "
+                "the same metric on all ranks"
+            )
     if optimizer in IN_USE:
         raise ValueError("this optimizer has an averaging or rounds already; close() that one first")
     return made, tracked

@@ -153,7 +153,7 @@ class Worker:
             self._receive()
         return not self._over
 
-    def blocks(self, *batch: torch.Tensor) -> Iterator[Any]:
+    def blocks(self, *batch: Any) -> Iterator[Any]:
         """Yield the batch in equal blocks, as many as the server wishes; end early once the round has closed.
 
         A batch that does not divide evenly comes in fewer blocks, at the least in one.
@@ -162,7 +162,7 @@ class Worker:
         self.begin_batch(len(blocks))
         self._batch_ended = False
         for block in blocks:
-            yield block if len(block) > 1 else block[0]
+            yield block
             if not self.block_done():
                 break
         self._batch_ended = True
