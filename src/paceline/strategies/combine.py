@@ -3,8 +3,8 @@
     update = sum(fresh) + sum(late) - previous_mean_weight * (sum(fresh) of the step before)
 
 sum(...) adds up weight * gradient. This is the only place where one process adds up gradients, always in the order of
-the step's shares, element by element. So the same step gives the same bits for any length of the vector and any number of
-threads. Processors with a fused multiply-add give other bits than those without.
+the step's shares, element by element. So the same step gives the same bits for any length of the vector and any number
+of threads. Processors with a fused multiply-add give other bits than those without.
 
 It goes block by block: a block stays in the processor's cache while all gradients are added to it, and the fresh sum
 takes the place of the one before without a copy of the whole.
