@@ -105,8 +105,7 @@ class RankGradients:
     """The gradients of one rank that a step may still ask for, and what the rank contributes to each step.
 
     `rank` is its number in the shares of steps. Messages are kept by the version of the model that they are of. One
-    thread may keep them while another contributes. A strategy that never `compensates` asks for a gradient once, so it
-    is weighed where it lies.
+    thread may keep them while another contributes. A strategy that never `compensates` asks for a gradient only once.
 
     >>> layout = MessageLayout(gradient=2, buffers=0, flags=1)
     >>> mine = RankGradients(0, layout, VectorPool(3, torch.float32, torch.device("cpu")))
@@ -133,55 +132,42 @@ class RankGradients:
     def contribute(self, step: Step) -> torch.Tensor:
         """Return this rank's part of a step, in a vector of the pool; let go of what no later step can ask for."""
         fresh, late = _share_of(self.rank, step.fresh), _share_of(self.rank, step.late)
-        gradients = len(step.fresh) + len(step.late)
-        with self._lock:
-            terms = [(share.weight, self._message(share)) for share in (fresh, late) if share is not None]
-            before = None
-            if self._before is not None and step.previous_mean_weight:
-                version, weight = self._before
-                before = (-step.previous_mean_weight * weight, self._kept[version])
-            if fresh is not None and not self._compensates:
-                del self._kept[fresh.version]
-        if fresh is not None and not self._compensates:
-            out = self._weigh(*terms[0], gradients=gradients)
-        else:
-            out = self._add_up(terms, before, gradients=gradients)
+        of_buffers = 1.0 / (len(step.fresh) + len(step.late))
+        terms = [(share.version, share.weight, of_buffers) for share in (late, fresh) if share is not None]
+        if self._before is not None and step.previous_mean_weight:
+            version, weight = self._before
+            terms.insert(0, (version, -step.previous_mean_weight * weight, 0.0))
+        out = self._add_up(terms, used_up=step.version - 1 if self._compensates else step.version)
         self._before = (fresh.version, fresh.weight) if fresh is not None and self._compensates else None
         self._let_go(older_than=step.version)
         return out
 
-    def _message(self, share: Share) -> torch.Tensor:
-        if share.version not in self._kept:
-            raise KeyError(
-                f"a step asks for the gradient of round {share.version}, which rank {self.rank} has not kept"
-            )
-        return self._kept[share.version]
+    def _add_up(self, terms: Sequence[tuple[int, float, float]], *, used_up: int) -> torch.Tensor:
+        """Add up messages: (version, weight of the gradient, weight of the buffers) each.
 
-    def _weigh(self, weight: float, message: torch.Tensor, *, gradients: int) -> torch.Tensor:
-        self.layout.gradient_of(message).mul_(weight)
-        self.layout.buffers_of(message).mul_(1.0 / gradients)
-        return message
-
-    def _add_up(
-        self,
-        terms: Sequence[tuple[float, torch.Tensor]],
-        before: tuple[float, torch.Tensor] | None,
-        *,
-        gradients: int,
-    ) -> torch.Tensor:
-        layout, out = self.layout, self._pool.take()
-        total, weighed = layout.gradient_of(out), [*terms, before] if before is not None else list(terms)
-        if not weighed:
-            return out.zero_()
-        torch.mul(layout.gradient_of(weighed[0][1]), weighed[0][0], out=total)
-        for weight, message in weighed[1:]:
-            total.add_(layout.gradient_of(message), alpha=weight)
-        out[layout.gradient :].zero_()
-        for _, message in terms:
-            layout.buffers_of(out).add_(layout.buffers_of(message), alpha=1.0 / gradients)
-        for _, message in weighed:
+        One of a version up to `used_up` is asked for no more, and the sum is made where it lies.
+        """
+        layout = self.layout
+        if not terms:
+            return self._pool.take().zero_()
+        (version, weight, of_buffers), *others = terms
+        first = self._message(version, take=version <= used_up)
+        out = first if version <= used_up else self._pool.take()
+        torch.mul(layout.gradient_of(first), weight, out=layout.gradient_of(out))
+        torch.mul(layout.buffers_of(first), of_buffers, out=layout.buffers_of(out))
+        layout.flags_of(out).copy_(layout.flags_of(first))
+        for version, weight, of_buffers in others:
+            message = self._message(version)
+            layout.gradient_of(out).add_(layout.gradient_of(message), alpha=weight)
+            layout.buffers_of(out).add_(layout.buffers_of(message), alpha=of_buffers)
             layout.flags_of(out).add_(layout.flags_of(message))
         return out
+
+    def _message(self, version: int, *, take: bool = False) -> torch.Tensor:
+        with self._lock:
+            if version not in self._kept:
+                raise KeyError(f"a step asks for the gradient of round {version}, which rank {self.rank} has not kept")
+            return self._kept.pop(version) if take else self._kept[version]
 
     def _let_go(self, *, older_than: int) -> None:
         with self._lock:
