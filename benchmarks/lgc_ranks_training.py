@@ -48,7 +48,7 @@ from paceline.workers.gradients import Assignment, accumulate
 
 DDP = "torch: ddp"
 RANKS, QUICK_RANKS = 4, 2
-SAVING_ROUNDS, SLOW_ROUNDS, QUICK_ROUNDS = 60, 150, 2
+SAVING_ROUNDS, SLOW_ROUNDS, QUICK_ROUNDS = 180, 150, 2
 SEEDS = 3
 SLOW_SEEDS = (0, 2, 3, 4, 5, 6)  # of 1 the slow rank alone holds one class only
 OF_SIMULATED = Bar(sign=">=", limit=0.9, style=".1%")

@@ -26,7 +26,7 @@ class Options:
     workers: str = ""
     """server-memory: numbers of workers, with commas between; empty: all."""
     rounds: int | None = None
-    """cluster, lgc-ranks: rounds of each run that trains; 300 and, by part, 60, 150 and 300 if not given."""
+    """cluster, lgc-ranks: rounds of each run that trains; 300 and, by part, 180, 150 and 300 if not given."""
     repeat: int | None = None
     """cluster: runs of each strategy; 2 if not given. pipeline-*, lgc-ranks: turns, of which the best counts."""
     faults: int | None = None
