@@ -75,8 +75,8 @@ def frozen(rank, folder):
         sync.step()
 
 
-SCENES = {f"closed-{number}": closed for number in range(4)}
-SCENES |= {f"unclosed-{number}": unclosed for number in range(12)}
+SCENES = {f"closed-{number}": closed for number in range(2)}
+SCENES |= {f"unclosed-{number}": unclosed for number in range(6)}
 SCENES |= {"unclosed_alone": unclosed_alone, "raised": raised, "frozen": frozen}
 AWAITED = {"frozen": (1,)}  # whose end is awaited; of the others, all
 AT_ONCE = 6  # they wait for each other most of the time

@@ -436,7 +436,8 @@ class RoundSync:
         """Bring all ranks to the newest version: then they are equal to the bit. All of them must call it.
 
         Late gradients stay, for the next round. After it the script may use collectives of its own. In an epoch it is
-        called at a version (`if sync.version % 100 == 0`): every rank comes by it, as nobody goes on before all have.
+        called at versions (`if sync.version % 100 == 0`). It ends at the same version on all ranks: a later one, if a
+        rank that began its epoch late had passed that.
         """
         self._check_alive()
         self._tracked.check()
