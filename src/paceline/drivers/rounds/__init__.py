@@ -1,6 +1,7 @@
 """Rounds on torch.distributed: LGC, fastest-k and full without a server, in a training script or as ranks of a recipe.
 
     synchronizer   the public interface: `paceline.LGCSync(model, optimizer, k=7)` and the others
+    preparation    what one rank alone can refuse
     batches        epochs that end at the same round on all ranks; batches in blocks
     loop           a rank's side of the rounds: its threads and its waits
     decider        the strategy, on one rank: reports of the ranks in, notices to all of them out
@@ -21,7 +22,5 @@ One round, of 4 ranks with K = 3; rank 0 also decides:
                                                      \\___ rank 3 takes part with what it has, or zeros ___/
 
 A slow *computation* is not waited for; a slow link, a stopped process, or a thread that holds Python's lock is: every
-rank takes part in every all-reduce. The exchange thread asks for that lock a few times a round, and each time a thread
-that is busy in Python hands it over only after sys.getswitchinterval(), 5 ms by default; a synchronizer lowers it as
-long as it is open (SWITCH_SECONDS).
+rank takes part in every all-reduce (switching.py says what is done about the lock).
 """

@@ -31,7 +31,6 @@ Each strategy is a class at the end of this file. All have these in common:
 from __future__ import annotations
 
 import atexit
-import inspect
 import logging
 import sys
 import time
@@ -40,12 +39,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.distributed as dist
 
-from paceline.data.pruning.sampler import FinePruning, InfoBatch
 from paceline.decoding import reader_of
 from paceline.distributed import check_limits, first_line
 from paceline.distributed.agreement import describe
@@ -56,6 +54,14 @@ from paceline.drivers.rounds.exchange import Update
 from paceline.drivers.rounds.loop import RoundLoop, RoundsError
 from paceline.drivers.rounds.messages import AllWaiting, GradientReady, Waiting
 from paceline.drivers.rounds.outcomes import Outcomes
+from paceline.drivers.rounds.preparation import (
+    Scheduler,
+    as_list,
+    check_k,
+    prepare,
+    refuse_collective_sampler,
+)
+from paceline.drivers.rounds.switching import release_lock_often, release_lock_rarely
 from paceline.events import Drop, Step
 from paceline.strategies import LGC, FastestK, Full, Strategy
 from paceline.traces.journal import Arrival
@@ -67,14 +73,6 @@ from paceline.workers.blocks import cut_batch
 log = logging.getLogger("paceline.rounds")
 
 TIMEOUT_SECONDS = 600.0
-SWITCH_SECONDS = 0.0005  # how often a thread that is busy in Python hands over its lock; Python's default is 5 ms
-
-
-class Scheduler(Protocol):
-    """A learning-rate scheduler, as far as a round is concerned."""
-
-    def step(self) -> None:
-        """Follow one step of the optimiser."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +122,8 @@ class RoundSync:
     """Trains one model in rounds with the ranks of a process group; `LGCSync` and the others fix the strategy.
 
     Every rank constructs it, with equal settings, after its model is on its device; all begin with the model of the
-    group's first rank. Any optimiser of torch.optim will do. Its steps are taken by `step` alone, and so are those of
-    the schedulers: whatever else changes parameters on one rank is found out in the next round, and named.
+    group's first rank. Any optimiser of torch.optim will do that needs no closure. Its steps are taken by `step` alone,
+    and so are those of the schedulers: what else changes parameters on one rank is named in the next round.
 
     Every rank takes part in one all-reduce for each round, on a thread of its own; collectives of the script itself
     belong after a `flush`. `version` is how many rounds this rank has applied, `draws` how many batches it has computed
@@ -152,11 +150,11 @@ class RoundSync:
         made: tuple[Strategy, TrackedModel] | Exception
         try:
             check_limits(timeout_seconds=timeout_seconds, silence_seconds=silence_seconds)
-            made = _prepare(
+            made = prepare(
                 model,
                 optimizer,
                 strategy,
-                schedulers=_as_list(scheduler),
+                schedulers=as_list(scheduler),
                 codec=codec,
                 blocks=blocks,
                 most_behind=most_behind,
@@ -170,13 +168,13 @@ class RoundSync:
         self.strategy, self._tracked = made
         self._blocks = blocks
         self._optimizer, ranks, rank = optimizer, self._group.ranks, self._group.rank
-        self._schedulers = _as_list(scheduler)
+        self._schedulers = as_list(scheduler)
         self._scheduled: dict[int, int | None] = {}  # of each scheduler: where it stood after its last step here
         self._place = ranks.index(rank)
         try:
             description = {"model": self._tracked.description(), "strategy": describe(self.strategy)}
             name = self._group.agree(description, self._tracked.device)
-            _check_k(self.strategy, self._group.world)
+            check_k(self.strategy, self._group.world)
             self._group.begin_equal(self._tracked.everything())
         except BaseException:
             self._group.close(pending=False)
@@ -208,7 +206,7 @@ class RoundSync:
         self._failure: BaseException | None = None
         self._hook = optimizer.register_step_pre_hook(self._refuse_step)
         IN_USE.add(optimizer)
-        _release_lock_often()
+        release_lock_often()
         atexit.register(self._abandon)
 
     def __repr__(self) -> str:
@@ -246,7 +244,7 @@ class RoundSync:
         epoch at the same round: call `flush` before it if an epoch was left early, or steps were taken outside.
         """
         self._check_alive()
-        _refuse_collective_sampler(loader, self._group.world)
+        refuse_collective_sampler(loader, self._group.world)
         if self.version != self._aligned:
             raise RoundsError(
                 "an epoch begins at the same round on all ranks, and they may be at different ones: call flush() after "
@@ -505,7 +503,7 @@ class RoundSync:
         finally:
             self._source = None
             IN_USE.discard(self._optimizer)
-            _release_lock_rarely()
+            release_lock_rarely()
             atexit.unregister(self._abandon)
 
     def _fail(self, error: BaseException) -> None:
@@ -610,90 +608,10 @@ class RoundSync:
             )
 
 
-_OPEN: list[float] = []  # for each open synchronizer: the switch interval that it found
-
-
-def _release_lock_often() -> None:
-    _OPEN.append(sys.getswitchinterval())
-    sys.setswitchinterval(min(SWITCH_SECONDS, _OPEN[0]))
-
-
-def _release_lock_rarely() -> None:
-    found = _OPEN[0]
-    _OPEN.pop()
-    if not _OPEN:
-        sys.setswitchinterval(found)
-
-
-def _prepare(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    strategy: Strategy | Callable[[], Strategy],
-    *,
-    schedulers: Sequence[Scheduler],
-    codec: str,
-    blocks: int,
-    most_behind: int,
-) -> tuple[Strategy, TrackedModel]:
-    """Return the strategy and what is trained; an error says why this rank cannot take part."""
-    made = strategy if isinstance(strategy, LGC | FastestK | Full) else strategy()  # type: ignore[operator]
-    if not isinstance(made, LGC | FastestK | Full):
-        raise ValueError(f"rounds are of LGC, FastestK or Full ({made!r}): the others have no round to add up")
-    if codec != "identity":
-        raise ValueError(f"rounds on ranks add gradients up as they are: no codec yet (codec={codec!r})")
-    for name, value in (("blocks", blocks), ("most_behind", most_behind)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a whole number of 1 or more ({name}={value})")
-    for where, module in model.named_modules() if isinstance(model, torch.nn.Module) else ():
-        if isinstance(module, torch.nn.SyncBatchNorm):
-            raise ValueError(
-                f"{where or 'the model'} is a SyncBatchNorm, which waits for all ranks in every forward pass, and "
-                "ranks are in different rounds: use BatchNorm; rounds average its statistics"
-            )
-    tracked = TrackedModel(model, optimizer, purpose=ROUNDS)
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ValueError(f"{type(optimizer).__name__} computes gradients by itself (a closure): rounds give it theirs")
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ValueError("SparseAdam takes sparse gradients, and rounds add up dense ones: use Adam")
-    for each in schedulers:
-        if not callable(getattr(each, "step", None)):
-            raise ValueError(f"scheduler must have a step() (it is a {type(each).__name__})")
-        if isinstance(each, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            raise ValueError(
-                "ReduceLROnPlateau needs a metric in each step: leave it out here, and step it after a flush(), with "
-                "the same metric on all ranks"
-            )
-    if optimizer in IN_USE:
-        raise ValueError("this optimizer has an averaging or rounds already; close() that one first")
-    return made, tracked
-
-
-def _check_k(strategy: Strategy, world: int) -> None:
-    k = getattr(strategy, "k", 1)
-    if k != "auto" and k > world:
-        raise ValueError(f'k must be at most the number of ranks, {world}, or "auto" (k={k})')
-
-
-def _refuse_collective_sampler(loader: Iterable[Any], world: int) -> None:
-    sampler = getattr(loader, "batch_sampler", None)
-    if world > 1 and isinstance(sampler, FinePruning | InfoBatch):
-        raise ValueError(
-            f"{type(sampler).__name__} agrees with all ranks at the end of an epoch, and ranks that take rounds come "
-            "there at different times: it would wait for ever. Prune with DistributedDataParallel, or in a recipe"
-        )
-
-
 def _remedy(strategy: Strategy) -> str:
     if isinstance(strategy, LGC):
         return "cut batches into more blocks (blocks=...), so that it stops in time"
     return "fastest-k drops all that is late; LGCSync adds it one round late"
-
-
-def _as_list(scheduler: Scheduler | Sequence[Scheduler] | None) -> list[Scheduler]:
-    if scheduler is None:
-        return []
-    return list(scheduler) if isinstance(scheduler, Sequence) else [scheduler]
 
 
 def _finite(value: torch.Tensor) -> float | None:

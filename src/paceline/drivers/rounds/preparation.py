@@ -1,0 +1,92 @@
+"""What a rank can refuse before it meets the others: what it would train, with which optimiser and schedulers.
+
+prepare ── refusal, if there is one ──> the group: all raise, or none
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from paceline.data.pruning.sampler import FinePruning, InfoBatch
+from paceline.drivers.ranks.group import ROUNDS
+from paceline.drivers.ranks.tracked_model import IN_USE, TrackedModel
+from paceline.strategies import LGC, FastestK, Full, Strategy
+
+
+class Scheduler(Protocol):
+    """A learning-rate scheduler, as far as a round is concerned."""
+
+    def step(self) -> None:
+        """Follow one step of the optimiser."""
+
+
+def prepare(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    strategy: Strategy | Callable[[], Strategy],
+    *,
+    schedulers: Sequence[Scheduler],
+    codec: str,
+    blocks: int,
+    most_behind: int,
+) -> tuple[Strategy, TrackedModel]:
+    """Return the strategy and what is trained; an error says why this rank cannot take part."""
+    made = strategy if isinstance(strategy, LGC | FastestK | Full) else strategy()  # type: ignore[operator]
+    if not isinstance(made, LGC | FastestK | Full):
+        raise ValueError(f"rounds are of LGC, FastestK or Full ({made!r}): the others have no round to add up")
+    if codec != "identity":
+        raise ValueError(f"rounds on ranks add gradients up as they are: no codec yet (codec={codec!r})")
+    for name, value in (("blocks", blocks), ("most_behind", most_behind)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a whole number of 1 or more ({name}={value})")
+    for where, module in model.named_modules() if isinstance(model, torch.nn.Module) else ():
+        if isinstance(module, torch.nn.SyncBatchNorm):
+            raise ValueError(
+                f"{where or 'the model'} is a SyncBatchNorm, which waits for all ranks in every forward pass, and "
+                "ranks are in different rounds: use BatchNorm; rounds average its statistics"
+            )
+    tracked = TrackedModel(model, optimizer, purpose=ROUNDS)
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(f"{type(optimizer).__name__} computes gradients by itself (a closure): rounds give it theirs")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError("SparseAdam takes sparse gradients, and rounds add up dense ones: use Adam")
+    for each in schedulers:
+        if not callable(getattr(each, "step", None)):
+            raise ValueError(f"scheduler must have a step() (it is a {type(each).__name__})")
+        if isinstance(each, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise ValueError(
+                "ReduceLROnPlateau needs a metric in each step: leave it out here, and step it after a flush(), with "
+                "the same metric on all ranks"
+            )
+    if optimizer in IN_USE:
+        raise ValueError("this optimizer has an averaging or rounds already; close() that one first")
+    return made, tracked
+
+
+def check_k(strategy: Strategy, world: int) -> None:
+    """Refuse a K above the number of ranks: every round would wait for all of them."""
+    k = getattr(strategy, "k", 1)
+    if k != "auto" and k > world:
+        raise ValueError(f'k must be at most the number of ranks, {world}, or "auto" (k={k})')
+
+
+def refuse_collective_sampler(loader: Iterable[Any], world: int) -> None:
+    """Refuse a sampler that meets all ranks at the end of its passes."""
+    sampler = getattr(loader, "batch_sampler", None)
+    if world > 1 and isinstance(sampler, FinePruning | InfoBatch):
+        raise ValueError(
+            f"{type(sampler).__name__} agrees with all ranks at the end of an epoch, and ranks that take rounds come "
+            "there at different times: it would wait for ever. Prune with DistributedDataParallel, or in a recipe"
+        )
+
+
+def as_list(scheduler: Scheduler | Sequence[Scheduler] | None) -> list[Scheduler]:
+    """Return one scheduler, several or none as a list."""
+    if scheduler is None:
+        return []
+    return list(scheduler) if isinstance(scheduler, Sequence) else [scheduler]
