@@ -44,7 +44,7 @@ from benchmarks.options import Options
 from benchmarks.output import Bar, coloured, titled
 from benchmarks.overhead_sides import network
 from benchmarks.ranks import free_address, measured
-from paceline.drivers.rounds.synchronizer import SWITCH_SECONDS
+from paceline.drivers.rounds.switching import SWITCH_SECONDS
 from paceline.events import Share, Step
 from paceline.training.contributions import RankGradients, VectorPool
 from paceline.training.rank_model import RankModel

@@ -32,6 +32,9 @@ def test_what_cannot_be_is_refused_on_all_ranks(trio):
         "blocks on one": "blocks must be a whole number of 1 or more (blocks=0)",
         "most behind": "most_behind must be a whole number of 1 or more (most_behind=0)",
         "other optimizer": "the optimizer has a parameter that the model does not have",
+        "closure": "LBFGS computes gradients by itself (a closure)",
+        "plateau": "ReduceLROnPlateau needs a metric in each step",
+        "no scheduler": "scheduler must have a step() (it is a float)",
         "twice": "this optimizer has an averaging or rounds already",
         "sharded": "the model is sharded (FSDP)",
     }
@@ -42,6 +45,12 @@ def test_what_cannot_be_is_refused_on_all_ranks(trio):
             assert words in found[name], (rank, name, found[name])
             if name.endswith("on one") and rank != 1:
                 assert found[name].startswith("ValueError: rank 1 cannot take rounds: "), found[name]
+
+
+def test_a_scheduler_that_is_stepped_in_the_loop_as_well_is_refused(trio):
+    """All ranks do it alike, so no fingerprint shows it."""
+    for error in trio.do("steps_scheduler_too"):
+        assert "is stepped in the loop as well: leave out scheduler.step()" in error
 
 
 def test_a_loop_that_cannot_work_says_so_on_its_rank_and_the_others_hear_it(trio):

@@ -158,3 +158,35 @@ def test_a_fingerprint_is_of_the_numbers_in_whatever_order_they_lie():
     image = torch.randn(2, 3, 4, 4)
     assert fingerprint_of([image]) == fingerprint_of([image.to(memory_format=torch.channels_last)])
     assert fingerprint_of([image[0], image[1]]) != fingerprint_of([image[1], image[0]])
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
+@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"fused": True}], ids=str)
+def test_weights_in_channels_last_move_as_in_plain_training(kind, how):
+    """Fused kernels take gradients for laid out as their parameters are."""
+    ours, plain = (nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last) for _ in range(2))
+    plain.load_state_dict(ours.state_dict())
+    optimizer, expected = kind(ours.parameters(), lr=0.1, **how), kind(plain.parameters(), lr=0.1, **how)
+    model, message = rank_model(ours, optimizer)
+    for number in range(3):
+        inputs = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(number))
+        for module in (ours, plain):
+            module(inputs).square().mean().backward()
+        model.apply(model.pack(message).clone())
+        expected.step()
+        expected.zero_grad()
+    torch.testing.assert_close(ours.weight, plain.weight)
+
+
+def test_late_changes_do_not_make_a_running_variance_negative():
+    """Changes since an older model, several at once, would: 1.0 - 3 * 0.9."""
+    norm = nn.BatchNorm1d(2)
+    optimizer = torch.optim.SGD(norm.parameters(), lr=0.1)
+    buffers = averaged_buffers(norm)
+    variances = [buffer is norm.running_var for buffer in buffers]
+    model = RankModel(list(norm.parameters()), buffers, optimizer.step, variances=variances)
+    update = torch.zeros(model.layout.size)
+    model.layout.buffers_of(update).copy_(torch.tensor([-5.0, -5.0, -2.7, 0.5, 1.0]))
+    model.apply(update)
+    assert norm.running_mean.tolist() == [-5.0, -5.0]
+    torch.testing.assert_close(norm.running_var, torch.tensor([0.1, 1.5]))

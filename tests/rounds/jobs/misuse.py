@@ -38,6 +38,9 @@ def misused():
         "blocks on one": lgc(blocks=0 if one else 4),
         "most behind": lgc(most_behind=0),
         "other optimizer": lgc(network()),
+        "closure": lgc(optimizer=torch.optim.LBFGS(model.parameters())),
+        "plateau": lgc(scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)),
+        "no scheduler": lgc(scheduler=0.1),
     }
     with paceline.LGCSync(model, optimizer, k=2, **LIMITS):
         found["twice"] = error_of(lambda: paceline.FullSync(model, optimizer))
@@ -146,3 +149,19 @@ def sparse():
     with paceline.FullSync(model, torch.optim.SGD(model.parameters(), lr=0.1), **LIMITS) as sync:
         model(torch.tensor([1])).sum().backward()
         sync.step()
+
+
+def steps_scheduler_too():
+    """Step a scheduler in the loop that was given to the rounds; return the error."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+
+    def train():
+        with paceline.FullSync(model, optimizer, scheduler=scheduler, **LIMITS) as sync:
+            for number in range(4):
+                compute(sync, model, *batch(number, dist.get_rank()))
+                sync.step()
+                scheduler.step()
+
+    return error_of(train)
