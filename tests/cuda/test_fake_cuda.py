@@ -220,7 +220,7 @@ def test_a_fingerprint_is_read_back_once_for_all_parameters():
         model, _ = rank_model(torch.float32)
         with pytest.raises(RuntimeError) as error:
             model.fingerprint()
-        assert "_sum_of_words" not in [entry.name for entry in error.traceback]  # none of which is read alone
+        assert "word_sums" not in [entry.name for entry in error.traceback]  # none of which is read alone
 
 
 @pytest.mark.parametrize("compensates", [True, False])

@@ -17,6 +17,7 @@ from torch import nn
 
 from paceline.training.contributions import MessageLayout
 from paceline.training.replica import Flat, message_dtype
+from paceline.training.train_state import word_sums
 
 LEAST_OF_VARIANCE = 0.1  # of itself that is left of a running variance in one round, at the least
 
@@ -112,7 +113,7 @@ class RankModel:
     def fingerprint(self) -> int:
         """Return a number that changes with any one bit of the parameters; one look at the device for all of them."""
         # Odd factors: an even one would shift the highest bit of a word, the sign of a number, out of sight.
-        sums = [_sum_of_words(parameter) * (2 * place + 1) for place, parameter in enumerate(self._parameters)]
+        sums = [torch.add(*word_sums(parameter)) * (2 * place + 1) for place, parameter in enumerate(self._parameters)]
         return int(torch.stack(sums).sum())
 
 
@@ -121,14 +122,3 @@ def _as_gradient(part: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     if part.stride() != parameter.stride():
         return torch.empty_like(parameter).copy_(part)
     return part.to(parameter.dtype)
-
-
-def _sum_of_words(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum of a tensor's words as whole numbers; 64-bit words are several times quicker than halves."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    words = 8 // flat.element_size()
-    if flat.storage_offset() % words:  # no 64-bit words begin there
-        flat = flat.clone()
-    even = flat.numel() // words * words
-    narrow = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-    return flat[:even].view(torch.int64).sum() + flat[even:].view(narrow).sum(dtype=torch.int64)

@@ -30,15 +30,14 @@ import atexit
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from paceline.codecs import Codec
 from paceline.decoding import reader_of
-from paceline.distributed import check_limits, first_line
+from paceline.distributed import check_limits
 from paceline.distributed.collectives import PendingCollective
 from paceline.distributed.stores import private_store
 from paceline.drivers.averaging.loop import AveragingLoop, MergedAverage, OnAverage
@@ -46,6 +45,7 @@ from paceline.drivers.averaging.preparation import Prepared, check_state, prepar
 from paceline.drivers.averaging.transport import AveragingError
 from paceline.drivers.ranks.group import RankGroup
 from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats
+from paceline.drivers.ranks.lifecycle import RankLifecycle, reason_of
 from paceline.drivers.ranks.tracked_model import IN_USE
 from paceline.events import Asked, Happening, Standing, Stepped
 from paceline.strategies.averaging import Averaging, AveragingState, make_averaging
@@ -53,7 +53,7 @@ from paceline.strategies.averaging import Averaging, AveragingState, make_averag
 TIMEOUT_SECONDS = 600.0
 
 
-class Averager:
+class Averager(RankLifecycle):
     """Averages what the ranks of a process group train; `HPSGD` and the other subclasses fix the strategy (`member`).
 
     Every rank constructs it, with equal settings, after its model is on its device; all begin with the model of the
@@ -65,6 +65,8 @@ class Averager:
     `averages` the averages done, and `sent_bytes` the bytes that this rank has given to them, each counted once. After
     an error nothing is averaged any more.
     """
+
+    has_ended, error_type = "averaging has ended", AveragingError
 
     def __init__(
         self,
@@ -80,6 +82,7 @@ class Averager:
         record: bool = False,
         on_average: OnAverage | None = None,
     ) -> None:
+        super().__init__()
         made: Prepared | Exception
         try:
             check_limits(timeout_seconds=timeout_seconds, silence_seconds=silence_seconds)
@@ -116,8 +119,6 @@ class Averager:
         self.history: list[MergedAverage] = []
         self._record, self._on_average = record, on_average
         self._along = False  # ssgd in a flush: the optimiser takes a step of the other ranks, so the hook skips it
-        self._ended = False
-        self._failure: BaseException | None = None
         hooked = optimizer.register_step_pre_hook if made.gradients else optimizer.register_step_post_hook
         self._hook = hooked(self._on_step)
         IN_USE.add(optimizer)
@@ -188,18 +189,6 @@ class Averager:
         finally:
             self._end()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self._fail(error)
-            self._end()
-
     def _abandon(self) -> None:
         """End because the interpreter does: threads must not outlive it, nor it wait for them."""
         self._heartbeats.stop("the end of its script, without close()")
@@ -210,15 +199,15 @@ class Averager:
             self._ended = True
             atexit.unregister(self._abandon)
             self._hook.remove()
-            self._heartbeats.stop(_reason(self._failure))
+            self._heartbeats.stop(reason_of(self._failure))
             self._transport.close()
             self._group.close(pending=self._loop.under_way)
             IN_USE.discard(self._optimizer)
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
-            self._failure = error
-            self._heartbeats.stop(_reason(error))
+            self._heartbeats.stop(reason_of(error))
+        super()._fail(error)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -298,12 +287,6 @@ class Averager:
         with self._guarded():
             self._loop.handle(event)
 
-    def _check_alive(self) -> None:
-        if self._failure is not None:
-            raise AveragingError(f"averaging has ended with an error: {first_line(self._failure)}") from self._failure
-        if self._ended:
-            raise AveragingError("averaging has ended: this was closed")
-
     def _averaged(self, average: MergedAverage) -> None:
         self.merged_steps += average.brought
         if self._record:
@@ -318,10 +301,6 @@ class Averager:
                 self._optimizer.step()
         finally:
             self._along = False
-
-
-def _reason(error: BaseException | None) -> str:
-    return "" if error is None else f"{type(error).__name__}: {first_line(error)}"
 
 
 # -- the public classes ------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ In a script, where ranks train one model together (averaging, rounds):
 group          a process group of their own: all agree, or all raise; all begin with one model
 tracked_model  which tensors of a model and its optimiser all ranks hold alike
 heartbeats     who is alive
+lifecycle      it ends once: in good order, or with its first error
 
 In a recipe:
 

@@ -38,16 +38,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from paceline.decoding import reader_of
-from paceline.distributed import check_limits, first_line
+from paceline.distributed import check_limits
 from paceline.distributed.agreement import describe
 from paceline.drivers.ranks.group import ROUNDS, RankGroup
+from paceline.drivers.ranks.lifecycle import RankLifecycle, reason_of
 from paceline.drivers.ranks.tracked_model import IN_USE, TrackedModel
 from paceline.drivers.rounds.batches import BatchSource, OpenBatch, rounds_in
 from paceline.drivers.rounds.exchange import Update
@@ -118,7 +118,7 @@ OnRound = Callable[[ClosedRound], None]
 OnFlush = Callable[[Flushed], None]
 
 
-class RoundSync:
+class RoundSync(RankLifecycle):
     """Trains one model in rounds with the ranks of a process group; `LGCSync` and the others fix the strategy.
 
     Every rank constructs it, with equal settings, after its model is on its device; all begin with the model of the
@@ -129,6 +129,8 @@ class RoundSync:
     belong after a `flush`. `version` is how many rounds this rank has applied, `draws` how many batches it has computed
     and `outcomes` what became of them: used, late, dropped by reason. After an error no round is taken any more.
     """
+
+    has_ended, error_type = "rounds have ended", RoundsError
 
     def __init__(
         self,
@@ -147,6 +149,7 @@ class RoundSync:
         on_round: OnRound | None = None,
         on_flush: OnFlush | None = None,
     ) -> None:
+        super().__init__()
         made: tuple[Strategy, TrackedModel] | Exception
         try:
             check_limits(timeout_seconds=timeout_seconds, silence_seconds=silence_seconds)
@@ -202,8 +205,7 @@ class RoundSync:
         self._epoch_ends = 0  # the round after the last of the epoch that this rank is in; 0: in none
         self._aligned = 0  # the last round at which all ranks have been, or will be
         self._agreed_rounds = 0  # of an epoch of this loader
-        self._stepping = self._ended = False
-        self._failure: BaseException | None = None
+        self._stepping = False
         self._hook = optimizer.register_step_pre_hook(self._refuse_step)
         IN_USE.add(optimizer)
         release_lock_often()
@@ -475,18 +477,6 @@ class RoundSync:
         finally:
             self._end()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self._fail(error)
-            self._end()
-
     def _abandon(self) -> None:
         """End because the interpreter does: threads must not outlive it, nor it wait for them."""
         error = getattr(sys, "last_value", None)  # what ended the script, if it was an error
@@ -499,16 +489,12 @@ class RoundSync:
         self._ended = True
         try:
             self._hook.remove()
-            self._loop.close(_reason(self._failure))
+            self._loop.close(reason_of(self._failure))
         finally:
             self._source = None
             IN_USE.discard(self._optimizer)
             release_lock_rarely()
             atexit.unregister(self._abandon)
-
-    def _fail(self, error: BaseException) -> None:
-        if self._failure is None:
-            self._failure = error
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -594,12 +580,6 @@ class RoundSync:
             self._end()
             raise
 
-    def _check_alive(self) -> None:
-        if self._failure is not None:
-            raise RoundsError(f"rounds have ended with an error: {first_line(self._failure)}") from self._failure
-        if self._ended:
-            raise RoundsError("rounds have ended: this was closed")
-
     def _refuse_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._stepping:
             raise RoundsError(
@@ -617,10 +597,6 @@ def _remedy(strategy: Strategy) -> str:
 def _finite(value: torch.Tensor) -> float | None:
     number = float(value)
     return number if number - number == 0 else None
-
-
-def _reason(error: BaseException | None) -> str:
-    return "" if error is None else f"{type(error).__name__}: {first_line(error)}"
 
 
 # -- the public classes ------------------------------------------------------------------------------------------------
