@@ -32,6 +32,7 @@ from paceline.traces.journal import (
 )
 from paceline.traces.journal_files import Journal, effective
 from paceline.traces.records import NOT_YET, Absence, Evaluation, Outcome, Round, Trace, Work
+from paceline.traces.worker_counts import WorkerCounts, with_gradient
 
 KEPT_WORKS = 100_000
 KEPT_ABSENCES = 100_000
@@ -85,6 +86,7 @@ def trace_of(journal: Journal) -> Trace:
         evaluations=tuple(_evaluation(record) for record in evaluated),
         absences=presence.absences(began.workers),
         ended=ended,
+        by_worker=tuple(counts for _, counts in sorted(gradients.by_worker.items())),
     )
 
 
@@ -114,6 +116,7 @@ class _Gradients:
         self._on_ranks = on_ranks
         self.dropped: Counter[str] = Counter()
         self.works: list[Work] = []
+        self.by_worker: dict[int, WorkerCounts] = {}
         self._pending: defaultdict[tuple[int, int], list[Arrival]] = defaultdict(list)
 
     def take(self, record: JournalRecord) -> None:
@@ -127,7 +130,8 @@ class _Gradients:
             for gradient in record.fresh:
                 # An incomplete gradient of an open round is dropped, and the whole one that follows it is used.
                 whole = [arrival.blocks_done == arrival.blocks for arrival in self._pending[gradient]]
-                self._settle(gradient, "used", place=whole.index(True) if any(whole) else 0)
+                place = whole.index(True) if any(whole) else 0
+                self._settle(gradient, "used", place=place, closed_seconds=record.at_seconds)
             for gradient in record.late:
                 self._settle(gradient, "late", place=0)
         for drop in record.dropped:
@@ -139,16 +143,31 @@ class _Gradients:
         for arrivals in self._pending.values():
             for arrival in arrivals:
                 self.dropped[reason] += 1
-                self._keep(arrival, "dropped", reason)
+                self._count(arrival, "dropped", reason)
         self._pending.clear()
 
-    def _settle(self, gradient: tuple[int, int], outcome: Outcome, *, place: int, reason: str = "") -> None:
+    def _settle(
+        self,
+        gradient: tuple[int, int],
+        outcome: Outcome,
+        *,
+        place: int,
+        reason: str = "",
+        closed_seconds: float | None = None,
+    ) -> None:
         """Note what became of an arrival. One that is in no record (a full disk) is counted all the same."""
         arrivals = self._pending[gradient]
         if arrivals:
-            self._keep(arrivals.pop(place), outcome, reason)
+            self._count(arrivals.pop(place), outcome, reason, closed_seconds)
         if not arrivals:
             del self._pending[gradient]
+
+    def _count(self, arrival: Arrival, outcome: Outcome, reason: str = "", closed_seconds: float | None = None) -> None:
+        """Count an arrival for its worker. It waited until `closed_seconds`, if its round was still open."""
+        waited = 0.0 if closed_seconds is None else max(0.0, closed_seconds - arrival.at_seconds)
+        before = self.by_worker.get(arrival.worker, WorkerCounts(worker=arrival.worker))
+        self.by_worker[arrival.worker] = with_gradient(before, arrival, outcome, reason=reason, waited_seconds=waited)
+        self._keep(arrival, outcome, reason)
 
     def _keep(self, arrival: Arrival, outcome: Outcome, reason: str) -> None:
         if len(self.works) >= KEPT_WORKS:

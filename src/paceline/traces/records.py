@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from paceline.traces.worker_counts import WorkerCounts
+
 Outcome: TypeAlias = Literal["used", "late", "dropped"]
 NOT_YET = "it had not joined yet"  # why a worker that came after the first round was away before
 
@@ -112,7 +114,7 @@ class Trace:
     An `averaged` run has no server: a round is an average of all workers, a work is a window of local steps.
     `absences` says when workers of a real run were away. `ended` is why the server of a real run ended it, in its own
     words; it is empty where the server was killed. `pruned` is None where nothing was, or nobody knows: the server of a
-    real run is not told whom its workers leave out.
+    real run is not told whom its workers leave out. `by_worker` are the counts of a real run's workers.
 
     >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=0, seconds=0.0)
     >>> trace.clock, trace.late_work
@@ -140,6 +142,7 @@ class Trace:
     absences: tuple[Absence, ...] = ()
     ended: str = ""
     pruned: Pruned | None = None
+    by_worker: tuple[WorkerCounts, ...] = ()
 
     @property
     def rounds_asked(self) -> int | None:
