@@ -22,11 +22,11 @@ from rich.console import Console
 
 from paceline.cli.options import RecipeFile, UsageError, given_recipe
 from paceline.cli.output import ResultsNotKept, new_folder, note, show_results
-from paceline.cli.progress import RunBars, RunView, printed_log, step_bar
+from paceline.cli.progress import RunView, printed_log, step_bar
 from paceline.drivers.ranks.launch import place_in
-from paceline.drivers.simulated.progress import Progress as RunProgress
 from paceline.errors import PacelineError
 from paceline.processes import check_processes
+from paceline.quantities import counted
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import averages
 from paceline.recipes.extension import Extension, check_extendable, extend, may_be_restated
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from paceline.drivers.replayed import Verdict
     from paceline.pipeline.plan import Plan
     from paceline.runs.cluster import Trained, WorkerOptions
-    from paceline.traces import Evaluation
 
 # The settings of a recipe that name code and paths: no folder of a run may name them, so they are given again.
 GIVEN_AGAIN = ("model.name", "data.directory", "delay.file")
@@ -372,21 +371,18 @@ class _RankJob:
         from paceline.runs.ranks import train_rank
 
         recipe = _for_world(self.recipe, place)
-        notes = Console(stderr=True, quiet=place.rank != 0)
-        with RunBars(notes, [recipe.strategy.label], rounds=self.rounds or recipe.rounds) as bars:
-
-            def show(at: Evaluation) -> None:
-                bars.show(0, RunProgress(round=at.round, seconds=at.seconds, loss=at.loss, accuracy=at.accuracy))
+        notes = Console(stderr=True)
+        with RunView(notes, shown=place.rank == 0) as view:
 
             def show_plan(plan: Plan) -> None:
                 from paceline.pipeline.text import headline
 
-                bars.note(f"pipeline: {headline(plan)}")
+                view.note(f"pipeline: {headline(plan)}")
 
             if recipe.pipeline.on:
-                result = train_stage(recipe, place, **self._how, on_plan=show_plan, on_progress=show)
+                result = train_stage(recipe, place, **self._how, on_plan=show_plan, on_standing=view.show)
             else:
-                result = train_rank(recipe, place, **self._how, on_progress=show)
+                result = train_rank(recipe, place, **self._how, on_standing=view.show)
         if result is not None:
             show_results(recipe, [result], self.folder, notes, as_json=self.options.json)
 
@@ -454,8 +450,13 @@ def work(options: WorkOptions, overrides: dict[str, str]) -> None:
         threads=options.threads,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a worker that is asked to stop signs off first
-    with printed_log(notes):
-        work_for(options.address, settings, on_welcome=welcomed)
+    with printed_log(notes), step_bar(notes, "waiting for the server's next model") as update:
+        work_for(
+            options.address,
+            settings,
+            on_welcome=welcomed,
+            on_gradient=lambda sent: update(description=f"{counted(sent, 'gradient')} sent", completed=sent),
+        )
     notes.print("training is over")
 
 

@@ -1,34 +1,41 @@
-"""Live progress on stderr: a bar for a loop of steps, a bar per simulated run, and the view of a real run.
+"""Progress on stderr: of a loop of steps, of simulated runs side by side, and of a real run.
 
-Without a terminal bars are not drawn, and only lines that stay are printed.
+in a terminal    bars, which move; a real run has a line for each worker as well, and its log above them
+elsewhere        a line every few seconds (`traces.run_status.PeriodicLines`), for logs of batch systems and containers
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.output import note
 from paceline.drivers.simulated.progress import Progress as RunProgress
-
-if TYPE_CHECKING:
-    from paceline.drivers.served.membership import WorkerStatus
-    from paceline.drivers.served.run import RunStatus
+from paceline.quantities import duration_text
+from paceline.terminal import WIDTH
+from paceline.traces.run_status import (
+    Pace,
+    PeriodicLines,
+    RunStatus,
+    StatusLines,
+    WorkerStatus,
+    status_facts,
+    waiting_text,
+)
 
 MOST_WORKERS = 24
-_PACE_SECONDS = 10.0
+VIEW_SECONDS = 0.1
 _STYLES = {"on time": "green", "late": "yellow", "gone": "red", "joined": "cyan"}
 
 
@@ -36,7 +43,7 @@ _STYLES = {"on time": "green", "late": "yellow", "gone": "red", "joined": "cyan"
 def step_bar(
     console: Console, name: str, *, total: int | None = None, visible: bool = True, after_seconds: float = 0.0
 ) -> Iterator[Callable[..., None]]:
-    """Show one bar, which vanishes at the end, once the work has taken `after_seconds`.
+    """Show one bar, which vanishes at the end, once the work has taken `after_seconds`; without a terminal, lines.
 
     The function that is yielded changes the bar; it takes what rich's `Progress.update` does: `description`,
     `completed`, `total`, `advance` or `visible`.
@@ -47,9 +54,11 @@ def step_bar(
     columns = (TextColumn("{task.description:<30}"), BarColumn(bar_width=None), TimeRemainingColumn())
     progress = Progress(*columns, console=console, expand=True, transient=True, disable=not console.is_terminal)
     task, begin = progress.add_task(name, total=total, visible=visible), time.monotonic()
+    lines = _lines(console)
 
     def update(**changes: Any) -> None:
         progress.update(task, **changes)
+        lines.offer(lambda: _step_line(progress.tasks[0], time.monotonic() - begin))
         if time.monotonic() - begin >= after_seconds:
             progress.start()
 
@@ -61,6 +70,21 @@ def step_bar(
         progress.stop()
 
 
+def _lines(console: Console) -> PeriodicLines:
+    """Return the lines of a console that is no terminal; a terminal has bars instead."""
+    return PeriodicLines(lambda text: None if console.is_terminal else note(console, text))
+
+
+def _step_line(task: Task, seconds: float) -> str:
+    """Return how far a loop has come.
+
+    >>> _step_line(Task(0, "replaying", 400, 120, _get_time=time.monotonic), 12.0)  # type: ignore[arg-type]
+    'replaying: 120 of 400, 12 s'
+    """
+    done = f"{task.completed:g} of {task.total:g}, " if task.total else ""
+    return f"{task.description}: {done}{duration_text(seconds, trim=True)}"
+
+
 class RunBars:
     """A bar per run: its rounds, the cluster's time, the loss and the accuracy.
 
@@ -69,7 +93,7 @@ class RunBars:
     """
 
     def __init__(self, console: Console, names: Sequence[str], *, rounds: int) -> None:
-        width, self._rounds = max(len(name) for name in names), rounds
+        width, self._rounds, self._names = max(len(name) for name in names), rounds, names
         self._progress = Progress(
             TextColumn("{task.description:<%d}" % width),  # noqa: UP031 - the braces are rich's
             BarColumn(bar_width=None),
@@ -78,10 +102,12 @@ class RunBars:
             TextColumn("{task.fields[loss]:<12}{task.fields[accuracy]:>11}"),
             console=console,
             expand=True,
+            disable=not console.is_terminal,
         )
         self._tasks = [
             self._progress.add_task(name, total=rounds, clock="0.0 s", loss="", accuracy="") for name in names
         ]
+        self._lines, self._last = _lines(console), [RunProgress(round=0, seconds=0.0) for _ in names]
 
     def __enter__(self) -> RunBars:
         self._progress.start()
@@ -92,12 +118,10 @@ class RunBars:
     ) -> None:
         self._progress.stop()
 
-    def note(self, text: str) -> None:
-        """Print a line above the bars."""
-        note(self._progress.console, text)
-
     def show(self, run: int, progress: RunProgress) -> None:
         """Show how far a run has come."""
+        self._last[run] = progress
+        self._lines.offer(lambda: race_line(self._names, self._last, self._rounds))
         self._progress.update(
             self._tasks[run],
             completed=min(progress.round, self._rounds),  # windows in flight at the end may make it more
@@ -107,21 +131,40 @@ class RunBars:
         )
 
 
+def race_line(names: Sequence[str], runs: Sequence[RunProgress], rounds: int) -> str:
+    """Return how far runs have come, side by side in one line: the round of each, and its loss in brackets.
+
+    >>> race_line(["full", "lgc"], [RunProgress(round=3, seconds=1.0, loss=0.5), RunProgress(round=9, seconds=1.0)], 20)
+    'round of 20: full 3 (0.5000), lgc 9'
+    """
+    line, shown = f"round of {rounds}: ", 0
+    for name, run in zip(names, runs, strict=True):
+        loss = "" if run.loss is None else f" ({run.loss:.4f})"
+        lane = f"{name} {min(run.round, rounds)}{loss}"
+        rest = f" and {len(names) - shown} more"
+        if shown and len(line) + len(lane) + len(rest) > WIDTH:
+            return line.removesuffix(", ") + rest
+        line, shown = f"{line}{lane}, ", shown + 1
+    return line.removesuffix(", ")
+
+
 @contextmanager
-def printed_log(console: Console) -> Iterator[None]:
-    """Print the log lines of server and workers.
+def printed_log(console: Console, *, level: int = logging.INFO) -> Iterator[None]:
+    """Print what paceline logs: of server and workers, of ranks, of codecs.
 
     >>> with printed_log(Console(quiet=True)):
     ...     logging.getLogger("paceline.served").info("worker 3 joined")
     """
-    log, handler = logging.getLogger("paceline.served"), _ConsoleHandler(console)
+    log, handler = logging.getLogger("paceline"), _ConsoleHandler(console)
+    before = log.level
     log.addHandler(handler)
-    log.setLevel(logging.INFO)
+    log.setLevel(level)
     log.propagate = False
     try:
         yield
     finally:
         log.removeHandler(handler)
+        log.setLevel(before)
         log.propagate = True
 
 
@@ -136,65 +179,68 @@ class _ConsoleHandler(logging.Handler):
 
 
 class RunView:
-    """A real run while it goes on: a bar for the rounds and a line per worker, with the log above them."""
+    """A real run while it goes on: a bar for the rounds and a line per worker, with the log above them.
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    Of a run of ranks one rank shows the run, and the others (`shown=False`) only what they warn of.
+    """
+
+    def __init__(self, console: Console, *, shown: bool = True) -> None:
+        self._console, self._draws = console, shown and console.is_terminal
         self._live = Live(console=console, auto_refresh=False, transient=False)
-        self._log = printed_log(console)
-        self._seen: deque[tuple[float, int]] = deque()
+        self._log = printed_log(console, level=logging.INFO if shown else logging.WARNING)
+        self._shown, self._pace, self._drawn = shown, Pace(), 0.0
+        self._lines = StatusLines(self.note)
+        self._last: Group | None = None
 
     def __enter__(self) -> RunView:
         self._log.__enter__()
-        if self._console.is_terminal:
+        if self._draws:
             self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._console.is_terminal:
+        if self._draws:
+            if self._last is not None:
+                self._live.update(self._last, refresh=True)
             self._live.stop()
         self._log.__exit__(kind, error, traceback)
 
     def note(self, text: str) -> None:
         """Print a line above the view."""
-        note(self._console, text)
+        if self._shown:
+            note(self._console, text)
 
     def show(self, status: RunStatus) -> None:
         """Show where the run stands now."""
-        self._seen.append((time.monotonic(), status.round))
-        while self._seen[-1][0] - self._seen[0][0] > _PACE_SECONDS:
-            self._seen.popleft()
-        if self._console.is_terminal:
-            (first, before), (last, now) = self._seen[0], self._seen[-1]
-            pace = (now - before) / (last - first) if last > first else 0.0
-            self._live.update(Group(*run_view(status, pace)), refresh=True)
+        now = time.monotonic()
+        if not self._draws:
+            self._lines.show(status)
+            return
+        self._last = Group(*run_view(status, self._pace.add(status.round, now=now)))
+        if now - self._drawn >= VIEW_SECONDS:  # ranks call this after every step
+            self._drawn = now
+            self._live.update(self._last, refresh=True)
 
 
 def run_view(status: RunStatus, rounds_per_second: float) -> list[Table | Text]:
     """Return the bar of the rounds and the lines of the workers.
 
-    >>> from paceline.drivers.served.run import RunStatus
     >>> len(run_view(RunStatus(round=1, rounds=9, seconds=1.0, loss=0.5, accuracy=0.8, begun=True, workers=()), 2.0))
     2
     """
     head = Table.grid(padding=(0, 1), expand=True)
     head.add_column(ratio=1)
     head.add_column(no_wrap=True)
-    facts = [f"{status.round}/{status.rounds}", f"{status.seconds:.1f} s", f"{rounds_per_second:.1f} rounds/s"]
-    if status.loss is not None:
-        facts.append(f"loss {status.loss:.4f}")
-    if status.accuracy is not None:
-        facts.append(f"test {status.accuracy:.1%}")
+    facts = [f"{status.round}/{status.rounds}", *status_facts(status, rounds_per_second)]
     head.add_row(ProgressBar(total=status.rounds, completed=status.round), "  ".join(facts))
     return [head, _worker_lines(status)]
 
 
 def _worker_lines(status: RunStatus) -> Table | Text:
     if not status.begun:
-        here = sum(worker.alive for worker in status.workers)
-        return Text(f"waiting for workers: {here} here", style="cyan")
+        return Text(waiting_text(status), style="cyan")
     table = Table.grid(padding=(0, 2))
     for _ in range(4):
         table.add_column(no_wrap=True)  # what does not fit ends in an ellipsis

@@ -35,8 +35,9 @@ from paceline.traces.run_folder import check_free
 
 if TYPE_CHECKING:
     from paceline.data import Dataset
-    from paceline.drivers.served.run import RunOutcome, RunStatus
+    from paceline.drivers.served.run import RunOutcome
     from paceline.drivers.served.settings import ServerSettings
+    from paceline.traces.run_status import RunStatus
     from paceline.workers.paced import Delay
 
 OnStanding = Callable[["RunStatus"], None]
@@ -213,7 +214,11 @@ class WorkerOptions:
 
 
 def work_for(
-    address: str, options: WorkerOptions, *, on_welcome: Callable[[int, Recipe], None] = lambda worker, recipe: None
+    address: str,
+    options: WorkerOptions,
+    *,
+    on_welcome: Callable[[int, Recipe], None] = lambda worker, recipe: None,
+    on_gradient: Callable[[int], None] = lambda sent: None,
 ) -> None:
     """Work for a server that serves a recipe, until training is over."""
     import torch
@@ -236,7 +241,7 @@ def work_for(
         on_welcome(worker.number, recipe)
         worker.hold(training.module)
         worker.ready()
-        work(worker, training.module, training, delay_of(recipe))
+        work(worker, training.module, training, delay_of(recipe), on_gradient=on_gradient)
 
 
 def trusted_recipe(document: Mapping[str, Any], options: WorkerOptions, *, source: str = "the server") -> Recipe:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.distributed.stores import StoreGather
     from paceline.drivers.ranks.launch import Place
     from paceline.pipeline.plan import Plan
-    from paceline.traces import Evaluation
+    from paceline.traces.run_status import RunStatus
     from paceline.training import Training
 
 
@@ -101,7 +101,7 @@ def train_stage(
     resume: bool,
     rounds: int | None = None,
     on_plan: Callable[[Plan], None] = lambda plan: None,
-    on_progress: Callable[[Evaluation], None] = lambda evaluation: None,
+    on_standing: Callable[[RunStatus], None] = lambda standing: None,
 ) -> Result | None:
     """Run one rank of a recipe's pipelines; return on rank 0 what they came to.
 
@@ -154,7 +154,7 @@ def train_stage(
             recipe=document,
             describe=describe,
         )
-        run = PipelineRun(job, gather, on_progress=on_progress)
+        run = PipelineRun(job, gather, on_standing=on_standing)
         trace = run.run(state)
     return None if trace is None else Result(summary=summarise(trace), trace=trace, parameters=run.parameters)
 

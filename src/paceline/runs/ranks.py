@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from paceline.drivers.averaging.job import AveragingRun
     from paceline.drivers.ranks.launch import Place
     from paceline.drivers.rounds.job import RoundsRun
-    from paceline.traces import Evaluation
+    from paceline.traces.run_status import RunStatus
 
 RECIPE = "recipe.json"
 ROUNDS = "rounds"
@@ -48,7 +48,7 @@ def train_rank(
     folder: Path,
     resume: bool,
     rounds: int | None = None,
-    on_progress: Callable[[Evaluation], None] = lambda evaluation: None,
+    on_standing: Callable[[RunStatus], None] = lambda standing: None,
 ) -> Result | None:
     """Run one rank of a recipe to its end; rank 0 returns the result, the others None.
 
@@ -91,23 +91,23 @@ def train_rank(
         )
         if rounds or (state is None and not resume):
             write_recipe(recipe, folder, rounds=rounds)
-        run = _make_run(recipe, settings, ranks, on_progress)
+        run = _make_run(recipe, settings, ranks, on_standing)
         trace = run.run(state)
         parameters = run.parameters
     return None if trace is None else Result(summary=summarise(trace), trace=trace, parameters=parameters)
 
 
 def _make_run(
-    recipe: Recipe, settings: Mapping[str, Any], ranks: StoreGather, on_progress: Callable[[Evaluation], None]
+    recipe: Recipe, settings: Mapping[str, Any], ranks: StoreGather, on_standing: Callable[[RunStatus], None]
 ) -> AveragingRun | RoundsRun:
     if recipe.strategy.rounds_on_ranks:
         from paceline.drivers.rounds.job import RoundsJob, RoundsRun
 
         strategy, label = make_strategy(recipe), recipe.strategy.label
-        return RoundsRun(RoundsJob(strategy=strategy, label=label, **settings), ranks, on_progress=on_progress)
+        return RoundsRun(RoundsJob(strategy=strategy, label=label, **settings), ranks, on_standing=on_standing)
     from paceline.drivers.averaging.job import AveragingJob, AveragingRun
 
-    return AveragingRun(AveragingJob(member=make_member(recipe), **settings), ranks, on_progress=on_progress)
+    return AveragingRun(AveragingJob(member=make_member(recipe), **settings), ranks, on_standing=on_standing)
 
 
 def write_recipe(recipe: Recipe, folder: Path, *, rounds: int | None = None) -> None:

@@ -26,7 +26,7 @@ from paceline.distributed.collectives import gather_vector
 from paceline.distributed.stores import StoreGather
 from paceline.drivers.averaging.averager import Averager
 from paceline.drivers.averaging.loop import MergedAverage
-from paceline.drivers.ranks.run import OnEvaluation, RankJob, RankRun, RunRecorder
+from paceline.drivers.ranks.run import OnStanding, RankJob, RankRun, RunRecorder
 from paceline.events import Standing, Window
 from paceline.optim import make_optimizer
 from paceline.strategies.averaging import Averaging
@@ -118,9 +118,9 @@ class AveragingRun(RankRun):
     recorder: AveragingRecorder
 
     def __init__(
-        self, job: AveragingJob, ranks: StoreGather, *, on_progress: OnEvaluation = lambda evaluation: None
+        self, job: AveragingJob, ranks: StoreGather, *, on_standing: OnStanding = lambda standing: None
     ) -> None:
-        super().__init__(job, ranks, on_progress=on_progress)
+        super().__init__(job, ranks, on_standing=on_standing)
         self._module, self._draws, self._sent_bytes = job.training.module, 0, 0
         self.optimizer, self.schedule = make_optimizer(
             job.training.optimizer, self._module.parameters(), total_steps=job.rounds

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from paceline.distributed.collectives import gather_vector
 from paceline.distributed.stores import StoreGather
 from paceline.drivers.pipelining.pipeline import Pipeline
-from paceline.drivers.ranks.run import OnEvaluation, RankJob, RankRun, RunRecorder, check_loss
+from paceline.drivers.ranks.run import OnStanding, RankJob, RankRun, RunRecorder, check_loss
 from paceline.events import Window
 from paceline.optim import make_optimizer
 from paceline.pipeline.plan import Plan
@@ -106,9 +106,9 @@ class PipelineRun(RankRun):
     recorder: PipelineRecorder
 
     def __init__(
-        self, job: PipelineJob, ranks: StoreGather, *, on_progress: OnEvaluation = lambda evaluation: None
+        self, job: PipelineJob, ranks: StoreGather, *, on_standing: OnStanding = lambda standing: None
     ) -> None:
-        super().__init__(job, ranks, on_progress=on_progress)
+        super().__init__(job, ranks, on_standing=on_standing)
         training, plan = job.training, job.plan
         self._names = [name for name, _ in training.module.named_parameters()]
         # Pieces of some models cannot be evaluated: then rank 0 puts the whole model together.

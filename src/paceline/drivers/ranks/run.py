@@ -20,7 +20,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from paceline.drivers.ranks.checkpoints import ROUNDS, RankCheckpoints
 from paceline.errors import PacelineError
 from paceline.events import Window
 from paceline.traces import Evaluation, Round, Trace, Work
+from paceline.traces.run_status import RunStatus, WorkerStatus
 from paceline.training import Batches, Training
 from paceline.training.saved_state import (
     SavedStateError,
@@ -42,7 +43,7 @@ from paceline.training.saved_state import (
 )
 from paceline.workers.paced import Delay, no_delay
 
-OnEvaluation = Callable[[Evaluation], None]
+OnStanding = Callable[[RunStatus], None]
 STARTED, BEGUN, DONE = range(3)
 MOST_SECONDS = 1e10
 _NUMBER = reader_of(float)
@@ -184,6 +185,29 @@ def rounds_and_works(
     return tuple(rounds), tuple(works)
 
 
+def rank_status(
+    done: int,
+    rounds: int,
+    seconds: float,
+    measured: Evaluation | None = None,
+    workers: Sequence[WorkerStatus] = (),
+) -> RunStatus:
+    """Return the state of a run of ranks, with what was last measured.
+
+    >>> rank_status(3, 9, 1.5).loss is None
+    True
+    """
+    return RunStatus(
+        round=min(done, rounds),  # windows in flight at the end may make it more
+        rounds=rounds,
+        seconds=seconds,
+        loss=None if measured is None else measured.loss,
+        accuracy=None if measured is None else measured.accuracy,
+        begun=True,
+        workers=tuple(replace(worker) for worker in workers),
+    )
+
+
 class RankRun(ABC):
     """One rank's side of a run; needs an initialised process group.
 
@@ -195,10 +219,8 @@ class RankRun(ABC):
     schedule: torch.optim.lr_scheduler.LRScheduler
     recorder: RunRecorder
 
-    def __init__(
-        self, job: RankJob, ranks: StoreGather, *, on_progress: OnEvaluation = lambda evaluation: None
-    ) -> None:
-        self.job, self.ranks, self._on_progress = job, ranks, on_progress
+    def __init__(self, job: RankJob, ranks: StoreGather, *, on_standing: OnStanding = lambda standing: None) -> None:
+        self.job, self.ranks, self._on_standing = job, ranks, on_standing
         self.batches = Batches(job.training)
         self.checkpoints = RankCheckpoints(job.folder, ranks.rank)
 
@@ -266,6 +288,7 @@ class RankRun(ABC):
                 before = self.rounds_done
                 self.step()
                 self._do_due(before)
+                self._show(self.recorder.seconds(time.perf_counter()))
             self.end(was_over=was_over)
             seconds = self.recorder.seconds(time.perf_counter())
             if not was_over:
@@ -306,7 +329,11 @@ class RankRun(ABC):
         evaluation = Evaluation(round=self.rounds_done, seconds=seconds, loss=measured[0], accuracy=measured[1])
         check_loss(evaluation.loss, evaluation.round)
         self.recorder.evaluations.append(evaluation)
-        self._on_progress(evaluation)
+        self._show(seconds)
+
+    def _show(self, seconds: float) -> None:
+        measured = self.recorder.evaluations[-1] if self.recorder.evaluations else None
+        self._on_standing(rank_status(self.rounds_done, self.job.rounds, seconds, measured))
 
     def _keep(self) -> None:
         state = self.state()  # first: where ranks average they come to the same average here

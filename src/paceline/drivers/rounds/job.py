@@ -29,12 +29,13 @@ from paceline.distributed import first_line
 from paceline.distributed.stores import StoreGather
 from paceline.drivers.ranks.checkpoints import RankCheckpoints
 from paceline.drivers.ranks.run import (
-    OnEvaluation,
+    OnStanding,
     RankJob,
     check_rounds,
     keep_checkpoint,
     load_optimizer,
     loading_together,
+    rank_status,
 )
 from paceline.drivers.rounds.journal import RoundsJournal
 from paceline.drivers.rounds.loop import RoundsDivergedError
@@ -45,6 +46,7 @@ from paceline.traces.history import trace_of
 from paceline.traces.journal import FORMAT, TRACE, RunBegan
 from paceline.traces.journal_files import read_journal
 from paceline.traces.records import Evaluation, Trace
+from paceline.traces.run_status import WorkerStatus
 from paceline.training import Batches
 from paceline.training.saved_state import check_model
 from paceline.training.training import MeasuredCopy, measure
@@ -66,9 +68,7 @@ class RoundsJob(RankJob):
 class RoundsRun:
     """One rank's side of a run in rounds; needs an initialised process group."""
 
-    def __init__(
-        self, job: RoundsJob, ranks: StoreGather, *, on_progress: OnEvaluation = lambda evaluation: None
-    ) -> None:
+    def __init__(self, job: RoundsJob, ranks: StoreGather, *, on_standing: OnStanding = lambda standing: None) -> None:
         training = job.training
         self._job, self._ranks, self._rank = job, ranks, ranks.rank
         self._module, self._flat = training.module, FlatModel(training.module)
@@ -89,7 +89,10 @@ class RoundsRun:
             on_flush=self._flushed,
         )
         self._journal: RoundsJournal | None = None
-        self._measurements = _Measurements(job, self._flat, on_progress) if self._rank == 0 else None
+        self._measurements = _Measurements(job, self._flat) if self._rank == 0 else None
+        self._on_standing = on_standing
+        self._last_measured: Evaluation | None = None
+        self._workers = [WorkerStatus(worker=rank) for rank in range(ranks.world)]
 
     @property
     def parameters(self) -> torch.Tensor:
@@ -109,6 +112,7 @@ class RoundsRun:
                     self._take_batch()
                     self._collect()
                     self._keep_if_due()
+                    self._show()
                 self._end()
         except RoundsDivergedError as error:
             log.error("%s", error)
@@ -197,9 +201,29 @@ class RoundsRun:
         if self._journal is None or self._measurements is None:
             return
         self._journal.round_closed(closed)
+        self._count(closed)
         done = closed.number + 1
         if done % self._job.evaluate_every == 0 and done < self._job.rounds:
             self._measurements.begin(done, closed.step.at_seconds)
+
+    def _count(self, closed: ClosedRound) -> None:
+        """Count what became of the work of each rank, for whoever watches the run."""
+        for share in closed.step.fresh:
+            self._workers[share.worker].used += 1
+            self._workers[share.worker].last = "on time"
+        for share in closed.step.late:
+            self._workers[share.worker].late += 1
+            self._workers[share.worker].last = "late"
+        for drop in closed.dropped:
+            self._workers[drop.worker].dropped += 1
+            self._workers[drop.worker].last = "late"
+
+    def _show(self) -> None:
+        if self._rank == 0:
+            sync = self._sync
+            self._on_standing(
+                rank_status(sync.version, self._job.rounds, sync.seconds, self._last_measured, self._workers)
+            )
 
     def _flushed(self, flushed: Flushed) -> None:
         if self._journal is not None:
@@ -210,6 +234,8 @@ class RoundsRun:
             evaluation = self._measurements.collect(wait=wait)
             if evaluation is not None:
                 self._journal.evaluated(evaluation)
+                self._last_measured = evaluation
+                self._show()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -250,9 +276,9 @@ class RoundsRun:
 class _Measurements:
     """Measures copies of the model, in a thread, one at a time."""
 
-    def __init__(self, job: RoundsJob, model: FlatModel, on_progress: OnEvaluation) -> None:
+    def __init__(self, job: RoundsJob, model: FlatModel) -> None:
         training, threads = job.training, torch.get_num_threads()
-        self._model, self._on_progress = model, on_progress
+        self._model = model
         self._copy = MeasuredCopy(
             training.module, lambda module: measure(module, training.dataset, training.evaluation_samples)
         )
@@ -275,9 +301,7 @@ class _Measurements:
         except Exception as error:  # a user's own network may not like to be measured: training goes on
             log.error("round %d was not measured: %s", rounds_done, first_line(error))
             return None
-        evaluation = Evaluation(round=rounds_done, seconds=seconds, loss=loss, accuracy=accuracy)
-        self._on_progress(evaluation)
-        return evaluation
+        return Evaluation(round=rounds_done, seconds=seconds, loss=loss, accuracy=accuracy)
 
     def close(self) -> None:
         """End the thread; a measurement under way is lost."""

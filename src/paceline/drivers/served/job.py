@@ -6,6 +6,8 @@ the end of what it knows: with the next it begins empty, as does whoever else ta
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 
 from paceline.drivers.served.messages import Welcome
@@ -14,8 +16,19 @@ from paceline.training import Batches, Training
 from paceline.workers.paced import Delay, compute_blocks, no_delay
 
 
-def work(worker: Worker, module: nn.Module, training: Training, delay_seconds: Delay = no_delay) -> None:
-    """Train until the server says that it is over; `module` is the one the worker holds."""
+def work(
+    worker: Worker,
+    module: nn.Module,
+    training: Training,
+    delay_seconds: Delay = no_delay,
+    *,
+    on_gradient: Callable[[int], None] = lambda sent: None,
+) -> None:
+    """Train until the server says that it is over; `module` is the one the worker holds.
+
+    `on_gradient` is called with the number of gradients that were sent, after each.
+    """
+    sent = 0
     batches = Batches(training)
     welcome: Welcome | None = None
     module.train()
@@ -31,3 +44,5 @@ def work(worker: Worker, module: nn.Module, training: Training, delay_seconds: D
         )
         if worker.send(losses):
             batches.judge(worker=number, draw=draw, losses=losses)
+            sent += 1
+        on_gradient(sent)

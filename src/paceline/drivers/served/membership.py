@@ -15,6 +15,7 @@ from typing import Any
 
 from paceline.decoding import array_reader, list_reader, reader_of
 from paceline.errors import PacelineError
+from paceline.traces.run_status import WorkerStatus
 
 MOST_SENT = 64
 _next_draws = list_reader(array_reader(reader_of(int, (0, 1_000_000)), reader_of(int, (0, 2**53))))
@@ -101,23 +102,6 @@ class Seats:
         """Go on from a `state_dict`, with every seat free."""
         self._held = {}
         self._next_draws = dict(_next_draws(state["next_draws"]))
-
-
-@dataclass(slots=True, kw_only=True)
-class WorkerStatus:
-    """The state of one worker, for whoever watches the run.
-
-    >>> WorkerStatus(worker=0, alive=True, last="on time", used=3, late=1, dropped=0, refused=0).used
-    3
-    """
-
-    worker: int
-    alive: bool = True
-    last: str = ""
-    used: int = 0
-    late: int = 0
-    dropped: int = 0
-    refused: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

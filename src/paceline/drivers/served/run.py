@@ -29,7 +29,7 @@ from paceline.codecs import Codec
 from paceline.codecs.naming import parse_codec, text_of
 from paceline.decoding import DecodingError, object_reader, read_object, reader_of
 from paceline.drivers.served.coordinator import Coordinator
-from paceline.drivers.served.membership import Seats, WorkerStatus
+from paceline.drivers.served.membership import Seats
 from paceline.drivers.served.messages import model_signature
 from paceline.drivers.served.security import check_exposed, parse_address, server_credentials
 from paceline.drivers.served.server import Server
@@ -59,6 +59,7 @@ from paceline.traces.journal import (
 from paceline.traces.journal_files import JournalWriter, read_journal
 from paceline.traces.run_folder import check_free
 from paceline.traces.run_settings import difference, with_defaults
+from paceline.traces.run_status import RunStatus
 from paceline.training import TrainState
 from paceline.training.outgoing import warm_up
 from paceline.training.saved_state import refusing
@@ -298,23 +299,6 @@ def _begin_journal(journal: JournalWriter, settings: ServerSettings, checkpoint:
 
 
 # -- serving ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStatus:
-    """The state of the run, for whoever watches it.
-
-    >>> RunStatus(round=1, rounds=10, seconds=0.5, loss=None, accuracy=None, begun=True, workers=()).round
-    1
-    """
-
-    round: int
-    rounds: int
-    seconds: float
-    loss: float | None
-    accuracy: float | None
-    begun: bool
-    workers: tuple[WorkerStatus, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

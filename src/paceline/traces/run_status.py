@@ -1,0 +1,162 @@
+"""How a run stands while it goes on, and the line of text that says so where no terminal shows it.
+
+    round 40 of 300, 12.3 s, 3.2 rounds/s, loss 0.5321, test 85.1%; late: workers 3, 7
+
+A batch system or a container keeps what a process prints: one line every few seconds is enough to see that a run lives,
+where it is, and who is late. `PeriodicLines` is the one place that decides how often, for every long command.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+LINE_SECONDS = 5.0
+PACE_SECONDS = 10.0
+MOST_NAMED = 5  # workers in a line of at most 80 characters
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerStatus:
+    """The state of one worker, for whoever watches the run.
+
+    >>> WorkerStatus(worker=0, alive=True, last="on time", used=3, late=1, dropped=0, refused=0).used
+    3
+    """
+
+    worker: int
+    alive: bool = True
+    last: str = ""
+    used: int = 0
+    late: int = 0
+    dropped: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """The state of the run, for whoever watches it.
+
+    >>> RunStatus(round=1, rounds=10, seconds=0.5, loss=None, accuracy=None, begun=True, workers=()).round
+    1
+    """
+
+    round: int
+    rounds: int
+    seconds: float
+    loss: float | None
+    accuracy: float | None
+    begun: bool
+    workers: tuple[WorkerStatus, ...]
+
+
+class Pace:
+    """The rounds per second of the last ten seconds.
+
+    >>> pace = Pace()
+    >>> pace.add(10, now=0.0), pace.add(30, now=4.0)
+    (0.0, 5.0)
+    """
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def add(self, round: int, *, now: float) -> float:
+        """Note the rounds that are done at a moment, and return the pace."""
+        self._seen.append((now, round))
+        while now - self._seen[0][0] > PACE_SECONDS:
+            self._seen.popleft()
+        began, before = self._seen[0]
+        return (round - before) / (now - began) if now > began else 0.0
+
+
+class PeriodicLines:
+    """Writes a line at most every few seconds, the first after as long: a short run needs none.
+
+    >>> lines = PeriodicLines(print, clock=iter([0.0, 3.0, 6.0]).__next__)
+    >>> lines.offer(lambda: "too early")
+    >>> lines.offer(lambda: "round 2 of 9")
+    round 2 of 9
+    """
+
+    def __init__(self, write: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._write, self._clock, self._last = write, clock, clock()
+
+    def offer(self, line: Callable[[], str]) -> None:
+        """Write a line if it is time for one; `line` is called only then."""
+        now = self._clock()
+        if now - self._last >= LINE_SECONDS:
+            self._last = now
+            self._write(line())
+
+
+class StatusLines:
+    """Writes how a run stands, a line every few seconds.
+
+    >>> lines = StatusLines(print, clock=iter([0.0, 5.0, 5.0]).__next__)
+    >>> lines.show(RunStatus(round=0, rounds=9, seconds=5.0, loss=None, accuracy=None, begun=False, workers=()))
+    waiting for workers: 0 here
+    """
+
+    def __init__(self, write: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lines, self._pace, self._clock = PeriodicLines(write, clock=clock), Pace(), clock
+
+    def show(self, status: RunStatus) -> None:
+        """Write a line about the run, if it is time for one."""
+        pace = self._pace.add(status.round, now=self._clock())
+        self._lines.offer(lambda: status_line(status, pace))
+
+
+def status_facts(status: RunStatus, rounds_per_second: float) -> list[str]:
+    """Return what there is to say of a run's pace and model, beside its rounds.
+
+    >>> status_facts(RunStatus(round=1, rounds=9, seconds=1, loss=0.5, accuracy=0.8, begun=True, workers=()), 2.0)
+    ['1.0 s', '2.0 rounds/s', 'loss 0.5000', 'test 80.0%']
+    """
+    facts = [f"{status.seconds:.1f} s", f"{rounds_per_second:.1f} rounds/s"]
+    if status.loss is not None:
+        facts.append(f"loss {status.loss:.4f}")
+    if status.accuracy is not None:
+        facts.append(f"test {status.accuracy:.1%}")
+    return facts
+
+
+def status_line(status: RunStatus, rounds_per_second: float) -> str:
+    """Return how a run stands, in one line.
+
+    >>> workers = (WorkerStatus(worker=0, last="late"), WorkerStatus(worker=1, last="on time"))
+    >>> status_line(
+    ...     RunStatus(round=1, rounds=9, seconds=1.0, loss=None, accuracy=None, begun=True, workers=workers), 2.0
+    ... )
+    'round 1 of 9, 1.0 s, 2.0 rounds/s; late: worker 0'
+    """
+    if not status.begun:
+        return waiting_text(status)
+    line = ", ".join([f"round {status.round} of {status.rounds}", *status_facts(status, rounds_per_second)])
+    late = [worker.worker for worker in status.workers if worker.alive and worker.last == "late"]
+    gone = [worker.worker for worker in status.workers if not worker.alive]
+    for word, numbers in (("late", late), ("gone", gone)):
+        line += f"; {word}: {named_workers(numbers)}" if numbers else ""
+    return line
+
+
+def waiting_text(status: RunStatus) -> str:
+    """Return what a run waits for that has not begun.
+
+    >>> waiting_text(RunStatus(round=0, rounds=9, seconds=5.0, loss=None, accuracy=None, begun=False, workers=()))
+    'waiting for workers: 0 here'
+    """
+    return f"waiting for workers: {sum(worker.alive for worker in status.workers)} here"
+
+
+def named_workers(numbers: Sequence[int]) -> str:
+    """Return the numbers of workers in words; of many, the first few.
+
+    >>> named_workers([3]), named_workers([3, 7]), named_workers(range(9))
+    ('worker 3', 'workers 3, 7', 'workers 0, 1, 2, 3, 4 and 4 more')
+    """
+    shown = ", ".join(map(str, numbers[:MOST_NAMED]))
+    rest = f" and {len(numbers) - MOST_NAMED} more" if len(numbers) > MOST_NAMED else ""
+    return f"worker{'s' if len(numbers) > 1 else ''} {shown}{rest}"
