@@ -1,4 +1,4 @@
-"""Without a terminal every long command writes a line every few seconds, and no more; none is longer than 80 columns."""
+"""Without a terminal every long command writes a line every few seconds, and none is longer than 80 columns."""
 
 from __future__ import annotations
 
