@@ -17,6 +17,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from paceline.errors import PacelineError
 
@@ -196,6 +199,8 @@ NUMBER = r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*"
 PREFIX = r"((?:[kKmMgGtT]i?)?)"
 SIZE = re.compile(NUMBER + PREFIX + r"B\s*")
 RATE = re.compile(NUMBER + PREFIX + r"(bit/s|bps|B/s)\s*")
+TIME = re.compile(NUMBER + r"(us|ms|s|min|h|d)\s*")
+SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 
 class QuantityError(PacelineError, ValueError):
@@ -233,9 +238,71 @@ def rate_in_bytes(name: str, text: str) -> float:
     return value
 
 
+def with_unit(name: str, value: Any) -> Any:
+    """Return a text with a unit as a number in the unit that `name` ends with; any other value as it is.
+
+    >>> with_unit("shift_seconds", "5ms"), with_unit("server_bits_per_second", "1Gbit/s"), with_unit("memory_mb", "2GB")
+    (0.005, 1000000000.0, 2000.0)
+    >>> with_unit("shift_seconds", "2GB"), with_unit("shift_seconds", "0.5"), with_unit("shape", "5ms")
+    ('2GB', '0.5', '5ms')
+    """
+    kind = next((kind for kind in NAMED_UNITS if name.endswith(kind)), None)
+    if kind is None or not isinstance(value, str):
+        return value
+    unit = NAMED_UNITS[kind]
+    found = unit.pattern.fullmatch(value)
+    try:
+        return value if found is None else unit.base(found) / unit.size
+    except ValueError:  # 1.2.3s
+        return value
+
+
+def unit_examples(name: str) -> str:
+    """Return what a value may be besides a plain number, if its name ends with a unit; else nothing.
+
+    >>> unit_examples("shift_seconds"), unit_examples("shape")
+    (' of seconds, or a time such as 5ms, 2s or 1min', '')
+    """
+    return next((unit.words for kind, unit in NAMED_UNITS.items() if name.endswith(kind)), "")
+
+
+@dataclass(frozen=True)
+class _NamedUnit:
+    """A unit that names of settings end with: `size` is what it has of the base unit that texts are read in."""
+
+    size: float
+    pattern: re.Pattern[str]
+    base: Callable[[re.Match[str]], float]
+    words: str
+
+
+def _seconds(found: re.Match[str]) -> float:
+    return float(found[1]) * SECONDS[found[2]]
+
+
+def _bytes(found: re.Match[str]) -> float:
+    return float(found[1]) * PREFIXES[found[2].lower()]
+
+
+def _bits(found: re.Match[str]) -> float:
+    return _bytes(found) * (8 if found[3] == "B/s" else 1)
+
+
+_TIMES, _SIZES, _RATES = "a time such as 5ms, 2s or 1min", "a size such as 500MB or 2GB", "a rate such as 1Gbit/s"
+NAMED_UNITS = {
+    "_bits_per_second": _NamedUnit(1.0, RATE, _bits, f" of bits per second, or {_RATES}"),
+    "_mbit": _NamedUnit(1e6, RATE, _bits, f" of Mbit/s, or {_RATES}"),
+    "_seconds": _NamedUnit(1.0, TIME, _seconds, f" of seconds, or {_TIMES}"),
+    "_ms": _NamedUnit(1e-3, TIME, _seconds, f" of milliseconds, or {_TIMES}"),
+    "_bytes": _NamedUnit(1.0, SIZE, _bytes, f" of bytes, or {_SIZES}"),
+    "_mb": _NamedUnit(1e6, SIZE, _bytes, f" of MB, or {_SIZES}"),
+}
+"""The end of a setting's name -> the unit of its number."""
+
+
 def _scaled(found: re.Match[str] | None) -> float:
     """Return a matched number times its prefix; 0 where nothing matched or the number is none (1.2.3)."""
     try:
-        return float(found[1]) * PREFIXES[found[2].lower()] if found else 0.0
+        return _bytes(found) if found else 0.0
     except ValueError:
         return 0.0

@@ -24,7 +24,7 @@ def test_without_a_name_it_lists_what_there_is(folder, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["codec"], "unknown benchmark 'codec'; did you mean 'codecs'? choose from codecs"),
+        (["codec"], "unknown command 'bench codec'; did you mean 'bench codecs'?"),
         (["codecs", "--size", "0"], "size must be between 1 and 1,073,741,824 (size=0)"),
         (["codecs", "--repeats", "0"], "repeats must be between 1 and 1000 (repeats=0)"),
         (["codecs", "--codecs", "one-bit,two-bit"], "unknown codec 'two-bit'; did you mean 'one-bit'? choose from ide"),

@@ -22,8 +22,8 @@ MODEL = ("--model.name", "mlp", "--data.name", "synthetic")
 COMMANDS = {
     "race": ("race", "--timing-only", "--rounds", "3", "--workers", "3", "--k", "2"),
     "simulate": ("simulate", "--timing-only", "--rounds", "3", "--workers", "3", "--k", "2"),
-    "inspect": ("inspect", *MODEL, "--steps", "1"),
-    "plan": ("plan", *MODEL, "--stages", "2", "--repeats", "3"),
+    "inspect": ("inspect", "rates", *MODEL, "--steps", "1"),
+    "plan": ("plan", "pipeline", *MODEL, "--stages", "2", "--repeats", "3"),
     "bench": ("bench", "codecs", "--codecs", "identity", "--size", "1000", "--repeats", "1"),
 }
 

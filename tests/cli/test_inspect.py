@@ -1,4 +1,4 @@
-"""`paceline inspect` as a user meets it."""
+"""`paceline inspect rates` as a user meets it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_a_table_a_sentence_and_a_page(folder, capsys) -> None:
-    assert main(["inspect", *SMALL]) == 0
+    assert main(["inspect", "rates", *SMALL]) == 0
     told = capsys.readouterr()
     assert max(len(line.rstrip()) for line in told.out.splitlines()) <= 80
     rows = [line for line in told.out.splitlines() if any(f" {name} " in line for name in LAYERS)]
@@ -45,7 +45,7 @@ def test_a_table_a_sentence_and_a_page(folder, capsys) -> None:
 
 
 def test_with_steps_the_last_moment_stands_beside_the_first(folder, capsys) -> None:
-    assert main(["inspect", *SMALL, "--steps", "5", "--batch", "8", "--json", "--out", "here"]) == 0
+    assert main(["inspect", "rates", *SMALL, "--steps", "5", "--batch", "8", "--json", "--out", "here"]) == 0
     told = capsys.readouterr()
     document = json.loads(told.out)
     assert [moment["step"] for moment in document["moments"]] == [0, 1, 2, 3, 4, 5]
@@ -71,7 +71,7 @@ def test_with_steps_the_last_moment_stands_beside_the_first(folder, capsys) -> N
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(folder, capsys, arguments, said) -> None:
-    assert main(["inspect", *arguments]) == 2
+    assert main(["inspect", "rates", *arguments]) == 2
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.startswith("paceline: error: ")
@@ -89,18 +89,18 @@ def test_what_is_wrong_is_said_in_one_line(folder, capsys, arguments, said) -> N
     ],
 )
 def test_a_batch_of_more_samples_than_there_are_is_refused(folder, capsys, arguments, said) -> None:
-    assert main(["inspect", *SMALL, *arguments]) == (2 if said else 0)
+    assert main(["inspect", "rates", *SMALL, *arguments]) == (2 if said else 0)
     assert said in capsys.readouterr().err
 
 
 def test_debug_shows_where(folder, capsys) -> None:
-    assert main(["inspect", "--steps", "301", "--debug"]) == 2
+    assert main(["inspect", "rates", "--steps", "301", "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_computed(folder, capsys) -> None:
     (folder / "taken").write_text("a file")
-    assert main(["inspect", "--out", "taken/here"]) == 2
+    assert main(["inspect", "rates", "--out", "taken/here"]) == 2
     assert "cannot write to taken/here" in capsys.readouterr().err
 
 

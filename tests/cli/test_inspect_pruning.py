@@ -1,4 +1,4 @@
-"""`paceline inspect-pruning` as a user meets it, on simulated and real runs; and the same for a script."""
+"""`paceline inspect pruning` as a user meets it, on simulated and real runs; and the same for a script."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(simulated, tmp_path, monkeypatch):
 
 
 def test_a_table_and_a_page_with_images(run, capsys) -> None:
-    assert main(["inspect-pruning", str(run)]) == 0
+    assert main(["inspect", "pruning", str(run)]) == 0
     told = capsys.readouterr()
     assert max(len(line.rstrip()) for line in told.out.splitlines()) <= 80
     assert "of the prunings" in told.out
@@ -59,7 +59,7 @@ def test_a_table_and_a_page_with_images(run, capsys) -> None:
 
 
 def test_the_document_adds_up_to_what_the_record_holds(run, capsys) -> None:
-    assert main(["inspect-pruning", str(run), "--json", "--most", "2", "--out", str(run / "here.html")]) == 0
+    assert main(["inspect", "pruning", str(run), "--json", "--most", "2", "--out", str(run / "here")]) == 0
     found, record = json.loads(capsys.readouterr().out), read_pruning(run)
     assert record.prunings > 0
     assert found["prunings"] == record.prunings == sum(each["prunings"] for each in found["classes"])
@@ -67,7 +67,13 @@ def test_the_document_adds_up_to_what_the_record_holds(run, capsys) -> None:
     assert [each["sample"] for each in found["suspects"]] == find_label_errors(record).tolist()
     assert found["settings"] == record.settings
     assert not (run / "pruning.html").exists()
-    assert (run / "here.html").read_text(encoding="utf-8").count("<figure") <= 10 * 2 * 2 + 4
+    assert (run / "here/pruning.html").read_text(encoding="utf-8").count("<figure") <= 10 * 2 * 2 + 4
+
+
+def test_a_page_may_be_named_as_a_file_for_one_more_release(run, capsys) -> None:
+    assert main(["inspect", "pruning", str(run), "--json", "--out", str(run / "here.html")]) == 0
+    assert "--out is now a folder" in capsys.readouterr().err
+    assert (run / "here.html").is_file()
 
 
 @pytest.mark.parametrize(
@@ -90,10 +96,10 @@ def test_without_its_data_set_or_with_another_the_tables_stay(run, capsys) -> No
     record = read_pruning(run)
     source = {**record.source, "data": {**record.source["data"], "name": "mnist", "directory": str(run)}}
     dataclasses.replace(record, source=source).write(run)
-    assert main(["inspect-pruning", str(run)]) == 0
+    assert main(["inspect", "pruning", str(run)]) == 0
     assert "Without images: " in capsys.readouterr().err
     dataclasses.replace(record, label=np.roll(record.label, 1)).write(run)
-    assert main(["inspect-pruning", str(run)]) == 0
+    assert main(["inspect", "pruning", str(run)]) == 0
     assert "synthetic as it is found here has other labels than the run had" in capsys.readouterr().err
     assert "<img" not in (run / "pruning.html").read_text(encoding="utf-8")
 
@@ -114,7 +120,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, monkeypatch, capsys, argume
     for name in ("empty", "damaged"):
         (tmp_path / name).mkdir()
     (tmp_path / "damaged" / PRUNING).write_bytes(b"\x00" * 20)
-    assert main(["inspect-pruning", *arguments]) == 2
+    assert main(["inspect", "pruning", *arguments]) == 2
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.startswith("paceline: error: ")
@@ -124,7 +130,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, monkeypatch, capsys, argume
 
 def test_a_run_without_pruning_leaves_no_record(tmp_path, capsys) -> None:
     assert main(["simulate", *SMALL[:-1], "2", "--out", str(tmp_path)]) == 0
-    assert "inspect-pruning" not in capsys.readouterr().err
+    assert "inspect pruning" not in capsys.readouterr().err
     assert not (tmp_path / PRUNING).exists()
 
 
@@ -185,7 +191,7 @@ def test_a_real_run_is_replayed_once_and_its_record_kept(tmp_path) -> None:
 )
 def test_a_replay_that_tells_nothing_of_the_run_leaves_no_record(tmp_path, capsys, apart, settings, said) -> None:
     of_ranks(tmp_path, apart=apart, **settings)
-    assert main(["inspect-pruning", str(tmp_path)]) == 2
+    assert main(["inspect", "pruning", str(tmp_path)]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / PRUNING).exists()
 

@@ -1,4 +1,4 @@
-"""`paceline plan` as a user meets it."""
+"""`paceline plan pipeline` as a user meets it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def asked(monkeypatch):
 
 
 def test_a_recipe_is_measured_told_and_written_down(folder, capsys) -> None:
-    assert main(["plan", *SMALL, "--stages", "2", "--microbatches", "4", "--repeats", "3"]) == 0
+    assert main(["plan", "pipeline", *SMALL, "--stages", "2", "--microbatches", "4", "--repeats", "3"]) == 0
     told = capsys.readouterr()
     plan = Plan.load(folder / "runs/plan/plan.json")
     assert max(map(len, told.out.splitlines())) <= 80
@@ -66,7 +66,7 @@ def test_a_recipe_is_measured_told_and_written_down(folder, capsys) -> None:
 
 
 def test_as_json_it_is_the_plan(saved, capsys) -> None:
-    assert main(["plan", "--load", "mine.json", "--json", "--out", "here"]) == 0
+    assert main(["plan", "pipeline", "--load", "mine.json", "--json", "--out", "here"]) == 0
     found = json.loads(capsys.readouterr().out)
     conditions = found.pop("conditions")
     expected = plan_document(saved)
@@ -86,19 +86,19 @@ def test_as_json_it_is_the_plan(saved, capsys) -> None:
     ],
 )
 def test_a_saved_plan_is_placed_anew_as_revised_does(saved, capsys, options, changes) -> None:
-    assert main(["plan", "--load", "mine.json", *options, "--save", "other.json"]) == 0
+    assert main(["plan", "pipeline", "--load", "mine.json", *options, "--save", "other.json"]) == 0
     assert Plan.load("other.json") == saved.revised(**changes)
     assert "plan: other.json" in capsys.readouterr().err
 
 
 def test_a_recipes_pipeline_is_planned_and_options_come_first(folder, asked) -> None:
     (folder / "my.toml").write_text('[pipeline]\nstages = 2\nschedule = "gpipe"\nmemory_mb = 9.0\nlatency_ms = 3.0\n')
-    assert main(["plan", "my.toml"]) == 0
+    assert main(["plan", "pipeline", "my.toml"]) == 0
     changed = (
         "--stages 3 --microbatches 8 --schedule interleaved --chunks 3 --memory 2GB --bandwidth 125MB/s "
-        "--latency-ms 0.5 --speeds 1,2,0.5 --optimizer-states 2 --repeats 7 --threads 2"
+        "--latency 500us --speeds 1,2,0.5 --optimizer-states 2 --repeats 7 --threads 2"
     )
-    assert main(["plan", "my.toml", *changed.split()]) == 0
+    assert main(["plan", "pipeline", "my.toml", *changed.split()]) == 0
     (first, plain), (second, options) = asked
     assert (first.pipeline.stages, first.pipeline.schedule, first.pipeline.memory_mb) == (2, "gpipe", 9.0)
     assert (plain["speeds"], plain["states"], plain["repeats"], plain["threads"]) == ((), None, 5, 1)
@@ -110,8 +110,8 @@ def test_a_recipes_pipeline_is_planned_and_options_come_first(folder, asked) -> 
 
 
 def test_without_a_pipeline_there_are_four_stages_or_one_for_each_speed(folder, asked) -> None:
-    assert main(["plan", "--memory", "1GB"]) == 0
-    assert main(["plan", "--speeds", "1,2"]) == 0
+    assert main(["plan", "pipeline", "--memory", "1GB"]) == 0
+    assert main(["plan", "pipeline", "--speeds", "1,2"]) == 0
     assert [recipe.pipeline.stages for recipe, _ in asked] == [4, 2]
     assert asked[0][0].pipeline.memory_mb == 1000.0
 
@@ -119,7 +119,7 @@ def test_without_a_pipeline_there_are_four_stages_or_one_for_each_speed(folder, 
 def test_a_terminal_without_blocks_gets_ascii(saved, monkeypatch) -> None:
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
-    assert main(["plan", "--load", "mine.json"]) == 0
+    assert main(["plan", "pipeline", "--load", "mine.json"]) == 0
     terminal.flush()
     assert terminal.buffer.getvalue().decode("ascii").startswith(describe(saved, ascii_only=True))
 
@@ -134,10 +134,10 @@ def test_a_terminal_without_blocks_gets_ascii(saved, monkeypatch) -> None:
         (["--memory", "much"], "--memory must be a size above 0 such as 500MB, 2GB or 2GiB (found 'much')"),
         (["--memory", "0GB"], "--memory must be a size above 0 such as 500MB, 2GB or 2GiB (found '0GB')"),
         (["--bandwidth", "1.2.3MB/s"], "--bandwidth must be a rate above 0 such as 1Gbit/s or 125MB/s"),
-        (["--latency-ms", "-1"], "latency_ms must be between 0 and 1e+06 (latency_ms=-1.0)"),
+        (["--latency", "-1"], "--latency must be a time such as 5ms or 200us (found '-1')"),
         (["--speeds", "1,fast"], "--speeds must be numbers above 0 with commas between"),
         (["--speeds", "1,2", "--stages", "3"], "speeds must be one for each stage (speeds=1.0,2.0, stages=3)"),
-        (["--optimizer-states", "two"], "--optimizer-states must be a number of at least 0 (found 'two')"),
+        (["--optimizer-states", "two"], "--optimizer-states: expected a number, got 'two'"),
         (["--repeats", "1"], "repeats must be between 3 and 1,000 (repeats=1)"),
         (["--threads", "0"], "threads must be between 1 and 1,024 (threads=0)"),
         (["--load", "none.json"], "cannot read the plan none.json"),
@@ -154,7 +154,7 @@ def test_a_terminal_without_blocks_gets_ascii(saved, monkeypatch) -> None:
     ],
 )
 def test_what_cannot_be_planned_is_told_in_one_line(saved, capsys, arguments, said) -> None:
-    assert main(["plan", *arguments]) == 2
+    assert main(["plan", "pipeline", *arguments]) == 2
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.startswith("paceline: error: ")
@@ -167,7 +167,7 @@ def test_that_the_plan_cannot_be_kept_does_not_undo_it(saved, monkeypatch, capsy
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Plan, "save", full)
-    assert main(["plan", "--load", "mine.json"]) == 1
+    assert main(["plan", "pipeline", "--load", "mine.json"]) == 1
     told = capsys.readouterr()
     assert told.out.startswith(describe(saved))
     assert "cannot write to runs/plan" in told.err

@@ -1,4 +1,4 @@
-"""`paceline plan-pruning` as a user meets it."""
+"""`paceline plan pruning` as a user meets it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _columns(monkeypatch):
 
 
 def test_the_plan_is_told_in_80_columns(capsys):
-    assert main(["plan-pruning", *FINE]) == 0
+    assert main(["plan", "pruning", *FINE]) == 0
     told = capsys.readouterr()
     plan = plan_fine(SCHEDULE, 1000, epochs=36, batch_size=32)
     assert told.out.split("\n") == [*str(plan).split("\n"), ""]
@@ -33,28 +33,28 @@ def test_the_plan_is_told_in_80_columns(capsys):
 
 
 def test_as_json_it_is_the_plans_document(capsys):
-    assert main(["plan-pruning", *FINE, "--batch-seconds", "0.5", "--overhead-seconds", "2", "--json"]) == 0
+    assert main(["plan", "pruning", *FINE, "--batch-seconds", "0.5", "--overhead-seconds", "2", "--json"]) == 0
     plan = plan_fine(SCHEDULE, 1000, epochs=36, batch_size=32, batch_seconds=0.5, overhead_seconds=2.0)
     assert json.loads(capsys.readouterr().out) == plan.document()
 
 
 def test_info_batch_has_a_plan_too(capsys):
     arguments = ["--policy", "info-batch", "--samples", "1000", "--epochs", "40", "--ratio", "0.25", "--delta", "0.5"]
-    assert main(["plan-pruning", *arguments, "--json", "--drop-last"]) == 0
+    assert main(["plan", "pruning", *arguments, "--json", "--drop-last"]) == 0
     plan = plan_info(1000, epochs=40, ratio=0.25, delta=0.5, batch_size=128, drop_last=True)
     assert json.loads(capsys.readouterr().out) == plan.document()
 
 
 def test_a_whole_number_is_a_number_of_samples(capsys):
     for text, number in (("10", 10), ("0.01", 500)):
-        assert main(["plan-pruning", "--prune", text, "--json"]) == 0
+        assert main(["plan", "pruning", "--prune", text, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["prune_num"] == number
 
 
 def test_a_terminal_without_blocks_gets_ascii(monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
-    assert main(["plan-pruning", *FINE]) == 0
+    assert main(["plan", "pruning", *FINE]) == 0
     terminal.flush()
     plan = plan_fine(SCHEDULE, 1000, epochs=36, batch_size=32)
     assert terminal.buffer.getvalue().decode("ascii").rstrip("\n") == plan.text(ascii_only=True)
@@ -64,20 +64,20 @@ def test_a_terminal_without_blocks_gets_ascii(monkeypatch):
     ("arguments", "said"),
     [
         (["--window", "0"], "window must be a whole number between 1 and 65,535 (window=0)"),
-        (["--window", "3.5"], "--window must be a whole number (found '3.5')"),
-        (["--prune", "much"], "--prune must be a number (found 'much')"),
+        (["--window", "3.5"], "--window: expected a whole number, got '3.5'"),
+        (["--prune", "much"], "--prune: expected a whole number or a number, got 'much'"),
         (["--prune", "50000"], "prune must leave at least one sample (prune=50000, samples=50000)"),
         (["--epochs", "0"], "epochs must be between 1 and 1,000,000 (epochs=0)"),
         (["--ratio", "0.5"], "--ratio is a setting of info-batch; add --policy info-batch"),
         (["--policy", "info-batch", "--window", "9"], "--window is a setting of fine-pruning; add --policy fine-prun"),
         (["--policy", "info-batch", "--ratio", "1"], "ratio must be at least 0 and below 1 (ratio=1.0)"),
-        (["--policy", "info-bath"], "unknown pruning 'info-bath'; did you mean 'info-batch'?"),
+        (["--policy", "info-bath"], "unknown policy 'info-bath'; did you mean 'info-batch'?"),
         (["--overhead-seconds", "1"], "overhead_seconds needs batch_seconds beside it"),
         (["--widnow", "9"], "unknown option --widnow; did you mean --window?"),
     ],
 )
 def test_what_cannot_be_planned_is_told_in_one_line(arguments, said, capsys):
-    assert main(["plan-pruning", *arguments]) == 2
+    assert main(["plan", "pruning", *arguments]) == 2
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.startswith(f"paceline: error: {said}")
@@ -87,9 +87,9 @@ def test_what_cannot_be_planned_is_told_in_one_line(arguments, said, capsys):
 def test_help_lists_the_command_and_every_name_fits_its_column(capsys):
     assert main(["--help"]) == 0
     listed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  paceline ")]
-    assert any(line.split()[1] == "plan-pruning" for line in listed)
-    assert {line[26] for line in listed} == {" "}
-    assert " " not in {line[27] for line in listed}
+    assert any(line.split()[1:3] == ["plan", "pruning"] for line in listed)
+    assert {line[27] for line in listed} == {" "}
+    assert " " not in {line[28] for line in listed}
 
 
 def test_a_plan_needs_no_torch():

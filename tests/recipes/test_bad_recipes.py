@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import pytest
@@ -94,23 +93,6 @@ IN_FILES = {
     "not TOML": ("rounds 3", ["bad.toml", "not valid TOML", "line 1"]),
     "the same key twice": ("rounds = 3\nrounds = 4", ["bad.toml", "not valid TOML"]),
 }
-
-
-@pytest.fixture(autouse=True)
-def made_classes_have_no_source(monkeypatch):
-    """Half of the time of a refusal goes into a search that finds nothing, and help is not what is tested here.
-
-    tyro looks for comments in the source of the options' classes. Those are made, by `make_dataclass`; and for each of
-    them `inspect` reads the module `types` from end to end, before it says that it is not there.
-    """
-    find = inspect.findsource
-
-    def found(thing):
-        if inspect.isclass(thing) and thing.__module__ == "types":
-            raise OSError("could not find class definition")
-        return find(thing)
-
-    monkeypatch.setattr(inspect, "findsource", found)
 
 
 @pytest.mark.parametrize(("text", "expected"), IN_FILES.values(), ids=IN_FILES.keys())

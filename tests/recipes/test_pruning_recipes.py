@@ -132,7 +132,7 @@ class NoOptions:
 
 
 def test_the_command_line_has_it_by_a_short_name():
-    _, given = parse(NoOptions, ["--pruning", "info-batch", "--pruning.ratio", "0.25"], prog="x")
+    _, given = parse(NoOptions, ["--pruning", "info-batch", "--pruning.ratio", "0.25"])
     assert read_recipe(overrides=given).pruning == PruningSettings(name="info-batch", ratio=0.25)
 
 

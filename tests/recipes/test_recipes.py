@@ -54,7 +54,7 @@ def test_every_setting_has_an_option() -> None:
         arguments = [
             part for number, setting in enumerate(recipe_options()) for part in (setting.flags[pick], f"text {number}")
         ]
-        assert parse(NoOptions, arguments, prog="x")[1] == everything
+        assert parse(NoOptions, arguments)[1] == everything
 
 
 @given(rounds=st.integers(1, 10**6), k=st.integers(1, 10), lr=st.floats(1e-6, 10))

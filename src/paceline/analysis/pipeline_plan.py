@@ -1,4 +1,4 @@
-"""The plan of a recipe's model in a pipeline: measured here or revised, and as the JSON of `paceline plan --json`.
+"""The plan of a recipe's model in a pipeline: measured or revised, and the JSON of `paceline plan pipeline --json`.
 
     recipe ──> model, worker.batch_size samples ──> traced and measured ──> cut for [pipeline] ──> plan
 

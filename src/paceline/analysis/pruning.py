@@ -293,7 +293,7 @@ def pruning_page(
 def record_of(
     pruning: PrunedBatches, dataset: torch.utils.data.Dataset[Any], *, model: nn.Module, classes: Sequence[str] = ()
 ) -> PruningRecord:
-    """Return the record of a sampler, its data set and the trained model, which `inspect-pruning` reads once written.
+    """Return the record of a sampler, its data set and the trained model, which `inspect pruning` reads once written.
 
     >>> import torch, paceline
     >>> pruning = paceline.InfoBatch(5, batch_size=2, epochs=8)

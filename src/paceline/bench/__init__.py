@@ -6,10 +6,3 @@ measured or computed here; none is written down.
     gradients.py -> codecs.py -> tables.py                        the terminal
                                  tables.py -> paceline.reports    report.html
 """
-
-from __future__ import annotations
-
-BENCHES: dict[str, str] = {"codecs": "speed, size and error of every codec, and which is best on which link"}
-"""Name -> what it measures."""
-
-__all__ = ["BENCHES"]

@@ -1,21 +1,18 @@
-"""`paceline bench`: measurements of this machine."""
+"""`paceline bench codecs`: measurements of this machine."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import tyro
 from rich.console import Console
 
-from paceline.bench import BENCHES
-from paceline.cli.options import UsageError
+from paceline.cli.options import debug_option, json_option, option, out_option
 from paceline.cli.output import ResultsNotKept, new_folder, note, write_result
 from paceline.cli.progress import step_bar
 from paceline.files import write_file
-from paceline.lookup import unknown
 
 if TYPE_CHECKING:
     from paceline.bench.codecs import CodecMeasurement
@@ -25,32 +22,23 @@ SMALL = 26_122  # elements on which the bias is estimated: all of the MLP's
 
 
 @dataclass(frozen=True)
-class BenchOptions:
-    """Measure this machine: `paceline bench codecs`."""
+class BenchCodecsOptions:
+    """Measure speed, size and error of every codec."""
 
-    what: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[WHAT]")] = ""
-    """What to measure; without it, the benchmarks are listed."""
-    size: int = 11_000_000
-    """codecs: elements of the gradient."""
-    codecs: str = ""
-    """codecs: those to measure, with commas between, such as "one-bit, qsgd levels=3, top-k error-feedback" [all]."""
-    repeats: int = 7
-    """codecs: how often each is timed; the best counts."""
-    out: str = ""
-    """Folder for report.html and results.json [runs/bench-codecs, or the next that is free]."""
-    json: bool = False
-    """Print one JSON document to stdout, and nothing else there."""
-    debug: bool = False
-    """Show the traceback of an error."""
+    size: int = option(11_000_000, "elements of the gradient")
+    codecs: str = option(
+        "",
+        'those to measure, with commas between, such as "one-bit, qsgd levels=3, top-k error-feedback"',
+        metavar="LIST",
+        shown="all",
+    )
+    repeats: int = option(7, "how often each is timed; the best counts")
+    out: str = out_option("report.html and results.json", "runs/bench-codecs")
+    json: bool = json_option()
+    debug: bool = debug_option()
 
 
-def bench(options: BenchOptions, overrides: dict[str, str]) -> None:
-    if not options.what:
-        for name, description in BENCHES.items():
-            print(f"paceline bench {name:<8} {description}")
-        return
-    if options.what not in BENCHES:
-        raise UsageError(str(unknown("benchmark", options.what, BENCHES)))
+def bench_codecs(options: BenchCodecsOptions, overrides: dict[str, str]) -> None:
     notes = Console(stderr=True)
     with notes.status("loading torch"):
         from paceline.bench.codecs import check_repeats, measure, steps, variants
@@ -69,7 +57,7 @@ def bench(options: BenchOptions, overrides: dict[str, str]) -> None:
 
 
 def _show(
-    options: BenchOptions, measured: list[CodecMeasurement], gradient: SampleGradient, out: Path, notes: Console
+    options: BenchCodecsOptions, measured: list[CodecMeasurement], gradient: SampleGradient, out: Path, notes: Console
 ) -> None:
     from paceline.bench import tables
     from paceline.reports.codec_page import codec_page

@@ -1,4 +1,4 @@
-"""The commands of a real cluster: train, serve, work, keys, replay.
+"""The commands that train on a real cluster: `paceline train` and `paceline serve`.
 
 `paceline train` runs a recipe in one of two ways, depending on its strategy: with a parameter server, as `paceline
 serve` does, or with ranks, which have no server and average or are the stages of pipelines. Ranks are forked here, or
@@ -8,36 +8,41 @@ the command is itself a rank of a launch by torchrun.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import shlex
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
 from rich.console import Console
 
-from paceline.cli.options import RecipeFile, UsageError, given_recipe
-from paceline.cli.output import ResultsNotKept, new_folder, note, show_results
-from paceline.cli.progress import RunView, printed_log, step_bar
+from paceline.cli.options import (
+    RECIPE_FILE,
+    UsageError,
+    argument,
+    debug_option,
+    given_recipe,
+    json_option,
+    option,
+    out_option,
+)
+from paceline.cli.output import ResultsNotKept, is_ranks_run, new_folder, note, run_folder, show_results
+from paceline.cli.progress import RunView
 from paceline.drivers.ranks.launch import place_in
 from paceline.errors import PacelineError
 from paceline.processes import check_processes
-from paceline.quantities import counted
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import averages
 from paceline.recipes.extension import Extension, check_extendable, extend, may_be_restated
-from paceline.runs.ranks import RECIPE, read_recipe_of, rounds_in
+from paceline.runs.ranks import read_recipe_of, rounds_in
 from paceline.traces.journal import TRACE, RunEnded
 from paceline.traces.journal_files import read_journal
 from paceline.traces.run_folder import check_free
 
 if TYPE_CHECKING:
     from paceline.drivers.ranks.launch import Place
-    from paceline.drivers.replayed import Verdict
     from paceline.pipeline.plan import Plan
     from paceline.runs.cluster import Trained, WorkerOptions
 
@@ -47,103 +52,45 @@ GIVEN_AGAIN = ("model.name", "data.directory", "delay.file")
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Train with real processes: a parameter server and its workers, ranks without one, or the stages of a pipeline.
+    """Train with real processes.
 
-    Ranks (--on ranks; hpsgd, ...; stages = 2) also join a launch: torchrun ... -m paceline train RECIPE --out DIR
+    A parameter server and its workers, ranks without one, or the stages of a pipeline.
+
+    Ranks (--on ranks; hpsgd, ...; stages = 2) also join a launch: torchrun ... -m paceline train RECIPE --out FOLDER
     """
 
-    recipe_file: RecipeFile = ""
-    """A recipe (TOML); without one, the default."""
-    out: str = ""
-    """Folder for trace, checkpoints and report [runs/train, or the next that is free]."""
-    resume: str = ""
-    """Go on with the run in this folder, from its newest checkpoint; a folder names no code and no paths, so give
-    --model, --data-directory and --delay-file again if the run has them."""
-    listen: str = "127.0.0.1:0"
-    """Where the server listens; more workers can join there."""
-    json: bool = False
-    """Print one JSON document to stdout, and nothing else there."""
-    debug: bool = False
-    """Show the traceback of an error."""
+    recipe_file: str = argument("[RECIPE]", RECIPE_FILE, default="")
+    out: str = out_option("trace, checkpoints and report", "runs/train")
+    resume: str = option(
+        "",
+        "go on with the run in this folder, from its newest checkpoint; a folder names no code and no paths, so give "
+        "--model, --data-directory and --delay-file again if the run has them",
+        metavar="FOLDER",
+    )
+    listen: str = option("127.0.0.1:0", "where the server listens; more workers can join there", metavar="HOST:PORT")
+    json: bool = json_option()
+    debug: bool = debug_option()
 
 
 @dataclass(frozen=True)
 class ServeOptions:
     """Serve a recipe to workers on other machines."""
 
-    recipe_file: RecipeFile = ""
-    """A recipe (TOML); without one, the default."""
-    listen: str = "127.0.0.1:29400"
-    """HOST:PORT to listen on; 0.0.0.0:29400 for every interface."""
-    tls: str = ""
-    """Certificate and key without their endings, such as keys/server; ca.crt lies beside."""
-    insecure: bool = False
-    """Listen beyond this machine without TLS: anybody who reaches the port can join."""
-    out: str = ""
-    """Folder for trace, checkpoints and report [runs/serve, or the next that is free]."""
-    resume: str = ""
-    """Go on with the run in this folder, from its newest checkpoint; a folder names no code and no paths, so give
-    --model, --data-directory and --delay-file again if the run has them."""
-    json: bool = False
-    """Print one JSON document to stdout, and nothing else there."""
-    debug: bool = False
-    """Show the traceback of an error."""
-
-
-@dataclass(frozen=True)
-class WorkOptions:
-    """Work for a server, until training is over."""
-
-    address: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="HOST:PORT")]
-    """The server's address."""
-    tls: str = ""
-    """Certificate and key without their endings, such as keys/worker; ca.crt lies beside."""
-    model: str = ""
-    """A network of your own as module:factory, if the server trains one: a server never names code."""
-    data_directory: str = ""
-    """Folder with the data set's files; a server never names paths."""
-    delay_file: str = ""
-    """CSV file, if the server injects recorded delays."""
-    number: int = -1
-    """The worker's number, if it matters which shard it gets [the first that is free]."""
-    threads: int = 0
-    """Threads for torch [torch's own choice]."""
-    patience_seconds: float = 60.0
-    """How long to look for a server that cannot be reached."""
-    debug: bool = False
-    """Show the traceback of an error."""
-
-
-@dataclass(frozen=True)
-class KeysOptions:
-    """Make a private CA and certificates for a server and its workers."""
-
-    directory: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
-    """Folder for keys and certificates; files that exist are kept."""
-    hosts: str = ""
-    """Names and addresses of the server's machine, with commas between (localhost is always included)."""
-    workers: int = 1
-    """How many worker certificates; one is enough for all workers."""
-    days: int = 3650
-    """How many days the certificates are valid."""
-    debug: bool = False
-    """Show the traceback of an error."""
-
-
-@dataclass(frozen=True)
-class ReplayOptions:
-    """Recompute a recorded run, and say whether it comes out the same to the last bit."""
-
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """The run's folder."""
-    model: str = ""
-    """The network as module:factory, if the run trained one of your own: a run's folder never names code."""
-    data_directory: str = ""
-    """Folder with the data set's files, if the run read them in one of yours: a run's folder never names paths."""
-    json: bool = False
-    """Print one JSON document to stdout, and nothing else there."""
-    debug: bool = False
-    """Show the traceback of an error."""
+    recipe_file: str = argument("[RECIPE]", RECIPE_FILE, default="")
+    listen: str = option("127.0.0.1:29400", "where to listen; 0.0.0.0:29400 for every interface", metavar="HOST:PORT")
+    tls: str = option(
+        "", "certificate and key without their endings, such as keys/server; ca.crt lies beside", metavar="PATH"
+    )
+    insecure: bool = option(False, "listen beyond this machine without TLS: anybody who reaches the port can join")
+    out: str = out_option("trace, checkpoints and report", "runs/serve")
+    resume: str = option(
+        "",
+        "go on with the run in this folder, from its newest checkpoint; a folder names no code and no paths, so give "
+        "--model, --data-directory and --delay-file again if the run has them",
+        metavar="FOLDER",
+    )
+    json: bool = json_option()
+    debug: bool = debug_option()
 
 
 def train(options: TrainOptions, overrides: dict[str, str]) -> None:
@@ -151,7 +98,7 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
 
     _check_resume_alone(options, overrides)
     place = place_in(os.environ)
-    if options.resume and _is_ranks_run(options.resume):
+    if options.resume and is_ranks_run(options.resume):
         folder = Path(options.resume)
         document = read_recipe_of(folder).to_document()
         began = cluster.recipe_of_run(folder, document, _names_given(overrides))
@@ -188,10 +135,13 @@ def _check_resume_alone(options: TrainOptions | ServeOptions, overrides: dict[st
     if not options.resume:
         return
     unknown = [name for name in overrides if name not in (*GIVEN_AGAIN, "rounds") and not may_be_restated(name)]
-    if options.recipe_file or options.out or unknown:
+    refused = [f"--{name.replace('_', '-')}" for name in unknown]
+    refused += ["--out"] if options.out else []
+    refused += [options.recipe_file] if options.recipe_file else []
+    if refused:
         raise UsageError(
-            "--resume goes on with the run's own recipe, in its own folder: give neither with it, but for --model, "
-            "--data-directory and --delay-file, which name code and paths, and --rounds, which extends the run"
+            f"--resume goes on with the run's own recipe, in its own folder: leave out {', '.join(refused)}; "
+            "--model, --data-directory and --delay-file may be given, which name code and paths, and --rounds for more"
         )
     if "rounds" not in overrides and (given := [name for name in overrides if may_be_restated(name)]):
         raise UsageError(f"--{given[0].replace('_', '-')} is given again only with --rounds, which extends the run")
@@ -218,7 +168,7 @@ def _serve(
     from paceline.runs import cluster
 
     notes, resume = Console(stderr=True), bool(options.resume)
-    folder = _run_folder(options.resume) if resume else new_folder(options.out, command)
+    folder = run_folder(options.resume) if resume else new_folder(options.out, command)
     extension: Extension | None = None
     if resume:
         began = _recorded_recipe(folder, _names_given(overrides))
@@ -288,17 +238,7 @@ def _recorded_recipe(folder: Path, names: WorkerOptions) -> Recipe:
     return recipe_of_run(folder, document, names)
 
 
-def _run_folder(text: str) -> Path:
-    if not Path(text, TRACE).is_file() and not _is_ranks_run(text):
-        raise UsageError(f"{text} is not a run: it has no {TRACE}")
-    return Path(text)
-
-
 # -- training by ranks, without a server -------------------------------------------------------------------------------
-
-
-def _is_ranks_run(folder: str) -> bool:
-    return Path(folder, RECIPE).is_file()
 
 
 def _by_ranks(recipe: Recipe) -> bool:
@@ -426,105 +366,10 @@ def _fork_ranks(job: _RankJob) -> None:
         raise SystemExit(code)  # rank 0 has printed the reason
 
 
-# -- workers, keys and replays -----------------------------------------------------------------------------------------
-
-
-def work(options: WorkOptions, overrides: dict[str, str]) -> None:
-    from paceline.runs.cluster import WorkerOptions, work_for
-
-    notes = Console(stderr=True)
-
-    def welcomed(worker: int, recipe: Recipe) -> None:
-        message = f"worker {worker}: {recipe.model.name} on {recipe.data.name}"
-        if options.number not in (-1, worker):
-            message += f" (number {options.number} is taken)"
-        note(notes, message)
-
-    settings = WorkerOptions(
-        tls=options.tls or None,
-        model=options.model,
-        data_directory=options.data_directory,
-        delay_file=options.delay_file,
-        wish=options.number if options.number >= 0 else None,
-        patience_seconds=options.patience_seconds,
-        threads=options.threads,
-    )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a worker that is asked to stop signs off first
-    with printed_log(notes), step_bar(notes, "waiting for the server's next model") as update:
-        work_for(
-            options.address,
-            settings,
-            on_welcome=welcomed,
-            on_gradient=lambda sent: update(description=f"{counted(sent, 'gradient')} sent", completed=sent),
-        )
-    notes.print("training is over")
-
-
-def keys(options: KeysOptions, overrides: dict[str, str]) -> None:
-    from paceline.drivers.served.keys import key_files, make_keys
-
-    hosts = [host.strip() for host in options.hosts.split(",") if host.strip()]
-    directory = Path(options.directory)
-    made = make_keys(directory, hosts=hosts, workers=options.workers, days=options.days)
-    this_machine = "The server's certificate is for this machine's own name; give --hosts for any other."
-    lines = [
-        *(f"{'made ' if path in made else 'kept '} {path}" for path in key_files(directory, workers=options.workers)),
-        f"server:  paceline serve RECIPE --listen 0.0.0.0:29400 --tls {directory / 'server'}",
-        f"worker:  paceline work HOST:29400 --tls {directory / 'worker'}",
-        *([] if hosts else [this_machine]),
-        f"Give workers ca.crt, worker.crt and worker.key; {directory / 'ca.key'} stays with you.",
-    ]
-    note(Console(stderr=True), "\n".join(lines))
-
-
-def replay(options: ReplayOptions, overrides: dict[str, str]) -> None:
-    from paceline.runs.cluster import WorkerOptions
-    from paceline.runs.replaying import replay as replay_run
-
-    with step_bar(Console(stderr=True), "replaying") as update:
-        verdict = replay_run(
-            _run_folder(options.run),
-            WorkerOptions(model=options.model, data_directory=options.data_directory),
-            on_step=lambda step, steps: update(completed=step, total=steps),
-        )
-    if options.json:
-        compared = {name: getattr(verdict, name) for name in ("identical", "steps", "difference", "checkpoint")}
-        print(json.dumps(compared | {"missing": verdict.missing or None}))
-    elif verdict.difference is None:
-        print(f"identical: {_compared(verdict)}")
-    elif verdict.nearly:
-        print(f"the same {verdict.steps} steps; {verdict.nearly}")
-    if verdict.difference is not None and not verdict.nearly:
-        raise RunDiffers(f"not identical: {verdict.difference} ({verdict.steps} steps before it are)")
-    if verdict.missing:
-        raise RunDiffers(f"not the whole run: {verdict.missing}")
-
-
-def _compared(verdict: Verdict) -> str:
-    """Return in words what a replay has compared.
-
-    >>> from paceline.drivers.replayed import Verdict
-    >>> _compared(Verdict(steps=57, difference=None, checkpoint=50, missing="the trace ends after step 57"))
-    '57 steps, and the weights of checkpoint 50 to the last bit'
-    """
-    if verdict.checkpoint is None:
-        return f"{verdict.steps} steps by their fingerprints, and no weights"
-    return f"{verdict.steps} steps, and the weights of checkpoint {verdict.checkpoint} to the last bit"
-
-
 class RunNotKept(PacelineError, OSError):  # noqa: N818 - what happened, in the past tense
     """A run that was done, and that no disk has taken whole.
 
     >>> raise RunNotKept("all rounds are done, but not all of the run is in runs/train: see the errors above")
     Traceback (most recent call last):
     paceline.cli.cluster.RunNotKept: all rounds are done, but not all of the run is in runs/train: see the errors above
-    """
-
-
-class RunDiffers(PacelineError, OSError):  # noqa: N818 - a finding, not a fault
-    """A replay that came out differently, or of less than the whole run: not the fault of the command line.
-
-    >>> raise RunDiffers("not identical: step 3")
-    Traceback (most recent call last):
-    paceline.cli.cluster.RunDiffers: not identical: step 3
     """

@@ -1,4 +1,4 @@
-"""`paceline inspect`: which layer limits a recipe's learning rate.
+"""`paceline inspect rates`: which layer limits a recipe's learning rate.
 
 What was found is shown as a table and sentences in the terminal, as a page and as one JSON document; only what was
 computed is stated.
@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from paceline.cli.options import RecipeFile, given_recipe
+from paceline.cli.options import (
+    RECIPE_FILE,
+    argument,
+    debug_option,
+    given_recipe,
+    json_option,
+    option,
+    out_option,
+)
 from paceline.cli.output import ResultsNotKept, new_folder, note, write_result
 from paceline.cli.progress import step_bar
 from paceline.files import write_file
@@ -34,24 +42,21 @@ STEPS_BY_THE_GRADIENT = ("sgd",)
 
 
 @dataclass(frozen=True)
-class InspectOptions:
-    """Show which layer limits the learning rate: weights beside gradients, layer by layer."""
+class InspectRatesOptions:
+    """Show which layer limits the learning rate.
 
-    recipe_file: RecipeFile = ""
-    """A recipe (TOML); without one, the default."""
-    steps: int = 0
-    """Train so many steps, and show the ratios after them as well."""
-    batch: int = 0
-    """Samples of a gradient [the recipe's worker.batch_size]."""
-    out: str = ""
-    """Folder for inspect.html and results.json [runs/inspect, or the next that is free]."""
-    json: bool = False
-    """Print one JSON document to stdout, and nothing else there."""
-    debug: bool = False
-    """Show the traceback of an error."""
+    Weights are shown beside their gradients, layer by layer.
+    """
+
+    recipe_file: str = argument("[RECIPE]", RECIPE_FILE, default="")
+    steps: int = option(0, "train so many steps, and show the ratios after them as well")
+    batch: int = option(0, "samples of a gradient", shown="the recipe's worker.batch_size")
+    out: str = out_option("inspect.html and results.json", "runs/inspect")
+    json: bool = json_option()
+    debug: bool = debug_option()
 
 
-def inspect(options: InspectOptions, overrides: dict[str, str]) -> None:
+def inspect_rates(options: InspectRatesOptions, overrides: dict[str, str]) -> None:
     from paceline.analysis.layer_ratios import check, inspect_recipe
 
     recipe = given_recipe(options.recipe_file, overrides)
@@ -80,7 +85,7 @@ def _show(recipe: Recipe, inspection: Inspection, out: Path, notes: Console, *, 
         page = ratio_page(
             bars(inspection),
             table(inspection),
-            title=f"paceline inspect: {recipe.data.name}, {recipe.model.name}",
+            title=f"paceline inspect rates: {recipe.data.name}, {recipe.model.name}",
             headline=headline(inspection),
             sentences=sentences(recipe, inspection),
             conditions=conditions(recipe, inspection),

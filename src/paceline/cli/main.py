@@ -1,48 +1,84 @@
-"""The entry point: which command runs, and how its errors are printed."""
+"""The entry point: which command runs, and how its errors are printed.
+
+    paceline COMMAND ...            race, simulate, train, ...
+    paceline plan pipeline ...      the commands of a group are named by two words
+    paceline COMMAND --help         its common options; --help-all: all of them
+
+A name of before stands for its command with a line of warning, for one release.
+"""
 
 from __future__ import annotations
 
+import difflib
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paceline import __version__
-from paceline.cli.bench import BenchOptions, bench
-from paceline.cli.cluster import (
-    KeysOptions,
-    ReplayOptions,
-    ServeOptions,
-    TrainOptions,
-    WorkOptions,
-    keys,
-    replay,
-    serve,
-    train,
-    work,
-)
-from paceline.cli.inspect import InspectOptions, inspect
-from paceline.cli.options import UsageError, parse
-from paceline.cli.plan import PlanOptions, plan
+from paceline.cli.bench import BenchCodecsOptions, bench_codecs
+from paceline.cli.cluster import ServeOptions, TrainOptions, serve, train
+from paceline.cli.help_text import command_help, commands_help, summary
+from paceline.cli.inspect import InspectRatesOptions, inspect_rates
+from paceline.cli.options import UsageError, options_of, parse, warn
+from paceline.cli.plan import PlanPipelineOptions, plan_pipeline
 from paceline.cli.pruning_commands import InspectPruningOptions, PlanPruningOptions, inspect_pruning, plan_pruning
+from paceline.cli.replay import ReplayOptions, replay
 from paceline.cli.simulate import RaceOptions, SimulateOptions, race, simulate
+from paceline.cli.work import KeysOptions, WorkOptions, keys, work
 from paceline.lookup import unknown
 
-COMMANDS: dict[str, tuple[type[Any], Callable[[Any, dict[str, str]], None]]] = {
-    "race": (RaceOptions, race),
-    "simulate": (SimulateOptions, simulate),
-    "inspect": (InspectOptions, inspect),
-    "plan": (PlanOptions, plan),
-    "train": (TrainOptions, train),
-    "serve": (ServeOptions, serve),
-    "work": (WorkOptions, work),
-    "keys": (KeysOptions, keys),
-    "replay": (ReplayOptions, replay),
-    "bench": (BenchOptions, bench),
-    "plan-pruning": (PlanPruningOptions, plan_pruning),
-    "inspect-pruning": (InspectPruningOptions, inspect_pruning),
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its options, what it calls, and the settings of a recipe that its help shows (None: it has none)."""
+
+    options: type[Any]
+    call: Callable[[Any, dict[str, str]], None]
+    common: tuple[str, ...] | None = None
+
+    def parse(self, arguments: Sequence[str]) -> tuple[Any, dict[str, str]]:
+        """Return the command's own options and the recipe's settings that were typed."""
+        return parse(self.options, arguments, with_recipe=self.common is not None)
+
+    def help(self, name: str, *, everything: bool) -> str:
+        """Return the help of the command."""
+        table = options_of(self.options, with_recipe=self.common is not None)
+        about = str(self.options.__doc__)
+        return command_help(name, about, table, common=self.common or (), everything=everything)
+
+
+TRAINED = ("data.name", "data.directory", "model.name", "worker.batch_size", "optimizer.lr", "rounds")
+CLUSTER = ("cluster.workers", "strategy.k", *TRAINED)
+REAL = ("strategy.name", "strategy.on", *CLUSTER, "delay.inject")
+
+COMMANDS: dict[str, Command] = {
+    "race": Command(RaceOptions, race, CLUSTER),
+    "simulate": Command(SimulateOptions, simulate, ("strategy.name", *CLUSTER, "seed")),
+    "train": Command(TrainOptions, train, REAL),
+    "serve": Command(ServeOptions, serve, ("strategy.name", *CLUSTER)),
+    "work": Command(WorkOptions, work),
+    "keys": Command(KeysOptions, keys),
+    "replay": Command(ReplayOptions, replay),
+    "plan pipeline": Command(
+        PlanPipelineOptions, plan_pipeline, ("pipeline.stages", "pipeline.microbatches", "model.name", "data.name")
+    ),
+    "plan pruning": Command(PlanPruningOptions, plan_pruning),
+    "inspect rates": Command(InspectRatesOptions, inspect_rates, ("optimizer.name", *TRAINED)),
+    "inspect pruning": Command(InspectPruningOptions, inspect_pruning),
+    "bench codecs": Command(BenchCodecsOptions, bench_codecs),
 }
-WITHOUT_RECIPE = ("work", "keys", "replay", "bench", "plan-pruning", "inspect-pruning")
+GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
+OLD_NAMES = {
+    "plan": "plan pipeline",
+    "inspect": "inspect rates",
+    "plan-pruning": "plan pruning",
+    "inspect-pruning": "inspect pruning",
+}
+"""A name of before -> the command that it stands for."""
+HELP = ("-h", "--help", "--help-all")
 
 USER_ERROR, OTHER_ERROR, INTERRUPTED = 2, 1, 130
 
@@ -82,29 +118,75 @@ def exit_code(call: Callable[[], int | None], *, debug: bool) -> int:
 
 
 def _dispatch(given: list[str]) -> int:
-    if not given or given[0] in ("-h", "--help", "help"):
+    if given[:1] == ["help"]:
+        given = [*given[1:], "--help"]
+    if not given or given[0] in HELP:
         print(_help())
-        return 0
-    if given[0] in ("-V", "--version"):
+    elif given[0] in ("-V", "--version"):
         print(f"paceline {__version__}")
-        return 0
-    name, *rest = given
-    if name not in COMMANDS:
-        raise UsageError(str(unknown("command", name, COMMANDS)))
-    kind, call = COMMANDS[name]
-    try:
-        options, overrides = parse(kind, rest, prog=f"paceline {name}", with_recipe=name not in WITHOUT_RECIPE)
-    except SystemExit as stop:  # --help
-        return int(stop.code or 0)
-    call(options, overrides)
+    else:
+        name, arguments = _command_named(given)
+        if set(arguments) & set(HELP) or (name in GROUPS and not arguments):
+            print(_help_of(name, everything="--help-all" in arguments))
+        else:
+            options, overrides = COMMANDS[name].parse(arguments)
+            COMMANDS[name].call(options, overrides)
     return 0
 
 
+def _command_named(given: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the command's name and its arguments; the name of a group where its help is asked for.
+
+    >>> _command_named(["plan", "pruning", "--json"])
+    ('plan pruning', ['--json'])
+    >>> _command_named(["plan", "pipline"])
+    Traceback (most recent call last):
+    paceline.cli.options.UsageError: unknown command 'plan pipline'; did you mean 'plan pipeline'?
+    """
+    first, rest = given[0], list(given[1:])
+    if first in COMMANDS:
+        return first, rest
+    if first in GROUPS and rest and f"{first} {rest[0]}" in COMMANDS:
+        return f"{first} {rest[0]}", rest[1:]
+    if first in GROUPS and (set(rest) & set(HELP) or (first not in OLD_NAMES and not rest)):
+        return first, rest
+    if first in GROUPS and rest and not rest[0].startswith("-"):
+        _refuse_misspelt(first, rest[0])
+    if first in OLD_NAMES:
+        new = OLD_NAMES[first]
+        warn(f"`paceline {first}` is now `paceline {new}`; the old name goes with the next release")
+        return new, rest
+    raise UsageError(str(unknown("command", first, [*_first_words()])))
+
+
+def _refuse_misspelt(group: str, word: str) -> None:
+    """Refuse a word that is no command of its group, unless the group's name of before took a recipe there."""
+    names = [name for name in COMMANDS if name.startswith(f"{group} ")]
+    near = difflib.get_close_matches(f"{group} {word}", names, n=1, cutoff=0.8)
+    if group in OLD_NAMES and (not near or Path(word).exists()):
+        return
+    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}"
+    raise UsageError(f"unknown command {f'{group} {word}'!r}; {hint}")
+
+
+def _first_words() -> dict[str, None]:
+    return dict.fromkeys(name.split()[0] for name in COMMANDS)
+
+
 def _help() -> str:
-    lines = ["paceline: train at the pace of the pack, not of its slowest rider.", "", "Commands:"]
-    lines += [f"  paceline {name:<15} {str(kind.__doc__).splitlines()[0]}" for name, (kind, _) in COMMANDS.items()]
-    lines += ["", "`paceline COMMAND --help` lists its options; `paceline race` is a good start."]
-    return "\n".join(lines)
+    return commands_help(
+        "paceline: train at the pace of the pack, not of its slowest rider.\n\nCommands:",
+        {name: summary(command.options) for name, command in COMMANDS.items()},
+        ["`paceline COMMAND --help` shows its common options, `--help-all` all of them.",
+         "`paceline race` is a good start."],
+    )  # fmt: skip
+
+
+def _help_of(name: str, *, everything: bool) -> str:
+    if name not in GROUPS:
+        return COMMANDS[name].help(name, everything=everything)
+    members = {each: summary(COMMANDS[each].options) for each in COMMANDS if each.startswith(f"{name} ")}
+    return commands_help("Commands:", members, [f"`paceline {next(iter(members))} --help` shows its options."])
 
 
 def _failed(error: BaseException, code: int, *, debug: bool, prefix: str = "", suffix: str = "") -> int:

@@ -1,35 +1,36 @@
-"""Command-line options from dataclasses: those of a command, and one for every setting of a recipe.
+"""Command-line options as one table: those of a command, and one for every setting of a recipe.
 
-Recipe options arrive as text and are converted and checked where those of a file are (`paceline.recipes.reading`), so
-that a bad value is refused in the same words wherever it was written.
+    class RaceOptions:                                                  command line
+        seeds: int = option(1, "how many seeds")                        --seeds INT
+    Recipe.strategy.k: int = setting(7, "...", alias="k")               --k INT, --strategy.k INT
+
+Parsing, help and shell completion all read the same table. Recipe options arrive as text and are converted and checked
+where those of a file are (`paceline.recipes.reading`), so that a bad value is refused in the same words wherever it was
+written. What is true or false is a flag: `--timing-only`; those of a recipe may have a value too (`--inject-delays
+false`), or a `--no-` in front.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
-import functools
-import io
+import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast, get_type_hints
-
-import tyro
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from paceline.errors import PacelineError
+from paceline.quantities import unit_examples, with_unit
 from paceline.recipes import Recipe, read_recipe
-from paceline.settings import Rule, describe
-
-UNSET = "\x00unset"
-
-RecipeFile = Annotated[tyro.conf.Positional[str], tyro.conf.arg(name="recipe", metavar="[RECIPE]")]
-"""The first argument of every command that takes a recipe."""
+from paceline.settings import Rule, convert, describe
 
 Command = TypeVar("Command")
+NUMBER_BELOW_ZERO = re.compile(r"-\.?\d")
 
 
 class UsageError(PacelineError, ValueError):
@@ -41,28 +42,118 @@ class UsageError(PacelineError, ValueError):
     """
 
 
-@dataclass(frozen=True)
-class RecipeOption:
-    """One setting of a recipe as an option."""
+def warn(text: str) -> None:
+    """Print a line of warning; of the ranks of a launch the first does."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"paceline: warning: {text}", file=sys.stderr)
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spelling:
+    """How an option of a command is written: its placeholder, what the help shows as default, and other names.
+
+    `old` are names of before, which still work with a warning; a plain number that follows one gets the unit with it.
+    """
+
+    metavar: str = ""
+    shown: str | None = None
+    positional: bool = False
+    common: bool = True
+    also: tuple[str, ...] = ()
+    old: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Option:
+    """One option of a command line: a field of a command's dataclass, or a setting of a recipe."""
 
     path: tuple[str, ...]
     hint: Any
     default: Any
     rule: Rule
+    spelling: Spelling = Spelling()
+    of_recipe: bool = False
+
+    @property
+    def name(self) -> str:
+        """The field's name, or the recipe's dotted name.
+
+        >>> next(option for option in recipe_options() if option.path == ("strategy", "k")).name
+        'strategy.k'
+        """
+        return ".".join(self.path)
 
     @property
     def flags(self) -> list[str]:
-        """The option's dotted form, and its short form where it has one.
+        """All spellings: the option's own name, and then its short form where it has one.
 
-        >>> next(setting for setting in recipe_options() if setting.path == ("strategy", "k")).flags
+        >>> next(option for option in recipe_options() if option.path == ("strategy", "k")).flags
         ['--strategy.k', '--k']
         """
-        dotted = "--" + ".".join(self.path).replace("_", "-")
-        short = f"--{self.rule.alias}" if self.rule.alias else dotted
-        return [dotted] if short == dotted else [dotted, short]
+        names = [self.name.replace("_", "-"), *([self.rule.alias] if self.rule.alias else []), *self.spelling.also]
+        return [f"--{name}" for name in dict.fromkeys(names)]
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether the option stands for `true` where no value follows it."""
+        return self.hint is bool or bool in get_args(self.hint)
+
+    @property
+    def choices(self) -> list[str]:
+        """The words that the value may be, if there is a list of them."""
+        listed = list(self.rule.choices()) if self.rule.choices else []
+        return ["true", "false", *listed] if self.is_flag and self.of_recipe else listed
+
+    @property
+    def metavar(self) -> str:
+        """The placeholder of the value in the help."""
+        if self.spelling.metavar:
+            return self.spelling.metavar
+        return "NAME" if self.rule.choices and self.hint is str else _metavar(self.hint)
 
 
-def recipe_options() -> Iterator[RecipeOption]:
+RECIPE_FILE = "a recipe (TOML); without one, the default"
+
+
+def option(default: Any, help: str, **details: Any) -> Any:
+    """Declare an option of a command: a field with its rule and its spelling.
+
+    >>> @dataclass(frozen=True)
+    ... class Example:
+    ...     seeds: int = option(1, "how many seeds", common=False)
+    >>> Example().seeds
+    1
+    """
+    names = {field.name for field in dataclasses.fields(Spelling)}
+    spelling = Spelling(**{name: value for name, value in details.items() if name in names})
+    rule = Rule(help=help, **{name: value for name, value in details.items() if name not in names})
+    return dataclasses.field(default=default, metadata={"rule": rule, "spelling": spelling})
+
+
+def argument(metavar: str, help: str, *, default: Any = MISSING) -> Any:
+    """Declare an argument that has a place and no name."""
+    return option(default, help, metavar=metavar, positional=True)
+
+
+def json_option() -> Any:
+    """Declare the `--json` that every command has."""
+    return option(False, "print one JSON document to stdout, and nothing else there")
+
+
+def debug_option() -> Any:
+    """Declare the `--debug` that every command has."""
+    return option(False, "show the traceback of an error")
+
+
+def out_option(files: str, folder: str) -> Any:
+    """Declare the `--out` of a command that writes files into a folder."""
+    return option("", f"folder for {files}", metavar="FOLDER", shown=f"{folder}, or the next that is free")
+
+
+def recipe_options() -> Iterator[Option]:
     """Yield every setting of a recipe.
 
     >>> len(list(recipe_options())) > 30
@@ -71,89 +162,35 @@ def recipe_options() -> Iterator[RecipeOption]:
     hints = get_type_hints(Recipe)
     for field in dataclasses.fields(Recipe):
         kind = hints[field.name]
+        of_one: list[tuple[tuple[str, ...], dataclasses.Field[Any], Any]] = [((field.name,), field, kind)]
         if dataclasses.is_dataclass(kind):
-            inner_hints = get_type_hints(kind)
-            for inner in dataclasses.fields(kind):
-                path = (field.name, inner.name)
-                yield RecipeOption(path, inner_hints[inner.name], inner.default, inner.metadata["rule"])
-        else:
-            yield RecipeOption((field.name,), kind, field.default, field.metadata["rule"])
+            inner = get_type_hints(kind)
+            of_one = [((field.name, each.name), each, inner[each.name]) for each in dataclasses.fields(kind)]
+        for path, each, hint in of_one:
+            yield Option(path=path, hint=hint, default=each.default, rule=each.metadata["rule"], of_recipe=True)
 
 
-def given_recipe(file: str, overrides: dict[str, str]) -> Recipe:
-    """Return the recipe of a file, or the default one, with the settings that were typed."""
-    return read_recipe(Path(file) if file else None, overrides)
+def options_of(command: Any, *, with_recipe: bool) -> tuple[Option, ...]:
+    """Return all options of a command, its own first."""
+    hints = get_type_hints(command)
+    own = [
+        Option(
+            path=(field.name,),
+            hint=_without_none(hints[field.name]),
+            default=field.default,
+            rule=field.metadata.get("rule", Rule(help="")),
+            spelling=field.metadata.get("spelling", Spelling()),
+        )
+        for field in dataclasses.fields(command)
+    ]
+    return (*own, *(recipe_options() if with_recipe else ()))
 
 
-def parse(
-    command: type[Command], arguments: Sequence[str], *, prog: str, with_recipe: bool = True
-) -> tuple[Command, dict[str, str]]:
-    """Return the options of a command, and the recipe's settings among them as {dotted name: text}.
-
-    >>> @dataclass(frozen=True)
-    ... class Example:
-    ...     json: bool = False
-    >>> parse(Example, ["--json", "--k", "3"], prog="example")
-    (Example(json=True), {'strategy.k': '3'})
-    >>> parse(Example, ["--rouds", "3"], prog="example")
-    Traceback (most recent call last):
-    paceline.cli.options.UsageError: unknown option --rouds; did you mean --rounds?
-    """
-    message = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(message):
-            parsed: Any
-            parsed, extra = tyro.cli(
-                _options_of(cast(Any, command), with_recipe=with_recipe),
-                args=list(arguments),
-                prog=prog,
-                description=command.__doc__,
-                return_unknown_args=True,
-                config=(tyro.conf.FlagCreatePairsOff,),
-            )
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        raise UsageError(_one_line(message.getvalue())) from None
-    if extra:
-        raise _unknown_option(extra[0], command, with_recipe=with_recipe)
-    return parsed.command, dict(_given(parsed.recipe)) if with_recipe else {}
-
-
-@functools.cache
-def _options_of(command: Any, *, with_recipe: bool) -> Any:
-    """Return all options as one dataclass."""
-    unprefixed = tyro.conf.arg(name="")
-    parts: list[Any] = [("command", Annotated[command, unprefixed])]
-    if with_recipe:
-        parts.append(("recipe", Annotated[_recipe_dataclass(), unprefixed]))
-    return dataclasses.make_dataclass(command.__name__, parts)
-
-
-@functools.cache
-def _recipe_dataclass() -> type:
-    """Return a dataclass like `Recipe` in which every setting is optional text."""
-    groups: dict[str, list[Any]] = {}
-    top: list[Any] = []
-    for setting in recipe_options():
-        entry = (setting.path[-1], Annotated[str, _argument(setting)], UNSET)
-        (top if len(setting.path) == 1 else groups.setdefault(setting.path[0], [])).append(entry)
-    hints = get_type_hints(Recipe)
-    for name, entries in groups.items():
-        section = dataclasses.make_dataclass(name, entries, frozen=True)
-        section.__doc__ = str(hints[name].__doc__).splitlines()[0]
-        top.append((name, section, dataclasses.field(default_factory=section)))
-    return dataclasses.make_dataclass("recipe", top, frozen=True)
-
-
-def _argument(setting: RecipeOption) -> Any:
-    choices = list(setting.rule.choices()) if setting.rule.choices and setting.hint is str else []
-    return tyro.conf.arg(
-        metavar="NAME" if choices else _metavar(setting.hint),
-        help=setting.rule.help + (f" ({', '.join(choices)})" if choices else ""),
-        help_behavior_hint=f"[{_default_text(setting.default)}]",
-        aliases=setting.flags[1:] or None,
-    )
+def _without_none(hint: Any) -> Any:
+    """Return the type of what can be typed: an option that is None unless it is given is not given as `none`."""
+    if get_origin(hint) not in (Union, types.UnionType):
+        return hint
+    return Union[tuple(part for part in get_args(hint) if part is not type(None))]  # noqa: UP007 - made of values
 
 
 def _metavar(hint: Any) -> str:
@@ -171,36 +208,94 @@ def _metavar(hint: Any) -> str:
     return meaning.replace("'", "")
 
 
-def _default_text(default: Any) -> str:
-    if default is None:
-        return "none"
-    if isinstance(default, bool):
-        return str(default).lower()
-    return "empty" if default in ("", ()) else str(default)
+# -- what was typed ----------------------------------------------------------------------------------------------------
 
 
-def _given(recipe: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    for field in dataclasses.fields(recipe):
-        value = getattr(recipe, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from _given(value, f"{field.name}.")
-        elif value != UNSET:
-            yield f"{prefix}{field.name}", value
+def given_recipe(file: str, overrides: dict[str, str]) -> Recipe:
+    """Return the recipe of a file, or the default one, with the settings that were typed."""
+    return read_recipe(Path(file) if file else None, overrides)
 
 
-def _unknown_option(option: str, command: type, *, with_recipe: bool) -> UsageError:
-    if not option.startswith("-"):
-        return UsageError(f"unexpected argument {option!r}")
-    flags = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(command)]
-    known = flags + [flag for setting in recipe_options() if with_recipe for flag in setting.flags]
-    near = difflib.get_close_matches(option, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else "--help lists all"
-    return UsageError(f"unknown option {option}; {hint}")
+def parse(
+    command: type[Command], arguments: Sequence[str], *, with_recipe: bool = True
+) -> tuple[Command, dict[str, str]]:
+    """Return the options of a command, and the recipe's settings among them as {dotted name: text}.
+
+    >>> @dataclass(frozen=True)
+    ... class Example:
+    ...     json: bool = False
+    >>> parse(Example, ["--json", "--k", "3", "--inject-delays"])
+    (Example(json=True), {'strategy.k': '3', 'delay.inject': 'true'})
+    >>> parse(Example, ["--rouds", "3"])
+    Traceback (most recent call last):
+    paceline.cli.options.UsageError: unknown option --rouds; did you mean --rounds?
+    """
+    table = options_of(command, with_recipe=with_recipe)
+    found = dict(_read(table, deque(arguments)))
+    values = {
+        option.name: _converted(option, flag, text) for option, (flag, text) in found.items() if not option.of_recipe
+    }
+    for each in table:
+        if each.spelling.positional and each.default is MISSING and each.name not in values:
+            raise UsageError(f"{each.metavar} is missing: {each.rule.help}")
+    return command(**values), {option.name: text for option, (_, text) in found.items() if option.of_recipe}
 
 
-def _one_line(box: str) -> str:
-    """Return the first paragraph of tyro's framed message."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    lines = [line.strip("│ \t") for line in text.splitlines() if not re.match(r"\s*[╭╰]", line)]
-    body = takewhile(lambda line: not line.startswith("──"), lines)  # up to the first horizontal rule
-    return " ".join(" ".join(body).split()) or "the options cannot be understood; --help lists all"
+def _read(table: Sequence[Option], words: deque[str]) -> Iterator[tuple[Option, tuple[str, str]]]:
+    """Yield the options that are there: each, as it was spelt, and its text."""
+    spelt = {flag: option for option in table for flag in option.flags if not option.spelling.positional}
+    places = deque(option for option in table if option.spelling.positional)
+    while words:
+        word = words.popleft()
+        if not _is_option(word):
+            if not places:
+                raise UsageError(f"unexpected argument {word!r}")
+            place = places.popleft()
+            yield place, (place.metavar, word)
+            continue
+        flag, equals, text = word.partition("=")
+        flag = flag.replace("_", "-")
+        if (renamed := next((option for option in table if flag in option.spelling.old), None)) is not None:
+            warn(f"{flag} is now {renamed.flags[0]}; the old name goes with the next release")
+            text, unit = text if equals else _value(renamed, flag, words), renamed.spelling.old[flag]
+            yield renamed, (flag, text + (unit if text[-1:].isdigit() else ""))
+        elif flag in spelt:
+            yield spelt[flag], (flag, text if equals else _value(spelt[flag], flag, words))
+        elif not equals and (positive := spelt.get(flag.replace("--no-", "--", 1))) is not None and positive.is_flag:
+            yield positive, (flag, "false")
+        else:
+            raise _unknown_option(flag, spelt)
+
+
+def _is_option(word: str) -> bool:
+    return len(word) > 1 and word[0] == "-" and not NUMBER_BELOW_ZERO.match(word)
+
+
+def _value(option: Option, flag: str, words: deque[str]) -> str:
+    """Take the text that follows an option.
+
+    A word after a setting of a recipe that is true or false is its value, unless it must be the recipe's file.
+    """
+    follows = bool(words) and not _is_option(words[0])
+    if option.is_flag:
+        if follows and option.of_recipe and not words[0].endswith(".toml") and not Path(words[0]).exists():
+            return words.popleft()
+        return "true"
+    if not follows:
+        raise UsageError(f"{flag} needs a value: {option.metavar}")
+    return words.popleft()
+
+
+def _converted(option: Option, flag: str, text: str) -> Any:
+    try:
+        value = convert(with_unit(option.name, text), option.hint)
+    except ValueError:
+        expected = describe(option.hint) + unit_examples(option.name)
+        raise UsageError(f"{flag}: expected {expected}, got {text!r:.60}") from None
+    option.rule.check(option.name, value)
+    return value
+
+
+def _unknown_option(flag: str, known: Mapping[str, Option]) -> UsageError:
+    near = difflib.get_close_matches(flag, known, n=1)
+    return UsageError(f"unknown option {flag}; {f'did you mean {near[0]}?' if near else '--help-all lists all'}")

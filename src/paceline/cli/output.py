@@ -8,11 +8,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from paceline.cli.options import UsageError
+from paceline.cli.options import UsageError, warn
 from paceline.errors import PacelineError
 from paceline.files import write_file
 from paceline.recipes import Recipe
 from paceline.runs import Result, as_document
+from paceline.runs.ranks import RECIPE
+from paceline.traces.journal import TRACE
 from paceline.traces.run_folder import RESULTS, next_free_folder, take_folder
 
 RUNS = "runs"
@@ -45,9 +47,28 @@ def new_folder(named: str, command: str) -> Path:
     """
     folder = Path(named or Path(RUNS, command))
     try:
-        return take_folder(folder) if named else next_free_folder(folder)
+        if not named:
+            return next_free_folder(folder)
+        others = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        taken = take_folder(folder)
+        if others:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            warn(f"{folder} holds other files ({others[0]}{more}), which stay; give --out a new folder to be apart")
+        return taken
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror or error}; give another --out") from None
+
+
+def is_ranks_run(folder: str) -> bool:
+    """Tell whether a folder holds a run of ranks."""
+    return Path(folder, RECIPE).is_file()
+
+
+def run_folder(text: str) -> Path:
+    """Return the folder of a real run, and refuse any other."""
+    if not Path(text, TRACE).is_file() and not is_ranks_run(text):
+        raise UsageError(f"{text} is not a run: it has no {TRACE}")
+    return Path(text)
 
 
 def write_result(out: Path, name: str, text: str) -> Path:

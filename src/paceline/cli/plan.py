@@ -1,4 +1,4 @@
-"""`paceline plan`: where to cut a recipe's model into stages, and what a step will take, before anything is trained."""
+"""`paceline plan pipeline`: where to cut a recipe's model into stages, and what a step will take."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
 from rich.console import Console
 
-from paceline.cli.options import RecipeFile, UsageError, given_recipe
+from paceline.cli.options import (
+    RECIPE_FILE,
+    UsageError,
+    argument,
+    debug_option,
+    given_recipe,
+    json_option,
+    option,
+    out_option,
+)
 from paceline.cli.output import ResultsNotKept, new_folder, note, write_result
 from paceline.cli.progress import step_bar
 from paceline.files import write_file
-from paceline.quantities import rate_in_bytes, size_in_bytes
+from paceline.pipeline.schedules import SCHEDULES
+from paceline.quantities import rate_in_bytes, size_in_bytes, with_unit
 from paceline.recipes import Recipe, read_recipe
 from paceline.terminal import can_print, printable
 
@@ -29,51 +38,53 @@ LEAST_WIDTH, MOST_WIDTH = 40, 80
 PAGE, RESULTS, PLAN = "report.html", "results.json", "plan.json"
 
 
-def _setting(metavar: str, default: object) -> Any:
-    """Declare an option that is text, empty unless it is given; the help says what empty stands for."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"[{default}]")
-
-
 @dataclass(frozen=True)
-class PlanOptions:
-    """Show where to cut a model into stages, and what a step will take; nothing is trained."""
+class PlanPipelineOptions:
+    """Show where to cut a model into stages.
 
-    recipe_file: RecipeFile = ""
-    """A recipe (TOML); without one, the default. Its [pipeline] is planned: --stages, --microbatches and so on."""
-    schedule: Annotated[str, _setting("NAME", "the recipe's")] = ""
-    """gpipe, 1f1b, interleaved or zero-bubble; the others are predicted as well."""
-    chunks: Annotated[str, _setting("INT", "the recipe's")] = ""
-    """interleaved: pieces of each stage."""
-    memory: Annotated[str, _setting("SIZE", "no limit")] = ""
-    """What the model may take of each device: 500MB, 2GB."""
-    bandwidth: Annotated[str, _setting("RATE", "not counted")] = ""
-    """Of the link between stages: 1Gbit/s, 125MB/s."""
-    latency_ms: Annotated[str, _setting("NUMBER", 0)] = ""
-    """Of the link between stages, in milliseconds."""
-    speeds: Annotated[str, _setting("LIST", "all alike")] = ""
-    """Speeds of the devices, such as 1,1,0.5,2: one of 2 takes half the time that is measured here."""
-    optimizer_states: Annotated[str, _setting("NUMBER", "those of the recipe's optimiser")] = ""
-    """Numbers that the optimiser keeps for each weight."""
-    repeats: int = 5
-    """How often each layer is measured."""
-    threads: int = 1
-    """torch's threads while layers are measured: as many as a rank will have."""
-    load: str = ""
-    """A plan that was saved, instead of a recipe: placed anew for the options, without measuring."""
-    save: str = ""
-    """File for the plan, which paceline.Plan.load reads [plan.json in the folder]."""
-    out: str = ""
-    """Folder for report.html, results.json and plan.json [runs/plan, or the next that is free]."""
-    json: bool = False
-    """Print one JSON document to stdout, and nothing else there."""
-    debug: bool = False
-    """Show the traceback of an error."""
+    It also says what a step will take. Nothing is trained. The recipe's [pipeline] is planned: --stages,
+    --microbatches and so on.
+    """
+
+    recipe_file: str = argument("[RECIPE]", RECIPE_FILE, default="")
+    schedule: str = option("", "the others are predicted as well", shown="the recipe's", choices=lambda: SCHEDULES)
+    chunks: str = option("", "interleaved: pieces of each stage", metavar="INT", shown="the recipe's", common=False)
+    memory: str = option("", "what the model may take of each device: 500MB, 2GB", metavar="SIZE", shown="no limit")
+    bandwidth: str = option("", "of the link between stages: 1Gbit/s, 125MB/s", metavar="RATE", shown="not counted")
+    latency: str = option(
+        "", "of the link between stages: 5ms, 200us", metavar="TIME", shown="0", old={"--latency-ms": "ms"}
+    )
+    speeds: str = option(
+        "",
+        "speeds of the devices, such as 1,1,0.5,2: one of 2 takes half the time that is measured here",
+        metavar="LIST",
+        shown="all alike",
+    )
+    optimizer_states: float | None = option(
+        None,
+        "numbers that the optimiser keeps for each weight",
+        shown="those of the recipe's optimiser",
+        common=False,
+    )
+    repeats: int = option(5, "how often each layer is measured", common=False)
+    threads: int = option(1, "torch's threads while layers are measured: as many as a rank will have", common=False)
+    load: str = option(
+        "",
+        "a plan that was saved, instead of a recipe: placed anew for the options, without measuring",
+        metavar="FILE",
+    )
+    save: str = option(
+        "", "file for the plan, which paceline.Plan.load reads", metavar="FILE", shown="plan.json in the folder"
+    )
+    out: str = out_option("report.html, results.json and plan.json", "runs/plan")
+    json: bool = json_option()
+    debug: bool = debug_option()
 
 
-def plan(options: PlanOptions, overrides: dict[str, str]) -> None:
+def plan_pipeline(options: PlanPipelineOptions, overrides: dict[str, str]) -> None:
     from paceline.analysis.pipeline_plan import check_options, plan_conditions, plan_document
 
-    numbers: dict[str, Any] = {"speeds": _speeds(options.speeds), "states": _states(options.optimizer_states)}
+    numbers: dict[str, Any] = {"speeds": _speeds(options.speeds), "states": options.optimizer_states}
     wanted = {**overrides, **_pipeline_overrides(options)}
     saved, settings, recipe = _loaded(options, wanted) if options.load else (None, *_read(options, wanted))
     check_options(settings, **numbers, repeats=options.repeats, threads=options.threads)
@@ -102,10 +113,10 @@ def plan(options: PlanOptions, overrides: dict[str, str]) -> None:
 # -- what is asked for -------------------------------------------------------------------------------------------------
 
 
-def _pipeline_overrides(options: PlanOptions) -> dict[str, str]:
+def _pipeline_overrides(options: PlanPipelineOptions) -> dict[str, str]:
     """Return the options that are settings of [pipeline] in other units, as texts of those settings."""
     given = {"pipeline.schedule": options.schedule, "pipeline.chunks": options.chunks}
-    given["pipeline.latency_ms"] = options.latency_ms
+    given["pipeline.latency_ms"] = _latency_ms(options.latency)
     if options.memory:
         given["pipeline.memory_mb"] = repr(size_in_bytes("--memory", options.memory) / 1e6)
     if options.bandwidth:
@@ -113,7 +124,16 @@ def _pipeline_overrides(options: PlanOptions) -> dict[str, str]:
     return {name: text for name, text in given.items() if text}
 
 
-def _read(options: PlanOptions, wanted: dict[str, str]) -> tuple[PipelineSettings, Recipe]:
+def _latency_ms(text: str) -> str:
+    if not text:
+        return ""
+    milliseconds = with_unit("latency_ms", text)
+    if isinstance(milliseconds, str):
+        raise UsageError(f"--latency must be a time such as 5ms or 200us (found {text!r})")
+    return repr(milliseconds)
+
+
+def _read(options: PlanPipelineOptions, wanted: dict[str, str]) -> tuple[PipelineSettings, Recipe]:
     """Read the recipe; one without a pipeline gets one."""
     if "pipeline.stages" not in wanted:
         alone = {"pipeline.memory_mb", "pipeline.chunks", "pipeline.schedule"}  # what does not say how many
@@ -128,7 +148,7 @@ def _read(options: PlanOptions, wanted: dict[str, str]) -> tuple[PipelineSetting
     return recipe.pipeline, recipe
 
 
-def _loaded(options: PlanOptions, wanted: dict[str, str]) -> tuple[Plan, PipelineSettings, None]:
+def _loaded(options: PlanPipelineOptions, wanted: dict[str, str]) -> tuple[Plan, PipelineSettings, None]:
     """Read a saved plan, and the settings by which it is to be placed now: its own where none are given."""
     others = [name for name in wanted if not name.startswith("pipeline.")]
     if options.recipe_file or others:
@@ -158,14 +178,7 @@ def _speeds(text: str) -> tuple[float, ...]:
         ) from None
 
 
-def _states(text: str) -> float | None:
-    try:
-        return float(text) if text else None
-    except ValueError:
-        raise UsageError(f"--optimizer-states must be a number of at least 0 (found {text!r})") from None
-
-
-def _plan_file(options: PlanOptions) -> Path | None:
+def _plan_file(options: PlanPipelineOptions) -> Path | None:
     """Return the file that was named for the plan; one that is there is not overwritten."""
     if not options.save:
         return None
@@ -181,7 +194,7 @@ def _plan_file(options: PlanOptions) -> Path | None:
 
 
 def _measured(
-    recipe: Recipe | None, options: PlanOptions, numbers: dict[str, Any], update: Callable[..., None]
+    recipe: Recipe | None, options: PlanPipelineOptions, numbers: dict[str, Any], update: Callable[..., None]
 ) -> Plan:
     import paceline.training  # noqa: F401 - it takes seconds, and somebody is watching
     from paceline.analysis.pipeline_plan import plan_recipe
@@ -224,7 +237,7 @@ def _write(made: Plan, results: dict[str, Any], out: Path, file: Path) -> str | 
         made.save(file)
         page = pipeline_page(
             made,
-            title=f"paceline plan: {made.model}",
+            title=f"paceline plan pipeline: {made.model}",
             plan_file=str(file),
             conditions=results["conditions"],
             recipe=results["recipe"],

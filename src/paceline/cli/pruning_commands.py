@@ -1,7 +1,7 @@
 """The two commands on pruning.
 
-paceline plan-pruning       what pruning would save, before anything is trained
-paceline inspect-pruning    which samples a run left out again and again, and whether their labels look wrong
+paceline plan pruning       what pruning would save, before anything is trained
+paceline inspect pruning    which samples a run left out again and again, and whether their labels look wrong
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
 from rich.console import Console
 from rich.text import Text
 
-from paceline.cli.options import UsageError
+from paceline.cli.options import UsageError, argument, debug_option, json_option, option, warn
 from paceline.cli.output import ResultsNotKept, note
 from paceline.cli.progress import step_bar
 from paceline.data.pruning import EPOCHS_STARTING_POINT, EPOCHS_WINDOW, PRUNINGS, PruningSettings
-from paceline.lookup import unknown
 from paceline.terminal import WIDTH, can_print
 
 if TYPE_CHECKING:
@@ -30,65 +28,68 @@ if TYPE_CHECKING:
 
 PAGE = "pruning.html"
 MOST_CLASSES, MOST_LABEL_ERRORS = 20, 10  # in the terminal; the page and --json have more
-WHOLE_NUMBERS = ("window", "starting_point", "block", "count")
 DEFAULTS = PruningSettings()  # but for the window, which is of epochs here
-
-
-def _setting(metavar: str, default: object) -> Any:
-    """Return the type of an option that is text, empty unless it is given; the help shows the default it stands for."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"[{default}]")
 
 
 @dataclass(frozen=True)
 class PlanPruningOptions:
-    """Show which epochs pruning would shorten, and what that saves; nothing is trained."""
+    """Show what pruning would save, epoch by epoch.
 
-    samples: int = 50_000
-    """Samples of the data set."""
-    epochs: int = 200
-    """Epochs of the run."""
-    batch_size: int = 128
-    """Samples of a step, of all ranks together."""
-    drop_last: bool = False
-    """Leave out the last batch of an epoch if it is not full."""
-    policy: str = "fine-pruning"
-    """fine-pruning or info-batch."""
-    window: Annotated[str, _setting("INT", EPOCHS_WINDOW)] = ""
-    """fine-pruning: epochs of a window; counts are cleared when one begins."""
-    starting_point: Annotated[str, _setting("INT", EPOCHS_STARTING_POINT)] = ""
-    """fine-pruning: from which epoch of the first window on it prunes."""
-    attenuation: Annotated[str, _setting("NUMBER", f"{DEFAULTS.attenuation:g}")] = ""
-    """fine-pruning: what the starting point is divided by from window to window."""
-    block: Annotated[str, _setting("INT", DEFAULTS.block)] = ""
-    """fine-pruning: epochs of a block, of which some are pruned."""
-    count: Annotated[str, _setting("INT", DEFAULTS.count)] = ""
-    """fine-pruning: how many epochs of a block are pruned."""
-    prune: Annotated[str, _setting("NUMBER", DEFAULTS.prune)] = ""
-    """fine-pruning: who sits out in a pruned epoch, a share (0.3) or a number of samples (15000)."""
-    overhead_seconds: Annotated[str, _setting("NUMBER", 0)] = ""
-    """fine-pruning: what pruning itself costs in a pruned epoch."""
-    ratio: Annotated[str, _setting("NUMBER", DEFAULTS.ratio)] = ""
-    """info-batch: how likely a sample below the mean loss sits out."""
-    delta: Annotated[str, _setting("NUMBER", DEFAULTS.delta)] = ""
-    """info-batch: up to which share of the run it prunes."""
-    batch_seconds: Annotated[str, _setting("NUMBER", "none")] = ""
-    """What a step takes; with it, times are told in seconds."""
-    json: bool = False
-    """Print one JSON document to stdout, and nothing else there."""
-    debug: bool = False
-    """Show the traceback of an error."""
+    Nothing is trained.
+    """
+
+    samples: int = option(50_000, "samples of the data set")
+    epochs: int = option(200, "epochs of the run")
+    batch_size: int = option(128, "samples of a step, of all ranks together")
+    drop_last: bool = option(False, "leave out the last batch of an epoch if it is not full")
+    policy: str = option("fine-pruning", "which samples sit out", choices=lambda: PLANNERS)
+    window: int | None = option(
+        None, "fine-pruning: epochs of a window; counts are cleared when one begins", shown=f"{EPOCHS_WINDOW}"
+    )
+    starting_point: int | None = option(
+        None,
+        "fine-pruning: from which epoch of the first window on it prunes",
+        shown=f"{EPOCHS_STARTING_POINT}",
+        common=False,
+    )
+    attenuation: float | None = option(
+        None,
+        "fine-pruning: what the starting point is divided by from window to window",
+        shown=f"{DEFAULTS.attenuation:g}",
+        common=False,
+    )
+    block: int | None = option(
+        None, "fine-pruning: epochs of a block, of which some are pruned", shown=f"{DEFAULTS.block}", common=False
+    )
+    count: int | None = option(
+        None, "fine-pruning: how many epochs of a block are pruned", shown=f"{DEFAULTS.count}", common=False
+    )
+    prune: int | float | None = option(
+        None,
+        "fine-pruning: who sits out in a pruned epoch, a share (0.3) or a number of samples (15000)",
+        shown=f"{DEFAULTS.prune}",
+    )
+    overhead_seconds: float | None = option(
+        None, "fine-pruning: what pruning itself costs in a pruned epoch", shown="0", common=False
+    )
+    ratio: float | None = option(
+        None, "info-batch: how likely a sample below the mean loss sits out", shown=f"{DEFAULTS.ratio}"
+    )
+    delta: float | None = option(
+        None, "info-batch: up to which share of the run it prunes", shown=f"{DEFAULTS.delta}", common=False
+    )
+    batch_seconds: float | None = option(None, "what a step takes; with it, times are told in seconds", shown="none")
+    json: bool = json_option()
+    debug: bool = debug_option()
 
 
 def plan_pruning(options: PlanPruningOptions, overrides: dict[str, str]) -> None:
-    """`paceline plan-pruning`."""
-    if options.policy not in PLANNERS:
-        raise UsageError(str(unknown("pruning", options.policy, PLANNERS)))
     settings, planner = PLANNERS[options.policy]
     for other, (others, _) in PLANNERS.items():
         for name in sorted(set(others) - set(settings)):
-            if getattr(options, name):
+            if getattr(options, name) is not None:
                 raise UsageError(f"{_flag(name)} is a setting of {other}; add --policy {other}")
-    given = {name: _value(name, text) for name in (*settings, "batch_seconds") if (text := getattr(options, name))}
+    given = {name: value for name in (*settings, "batch_seconds") if (value := getattr(options, name)) is not None}
     plan = planner(options, given)
     if options.json:
         print(json.dumps(plan.document(), indent=2, allow_nan=False))
@@ -129,17 +130,6 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _value(name: str, text: str) -> int | float:
-    """Return the number that was given; `prune` is a number of samples if it is a whole number, else a share."""
-    try:
-        if name in WHOLE_NUMBERS or (name == "prune" and text.lstrip("+-").isdecimal()):
-            return int(text)
-        return float(text)
-    except ValueError:
-        kind = "a whole number" if name in WHOLE_NUMBERS else "a number"
-        raise UsageError(f"{_flag(name)} must be {kind} (found {text!r})") from None
-
-
 PLANNERS: dict[str, tuple[tuple[str, ...], Callable[[PlanPruningOptions, dict[str, Any]], PruningPlan]]] = {
     "fine-pruning": (
         (*(name for name in PRUNINGS["fine-pruning"].settings if name != "tolerance"), "overhead_seconds"),
@@ -165,37 +155,30 @@ def _print_plan(plan: PruningPlan) -> None:
     console.print(coloured, soft_wrap=True)
 
 
-# -- paceline inspect-pruning ------------------------------------------------------------------------------------------
+# -- paceline inspect pruning ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class InspectPruningOptions:
-    """Show which samples a run left out again and again, and which labels look wrong."""
+    """Show whom a run left out, and doubtful labels."""
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """The run's folder."""
-    most: int = 12
-    """Images in a row of the page, at most."""
-    out: str = ""
-    """The page's file [pruning.html in the run's folder]."""
-    model: str = ""
-    """The network as module:factory, if the run trained one of your own."""
-    data_directory: str = ""
-    """Folder with the data set's files, if it has moved."""
-    json: bool = False
-    """Print one JSON document to stdout, and nothing else there."""
-    debug: bool = False
-    """Show the traceback of an error."""
+    run: str = argument("RUN", "the run's folder")
+    most: int = option(12, "images in a row of the page, at most")
+    out: str = option("", f"folder for {PAGE}", metavar="FOLDER", shown="the run's folder")
+    model: str = option("", "the network as module:factory, if the run trained one of your own", also=("model.name",))
+    data_directory: str = option(
+        "", "folder with the data set's files, if it has moved", metavar="FOLDER", also=("data.directory",)
+    )
+    json: bool = json_option()
+    debug: bool = debug_option()
 
 
 def inspect_pruning(options: InspectPruningOptions, overrides: dict[str, str]) -> None:
-    """`paceline inspect-pruning`."""
     from paceline.reports.pruning_facts import PruningFacts
     from paceline.reports.pruning_page import shown_samples
 
     notes, folder = Console(stderr=True), Path(options.run)
-    path = Path(options.out) if options.out else folder / PAGE
-    _check_paths(options, folder, path)
+    path = _page_path(options, folder)
     record = _record(options, folder, notes)
     facts, numbers = PruningFacts(record), shown_samples(record, most=options.most).numbers
     written = _write_page(options, record, numbers, path)  # before anything is printed: a reader may close the pipe
@@ -208,8 +191,8 @@ def inspect_pruning(options: InspectPruningOptions, overrides: dict[str, str]) -
     note(notes, written)
 
 
-def _check_paths(options: InspectPruningOptions, folder: Path, path: Path) -> None:
-    """Refuse what cannot be, before a run is replayed for it."""
+def _page_path(options: InspectPruningOptions, folder: Path) -> Path:
+    """Return the page's file; refuse what cannot be, before a run is replayed for it."""
     from paceline.reports.pruning_page import MOST_IMAGES
 
     if not folder.is_dir():
@@ -217,8 +200,17 @@ def _check_paths(options: InspectPruningOptions, folder: Path, path: Path) -> No
         raise UsageError(f"{folder} {problem}")
     if not 1 <= options.most <= MOST_IMAGES:
         raise UsageError(f"--most must be between 1 and {MOST_IMAGES} images in a row (it is {options.most})")
-    if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"cannot write the page to {path}: give --out a file in a folder that is there")
+    out = Path(options.out or folder)
+    if out.suffix == ".html" and not out.is_dir():
+        if not out.parent.is_dir():
+            raise UsageError(f"cannot write the page to {out}: give --out a folder")
+        warn(f"--out is now a folder, for {PAGE}; a file goes with the next release (--out {options.out})")
+        return out
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write to {out}: {error.strerror or error}; give another --out") from None
+    return out / PAGE
 
 
 def _record(options: InspectPruningOptions, folder: Path, notes: Console) -> PruningRecord:
@@ -246,7 +238,7 @@ def _write_page(
     page = pruning_page(
         record,
         images,
-        title=f"paceline inspect-pruning: {Path(options.run).resolve().name}",
+        title=f"paceline inspect pruning: {Path(options.run).resolve().name}",
         most=options.most,
         notes=[note] if note else [],
     )

@@ -8,7 +8,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from paceline.cli.options import RecipeFile, UsageError, given_recipe
+from paceline.cli.options import (
+    RECIPE_FILE,
+    UsageError,
+    argument,
+    debug_option,
+    given_recipe,
+    json_option,
+    option,
+    out_option,
+)
 from paceline.cli.output import ResultsNotKept, new_folder, note, show_results
 from paceline.cli.progress import RunBars
 from paceline.recipes import Recipe
@@ -18,37 +27,35 @@ WITH_K = ("fastest-k", "lgc")
 
 
 @dataclass(frozen=True)
-class SimulationOptions:
-    """The options that `race` and `simulate` share."""
+class RaceOptions:
+    """Race strategies on a simulated cluster."""
 
-    recipe_file: RecipeFile = ""
-    """A recipe (TOML); without one, the default."""
-    json: bool = False
-    """Print one JSON document to stdout, and nothing else there."""
-    timing_only: bool = False
-    """Simulate only the cluster's times: nothing is trained, and there may be any number of workers."""
-    debug: bool = False
-    """Show the traceback of an error."""
-
-
-@dataclass(frozen=True)
-class RaceOptions(SimulationOptions):
-    """Race several strategies on a simulated cluster, side by side."""
-
-    strategies: str = "full,fastest-k,lgc,async"
-    """The strategies that race, with commas between; NAME@ranks: the ranks of a launch add up, without a server."""
-    seeds: int = 1
-    """How many seeds, counting up from the recipe's; the table shows means."""
-    out: str = ""
-    """Folder for report.html and results.json [runs/race, or the next that is free]."""
+    recipe_file: str = argument("[RECIPE]", RECIPE_FILE, default="")
+    strategies: str = option(
+        "full,fastest-k,lgc,async",
+        "the strategies that race, with commas between; NAME@ranks: the ranks of a launch add up, without a server",
+        metavar="LIST",
+    )
+    seeds: int = option(1, "how many seeds, counting up from the recipe's; the table shows means")
+    timing_only: bool = option(
+        False, "simulate only the cluster's times: nothing is trained, and there may be any number of workers"
+    )
+    out: str = out_option("report.html and results.json", "runs/race")
+    json: bool = json_option()
+    debug: bool = debug_option()
 
 
 @dataclass(frozen=True)
-class SimulateOptions(SimulationOptions):
+class SimulateOptions:
     """Run one recipe on a simulated cluster."""
 
-    out: str = ""
-    """Folder for report.html and results.json [runs/simulate, or the next that is free]."""
+    recipe_file: str = argument("[RECIPE]", RECIPE_FILE, default="")
+    timing_only: bool = option(
+        False, "simulate only the cluster's times: nothing is trained, and there may be any number of workers"
+    )
+    out: str = out_option("report.html and results.json", "runs/simulate")
+    json: bool = json_option()
+    debug: bool = debug_option()
 
 
 def race(options: RaceOptions, overrides: dict[str, str]) -> None:
@@ -74,12 +81,12 @@ def simulate(options: SimulateOptions, overrides: dict[str, str]) -> None:
 
 
 def _write_pruning_record(finished: Race, out: Path) -> None:
-    """Write the samples that were pruned, for `paceline inspect-pruning`."""
+    """Write the samples that were pruned, for `paceline inspect pruning`."""
     from paceline.analysis.pruning import record_of_run
 
     try:
         record_of_run(finished.recipes[0], finished.runs[0]).write(out)
-        message = f"who was pruned: paceline inspect-pruning {out}"
+        message = f"who was pruned: paceline inspect pruning {out}"
     except OSError as error:
         raise ResultsNotKept(out, error) from error
     except ValueError as error:  # the results are printed; that there is no such record does not undo the run

@@ -42,7 +42,9 @@ class PipelineSettings(Checked):
     )
     bandwidth_mbit: float = setting(0.0, "of the link between stages, for the cut; 0: not counted", least=0, most=1e9)
     latency_ms: float = setting(0.0, "of the link between stages, for the cut; 0: not counted", least=0, most=1e6)
-    plan: str = setting("", "file that `paceline plan --save` has written; empty: measured when the run begins")
+    plan: str = setting(
+        "", "file that `paceline plan pipeline --save` has written; empty: measured when the run begins"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 from paceline.errors import PacelineError
 from paceline.files import read_plain
 from paceline.lookup import unknown
+from paceline.quantities import unit_examples, with_unit
 from paceline.recipes.recipe import Recipe
 from paceline.settings import SettingError, convert, describe
 
@@ -146,9 +147,10 @@ def _build(values: Mapping[Path_, Any], places: Mapping[Path_, str], *, texts: C
     for path, value in values.items():
         hint = _hint_of(path, places[path])
         try:
-            converted = convert(value, hint, typed=path not in texts)
+            converted = convert(with_unit(path[-1], value), hint, typed=path not in texts)
         except ValueError:
-            raise RecipeError(f"{places[path]}: expected {describe(hint)}, got {_short(value)}") from None
+            expected = describe(hint) + unit_examples(path[-1])
+            raise RecipeError(f"{places[path]}: expected {expected}, got {_short(value)}") from None
         (chosen[path[0]] if len(path) == 2 else top)[path[-1]] = converted
     parts = {name: _make(sections[name], (name,), chosen[name], places) for name in sections}
     recipe: Recipe = _make(Recipe, (), {**top, **parts}, places)

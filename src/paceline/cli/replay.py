@@ -1,0 +1,84 @@
+"""`paceline replay`: a recorded run computed again, and compared."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from paceline.cli.options import argument, debug_option, json_option, option
+from paceline.cli.output import run_folder
+from paceline.cli.progress import step_bar
+from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from paceline.drivers.replayed import Verdict
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """Recompute a recorded run, and compare.
+
+    It says whether the run comes out the same to the last bit.
+    """
+
+    run: str = argument("RUN", "the run's folder")
+    model: str = option(
+        "",
+        "the network as module:factory, if the run trained one of your own: a run's folder never names code",
+        also=("model.name",),
+    )
+    data_directory: str = option(
+        "",
+        "folder with the data set's files, if the run read them in one of yours: a run's folder never names paths",
+        metavar="FOLDER",
+        also=("data.directory",),
+    )
+    json: bool = json_option()
+    debug: bool = debug_option()
+
+
+def replay(options: ReplayOptions, overrides: dict[str, str]) -> None:
+    from paceline.runs.cluster import WorkerOptions
+    from paceline.runs.replaying import replay as replay_run
+
+    with step_bar(Console(stderr=True), "replaying") as update:
+        verdict = replay_run(
+            run_folder(options.run),
+            WorkerOptions(model=options.model, data_directory=options.data_directory),
+            on_step=lambda step, steps: update(completed=step, total=steps),
+        )
+    if options.json:
+        compared = {name: getattr(verdict, name) for name in ("identical", "steps", "difference", "checkpoint")}
+        print(json.dumps(compared | {"missing": verdict.missing or None}))
+    elif verdict.difference is None:
+        print(f"identical: {_compared(verdict)}")
+    elif verdict.nearly:
+        print(f"the same {verdict.steps} steps; {verdict.nearly}")
+    if verdict.difference is not None and not verdict.nearly:
+        raise RunDiffers(f"not identical: {verdict.difference} ({verdict.steps} steps before it are)")
+    if verdict.missing:
+        raise RunDiffers(f"not the whole run: {verdict.missing}")
+
+
+def _compared(verdict: Verdict) -> str:
+    """Return in words what a replay has compared.
+
+    >>> from paceline.drivers.replayed import Verdict
+    >>> _compared(Verdict(steps=57, difference=None, checkpoint=50, missing="the trace ends after step 57"))
+    '57 steps, and the weights of checkpoint 50 to the last bit'
+    """
+    if verdict.checkpoint is None:
+        return f"{verdict.steps} steps by their fingerprints, and no weights"
+    return f"{verdict.steps} steps, and the weights of checkpoint {verdict.checkpoint} to the last bit"
+
+
+class RunDiffers(PacelineError, OSError):  # noqa: N818 - a finding, not a fault
+    """A replay that came out differently, or of less than the whole run: not the fault of the command line.
+
+    >>> raise RunDiffers("not identical: step 3")
+    Traceback (most recent call last):
+    paceline.cli.replay.RunDiffers: not identical: step 3
+    """
