@@ -119,7 +119,7 @@ def run(options: Options) -> None:
 
 def one_run(lane: str, recipe: Recipe, folder: Path, show: Any) -> Ran:
     """Train for real, replay, and predict."""
-    trained = train(recipe, folder=folder, on_standing=show)
+    trained = train(recipe, out=folder, on_standing=show)
     if not trained.outcome.finished:
         raise KeyboardInterrupt
     if trained.outcome.errors:

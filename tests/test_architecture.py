@@ -40,7 +40,7 @@ LEVELS = [
     {"data", "models", "workers", "codecs", "strategies", "optim"},
     {"distributed"},
     {"settings", "quantities", "terminal", "files", "decoding", "processes"},
-    {"events", "randomness", "lookup", "lazy", "errors"},
+    {"events", "randomness", "lookup", "lazy", "errors", "renaming"},
 ]
 BOTTOM = LEVELS[-1] | LEVELS[-2]
 ONLY_THESE = {"reports": {"traces", "pipeline", *BOTTOM}}

@@ -12,7 +12,7 @@ stays locked in it for ever (Python 3.12 and later warn of it). So fork before t
 nothing and connect to nothing. Importing torch, numpy and scipy is no harm: their BLAS starts a pool of threads when it
 is loaded, and ends it by itself at every fork (pthread_atfork), so that the process is down to one thread, and Python
 has nothing to warn of. The pool of OpenMP, which the first large product starts, does not: whoever has computed forks
-with threads, and its children must not compute.
+with threads, and its children compute in a thread of their own, if at all (`LocalRanks` does so).
 """
 
 from __future__ import annotations
@@ -92,11 +92,20 @@ class Processes:
                     self.codes[number] = os.waitstatus_to_exitcode(status)
         return [number for number, code in enumerate(self.codes) if code is None]
 
-    def wait(self, seconds: float = float("inf"), *, until_failure: bool = False) -> list[int | None]:
-        """Wait until all have ended, but no longer than so many seconds, or than until one fails; return `codes`."""
+    def wait(
+        self,
+        seconds: float = float("inf"),
+        *,
+        until_failure: bool = False,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> list[int | None]:
+        """Wait until all have ended, but no longer than so many seconds, or than until one fails; return `codes`.
+
+        Between two looks at them `pause` is called with the seconds that it may take.
+        """
         deadline = time.monotonic() + seconds
         while self.running() and not (until_failure and any(self.codes)) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+            pause(POLL_SECONDS)
         return self.codes
 
     def send_signal(self, number: int) -> None:

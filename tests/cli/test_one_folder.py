@@ -68,7 +68,7 @@ def test_so_is_it_by_scripts(mark, tmp_path):
     with pytest.raises(ValueError, match="holds"):
         paceline.serve(model, torch.optim.SGD(model.parameters(), lr=0.1), workers=1, folder=tmp_path)
     with pytest.raises(ValueError, match="holds"):
-        paceline.train(Recipe(), folder=tmp_path)
+        paceline.train(Recipe(), out=tmp_path)
     assert list(files_in(tmp_path).values()) == ["somebody's"]
 
 

@@ -131,7 +131,7 @@ def test_who_is_told_to_go_ends_its_ranks_first(recipe, tmp_path, monkeypatch, c
         def __init__(self, be_rank, world, *, logs):
             pass
 
-        def wait(self):
+        def wait(self, *, pause):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(ENDS_WITHIN_SECONDS)  # the handler interrupts it
 

@@ -24,7 +24,7 @@ RECIPE = Recipe(rounds=6).with_settings(
 def recorded(tmp_path_factory):
     """A run of 6 rounds on real workers, with checkpoint 6, and 4 (or 0, if that was still being written then)."""
     folder = tmp_path_factory.mktemp("recorded") / "run"
-    assert paceline.train(RECIPE, folder=folder).outcome.finished
+    assert paceline.train(RECIPE, out=folder).outcome.finished
     return folder
 
 

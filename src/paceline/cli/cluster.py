@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -32,17 +32,14 @@ from paceline.cli.output import ResultsNotKept, is_ranks_run, new_folder, note, 
 from paceline.cli.progress import RunView
 from paceline.drivers.ranks.launch import place_in
 from paceline.errors import PacelineError
-from paceline.processes import check_processes
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import averages
-from paceline.recipes.extension import Extension, check_extendable, extend, may_be_restated
-from paceline.runs.ranks import read_recipe_of, rounds_in
+from paceline.recipes.extension import Extension, extend, may_be_restated, restated
+from paceline.runs.ranks import by_ranks, read_recipe_of, rounds_to_train
 from paceline.traces.journal import TRACE, RunEnded
 from paceline.traces.journal_files import read_journal
-from paceline.traces.run_folder import check_free
 
 if TYPE_CHECKING:
-    from paceline.drivers.ranks.launch import Place
     from paceline.pipeline.plan import Plan
     from paceline.runs.cluster import Trained, WorkerOptions
 
@@ -97,21 +94,9 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     from paceline.runs import cluster
 
     _check_resume_alone(options, overrides)
-    place = place_in(os.environ)
-    if options.resume and is_ranks_run(options.resume):
-        folder = Path(options.resume)
-        document = read_recipe_of(folder).to_document()
-        began = cluster.recipe_of_run(folder, document, _names_given(overrides))
-        return _train_ranks(options, began, place, rounds=_rounds_of_ranks(folder, began, overrides))
     recipe = given_recipe(options.recipe_file, overrides)
-    if _by_ranks(recipe) and not options.resume:
-        return _train_ranks(options, _for_world(recipe, place), place)
-    if place is not None:
-        raise UsageError(
-            f"{recipe.strategy.name} has a server, and starts its workers itself: run it without torchrun, or use "
-            "`paceline serve` and `paceline work`; with --on ranks full, fastest-k and lgc run under torchrun, and "
-            "hpsgd, its family and pipelines do"
-        )
+    if by_ranks(recipe) or (options.resume and is_ranks_run(options.resume)):
+        return _train_ranks(options, recipe, overrides)
     greeting = "server at {address}; more workers: paceline work {address}"
     run = functools.partial(cluster.train, listen=options.listen)
     _serve(options, recipe, run, command="train", greeting=greeting, overrides=overrides)
@@ -123,7 +108,7 @@ def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
     _check_resume_alone(options, overrides)
     endpoint = cluster.ServerEndpoint(listen=options.listen, tls=options.tls or None, insecure=options.insecure)
     recipe = given_recipe(options.recipe_file, overrides)
-    if _by_ranks(recipe) and not options.resume:
+    if by_ranks(recipe) and not options.resume:
         kind = "a pipeline" if recipe.pipeline.on else "averaging" if averages(recipe) else recipe.strategy.label
         raise UsageError(f"{kind} has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE")
     greeting = "server at {address}: waiting for {workers} workers"
@@ -187,7 +172,8 @@ def _serve(
         def greet(address: str) -> None:
             view.note(greeting.format(address=address, workers=recipe.cluster.workers))
 
-        trained = run(folder=folder, resume=resume, on_open=greet, on_standing=view.show)
+        trained = run(out=folder, resume=resume, on_open=greet, on_standing=view.show)
+    assert trained.result is not None
     for error in dict.fromkeys(trained.outcome.errors):
         note(notes, f"error: {error}", style="red")
     kept = not trained.outcome.lost
@@ -241,129 +227,59 @@ def _recorded_recipe(folder: Path, names: WorkerOptions) -> Recipe:
 # -- training by ranks, without a server -------------------------------------------------------------------------------
 
 
-def _by_ranks(recipe: Recipe) -> bool:
-    """Tell whether a recipe is carried out by ranks, without a server.
-
-    >>> [_by_ranks(Recipe().with_strategy(name)) for name in ("lgc", "lgc@ranks", "hpsgd")]
-    [False, True, True]
-    """
-    return averages(recipe) or recipe.pipeline.on or recipe.strategy.rounds_on_ranks
-
-
-def _rounds_of_ranks(folder: Path, recipe: Recipe, overrides: dict[str, str]) -> int | None:
-    """Return the rounds in all of a run to resume, if they are others than its recipe's."""
-    now = rounds_in(folder)
-    wanted = given_recipe("", {"rounds": overrides["rounds"]}).rounds if "rounds" in overrides else None
-    if wanted is None or wanted == (now or recipe.rounds):
-        return now
-    if given := [name for name in overrides if may_be_restated(name)]:
-        raise UsageError(f"ranks keep their schedule and pruning: leave --{given[0].replace('_', '-')} out")
-    check_extendable(recipe)
-    done = max((int(path.name.rpartition("-")[2]) for path in folder.glob("rank-*/checkpoint-[0-9]*")), default=0)
-    if wanted < done:
-        raise UsageError(f"rounds must be at least {done}, which are done (rounds={wanted})")
-    return wanted
+def _extension_of_ranks(overrides: dict[str, str]) -> Extension | None:
+    """Return what was typed beside --resume to extend a run of ranks."""
+    if "rounds" not in overrides:
+        return None
+    changes = restated({name: text for name, text in overrides.items() if may_be_restated(name)})
+    return Extension(rounds=given_recipe("", {"rounds": overrides["rounds"]}).rounds, changes=changes)
 
 
-def _train_ranks(options: TrainOptions, recipe: Recipe, place: Place | None, *, rounds: int | None = None) -> None:
-    """Be a rank, or start the ranks and wait for them."""
-    if options.listen != type(options).listen:
-        raise UsageError("--listen is for a parameter server, and ranks have none: torchrun says where they meet")
-    if place is not None and not options.resume and not options.out:
-        raise UsageError("under torchrun, give --out: all ranks, and those of a restart, must find the same folder")
-    # Whether a folder that holds a run belongs to this launch, started again, is known only when its ranks have met.
-    as_named = options.resume or (place is not None and options.out)
-    folder = Path(as_named) if as_named else new_folder(options.out, "train")
-    if as_named and not options.resume and not any(folder.glob("rank-*/launch")):
-        check_free(folder)
-    if options.resume and recipe.strategy.rounds_on_ranks and _is_finished(folder, rounds or recipe.rounds):
-        return _note_finished(folder, rounds or recipe.rounds)
-    job = _RankJob(recipe=recipe, folder=folder, resume=bool(options.resume), rounds=rounds, options=options)
+def _train_ranks(options: TrainOptions, recipe: Recipe, overrides: dict[str, str]) -> None:
+    """Be a rank of a launch, or start the ranks and wait for them; rank 0, or who started them, shows results."""
+    from paceline.runs import cluster
+
+    place, resume, extension = place_in(os.environ), bool(options.resume), None
+    folder = Path(options.resume or options.out)
+    if resume:
+        document = read_recipe_of(folder).to_document()
+        recipe = cluster.recipe_of_run(folder, document, _names_given(overrides))
+        extension = _extension_of_ranks(overrides)
+        rounds = rounds_to_train(folder, recipe, extension) or recipe.rounds
+        if recipe.strategy.rounds_on_ranks and _is_finished(folder, rounds):
+            return _note_finished(folder, rounds)
+    elif place is None:
+        folder = new_folder(options.out, "train")
+    notes = Console(stderr=True)
     if place is None:
-        _fork_ranks(job)
-    else:
-        job.train(place)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _RankJob:
-    """The work of each rank of a run."""
-
-    recipe: Recipe
-    folder: Path
-    resume: bool
-    rounds: int | None
-    options: TrainOptions
-
-    @property
-    def _how(self) -> dict[str, Any]:
-        return {"folder": self.folder, "resume": self.resume, "rounds": self.rounds}
-
-    def run_forked(self, place: Place) -> int:
-        """Train as a rank that was forked, and return the exit code."""
-        from paceline.cli.main import exit_code
-
-        return exit_code(lambda: self.train(place), debug=self.options.debug)
-
-    def train(self, place: Place) -> None:
-        """Train as a rank; rank 0 shows progress and results."""
-        from paceline.runs.pipelines import train_stage
-        from paceline.runs.ranks import train_rank
-
-        recipe = _for_world(self.recipe, place)
-        notes = Console(stderr=True)
-        with RunView(notes, shown=place.rank == 0) as view:
-
-            def show_plan(plan: Plan) -> None:
-                from paceline.pipeline.text import headline
-
-                view.note(f"pipeline: {headline(plan)}")
-
-            if recipe.pipeline.on:
-                result = train_stage(recipe, place, **self._how, on_plan=show_plan, on_standing=view.show)
-            else:
-                result = train_rank(recipe, place, **self._how, on_standing=view.show)
-        if result is not None:
-            show_results(recipe, [result], self.folder, notes, as_json=self.options.json)
-
-
-def _for_world(recipe: Recipe, place: Place | None) -> Recipe:
-    """Return the recipe with the launch's number of ranks; without a launch, with its own."""
-    if recipe.pipeline.on:
-        from paceline.runs.pipelines import for_ranks
-
-        return for_ranks(recipe, None if place is None else place.world)
-    if place is None or recipe.cluster.workers == place.world:
-        return recipe
-    return recipe.with_settings(cluster={"workers": place.world})
-
-
-def _fork_ranks(job: _RankJob) -> None:
-    from paceline.drivers.ranks.launch import LocalRanks
-
-    recipe, folder = job.recipe, job.folder
-    world = recipe.pipeline.ranks if recipe.pipeline.on else recipe.cluster.workers
-    check_processes(world)
-    with Console(stderr=True).status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
-        if recipe.pipeline.on:  # once, before the ranks fork
-            import paceline.drivers.pipelining.job
-            import paceline.drivers.pipelining.planning
-        elif recipe.strategy.rounds_on_ranks:
-            import paceline.drivers.rounds.job
-        else:
-            import paceline.drivers.averaging.job  # noqa: F401
+        with notes.status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
+            import paceline.training  # noqa: F401 - it takes seconds, and somebody is watching
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the ranks as well
     try:
-        code = LocalRanks(job.run_forked, world, logs=folder).wait()
+        with RunView(notes, shown=place is None or place.rank == 0) as view:
+            trained = cluster.train(
+                recipe,
+                out=folder if resume or place is None else options.out or None,
+                resume=resume,
+                extension=extension,
+                listen=options.listen,
+                on_standing=view.show,
+                on_plan=lambda plan: view.note(f"pipeline: {_headline(plan)}"),
+            )
     except BaseException:
-        if any((folder / "rank-0").glob("checkpoint-*")):
-            again = _command_to_resume("train", folder, recipe)
-            note(Console(stderr=True), f"go on from the last checkpoint with: {again}")
+        if place is None and any((folder / "rank-0").glob("checkpoint-*")):
+            note(notes, f"go on from the last checkpoint with: {_command_to_resume('train', folder, recipe)}")
         raise
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-    if code:
-        raise SystemExit(code)  # rank 0 has printed the reason
+    if trained.result is not None:
+        show_results(recipe, [trained.result], trained.folder, notes, as_json=options.json)
+
+
+def _headline(plan: Plan) -> str:
+    from paceline.pipeline.text import headline
+
+    return headline(plan)
 
 
 class RunNotKept(PacelineError, OSError):  # noqa: N818 - what happened, in the past tense

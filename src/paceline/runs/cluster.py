@@ -28,15 +28,17 @@ from paceline.recipes.assembly import (
 )
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
+from paceline.renaming import renamed
 from paceline.runs.simulation import Result
 from paceline.strategies import STRATEGIES
 from paceline.traces import summarise
-from paceline.traces.run_folder import check_free
+from paceline.traces.run_folder import next_free_folder, take_folder
 
 if TYPE_CHECKING:
     from paceline.data import Dataset
     from paceline.drivers.served.run import RunOutcome
     from paceline.drivers.served.settings import ServerSettings
+    from paceline.pipeline.plan import Plan
     from paceline.traces.run_status import RunStatus
     from paceline.workers.paced import Delay
 
@@ -74,10 +76,13 @@ class ServerEndpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A served run that is over: how it ended, and its result if it got anywhere."""
+    """A run that is over: how it ended, what it came to, and the folder with its trace and checkpoints.
+
+    Inside a launch (torchrun) rank 0 has the result, and the others None.
+    """
 
     outcome: RunOutcome
-    result: Result
+    result: Result | None
     folder: Path
 
 
@@ -149,7 +154,7 @@ def extension_in(folder: Path) -> Extension | None:
 def serve_recipe(
     recipe: Recipe,
     endpoint: ServerEndpoint,
-    folder: Path,
+    out: Path,
     *,
     resume: bool = False,
     extension: Extension | None = None,
@@ -171,8 +176,8 @@ def serve_recipe(
     credentials = server_credentials(endpoint.tls) if endpoint.tls else None
     host, port = endpoint.address
     if resume and extension is None:
-        extension = extension_in(folder)
-    served = make_served(resolved(recipe), folder, extension=extension)
+        extension = extension_in(out)
+    served = make_served(resolved(recipe), out, extension=extension)
     size = sum(parameter.numel() for parameter in served.module.parameters())
 
     async def run() -> tuple[RunOutcome, Any]:
@@ -188,9 +193,9 @@ def serve_recipe(
 
     with threads_for(size):
         outcome, parameters = asyncio.run(run())
-    trace = trace_of(read_journal(folder / TRACE))
+    trace = trace_of(read_journal(out / TRACE))
     result = Result(summary=summarise(trace), trace=trace, parameters=parameters)
-    return Trained(outcome=outcome, result=result, folder=folder)
+    return Trained(outcome=outcome, result=result, folder=out)
 
 
 # -- a worker's side -----------------------------------------------------------------------------------------------
@@ -345,23 +350,56 @@ def delay_of(recipe: Recipe) -> Delay:
 # -- both on one machine -------------------------------------------------------------------------------------------
 
 
+LISTEN = "127.0.0.1:0"
+
+
 def train(
     recipe: Recipe,
     *,
-    folder: str | Path = "runs/train",
+    out: str | Path | None = None,
     resume: bool = False,
     extension: Extension | None = None,
-    listen: str = "127.0.0.1:0",
+    listen: str = LISTEN,
     on_open: Callable[[str], None] = lambda address: None,
     on_standing: OnStanding = lambda standing: None,
+    on_plan: Callable[[Plan], None] = lambda plan: None,
+    folder: str | Path | None = None,
 ) -> Trained:
-    """Carry out a recipe with a server and workers on this machine."""
-    refuse_without_server(recipe)
+    """Carry out a recipe in real processes, as `paceline train` does: with a server and workers, or with ranks.
+
+        trained = paceline.train(Recipe().with_strategy("hpsgd").with_settings(cluster={"workers": 4}))
+        trained.result.accuracy, trained.folder
+
+    The processes are started on this machine, and are gone when it returns. Inside a launch (torchrun) this process is
+    one of the ranks, and `out` must be given; a strategy with a server is refused there. What a recipe cannot be is
+    said before a process is started or a folder is made.
+
+    Args:
+        out: The folder for trace and checkpoints; without it runs/train, or the next that is free.
+        resume: Go on with the run in `out`, from its newest checkpoint; the recipe must be the same.
+        extension: Another number of rounds in all for a run that is resumed.
+        listen: Where the server listens; more workers can join there.
+        on_open: Called with the server's address once it can be joined.
+        on_standing: Called from time to time with where the run stands.
+        on_plan: Called with the plan of a pipeline, before it runs.
+        folder: The old name of `out`.
+    """
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"train takes a Recipe, not a {type(recipe).__name__}; Recipe.load reads one from a file")
+    from paceline.runs.launch import RanksToTrain, launched_place, train_ranks
+    from paceline.runs.ranks import by_ranks
+
+    out = renamed("folder", folder, "out", out)
+    place = launched_place(recipe)
+    if by_ranks(recipe):
+        if listen != LISTEN:
+            raise ValueError("--listen is for a parameter server, and ranks have none: torchrun says where they meet")
+        ranks = RanksToTrain(recipe=recipe, out=out, resume=resume, extension=extension)
+        return train_ranks(ranks, place, on_standing=on_standing, on_plan=on_plan)
     endpoint = ServerEndpoint(listen=listen, insecure=True)
     check_loopback(endpoint)
-    if not resume:
-        check_free(Path(folder))
     check_processes(recipe.cluster.workers)
+    taken = folder_to_train(out, resume=resume)
     workers = start_workers(recipe, range(recipe.cluster.workers))  # it loads torch while the server makes ready
 
     def opened(address: str) -> None:
@@ -373,7 +411,7 @@ def train(
         trained = serve_recipe(
             recipe,
             endpoint,
-            Path(folder),
+            taken,
             resume=resume,
             extension=extension,
             on_open=opened,
@@ -384,6 +422,14 @@ def train(
         return trained
     finally:
         end_process(workers, by_itself=finished)
+
+
+def folder_to_train(out: str | Path | None, *, resume: bool) -> Path:
+    """Return the folder for a run: the one that was named, if it is free or goes on, or else the next that is free."""
+    wanted = Path("runs", "train") if out is None else Path(out)
+    if resume:
+        return wanted
+    return next_free_folder(wanted) if out is None else take_folder(wanted)
 
 
 def check_loopback(endpoint: ServerEndpoint) -> None:

@@ -100,12 +100,14 @@ def train_stage(
     folder: Path,
     resume: bool,
     rounds: int | None = None,
+    training: Training | None = None,
     on_plan: Callable[[Plan], None] = lambda plan: None,
     on_standing: Callable[[RunStatus], None] = lambda standing: None,
 ) -> Result | None:
     """Run one rank of a recipe's pipelines; return on rank 0 what they came to.
 
     With `resume` it goes on from the checkpoints in the folder; else only from those of this very launch.
+    `training` is what the recipe comes to, if whoever forked this rank has made it already.
     """
     import torch
 
@@ -118,7 +120,8 @@ def train_stage(
     recipe = for_ranks(recipe, place.world)
     if not resume:  # a run that was begun before `resolved` existed goes on with its recipe as it was kept
         recipe = resolved(recipe)
-    training = make_training(recipe, load_data(recipe))
+    if training is None:
+        training = make_training(recipe, load_data(recipe))
     size = sum(parameter.numel() for parameter in training.module.parameters())
     document, defaults = recipe.to_document(), Recipe().to_document()
     stall_seconds = recipe.server.stall_seconds

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.decoding import parse_object
 from paceline.drivers.ranks.launch import STORE
 from paceline.files import read_plain, write_file
-from paceline.recipes.assembly import load_data, make_member, make_strategy, make_training, resolved
+from paceline.recipes.assembly import averages, load_data, make_member, make_strategy, make_training, resolved
+from paceline.recipes.extension import Extension, ExtensionError, check_extendable
 from paceline.recipes.reading import read_recipe
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import delay_of
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from paceline.drivers.ranks.launch import Place
     from paceline.drivers.rounds.job import RoundsRun
     from paceline.traces.run_status import RunStatus
+    from paceline.training import Training
 
 RECIPE = "recipe.json"
 ROUNDS = "rounds"
@@ -48,12 +50,14 @@ def train_rank(
     folder: Path,
     resume: bool,
     rounds: int | None = None,
+    training: Training | None = None,
     on_standing: Callable[[RunStatus], None] = lambda standing: None,
 ) -> Result | None:
     """Run one rank of a recipe to its end; rank 0 returns the result, the others None.
 
     With `resume` the run in `folder` goes on. Without it the folder must hold no run, except one of this same launch,
     which has restarted its processes. `rounds` is another total than the recipe's, for a run that is extended.
+    `training` is what the recipe comes to, if whoever forked this rank has made it already.
     """
     import torch
 
@@ -63,7 +67,8 @@ def train_rank(
 
     if not resume:  # a stored recipe is used as it is: it was resolved when its run began, or is of an older version
         recipe = resolved(recipe)
-    training = make_training(recipe, load_data(recipe))
+    if training is None:
+        training = make_training(recipe, load_data(recipe))
     settings: dict[str, Any] = {
         "training": training,
         "rounds": rounds or recipe.rounds,
@@ -143,6 +148,32 @@ def rounds_in(folder: Path) -> int | None:
     if checksum != f"{zlib.crc32(number.encode()):08x}":
         raise ValueError(f"{folder / ROUNDS} was altered: its checksum does not fit")
     return read_recipe(None, {"rounds": number}).rounds
+
+
+def rounds_to_train(folder: Path, recipe: Recipe, extension: Extension | None) -> int | None:
+    """Return the rounds in all of a run to resume, if they are others than its recipe's."""
+    now = rounds_in(folder)
+    if extension is None:
+        return now
+    for section, changes in extension.changes.items():
+        for name in changes:
+            raise ExtensionError(f"ranks keep their schedule and pruning: leave --{section}.{name} out")
+    if extension.rounds == (now or recipe.rounds):
+        return now
+    check_extendable(recipe)
+    done = max((int(path.name.rpartition("-")[2]) for path in folder.glob("rank-*/checkpoint-[0-9]*")), default=0)
+    if extension.rounds < done:
+        raise ExtensionError(f"rounds must be at least {done}, which are done (rounds={extension.rounds})")
+    return extension.rounds
+
+
+def by_ranks(recipe: Recipe) -> bool:
+    """Tell whether a recipe is carried out by ranks, without a server.
+
+    >>> [by_ranks(Recipe().with_strategy(name)) for name in ("lgc", "lgc@ranks", "hpsgd")]
+    [False, True, True]
+    """
+    return averages(recipe) or recipe.pipeline.on or recipe.strategy.rounds_on_ranks
 
 
 def _checksum(document: Mapping[str, Any]) -> str:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +22,7 @@ from paceline.distributed import RankGoneError
 from paceline.processes import Processes
 
 STORE = "PACELINE_STORE"  # a file with the port where ranks of one machine meet; set by `LocalRanks`, never by users
+INTERRUPTED = 130  # the exit code of a rank that SIGINT ended, as a shell gives it
 GRACE_SECONDS = 20.0  # how long ranks have to report a dead one by themselves
 
 
@@ -56,8 +59,11 @@ class LocalRanks:
     """The `world` ranks of a run on this machine, forked from this process, which is no rank itself.
 
     Rank 0 writes to the terminal, the others to log files. When a rank fails, the others get GRACE_SECONDS to end by
-    themselves and report it; then they are ended. The forking process must have no other threads (see processes.py):
-    import torch before, but compute nothing. The ranks are killed when the thread that forked them ends.
+    themselves and report it; then they are ended. The ranks are killed when the thread that forked them ends.
+
+    A rank runs in a thread of its own. The forking process may have computed, and then it has OpenMP's pool of threads,
+    which no child inherits: the thread that forked would wait for the pool for ever at its first large product. The
+    pool belongs to the thread that began it, so a new thread begins a new one.
     """
 
     def __init__(self, run_rank: Callable[[Place], int], world: int, *, logs: Path) -> None:
@@ -74,20 +80,38 @@ class LocalRanks:
 
     def _run(self, run_rank: Callable[[Place], int], place: Place) -> int:
         os.environ[STORE] = str(Path(self._folder.name, "store"))
-        return run_rank(place)
+        codes: list[int] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                codes.append(run_rank(place))
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run, name="paceline-rank", daemon=True)
+        thread.start()
+        try:
+            thread.join()
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        if errors:
+            raise errors[0]
+        return codes[0]
 
     def _log(self, rank: int) -> Path:
         return self._logs / f"rank-{rank}.log"
 
-    def wait(self) -> int:
+    def wait(self, *, pause: Callable[[float], object] = time.sleep) -> int:
         """Wait until all have ended. Return 0 if all went well, or rank 0's exit code if it has reported why itself.
 
-        Else RankGoneError names a rank that ended badly, with the last line that it wrote.
+        Else RankGoneError names a rank that ended badly, with the last line that it wrote. `pause` is called between
+        two looks at the ranks, with the seconds that it may take.
         """
         try:
-            codes = self.processes.wait(until_failure=True)
+            codes = self.processes.wait(until_failure=True, pause=pause)
             if any(codes):
-                codes = self.processes.wait(GRACE_SECONDS)
+                codes = self.processes.wait(GRACE_SECONDS, pause=pause)
             bad = [rank for rank, code in enumerate(codes) if code]
             if bad and (bad[0] or any((codes[rank] or 0) < 0 for rank in bad)):
                 raise RankGoneError(self._reason(bad))
