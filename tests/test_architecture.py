@@ -39,10 +39,11 @@ LEVELS = [
     {"traces", "training", "pipeline", "reference", "reference_averaging", "reference_pruning", "reference_pipeline"},
     {"data", "models", "workers", "codecs", "strategies", "optim"},
     {"distributed"},
-    {"settings", "quantities", "terminal", "files", "decoding", "processes"},
+    {"settings", "quantities", "terminal", "files", "processes"},
+    {"decoding"},
     {"events", "randomness", "lookup", "lazy", "errors", "renaming"},
 ]
-BOTTOM = LEVELS[-1] | LEVELS[-2]
+BOTTOM = LEVELS[-1] | LEVELS[-2] | LEVELS[-3]
 ONLY_THESE = {"reports": {"traces", "pipeline", *BOTTOM}}
 ON_RANKS = {
     "distributed",

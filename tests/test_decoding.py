@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding import DecodingError, bounded, parse_object, read_fields
+from paceline.decoding import AS_ARRAY, Between, DecodingError, ReadBy, Words, decode, parse_object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +21,14 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    count: int = bounded(1, 5)
+    count: Annotated[int, Between(1, 5)]
     share: float | None
     kind: Literal["a", "b"]
     name: str
     on: bool
     table: dict[str, Any]
     pairs: tuple[tuple[int, int], ...]
-    points: tuple[Point, ...]
+    points: tuple[Annotated[Point, AS_ARRAY], ...]
 
 
 GOOD = {
@@ -49,7 +49,7 @@ VALUES = st.recursive(
 
 
 def test_values_become_what_the_hints_say():
-    found = read_fields(Example, GOOD)
+    found = decode(Example, GOOD)
     assert found.points == (Point(x=1, y=0.5),)
     assert found.pairs == ((1, 2),)
     assert type(found.share) is float
@@ -76,13 +76,71 @@ def test_values_become_what_the_hints_say():
 )
 def test_a_refusal_names_the_place(changes, why):
     with pytest.raises(DecodingError) as caught:
-        read_fields(Example, GOOD | changes)
+        decode(Example, GOOD | changes)
     assert why in str(caught.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    name: Annotated[str, Words("one letter", lambda text: len(text) == 1)]
+    corner: Point
+    sizes: dict[str, int] = field(default_factory=dict)
+    layers: frozenset[int] = frozenset()
+    rest: tuple[()] = ()
+    at: Annotated[float, ReadBy(lambda value: value / 1000)] = 0.0
+
+
+SHAPE = {"name": "a", "corner": {"x": 1, "y": 2}}
+
+
+def test_what_has_a_default_may_be_left_out_and_objects_are_objects_unless_it_is_said():
+    assert decode(Shape, SHAPE) == Shape(name="a", corner=Point(x=1, y=2.0))
+    whole = {**SHAPE, "sizes": {"a b": 3}, "layers": [2, 1, 2], "rest": [], "at": 5}
+    corner = Point(x=1, y=2.0)
+    assert decode(Shape, whole) == Shape(name="a", corner=corner, sizes={"a b": 3}, layers=frozenset({1, 2}), at=0.005)
+    assert decode({"shape": {"x": int}, "both": tuple[int, str]}, {"shape": {"x": 1}, "both": [2, "b"]}) == {
+        "shape": {"x": 1},
+        "both": (2, "b"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"name": "ab"}, "name must be one letter, not 'ab'"),
+        ({"name": 7}, "name must be one letter, not 7"),
+        ({"corner": [1, 2]}, "corner must be an object, not [1, 2]"),
+        ({"corner": {"x": 1}}, "corner: field 'y' is missing"),
+        ({"corner": {"x": 1, "y": 2, "z": 3}}, "corner: unknown field 'z'"),
+        ({"corner": {"x": 1, "y": "2"}}, "corner: y must be a number, not '2'"),
+        ({"sizes": {"a\nb": -1}}, r"sizes['a\nb'] must be a whole number of 0 or more, not -1"),
+        ({"layers": [1, "x"]}, "layers[1] must be a whole number of 0 or more, not 'x'"),
+        ({"rest": [1]}, "rest must be a list of 0 values, not [1]"),
+    ],
+)
+def test_a_place_within_a_place_is_named_as_well(changes, why):
+    with pytest.raises(DecodingError) as caught:
+        decode(tuple[Shape, ...], [SHAPE, SHAPE | changes], "shapes")
+    assert str(caught.value) == f"shapes[1]: {why}"
+    with pytest.raises(DecodingError) as caught:
+        decode(Shape, SHAPE | changes)
+    assert str(caught.value) == why
+
+
+def test_what_no_type_of_this_decoder_is_cannot_be_asked_for():
+    with pytest.raises(KeyError):
+        decode(complex, 1)
+
+
+def test_of_very_many_names_the_one_that_is_there_twice_is_found_at_once():
+    names = ",".join(f'"{number}":0' for number in [*range(200_000), 199_999])
+    with pytest.raises(DecodingError, match="field '199999' is there twice"):
+        parse_object(f"{{{names}}}".encode())
 
 
 def test_a_missing_field_is_named():
     with pytest.raises(DecodingError, match="field 'name' is missing"):
-        read_fields(Example, {name: value for name, value in GOOD.items() if name != "name"})
+        decode(Example, {name: value for name, value in GOOD.items() if name != "name"})
 
 
 def refusal(read):
@@ -95,7 +153,7 @@ def refusal(read):
 
 @given(name=st.sampled_from(sorted(GOOD)), value=VALUES)
 def test_of_any_value_comes_the_right_type_or_one_line(name, value):
-    why = refusal(lambda: read_fields(Example, GOOD | {name: value}))
+    why = refusal(lambda: decode(Example, GOOD | {name: value}))
     assert why.isprintable()
     assert len(why) < 200
 

@@ -1,35 +1,55 @@
-"""Typed values out of JSON that somebody else wrote: the lines of a journal, the headers of messages.
+"""The typed decoder: what others wrote as JSON, as the values that a type says, or a refusal that names the place.
 
-A dataclass is its own schema: type hints say what a field may be, and `bounded` between which values.
+The type is the schema. What a type of Python cannot say stands beside it, in `Annotated`:
+
+    Count = Annotated[int, Between(0, 2**53)]
 
     @dataclass(frozen=True, kw_only=True)
     class Beat:
-        progress: int = bounded(0, 2**53)
+        progress: Count
 
-    read_fields(Beat, parse_object(b'{"progress":3}'))   ->   Beat(progress=3)
+    decode(Beat, parse_object(b'{"progress":3}'))        ->  Beat(progress=3)
+    decode(Beat, parse_object(b'{"progress":-3}'))       ->  DecodingError: progress must be a whole number between ...
+    decode(tuple[Count, ...], [1, 2], "cuts")            ->  (1, 2)
 
-A dataclass inside of another is an array of its fields' values in JSON, in their order, since arrays are smaller.
-Whoever calls limits the size of the text first. Every refusal is a `DecodingError` of one line that names the field.
+What may stand for which type:
+
+    int, float             a number, without `Between` of 0 to 2**64 - 1, or finite; a whole number is a float as well
+    str, bool              text; true or false
+    X | None               null, or X
+    Literal["a", "b"]      one of these texts
+    tuple[X, ...]          a list of any length, each item an X; also frozenset[X]
+    tuple[X, Y]            a list of exactly these
+    a dataclass            an object with its fields; one that has a default may be left out. With `AS_ARRAY` a list of
+                           the fields' values, in their order, since lists are smaller
+    {"x": X, "y": Y}       an object with exactly these fields, which becomes a dict
+    dict[str, X]           an object with any fields, each an X
+    dict[str, Any]         an object with anything in it, as it is
+
+Whoever calls limits the size of the text first; `parse_object` limits what a text of that size can become.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import itertools
 import json
 import math
+import operator
 import sys
 import types
-from collections.abc import Callable, Iterable
-from dataclasses import MISSING, field, fields, is_dataclass
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import MISSING, dataclass, is_dataclass
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
 from paceline.errors import PacelineError
 
 MOST_CONTAINERS = 4_000_000  # in a text of any size: each takes some 100 bytes of memory
 MOST_WHOLE, MOST_FLOAT = 2**64 - 1, sys.float_info.max
-DEFAULT_BOUNDS: dict[type, tuple[float, float]] = {int: (0, MOST_WHOLE), float: (-MOST_FLOAT, MOST_FLOAT)}
-Reader = Callable[[Any], Any]
+MOST_COUNT = 2**53  # whole numbers up to here are all different as floats
+MOST_NUMBER = 1_000_000
+MOST_BLOCKS = 1_000_000
+Reader: TypeAlias = Callable[[Any], Any]
 Kind = TypeVar("Kind")
 
 
@@ -42,18 +62,84 @@ class DecodingError(PacelineError, ValueError):
     """
 
 
-def bounded(least: float, most: float = MOST_WHOLE, default: Any = MISSING) -> Any:
-    """Declare a field for a number between `least` and `most`; others are 0 to 2**64 - 1 (int) or finite (float)."""
-    return field(default=default, metadata={"bounds": (least, most)})
+# -- what stands beside a type -----------------------------------------------------------------------------------------
 
 
-def read_with(reader: Reader, default: Any = MISSING) -> Any:
-    """Declare a field with a reader of its own, which returns the value or raises `must_be`."""
-    return field(default=default, metadata={"reader": reader})
+@dataclass(frozen=True)
+class Between:
+    """The bounds of a number, both of them allowed.
+
+    >>> decode(Annotated[float, Between(0, 1)], 2, "share")
+    Traceback (most recent call last):
+    paceline.decoding.DecodingError: share must be a number between 0 and 1, not 2
+    """
+
+    least: float
+    most: float = MOST_WHOLE
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a value must be, in words of its own, and perhaps a question that it must pass.
+
+    >>> decode(Annotated[str, Words("one letter", lambda text: len(text) == 1)], "ab", "name")
+    Traceback (most recent call last):
+    paceline.decoding.DecodingError: name must be one letter, not 'ab'
+    """
+
+    words: str
+    fits: Callable[[Any], bool] = lambda value: True
+
+
+@dataclass(frozen=True)
+class ReadBy:
+    """A reader where no type says how JSON holds a value: it takes what was found, and returns it or raises `must_be`.
+
+    >>> decode(Annotated[float, ReadBy(lambda milliseconds: milliseconds / 1000)], 5)
+    0.005
+    """
+
+    reader: Reader
+
+
+AS_ARRAY = "as array"
+
+# Numbers that journals, messages and checkpoints have in common.
+Count: TypeAlias = Annotated[int, Between(0, MOST_COUNT)]  # of steps, batches, samples or bytes
+WorkerNumber: TypeAlias = Annotated[int, Between(0, MOST_NUMBER)]  # or the number of a shard
+Blocks: TypeAlias = Annotated[int, Between(1, MOST_BLOCKS)]
+Fraction: TypeAlias = Annotated[float, Between(0, 1)]
+
+
+# -- decoding ----------------------------------------------------------------------------------------------------------
+
+
+@overload
+def decode(hint: type[Kind], value: Any, where: str = "") -> Kind: ...
+@overload
+def decode(hint: Any, value: Any, where: str = "") -> Any: ...
+def decode(hint: Any, value: Any, where: str = "") -> Any:
+    """Return a value of JSON's types as the type says; DecodingError names the place in it, which begins with `where`.
+
+    >>> @dataclass(frozen=True)
+    ... class Point:
+    ...     x: int
+    ...     y: Annotated[int, Between(1, 5)] = 1
+    >>> decode(Point, {"x": 0})
+    Point(x=0, y=1)
+    >>> decode(tuple[Point, ...], [{"x": 0, "y": 6}], "points")
+    Traceback (most recent call last):
+    paceline.decoding.DecodingError: points[0]: y must be a whole number between 1 and 5, not 6
+    """
+    try:
+        return reader_of(hint)(value)
+    except DecodingError as error:
+        text = f"{where}{error}"
+        raise DecodingError(text if where else text.removeprefix(":").lstrip()) from None
 
 
 def must_be(words: str, value: Any) -> DecodingError:
-    """Return the error for a value that is not what `words` say; whoever knows the field puts its name in front.
+    """Return the error for a value that is not what `words` say; whoever knows the place puts it in front.
 
     >>> must_be("a list", 7)
     DecodingError(' must be a list, not 7')
@@ -62,124 +148,69 @@ def must_be(words: str, value: Any) -> DecodingError:
     return DecodingError(f" must be {words}, not {text if len(text) <= 60 else text[:57] + '...'}")
 
 
-def parse_object(data: bytes) -> dict[str, Any]:
-    """Parse a JSON object strictly: no field twice, no NaN, no number that a float cannot hold, not too many parts.
-
-    >>> parse_object(b'{"a":1,"a":2}')
-    Traceback (most recent call last):
-    paceline.decoding.DecodingError: field 'a' is there twice
-    """
-    if data.count(b"[") + data.count(b"{") > MOST_CONTAINERS:
-        raise DecodingError(f"not JSON that can be read (more than {MOST_CONTAINERS:,} lists and objects)")
-    try:
-        found = json.loads(
-            data.decode("utf-8"), object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant
-        )
-    except DecodingError:
-        raise
-    except UnicodeDecodeError as error:
-        raise DecodingError(f"not UTF-8 text (byte {error.start})") from None
-    except json.JSONDecodeError as error:
-        raise DecodingError(f"not JSON ({error.msg}, column {error.colno})") from None
-    except RecursionError:
-        raise DecodingError("not JSON that can be read (nested too deeply)") from None
-    except ValueError as error:  # Python refuses whole numbers of very many digits
-        raise DecodingError(f"not JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise DecodingError("not a JSON object")
-    return found
-
-
-def read_fields(kind: type[Kind], values: dict[str, Any]) -> Kind:
-    """Make a dataclass of an object's values: it has exactly its fields, each of its type and within its bounds.
-
-    >>> import dataclasses
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class Point:
-    ...     x: int
-    ...     y: int = bounded(1, 5)
-    >>> read_fields(Point, {"x": 0, "y": 6})
-    Traceback (most recent call last):
-    paceline.decoding.DecodingError: y must be a whole number between 1 and 5, not 6
-    """
-    return kind(**read_object(field_readers(cast(Any, kind)), values))
-
-
-def read_object(readers: dict[str, Reader], values: Any) -> dict[str, Any]:
-    """Return the values of an object that has exactly these fields, each read by its reader.
-
-    >>> read_object({"x": reader_of(int)}, {"x": -1})
-    Traceback (most recent call last):
-    paceline.decoding.DecodingError: x must be a whole number of 0 or more, not -1
-    """
-    if not isinstance(values, dict):
-        raise must_be("an object", values)
-    if values.keys() != readers.keys():
-        for name in readers:
-            if name not in values:
-                raise DecodingError(f"field {name!r} is missing")
-        raise DecodingError(f"unknown field {next(name for name in values if name not in readers)!r:.40}")
-    read = _read_parts(readers, readers.values(), map(values.__getitem__, readers))
-    return dict(zip(readers, read, strict=True))
-
-
-def object_reader(readers: dict[str, Reader]) -> Reader:
-    """Return a reader of JSON objects with exactly these fields.
-
-    >>> object_reader({"x": reader_of(int)})({"x": 3})
-    {'x': 3}
-    """
-
-    def read(value: Any) -> dict[str, Any]:
-        try:
-            return read_object(readers, value)
-        except DecodingError as error:
-            text = str(error)
-            raise DecodingError(text if text.startswith(" ") else f": {text}") from None
-
-    return read
-
-
-@functools.cache
-def field_readers(kind: Any) -> dict[str, Reader]:
-    """Return a function for each field of a dataclass that takes a JSON value and returns it checked, or raises."""
-    hints = get_type_hints(kind)
-    return {
-        each.name: each.metadata.get("reader") or reader_of(hints[each.name], each.metadata.get("bounds"))
-        for each in fields(kind)
-    }
-
-
-def reader_of(hint: Any, bounds: tuple[float, float] | None = None) -> Reader:
-    """Return a function that takes a JSON value and returns it as the type that `hint` says, or raises.
+def reader_of(hint: Any) -> Reader:
+    """Return the function that `decode` calls; its errors lack the place of the value, and begin where that ends.
 
     >>> reader_of(tuple[int, ...])([1, 2])
     (1, 2)
     """
+    return _object({name: reader_of(part) for name, part in hint.items()}) if type(hint) is dict else _reader(hint)
+
+
+@functools.cache
+def _reader(hint: Any) -> Reader:
     origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _annotated(parts[0], parts[1:])
     if origin in (Union, types.UnionType):
-        inner = reader_of(parts[0], bounds)
+        inner = reader_of(parts[0])
         return lambda value: None if value is None else inner(value)
-    if origin is tuple and parts[1:] == (...,):
-        return list_reader(reader_of(parts[0]))
+    if origin is frozenset or (origin is tuple and parts[1:] == (...,)):
+        return _list(reader_of(parts[0]), origin)
     if origin is tuple:
-        return _array({place: reader_of(part) for place, part in enumerate(parts)}, tuple)
+        return _array([f"[{place}]" for place in range(len(parts))], [*map(reader_of, parts)], tuple)
     if is_dataclass(hint):
-        kind: Any = hint
-        readers = field_readers(kind)
-        return _array(
-            {f".{name}": reader for name, reader in readers.items()},
-            lambda read: kind(**dict(zip(readers, read, strict=True))),
-        )
+        readers, defaults = _fields(hint)
+        return _object(readers, defaults, hint)
     if hint in (int, float):
-        return _number(hint, *(bounds or DEFAULT_BOUNDS[hint]))
+        return _number(hint, Between(0) if hint is int else Between(-MOST_FLOAT, MOST_FLOAT))
     if origin is Literal:
-        return _value(f"one of {', '.join(parts)}", lambda value: isinstance(value, str) and value in parts)
-    plain, words = {str: (str, "text"), bool: (bool, "true or false")}.get(hint, (dict, "an object"))
-    return _value(words, lambda value: isinstance(value, plain))
+        return _plain(f"one of {', '.join(parts)}", lambda value: isinstance(value, str) and value in parts)
+    if origin in (dict, Mapping):
+        return _PLAIN[dict] if parts[1] is Any else _table(reader_of(parts[1]))
+    return _PLAIN[hint]
 
 
-def _value(words: str, fits: Callable[[Any], bool]) -> Reader:
+def _annotated(hint: Any, marks: Iterable[Any]) -> Reader:
+    reader = _reader(hint)
+    for mark in marks:
+        if isinstance(mark, Between):
+            reader = _number(hint, mark)
+        elif isinstance(mark, Words):
+            reader = _worded(reader, mark)
+        elif isinstance(mark, ReadBy):
+            reader = mark.reader
+        elif mark is AS_ARRAY:
+            readers, _ = _fields(hint)
+            reader = _array([f".{name}" for name in readers], [*readers.values()], _from_values(hint, [*readers]))
+    return reader
+
+
+def _fields(kind: Any) -> tuple[dict[str, Reader], frozenset[str]]:
+    """Return a reader for each field of a dataclass, and which fields have defaults."""
+    hints, fields = get_type_hints(kind, include_extras=True), dataclasses.fields(kind)
+    optional = (each.name for each in fields if each.default is not MISSING or each.default_factory is not MISSING)
+    return {each.name: reader_of(hints[each.name]) for each in fields}, frozenset(optional)
+
+
+def _from_values(kind: Any, names: list[str]) -> Callable[[list[Any]], Any]:
+    return lambda values: kind(**dict(zip(names, values, strict=True)))
+
+
+# -- readers: they return a value or raise, and the place in the error grows on its way out ----------------------------
+
+
+def _plain(words: str, fits: Callable[[Any], bool]) -> Reader:
     def read(value: Any) -> Any:
         if fits(value):
             return value
@@ -188,7 +219,28 @@ def _value(words: str, fits: Callable[[Any], bool]) -> Reader:
     return read
 
 
-def _number(kind: type[int] | type[float], least: float, most: float) -> Reader:
+_PLAIN: dict[Any, Reader] = {
+    str: _plain("text", lambda value: isinstance(value, str)),
+    bool: _plain("true or false", lambda value: isinstance(value, bool)),
+    dict: _plain("an object", lambda value: isinstance(value, dict)),
+}
+
+
+def _worded(reader: Reader, mark: Words) -> Reader:
+    def read(value: Any) -> Any:
+        try:
+            found = reader(value)
+        except DecodingError:
+            raise must_be(mark.words, value) from None
+        if mark.fits(found):
+            return found
+        raise must_be(mark.words, value)
+
+    return read
+
+
+def _number(kind: type[int] | type[float], bounds: Between) -> Reader:
+    least, most = bounds.least, bounds.most
     words = "a whole number" if kind is int else "a number"
     if most == MOST_WHOLE:
         words += f" of {least} or more"
@@ -205,54 +257,118 @@ def _number(kind: type[int] | type[float], least: float, most: float) -> Reader:
     return read
 
 
-def list_reader(reader: Reader) -> Reader:
-    """Return a reader of JSON lists whose items `reader` reads."""
-
-    def read(value: Any) -> tuple[Any, ...]:
-        if isinstance(value, list | tuple):
-            return tuple(_read_parts(range(len(value)), itertools.repeat(reader), value))
-        raise must_be("a list", value)
+def _list(reader: Reader, make: Callable[[Iterable[Any]], Any]) -> Reader:
+    def read(value: Any) -> Any:
+        if type(value) is not list and type(value) is not tuple:
+            raise must_be("a list", value)
+        items = iter(value)
+        try:
+            return make(map(reader, items))
+        except DecodingError as error:
+            raise DecodingError(f"[{_last(items, value)}]{error}") from None
 
     return read
 
 
-def array_reader(*readers: Reader) -> Reader:
-    """Return a reader of JSON lists with as many items as there are readers, each read by its own.
-
-    >>> array_reader(reader_of(int), reader_of(str))([1, "a"])
-    (1, 'a')
-    """
-    return _array(dict(enumerate(readers)), tuple)
-
-
-def _array(readers: dict[str | int, Reader], make: Callable[[list[Any]], Any]) -> Reader:
-    names, each = [*readers], [*readers.values()]
+def _array(names: list[str], readers: list[Reader], make: Callable[[list[Any]], Any]) -> Reader:
+    wanted = len(readers)
 
     def read(value: Any) -> Any:
-        if isinstance(value, list | tuple) and len(value) == len(names):
-            return make(_read_parts(names, each, value))
-        raise must_be(f"a list of {len(names)} values", value)
+        if (type(value) is not list and type(value) is not tuple) or len(value) != wanted:
+            raise must_be(f"a list of {wanted} values", value)
+        items = iter(value)
+        try:
+            found = [*map(operator.call, readers, items)]
+        except DecodingError as error:
+            raise DecodingError(f"{names[_last(items, value)]}{error}") from None
+        return make(found)
 
     return read
 
 
-def _read_parts(names: Iterable[str | int], readers: Iterable[Reader], values: Iterable[Any]) -> list[Any]:
-    read: list[Any] = []
+def _object(readers: Mapping[str, Reader], optional: frozenset[str] = frozenset(), kind: Any = None) -> Reader:
+    every = [*readers.items()]
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise must_be("an object", value)
+        wanted = every
+        if value.keys() != readers.keys():
+            wanted = [(name, reader) for name, reader in every if name in value or name not in optional]
+            _refuse_names(value, dict(wanted))
+        pairs = iter(wanted)
+        try:
+            found = {name: reader(value[name]) for name, reader in pairs}
+        except DecodingError as error:
+            raise DecodingError(f": {wanted[_last(pairs, wanted)][0]}{error}") from None
+        return found if kind is None else kind(**found)
+
+    return read
+
+
+def _table(reader: Reader) -> Reader:
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise must_be("an object", value)
+        names = iter(value)
+        try:
+            return {name: reader(value[name]) for name in names}
+        except DecodingError as error:
+            raise DecodingError(f"[{[*value][_last(names, value)]!r:.40}]{error}") from None
+
+    return read
+
+
+def _refuse_names(value: dict[str, Any], wanted: dict[str, Reader]) -> None:
+    for name in wanted:
+        if name not in value:
+            raise DecodingError(f": field {name!r} is missing")
+    for name in value:
+        if name not in wanted:
+            raise DecodingError(f": unknown field {name!r:.40}")
+
+
+def _last(items: Iterator[Any], values: Sized) -> int:
+    """Return the place of the last item that an iterator over these values has given."""
+    return len(values) - operator.length_hint(items) - 1
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """Parse a JSON object strictly: no field twice, no NaN, no number that a float cannot hold, not too many parts.
+
+    >>> parse_object(b'{"a":1,"a":2}')
+    Traceback (most recent call last):
+    paceline.decoding.DecodingError: field 'a' is there twice
+    """
+    if data.count(b"[") + data.count(b"{") > MOST_CONTAINERS:
+        raise DecodingError(f"not JSON that can be read (more than {MOST_CONTAINERS:,} lists and objects)")
     try:
-        for reader, value in zip(readers, values):  # noqa: B905 - a list's reader repeats for ever
-            read.append(reader(value))
-    except DecodingError as error:
-        name = next(itertools.islice(names, len(read), None))
-        raise DecodingError(f"[{name}]{error}" if isinstance(name, int) else f"{name}{error}") from None
-    return read
+        found = _STRICT.decode(data.decode("utf-8"))
+    except DecodingError:
+        raise
+    except UnicodeDecodeError as error:
+        raise DecodingError(f"not UTF-8 text (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise DecodingError(f"not JSON ({error.msg}, column {error.colno})") from None
+    except RecursionError:
+        raise DecodingError("not JSON that can be read (nested too deeply)") from None
+    except ValueError as error:  # Python refuses whole numbers of very many digits
+        raise DecodingError(f"not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise DecodingError("not a JSON object")
+    return found
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise DecodingError(f"field {next(name for name in names if names.count(name) > 1)!r:.40} is there twice")
-    return found
+    if len(found) == len(pairs):
+        return found
+    seen: set[str] = set()
+    twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+    raise DecodingError(f"field {twice!r:.40} is there twice")
 
 
 def _finite(text: str) -> float:
@@ -264,3 +380,6 @@ def _finite(text: str) -> float:
 
 def _refuse_constant(name: str) -> float:
     raise DecodingError(f"not JSON ({name} is no number)")
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.decoding import MOST_BLOCKS, MOST_NUMBER
 from paceline.traces import journal
 from paceline.traces.journal import (
     KINDS,
@@ -26,7 +27,7 @@ from paceline.traces.journal import (
 )
 
 COUNTS = st.integers(0, 2**40)
-SMALL = st.integers(0, journal.MOST_NUMBER)
+SMALL = st.integers(0, MOST_NUMBER)
 LOSSES = st.floats(-journal.MOST_LOSS, journal.MOST_LOSS)
 SECONDS = st.integers(0, 10**13).map(lambda microseconds: microseconds / 1e6)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
@@ -62,7 +63,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("first_draw", "version", "round", "rounds", "rounds_done"), COUNTS),
     "threads": st.integers(1, journal.MOST_THREADS),
     **dict.fromkeys(("sent_bytes", "received_bytes"), COUNTS),
-    **dict.fromkeys(("workers", "blocks"), st.integers(1, journal.MOST_BLOCKS)),
+    **dict.fromkeys(("workers", "blocks"), st.integers(1, MOST_BLOCKS)),
     **dict.fromkeys(("seed", "fingerprint"), st.integers(1 - 2**64, 2**64 - 1)),
     **dict.fromkeys(("paceline", "strategy", "signature", "codec", "host", "reason", "peer", "torch"), st.text()),
     "on": st.sampled_from(("server", "ranks")),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeAlias
 
-from paceline.decoding import Reader
 from paceline.events import Action, Event
 from paceline.strategies.asynchronous import Async
 from paceline.strategies.fastest_k import FastestK
@@ -41,8 +40,8 @@ class Running(Protocol):
         """Take in what happened; return what is to be done."""
 
     @property
-    def form(self) -> dict[str, Reader]:
-        """The readers of a `state_dict` that was kept as JSON, between two rounds."""
+    def form(self) -> dict[str, Any]:
+        """The types of a `state_dict` that was kept as JSON, between two rounds."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to go on later, as plain values."""

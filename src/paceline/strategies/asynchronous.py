@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.decoding import Reader
+from paceline.decoding import Count
 from paceline.events import Action, Drop, Event, GradientArrived, Joined, Left, LossSeen, Send, Share, Step
-from paceline.strategies.forms import COUNT, WORKERS
+from paceline.strategies.forms import Workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +86,9 @@ class AsyncSteps:
         return [step, Send(workers=(event.worker,))]
 
     @property
-    def form(self) -> dict[str, Reader]:
-        """The readers of a `state_dict` that was kept as JSON."""
-        return {"version": COUNT, "alive": WORKERS}
+    def form(self) -> dict[str, Any]:
+        """The types of a `state_dict` that was kept as JSON."""
+        return {"version": Count, "alive": Workers}
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to go on later, as plain values."""

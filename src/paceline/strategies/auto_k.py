@@ -31,15 +31,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.decoding import MOST_FLOAT, Reader, array_reader, list_reader, object_reader, reader_of
+from paceline.decoding import MOST_FLOAT, Between, Blocks, Count, Fraction, WorkerNumber
 from paceline.events import GradientArrived, LossSeen
 from paceline.strategies.choose_k import Chooser, FixedK
-from paceline.strategies.forms import COUNT, SECONDS, SHARE, WORKER, WORKERS
+from paceline.strategies.forms import Seconds, Workers
 
 RECENT = 0.2  # weight of the newest in a running mean
 MOST_CANDIDATES = 32
@@ -117,11 +117,11 @@ class Skew:
         self.value = self._recent if first else max(self._recent, SKEW_FADES * self.value)
 
     @property
-    def form(self) -> dict[str, Reader]:
-        """The readers of a `state_dict` that was kept as JSON."""
-        loss = array_reader(reader_of(float), reader_of(float, (0, MOST_FLOAT)), COUNT)
-        seen = list_reader(array_reader(COUNT, list_reader(array_reader(WORKER, loss))))
-        return {"value": SHARE, "recent": lambda value: None if value is None else SHARE(value), "seen": seen}
+    def form(self) -> dict[str, Any]:
+        """The types of a `state_dict` that was kept as JSON."""
+        loss = tuple[float, Annotated[float, Between(0, MOST_FLOAT)], Count]  # mean, variance, samples
+        by_worker = tuple[tuple[WorkerNumber, loss], ...]
+        return {"value": Fraction, "recent": Fraction | None, "seen": tuple[tuple[Count, by_worker], ...]}
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to go on later, as plain values."""
@@ -227,15 +227,15 @@ class AutoK(Chooser):
         return float((1 - skew) * done.mean() + skew / np.mean(1 / done))
 
     @property
-    def form(self) -> dict[str, Reader]:
-        """The readers of a `state_dict` that was kept as JSON."""
+    def form(self) -> dict[str, Any]:
+        """The types of a `state_dict` that was kept as JSON."""
         return {
-            "batch_seconds": list_reader(array_reader(WORKER, SECONDS)),
-            "blocks": reader_of(int, (1, 1_000_000)),
-            "order_seconds": list_reader(SECONDS),
-            "skew": object_reader(self._skew.form),
-            "last_fresh": WORKERS,
-            "same_again": SHARE,
+            "batch_seconds": tuple[tuple[WorkerNumber, Seconds], ...],
+            "blocks": Blocks,
+            "order_seconds": tuple[Seconds, ...],
+            "skew": self._skew.form,
+            "last_fresh": Workers,
+            "same_again": Fraction,
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any, Literal
 
-from paceline.decoding import Reader
 from paceline.events import GradientArrived, LossSeen
 
 
@@ -41,8 +40,8 @@ class Chooser:
         """Hear that a worker is gone."""
 
     @property
-    def form(self) -> dict[str, Reader]:
-        """The readers of a `state_dict` that was kept as JSON."""
+    def form(self) -> dict[str, Any]:
+        """The types of a `state_dict` that was kept as JSON."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:

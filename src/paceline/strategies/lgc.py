@@ -25,11 +25,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from paceline.decoding import Reader
 from paceline.events import Action, Drop, GradientArrived, Share, Step
 from paceline.strategies.auto_k import COMPENSATED, COMPENSATED_UNSCALED, make_chooser
 from paceline.strategies.choose_k import Chooser, check_k
-from paceline.strategies.forms import WORKERS, nothing
+from paceline.strategies.forms import Nothing, Workers
 from paceline.strategies.rounds import Rounds, RoundStrategy
 
 
@@ -102,9 +101,9 @@ class CompensatedRounds(Rounds):
         self._previous_members = self._alive | self._fresh
 
     @property
-    def form(self) -> dict[str, Reader]:
-        """The readers of a `state_dict` that was kept as JSON."""
-        return {**super().form, "late_scales": nothing, "previous_fresh": WORKERS, "previous_members": WORKERS}
+    def form(self) -> dict[str, Any]:
+        """The types of a `state_dict` that was kept as JSON."""
+        return {**super().form, "late_scales": Nothing, "previous_fresh": Workers, "previous_members": Workers}
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to go on later, as plain values."""

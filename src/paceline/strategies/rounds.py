@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from paceline.decoding import Reader, object_reader
+from paceline.decoding import Count
 from paceline.events import Action, Drop, Event, GradientArrived, Joined, Left, LossSeen, Send, Share, Step
 from paceline.strategies.choose_k import Chooser
-from paceline.strategies.forms import COUNT, SECONDS, WORKERS
+from paceline.strategies.forms import Seconds, Workers
 
 
 class RoundStrategy:
@@ -134,15 +134,15 @@ class Rounds:
         """Remember what the next round needs of this one, whose sets are still in place."""
 
     @property
-    def form(self) -> dict[str, Reader]:
-        """The readers of a `state_dict` that was kept as JSON."""
+    def form(self) -> dict[str, Any]:
+        """The types of a `state_dict` that was kept as JSON."""
         return {
-            "version": COUNT,
-            "alive": WORKERS,
-            "fresh": WORKERS,
-            "opened_seconds": SECONDS,
-            "previous_opened_seconds": SECONDS,
-            "chooser": object_reader(self.chooser.form),
+            "version": Count,
+            "alive": Workers,
+            "fresh": Workers,
+            "opened_seconds": Seconds,
+            "previous_opened_seconds": Seconds,
+            "chooser": self.chooser.form,
         }
 
     def state_dict(self) -> dict[str, Any]:

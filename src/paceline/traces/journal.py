@@ -34,18 +34,21 @@ import operator
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from paceline.decoding import (
+    AS_ARRAY,
     MOST_WHOLE,
+    Between,
+    Blocks,
+    Count,
     DecodingError,
-    array_reader,
-    bounded,
-    list_reader,
+    ReadBy,
+    Words,
+    WorkerNumber,
+    decode,
     must_be,
     parse_object,
-    read_fields,
-    read_with,
     reader_of,
 )
 from paceline.errors import PacelineError
@@ -57,10 +60,7 @@ TRACE = "trace.jsonl"  # in a run's folder
 MICRO = 1_000_000
 LATEST_MICROSECONDS = 2**53  # up to here a float tells microseconds apart
 LATEST_SECONDS = LATEST_MICROSECONDS / MICRO
-MOST_COUNT = 2**53  # of steps, batches, samples or bytes: whole numbers that a float holds
 MOST_WORKERS = 10_000_000  # as in a recipe
-MOST_NUMBER = 1_000_000  # a worker's number, or a shard's
-MOST_BLOCKS = 1_000_000
 MOST_LOSS = 3.5e38  # what a float32 can be
 MOST_THREADS = 1_024  # of a worker; a replay starts as many
 
@@ -74,18 +74,20 @@ class JournalError(PacelineError, ValueError):
     """
 
 
-def _seconds(value: Any) -> float:
+def _from_microseconds(value: Any) -> float:
     """Read a time of an arrival."""
     if type(value) is int and 0 <= value <= LATEST_MICROSECONDS:
         return value / MICRO
     raise must_be("microseconds of 0 or more", value)
 
 
-def _place(value: Any) -> str:
-    """Read who adds up the gradients of a step."""
-    if isinstance(value, str) and value in ("server", "ranks"):
-        return value
-    raise must_be("server or ranks", value)
+Seconds: TypeAlias = Annotated[float, Between(0, LATEST_SECONDS)]
+Microseconds: TypeAlias = Annotated[float, ReadBy(_from_microseconds)]
+Loss: TypeAlias = Annotated[float, Between(-MOST_LOSS, MOST_LOSS)]
+LossVariance: TypeAlias = Annotated[float, Between(0, MOST_LOSS)]
+Threads: TypeAlias = Annotated[int, Between(1, MOST_THREADS)]
+GradientKey: TypeAlias = tuple[WorkerNumber, Count]  # who computed it, and at which version
+AnyWhole: TypeAlias = Annotated[int, Between(-MOST_WHOLE)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,16 +102,16 @@ class RunBegan:
     3
     """
 
-    format: int = bounded(1)
+    format: Annotated[int, Between(1)]
     paceline: str
     strategy: str
-    seed: int = bounded(-MOST_WHOLE)
-    workers: int = bounded(1, MOST_WORKERS)
-    blocks: int = bounded(1, MOST_BLOCKS)
+    seed: AnyWhole
+    workers: Annotated[int, Between(1, MOST_WORKERS)]
+    blocks: Blocks
     recipe: Mapping[str, Any]
     signature: str
     codec: str
-    on: str = read_with(_place, default="server")
+    on: Annotated[Literal["server", "ranks"], Words("server or ranks")] = "server"
     torch: str = ""
 
 
@@ -121,11 +123,11 @@ class WorkerJoined:
     'node-7'
     """
 
-    at_seconds: float = bounded(0, LATEST_SECONDS)
-    worker: int = bounded(0, MOST_NUMBER)
-    shard: int = bounded(0, MOST_NUMBER)
-    first_draw: int = bounded(0, MOST_COUNT)
-    threads: int = bounded(1, MOST_THREADS)
+    at_seconds: Seconds
+    worker: WorkerNumber
+    shard: WorkerNumber
+    first_draw: Count
+    threads: Threads
     host: str
 
 
@@ -137,8 +139,8 @@ class WorkerLeft:
     2
     """
 
-    at_seconds: float = bounded(0, LATEST_SECONDS)
-    worker: int = bounded(0, MOST_NUMBER)
+    at_seconds: Seconds
+    worker: WorkerNumber
     reason: str
 
 
@@ -154,17 +156,17 @@ class Arrival:
     32
     """
 
-    worker: int = bounded(0, MOST_NUMBER)
-    version: int = bounded(0, MOST_COUNT)
-    draw: int = bounded(0, MOST_COUNT)
-    blocks_done: int = bounded(1, MOST_BLOCKS)
-    blocks: int = bounded(1, MOST_BLOCKS)
-    at_seconds: float = read_with(_seconds)
-    work_seconds: float | None = read_with(lambda value: None if value is None else _seconds(value))
-    transfer_seconds: float = read_with(_seconds)
-    loss_mean: float | None = bounded(-MOST_LOSS, MOST_LOSS)
-    loss_variance: float | None = bounded(0, MOST_LOSS)
-    samples: int = bounded(0, MOST_COUNT)
+    worker: WorkerNumber
+    version: Count
+    draw: Count
+    blocks_done: Blocks
+    blocks: Blocks
+    at_seconds: Microseconds
+    work_seconds: Microseconds | None
+    transfer_seconds: Microseconds
+    loss_mean: Loss | None
+    loss_variance: LossVariance | None
+    samples: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,13 +177,12 @@ class Dropped:
     'its round had closed'
     """
 
-    worker: int = bounded(0, MOST_NUMBER)
-    version: int = bounded(0, MOST_COUNT)
+    worker: WorkerNumber
+    version: Count
     reason: str
 
 
-_read_arrival = reader_of(Arrival)
-_read_gradients = list_reader(array_reader(reader_of(int, (0, MOST_NUMBER)), reader_of(int, (0, MOST_COUNT))))
+_read_arrival = reader_of(Annotated[Arrival, AS_ARRAY])
 
 
 def _whole_arrival(value: Any) -> Arrival:
@@ -203,16 +204,16 @@ class StepRecord:
     (2, 4)
     """
 
-    at_seconds: float = bounded(0, LATEST_SECONDS)
-    version: int = bounded(0, MOST_COUNT)
-    opened_seconds: float = bounded(0, LATEST_SECONDS)
-    fresh: tuple[tuple[int, int], ...] = read_with(_read_gradients)
-    late: tuple[tuple[int, int], ...] = read_with(_read_gradients)
-    dropped: tuple[Dropped, ...]
-    arrivals: tuple[Arrival, ...] = read_with(list_reader(_whole_arrival))
-    fingerprint: int = bounded(-MOST_WHOLE)
-    sent_bytes: int = bounded(0, MOST_COUNT)
-    received_bytes: int = bounded(0, MOST_COUNT)
+    at_seconds: Seconds
+    version: Count
+    opened_seconds: Seconds
+    fresh: tuple[GradientKey, ...]
+    late: tuple[GradientKey, ...]
+    dropped: tuple[Annotated[Dropped, AS_ARRAY], ...]
+    arrivals: tuple[Annotated[Arrival, ReadBy(_whole_arrival)], ...]
+    fingerprint: AnyWhole
+    sent_bytes: Count
+    received_bytes: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,8 +224,8 @@ class Arrived:
     ()
     """
 
-    arrivals: tuple[Arrival, ...] = read_with(list_reader(_whole_arrival))
-    dropped: tuple[Dropped, ...]
+    arrivals: tuple[Annotated[Arrival, ReadBy(_whole_arrival)], ...]
+    dropped: tuple[Annotated[Dropped, AS_ARRAY], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,8 +236,8 @@ class Refused:
     '10.0.0.9:51514'
     """
 
-    at_seconds: float = bounded(0, LATEST_SECONDS)
-    worker: int | None = bounded(0, MOST_NUMBER)
+    at_seconds: Seconds
+    worker: WorkerNumber | None
     peer: str
     reason: str
 
@@ -249,8 +250,8 @@ class Evaluated:
     10
     """
 
-    at_seconds: float = bounded(0, LATEST_SECONDS)
-    round: int = bounded(0, MOST_COUNT)
+    at_seconds: Seconds
+    round: Count
     loss: float | None
     accuracy: float | None
 
@@ -263,8 +264,8 @@ class Checkpointed:
     100
     """
 
-    at_seconds: float = bounded(0, LATEST_SECONDS)
-    version: int = bounded(0, MOST_COUNT)
+    at_seconds: Seconds
+    version: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,8 +276,8 @@ class Resumed:
     100
     """
 
-    at_seconds: float = bounded(0, LATEST_SECONDS)
-    version: int = bounded(0, MOST_COUNT)
+    at_seconds: Seconds
+    version: Count
     reason: str
 
 
@@ -290,9 +291,9 @@ class Extended:
     640
     """
 
-    at_seconds: float = bounded(0, LATEST_SECONDS)
-    version: int = bounded(0, MOST_COUNT)
-    rounds: int = bounded(0, MOST_COUNT)
+    at_seconds: Seconds
+    version: Count
+    rounds: Count
     changes: dict[str, Any]
 
 
@@ -304,9 +305,9 @@ class RunEnded:
     False
     """
 
-    at_seconds: float = bounded(0, LATEST_SECONDS)
+    at_seconds: Seconds
     reason: str
-    rounds_done: int = bounded(0, MOST_COUNT)
+    rounds_done: Count
     diverged: bool
 
 
@@ -336,7 +337,7 @@ KINDS: dict[str, type[JournalRecord]] = {
     "extended": Extended,
     "run_ended": RunEnded,
 }
-_OF_A_SERVER = {"on": "server", "torch": ""}  # what a journal's first line may leave out
+_OF_A_SERVER = {"on": "server", "torch": ""}  # what a journal's first line leaves out
 _text = reader_of(str)
 _KIND_OF = {record: kind for kind, record in KINDS.items()}
 
@@ -431,12 +432,8 @@ def _record(kind: str, values: dict[str, Any]) -> JournalRecord:
         raise DecodingError(
             f"format {values['format']!r:.40} is not known (known: {known}); read it with the paceline that wrote it"
         )
-    if kind == "run_began":
-        values = {**_OF_A_SERVER, **values}
-    try:
-        return read_fields(KINDS[kind], values)
-    except DecodingError as error:
-        raise DecodingError(f"{kind}: {error}") from None
+    record: JournalRecord = decode(KINDS[kind], values, kind)
+    return record
 
 
 def _written(name: str, value: Any) -> Any:

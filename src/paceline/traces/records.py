@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from paceline.decoding import Count
 from paceline.traces.worker_counts import WorkerCounts
 
 Outcome: TypeAlias = Literal["used", "late", "dropped"]
@@ -73,7 +74,7 @@ class Evaluation:
     0.7
     """
 
-    round: int
+    round: Count
     seconds: float
     loss: float
     accuracy: float

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from paceline.decoding import reader_of
+from paceline.decoding import Count, Fraction, decode
 from paceline.events import Share, Step
 from paceline.training.saved_state import check_tensor
 
@@ -183,13 +183,13 @@ class RankGradients:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""
-        count, share = reader_of(int, (0, 2**53)), reader_of(float, (0, 1))
         like, kept = self._pool.take(), {}
         for version, message in state["kept"].items():
             check_tensor("a gradient", message, like)
-            kept[count(int(version))] = message.to(like, copy=True)  # its memory is used again, and is not ours
+            number: int = decode(Count, int(version), "kept")
+            kept[number] = message.to(like, copy=True)  # its memory is used again, and is not ours
         self._pool.give(like)
-        before = (count(state["before"][0]), share(state["before"][1])) if state["before"] else None
+        before = decode(tuple[Count, Fraction], state["before"], "before") if state["before"] else None
         if before is not None and before[0] not in kept:
             raise ValueError(f"the fresh gradient of round {before[0]} is not among those that were kept")
         self._kept, self._before = kept, before

@@ -30,13 +30,13 @@ import atexit
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
 
 from paceline.codecs import Codec
-from paceline.decoding import reader_of
+from paceline.decoding import Between, decode
 from paceline.distributed import check_limits
 from paceline.distributed.collectives import PendingCollective
 from paceline.distributed.stores import private_store
@@ -245,11 +245,10 @@ class Averager(RankLifecycle):
         self._state.load_state_dict(state["course"])
         self._replica.load_state_dict(state["replica"])
         self._transport.load_state_dict(state["codec"])
-        count = reader_of(int, (0, 2**63))
-        self.steps, self.merged_steps = count(state["steps"]), count(state["merged_steps"])
-        self._transport.sent_bytes = count(state["sent_bytes"])
-        ahead = reader_of(int, (-1, self._group.world - 1))
-        self._loop.ahead, self._loop.stepped = ahead(state["ahead"]), False
+        names, total = ("steps", "merged_steps", "sent_bytes"), Annotated[int, Between(0, 2**63)]
+        self.steps, self.merged_steps, self._transport.sent_bytes = (decode(total, state[name], name) for name in names)
+        ahead = Annotated[int, Between(-1, self._group.world - 1)]
+        self._loop.ahead, self._loop.stepped = decode(ahead, state["ahead"], "ahead"), False
 
     def _about(self) -> dict[str, str]:
         place = {"rank": str(self._group.rank), "number of ranks": str(self._group.world)}

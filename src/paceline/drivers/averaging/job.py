@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from paceline.decoding import reader_of
+from paceline.decoding import Count, decode
 from paceline.distributed.collectives import gather_vector
 from paceline.distributed.stores import StoreGather
 from paceline.drivers.averaging.averager import Averager
@@ -189,7 +189,7 @@ class AveragingRun(RankRun):
         check_model("model", state["model"], self._module.state_dict())
         self._module.load_state_dict(state["model"])
         self._sync.load_state_dict(state["sync"])
-        self._draws = reader_of(int, (0, 2**53))(state["draws"])
+        self._draws = decode(Count, state["draws"], "draws")
         self.batches.load_state_dict(state.get("pruning", {}))  # older runs kept none
 
     def gather_times(self) -> None:

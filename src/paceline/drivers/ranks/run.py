@@ -22,17 +22,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import torch
 
-from paceline.decoding import array_reader, list_reader, reader_of
+from paceline.decoding import AS_ARRAY, decode
 from paceline.distributed.agreement import raise_refusals
 from paceline.distributed.stores import StoreGather
 from paceline.drivers.ranks.checkpoints import ROUNDS, RankCheckpoints
 from paceline.errors import PacelineError
 from paceline.events import Window
 from paceline.traces import Evaluation, Round, Trace, Work
+from paceline.traces.journal import Seconds
 from paceline.traces.run_status import RunStatus, WorkerStatus
 from paceline.training import Batches, Training
 from paceline.training.saved_state import (
@@ -45,9 +46,7 @@ from paceline.workers.paced import Delay, no_delay
 
 OnStanding = Callable[[RunStatus], None]
 STARTED, BEGUN, DONE = range(3)
-MOST_SECONDS = 1e10
-_NUMBER = reader_of(float)
-_EVALUATIONS = list_reader(array_reader(reader_of(int, (0, 2**53)), _NUMBER, _NUMBER, _NUMBER))
+Evaluations: TypeAlias = tuple[Annotated[Evaluation, AS_ARRAY], ...]
 
 
 class DivergedError(PacelineError, ValueError):
@@ -123,11 +122,8 @@ class RunRecorder(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`."""
-        self._earlier_seconds = reader_of(float, (0, MOST_SECONDS))(state["seconds"])
-        self.evaluations = [
-            Evaluation(round=number, seconds=seconds, loss=loss, accuracy=accuracy)
-            for number, seconds, loss, accuracy in _EVALUATIONS(state["evaluations"])
-        ]
+        self._earlier_seconds = decode(Seconds, state["seconds"], "seconds")
+        self.evaluations = list(decode(Evaluations, state["evaluations"], "evaluations"))
 
     def trace(self, **about: Any) -> Trace:
         """Return the whole run, once `every_time` is gathered; `about` is what a Trace says besides."""

@@ -17,9 +17,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
-from paceline.decoding import array_reader, list_reader, object_reader, reader_of
+from paceline.decoding import Between, Count, WorkerNumber, decode
 from paceline.distributed import first_line, name_ranks
 from paceline.drivers.rounds.messages import (
     AllWaiting,
@@ -36,7 +36,6 @@ from paceline.drivers.rounds.messages import (
 from paceline.drivers.rounds.outcomes import NOT_FINITE
 from paceline.events import Drop, Event, Joined, Left, Step
 from paceline.strategies import Strategy
-from paceline.strategies.forms import COUNT, WORKER
 from paceline.traces.journal import Arrival
 from paceline.traces.replay_events import events_of
 
@@ -267,13 +266,13 @@ class Decider:
         """Go on from a `state_dict` of this version; late gradients are with their ranks, and so may be in it."""
         form = self.state.form
         if "late_scales" in form:
-            form = {**form, "late_scales": list_reader(array_reader(WORKER, reader_of(float, (0, MOST_SCALE))))}
-        held = object_reader(form)(state["strategy"])
+            form = {**form, "late_scales": tuple[tuple[WorkerNumber, Annotated[float, Between(0, MOST_SCALE)]], ...]}
+        held = decode(form, state["strategy"], "strategy")
         if held["version"] != version:
             raise ValueError(f"the strategy's state is of round {held['version']}, and the rank's of round {version}")
-        undelivered = list_reader(array_reader(WORKER, COUNT))(state["undelivered"])
+        undelivered = decode(frozenset[tuple[WorkerNumber, Count]], state["undelivered"], "undelivered")
         self.state.load_state_dict(held)
-        self._undelivered = {(worker, number) for worker, number in undelivered}
+        self._undelivered = set(undelivered)
 
 
 class DecidingThread:

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.decoding import reader_of
+from paceline.decoding import Count, decode
 from paceline.events import Drop, Step
 
 log = logging.getLogger("paceline.rounds")
@@ -76,6 +76,5 @@ class Outcomes:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""
-        count = reader_of(int, (0, 2**53))
-        self.used, self.late = count(state["used"]), count(state["late"])
-        self.dropped = Counter({str(reason): count(number) for reason, number in state["dropped"].items()})
+        held = decode({"used": Count, "late": Count, "dropped": dict[str, Count]}, state)
+        self.used, self.late, self.dropped = held["used"], held["late"], Counter(held["dropped"])

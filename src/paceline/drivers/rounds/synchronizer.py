@@ -43,7 +43,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from paceline.decoding import reader_of
+from paceline.decoding import Count, decode
 from paceline.distributed import check_limits
 from paceline.distributed.agreement import describe
 from paceline.drivers.ranks.group import ROUNDS, RankGroup
@@ -64,7 +64,7 @@ from paceline.drivers.rounds.preparation import (
 from paceline.drivers.rounds.switching import release_lock_often, release_lock_rarely
 from paceline.events import Drop, Step
 from paceline.strategies import LGC, FastestK, Full, Strategy
-from paceline.traces.journal import Arrival
+from paceline.traces.journal import Arrival, Seconds
 from paceline.training.rank_model import RankModel
 from paceline.training.saved_state import refusing
 from paceline.training.train_state import all_finite
@@ -540,13 +540,12 @@ class RoundSync(RankLifecycle):
                     "the model is not what it was when it was taken. Save: first the rounds' state_dict(), then "
                     "the model's. Load: construct the rounds, load the model's state, then the rounds'"
                 )
-            count = reader_of(int, (0, 2**53))
-            version, draws = count(state["version"]), count(state["draws"])
+            version, draws = decode(Count, state["version"], "version"), decode(Count, state["draws"], "draws")
             self._loop.load(
                 version,
                 gradients=state["gradients"],
                 decider=state["decider"],
-                seconds=reader_of(float, (0, 1e10))(state["seconds"]),
+                seconds=decode(Seconds, state["seconds"], "seconds"),
             )
             self._model.take_buffers()
             self.version, self._aligned, self.draws = version, version, draws

@@ -13,12 +13,11 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from paceline.decoding import array_reader, list_reader, reader_of
+from paceline.decoding import Count, WorkerNumber, decode
 from paceline.errors import PacelineError
 from paceline.traces.run_status import WorkerStatus
 
 MOST_SENT = 64
-_next_draws = list_reader(array_reader(reader_of(int, (0, 1_000_000)), reader_of(int, (0, 2**53))))
 
 
 class NoSeatError(PacelineError, ValueError):
@@ -101,7 +100,7 @@ class Seats:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`, with every seat free."""
         self._held = {}
-        self._next_draws = dict(_next_draws(state["next_draws"]))
+        self._next_draws = dict(decode(tuple[tuple[WorkerNumber, Count], ...], state["next_draws"], "next_draws"))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -32,14 +32,15 @@ import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
 from torch import nn
 
-from paceline.decoding import DecodingError, bounded, must_be, parse_object, read_fields, read_with
+from paceline.decoding import Between, Blocks, Count, DecodingError, Words, WorkerNumber, parse_object
+from paceline.decoding import decode as decode_fields
 from paceline.errors import PacelineError
-from paceline.traces.journal import MOST_THREADS
+from paceline.traces.journal import Loss, LossVariance, Threads
 
 PROTOCOL = 3
 MOST_HEADER_BYTES = 64 * 1024
@@ -49,10 +50,8 @@ MOST_BODY_BYTES = 4 * 1024 * 1024
 _PREFIX = struct.Struct("<BII")
 PREFIX_BYTES = _PREFIX.size
 _ALIGNED = 16
-_COUNT = 2**53
 _SLOTS = 15
 _SECONDS = 1e9  # a generation: whoever computes with times and losses need not fear for the range of a float
-_LOSS = 3.5e38  # what a float32 can be
 
 
 class ProtocolError(PacelineError, ValueError):
@@ -64,11 +63,13 @@ class ProtocolError(PacelineError, ValueError):
     """
 
 
-def _line(value: Any) -> str:
-    """Read a text that goes into a log, as a part of a line."""
-    if isinstance(value, str) and len(value) <= 4096 and value.isprintable():
-        return value
-    raise must_be("a line of at most 4096 printable characters", value)
+def _is_line(text: str) -> bool:
+    return len(text) <= 4096 and text.isprintable()
+
+
+Line: TypeAlias = Annotated[str, Words("a line of at most 4096 printable characters", _is_line)]  # goes into a log
+Duration: TypeAlias = Annotated[float, Between(0, _SECONDS)]
+Slot: TypeAlias = Annotated[int, Between(0, _SLOTS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +80,10 @@ class Hello:
     """
 
     KIND: ClassVar[int] = 1
-    protocol: int = bounded(0, _COUNT)
-    wish: int | None = bounded(0, 1_000_000)
-    threads: int = bounded(1, MOST_THREADS)
-    host: str = read_with(_line)
+    protocol: Count
+    wish: WorkerNumber | None
+    threads: Threads
+    host: Line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,16 +94,16 @@ class Welcome:
     """
 
     KIND: ClassVar[int] = 2
-    protocol: int = bounded(0, _COUNT)
-    worker: int = bounded(0, 1_000_000)
-    shard: int = bounded(0, 1_000_000)
-    first_draw: int = bounded(0, _COUNT)
-    blocks: int = bounded(1, 1_000_000)
-    codec: str = read_with(_line)
-    seed: int = bounded(0, 2**63)
-    signature: str = read_with(_line)
-    silence_seconds: float = bounded(1e-3, _SECONDS)
-    handover: str = read_with(_line, "")
+    protocol: Count
+    worker: WorkerNumber
+    shard: WorkerNumber
+    first_draw: Count
+    blocks: Blocks
+    codec: Line
+    seed: Annotated[int, Between(0, 2**63)]
+    signature: Line
+    silence_seconds: Annotated[float, Between(1e-3, _SECONDS)]
+    handover: Line = ""
     recipe: dict[str, Any]
 
 
@@ -111,7 +112,7 @@ class Ready:
     """The worker has the model and its data, and waits for parameters; `handover`: it has the shared memory too."""
 
     KIND: ClassVar[int] = 3
-    signature: str = read_with(_line)
+    signature: Line
     handover: bool = False
 
 
@@ -124,12 +125,12 @@ class Model:
     """
 
     KIND: ClassVar[int] = 4
-    version: int = bounded(0, _COUNT)
-    since: int | None = bounded(0, _COUNT)
-    more: int = bounded(0, _COUNT)
-    payload_bytes: int = bounded(0, _COUNT)
-    buffer_bytes: int = bounded(0, _COUNT)
-    slot: int | None = bounded(0, _SLOTS, default=None)
+    version: Count
+    since: Count | None
+    more: Count
+    payload_bytes: Count
+    buffer_bytes: Count
+    slot: Slot | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,18 +142,18 @@ class Gradient:
     """
 
     KIND: ClassVar[int] = 5
-    version: int = bounded(0, _COUNT)
-    draw: int = bounded(0, _COUNT)
-    blocks_done: int = bounded(1, 1_000_000)
-    blocks: int = bounded(1, 1_000_000)
-    work_seconds: float = bounded(0, _SECONDS)
-    held_seconds: float = bounded(0, _SECONDS)
-    samples: int = bounded(0, _COUNT)
-    loss_mean: float | None = bounded(-_LOSS, _LOSS)
-    loss_variance: float | None = bounded(0, _LOSS)
-    payload_bytes: int = bounded(0, _COUNT)
-    buffer_bytes: int = bounded(0, _COUNT)
-    slot: int | None = bounded(0, _SLOTS, default=None)
+    version: Count
+    draw: Count
+    blocks_done: Blocks
+    blocks: Blocks
+    work_seconds: Duration
+    held_seconds: Duration
+    samples: Count
+    loss_mean: Loss | None
+    loss_variance: LossVariance | None
+    payload_bytes: Count
+    buffer_bytes: Count
+    slot: Slot | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +168,7 @@ class Beat:
     """A sign of life; `progress` changes when work gets on."""
 
     KIND: ClassVar[int] = 7
-    progress: int = bounded(0, _COUNT)
+    progress: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +176,7 @@ class Leave:
     """The worker goes, and says so."""
 
     KIND: ClassVar[int] = 8
-    reason: str = read_with(_line)
+    reason: Line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +185,7 @@ class Goodbye:
 
     KIND: ClassVar[int] = 9
     what: Literal["over", "return", "refused"]
-    reason: str = read_with(_line)
+    reason: Line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +193,7 @@ class Taken:
     """What lay in a slot of shared memory is taken over: whoever wrote it may write the next."""
 
     KIND: ClassVar[int] = 10
-    slot: int = bounded(0, _SLOTS)
+    slot: Slot
 
 
 Message: TypeAlias = Hello | Welcome | Ready | Model | Gradient | Chunk | Beat | Leave | Goodbye | Taken
@@ -281,7 +282,8 @@ def _message(kind: type[Message], header: bytes) -> Message:
                 f"the other side speaks protocol {values.get('protocol')!r:.20}, this one speaks {PROTOCOL}: "
                 "install the same paceline on both"
             )
-        return read_fields(kind, values)
+        message: Message = decode_fields(kind, values)
+        return message
     except DecodingError as error:
         raise ProtocolError(f"the header of a {kind.__name__}: {error}") from None
 

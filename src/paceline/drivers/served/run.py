@@ -27,7 +27,7 @@ from torch import nn
 from paceline import __version__
 from paceline.codecs import Codec
 from paceline.codecs.naming import parse_codec, text_of
-from paceline.decoding import DecodingError, object_reader, read_object, reader_of
+from paceline.decoding import DecodingError, decode
 from paceline.drivers.served.coordinator import Coordinator
 from paceline.drivers.served.membership import Seats
 from paceline.drivers.served.messages import model_signature
@@ -47,7 +47,6 @@ from paceline.traces.checkpoints import (
 )
 from paceline.traces.journal import (
     FORMAT,
-    LATEST_SECONDS,
     TRACE,
     Checkpointed,
     Evaluated,
@@ -55,6 +54,7 @@ from paceline.traces.journal import (
     Resumed,
     RunBegan,
     RunEnded,
+    Seconds,
 )
 from paceline.traces.journal_files import JournalWriter, read_journal
 from paceline.traces.run_folder import check_free
@@ -227,7 +227,7 @@ def _check_same_run(settings: ServerSettings, checkpoint: Checkpoint) -> None:
 def _seconds(checkpoint: Checkpoint, folder: Path) -> float:
     """Return how long the run had taken when a checkpoint was made."""
     with refusing(f"checkpoint {checkpoint.version} of {folder}"):
-        seconds: float = reader_of(float, (0, LATEST_SECONDS))(checkpoint.state["seconds"])
+        seconds: float = decode(Seconds, checkpoint.state["seconds"], "seconds")
     return seconds
 
 
@@ -245,7 +245,7 @@ def _load(settings: ServerSettings, checkpoint: Checkpoint, coordinator: Coordin
         raise ServeError(f"rounds must be at least {done}, which are done (rounds={settings.rounds})")
     with refusing(name):
         try:
-            read_object({"strategy": object_reader(coordinator.strategy.form)}, {"strategy": state["strategy"]})
+            decode(coordinator.strategy.form, state["strategy"], "strategy")
         except DecodingError as error:
             raise ServeError(f"it is of another strategy, or of none: {error}") from None
         if not state["trainee"]["version"] == state["strategy"]["version"] == checkpoint.version:

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from paceline.decoding import MOST_BLOCKS, MOST_COUNT, MOST_NUMBER
 from paceline.errors import PacelineError
 from paceline.strategies import STRATEGIES, Strategy
-from paceline.traces.journal import MOST_BLOCKS, MOST_COUNT, MOST_NUMBER
 from paceline.training.train_state import Schedule
 from paceline.workers.flat import FlatModel
 

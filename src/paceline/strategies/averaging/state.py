@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.decoding import Count, decode
 from paceline.events import (
     Asked,
     Averaged,
@@ -42,7 +43,6 @@ from paceline.events import (
     is_merged,
 )
 from paceline.strategies.averaging.members import Averaging
-from paceline.strategies.forms import COUNT
 
 
 class AveragingState:
@@ -155,7 +155,9 @@ class AveragingState:
         """Go on from a `state_dict`."""
         if self.in_flight:
             raise ValueError("a state cannot be loaded while an average is under way")
-        averages, steps, merged_after = (COUNT(state[name]) for name in ("averages", "steps", "merged_after"))
+        averages, steps, merged_after = (
+            decode(Count, state[name], name) for name in ("averages", "steps", "merged_after")
+        )
         if merged_after > steps:
             raise ValueError(f"merged_after must be at most the steps of the window ({merged_after} of {steps})")
         self.averages, self.open_steps, self._merged_after = averages, steps, merged_after
