@@ -15,7 +15,7 @@ import pytest
 from paceline.cli.main import main
 from paceline.data.mnist import read_idx
 from paceline.data.reading import read_file, read_members
-from paceline.decoding import DecodingError
+from paceline.decoding import Between, DecodingError
 from paceline.drivers.ranks.checkpoints import RankCheckpoints
 from paceline.drivers.served.messages import PROTOCOL, Hello, ProtocolError, decode, encode
 from paceline.drivers.served.security import server_credentials
@@ -194,6 +194,10 @@ def is_number(hint: object) -> bool:
     return bool({int, float} & {hint, *get_args(hint)})
 
 
+def has_bounds(hint: object) -> bool:
+    return isinstance(hint, Between) or any(map(has_bounds, get_args(hint) + getattr(hint, "__metadata__", ())))
+
+
 def test_every_number_of_a_recipe_has_a_least_and_a_most():
     kinds = [Recipe, *(hint for hint in get_type_hints(Recipe).values() if dataclasses.is_dataclass(hint))]
     for kind in kinds:
@@ -254,7 +258,8 @@ def test_threads_have_a_limit_in_messages_and_in_journals():
 def test_every_whole_number_of_a_journal_has_a_most():
     for kind in KINDS.values():
         for field in dataclasses.fields(kind):
-            if is_number(get_type_hints(kind)[field.name]) and "bounds" not in field.metadata:
+            declared = get_type_hints(kind, include_extras=True)[field.name]
+            if is_number(get_type_hints(kind)[field.name]) and not has_bounds(declared):
                 assert field.name in ("loss", "accuracy"), f"{kind.__name__}.{field.name} has no limit"
 
 
