@@ -336,6 +336,14 @@ def in_memory():
     return within_memory(pairs()[dist.get_rank() // 2], paceline.plan_pipeline)
 
 
+def planned_in_pairs():
+    """Each pair of ranks plans for itself, twice."""
+    pair, settings = pairs()[dist.get_rank() // 2], {"stages": 2, "microbatches": 4, "repeats": 3}
+    inputs, _ = next(batches_of("mlp", (12,)))
+    plans = [paceline.plan_pipeline(model_of("mlp"), inputs, **settings, process_group=pair) for _ in range(2)]
+    return [repr(plan.profile) for plan in plans]
+
+
 def recorded(schedule):
     with pipeline_of("mlp", schedule, 4) as pipe:
         ran(pipe, "mlp", (12,), record=True)

@@ -33,7 +33,7 @@ def own_group(world):
 
 def handed_out(kind, world, batch_size, epochs, drop_last=False):
     """All the batches of this rank, with what was learned from them."""
-    pruning = KINDS[kind](batch_size=batch_size, drop_last=drop_last, group=own_group(world))
+    pruning = KINDS[kind](batch_size=batch_size, drop_last=drop_last, process_group=own_group(world))
     taken = passes(pruning, epochs)
     return {"taken": taken, "times_pruned": pruning.times_pruned.tolist(), "difficulty": pruning.difficulty().tolist()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -313,3 +314,17 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(state, told):
     with pytest.raises(ValueError, match=told):
         pruning.load_state_dict(state)
     assert passes(pruning, 4) == passes(calm, 4)
+
+
+def test_a_run_that_is_too_short_for_fine_pruning_is_warned_of():
+    with pytest.warns(UserWarning, match=r"none of 20 epochs is pruned \(window=60, starting_point=30\)"):
+        paceline.FinePruning(64, batch_size=8, epochs=20)
+    pruning = paceline.FinePruning(64, batch_size=8, epochs=40)
+    assert pruning.plan() == pruning.plan(40) != pruning.plan(60)
+    with pytest.raises(ValueError, match=r"give epochs, to plan\(\) or to FinePruning"):
+        paceline.FinePruning(64, batch_size=8).plan()
+    short = sampler(epochs=8)  # its windows go on after `epochs`, and nobody is told otherwise
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        passes(short, 12)
+    assert any(short.schedule.is_pruned(epoch) for epoch in (9, 10, 11, 12))

@@ -56,6 +56,7 @@ from paceline.data.pruning.passes import AbandonedPasses, OutstandingBatches
 from paceline.data.pruning.plan import PruningPlan, plan_fine, plan_info
 from paceline.data.pruning.policy import Policy, PruningError, saved_array, whole_number
 from paceline.data.pruning.ranks import TIMEOUT_SECONDS, FindRanks, GroupFinder, agree, seen_by_any, single_process
+from paceline.renaming import renamed
 
 if TYPE_CHECKING:
     from paceline.distributed.agreement import ProcessGroup
@@ -86,6 +87,8 @@ class PrunedBatches(Sampler[list[int]]):
     >>> pruning.epoch, pruning.hardest(2)[0].index
     (4, 9)
     """
+
+    _ends_with_epochs = True  # whether nobody sits out after `epochs`
 
     def __init__(
         self,
@@ -167,7 +170,8 @@ class PrunedBatches(Sampler[list[int]]):
             self._abandoned.add(abandoned, epoch=self._epoch)
         self._finished = None
         prepared = self._prepare()
-        if self.epochs is not None and self._epoch == self.epochs + 1 and not self._attempt:
+        over = self.epochs is not None and self._epoch == self.epochs + 1
+        if over and self._ends_with_epochs and not self._attempt:
             warnings.warn(f"the {self.epochs} epochs are over: from now on nobody sits out", stacklevel=4)
         if (ranks := self._find_ranks()) is not None:
             agree(
@@ -475,8 +479,10 @@ class FinePruning(PrunedBatches):
     whole number of samples) that were most often above `(1 + tolerance)` times the mean sit out. `plan(epochs)` says
     which epochs that are; with the defaults the first is the 32nd.
 
-    `samples` is the number of samples, or the data set. `batch_size` is that of one rank. `base` is a sampler of your
-    own that yields the indices of all ranks; the default is a random permutation, another one in every epoch.
+    `samples` is the number of samples, or the data set. `batch_size` is that of one rank. Windows go on for ever,
+    whatever the length of your run; where `epochs` says it, `plan()` is of so many, and a run that is too short to be
+    pruned at all is warned of. `base` is a sampler of your own that yields the indices of all ranks; the default is a
+    random permutation, another one in every epoch.
 
     >>> import torch
     >>> pruning = FinePruning(8, batch_size=4, window=6, starting_point=2, block=2, count=2, prune=0.25)
@@ -489,11 +495,14 @@ class FinePruning(PrunedBatches):
     (2, 3, 4, 5, 7, 8, 9, 10, 11)
     """
 
+    _ends_with_epochs = False
+
     def __init__(
         self,
         samples: int | Sized,
         *,
         batch_size: int,
+        epochs: int | None = None,
         window: int = EPOCHS_WINDOW,
         starting_point: int = EPOCHS_STARTING_POINT,
         attenuation: float = 2,
@@ -506,9 +515,11 @@ class FinePruning(PrunedBatches):
         drop_last: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
-        group: ProcessGroup | None = None,
+        process_group: ProcessGroup | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
+        group: ProcessGroup | None = None,
     ) -> None:
+        process_group = renamed("group", group, "process_group", process_group)
         self.schedule = FineSchedule(
             window=window,
             starting_point=starting_point,
@@ -518,8 +529,10 @@ class FinePruning(PrunedBatches):
             prune=prune,
         )
         policy = FinePolicy(_sample_count(samples), self.schedule, tolerance=tolerance, seed=seed)
-        finder = GroupFinder(rank, world_size, group, timeout_seconds)
-        super().__init__(policy, batch_size=batch_size, base=base, drop_last=drop_last, find_ranks=finder)
+        finder = GroupFinder(rank, world_size, process_group, timeout_seconds)
+        super().__init__(
+            policy, batch_size=batch_size, epochs=epochs, base=base, drop_last=drop_last, find_ranks=finder
+        )
         kept = policy.samples - policy.prune_num
         if drop_last and base is None and kept < self.batch_size:
             raise ValueError(
@@ -533,12 +546,24 @@ class FinePruning(PrunedBatches):
                 stacklevel=2,
             )
 
-    def plan(self, epochs: int) -> PruningPlan:
+        if epochs is not None and not any(self.schedule.is_pruned(epoch) for epoch in range(1, epochs + 1)):
+            warnings.warn(
+                f"none of {epochs} epochs is pruned (window={window}, starting_point={starting_point}): give a smaller "
+                "starting_point, and a window of about a third of the epochs",
+                stacklevel=2,
+            )
+
+    def plan(self, epochs: int | None = None) -> PruningPlan:
         """Return which of so many epochs are pruned, what that saves, and what the paper's formulas say of it.
+
+        The default is the sampler's own number of epochs.
 
         >>> FinePruning(1000, batch_size=100).plan(200).share_saved
         0.1065
         """
+        epochs = self.epochs if epochs is None else epochs
+        if epochs is None:
+            raise ValueError("give epochs, to plan() or to FinePruning: windows go on for ever, and a plan does not")
         plan = plan_fine(
             self.schedule,
             self.policy.samples,
@@ -580,12 +605,14 @@ class InfoBatch(PrunedBatches):
         drop_last: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
-        group: ProcessGroup | None = None,
+        process_group: ProcessGroup | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
+        group: ProcessGroup | None = None,
     ) -> None:
+        process_group = renamed("group", group, "process_group", process_group)
         policy = InfoPolicy(_sample_count(samples), ratio=ratio, delta=delta, seed=seed)
         self.ratio, self.delta = policy.ratio, policy.delta
-        finder = GroupFinder(rank, world_size, group, timeout_seconds)
+        finder = GroupFinder(rank, world_size, process_group, timeout_seconds)
         super().__init__(
             policy, batch_size=batch_size, epochs=epochs, base=base, drop_last=drop_last, find_ranks=finder
         )

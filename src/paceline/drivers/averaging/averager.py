@@ -308,8 +308,31 @@ class Averager(RankLifecycle):
 class SSGD(Averager):
     """All ranks step together, by the mean of their gradients: what DistributedDataParallel does."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **common: Any) -> None:
-        super().__init__(model, optimizer, partial(make_averaging, "ssgd"), **common)
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        codec: Codec | str = "identity",
+        process_group: dist.ProcessGroup | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        silence_seconds: float = 15.0,
+        seed: int = 0,
+        record: bool = False,
+        on_average: OnAverage | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            optimizer,
+            partial(make_averaging, "ssgd"),
+            codec=codec,
+            process_group=process_group,
+            timeout_seconds=timeout_seconds,
+            silence_seconds=silence_seconds,
+            seed=seed,
+            record=record,
+            on_average=on_average,
+        )
 
 
 class LocalSGD(Averager):
@@ -325,10 +348,27 @@ class LocalSGD(Averager):
         *,
         period: int = 8,
         normalize: bool = False,
-        **common: Any,
+        codec: Codec | str = "identity",
+        process_group: dist.ProcessGroup | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        silence_seconds: float = 15.0,
+        seed: int = 0,
+        record: bool = False,
+        on_average: OnAverage | None = None,
     ) -> None:
         settings = {"period": period, "normalize": normalize}
-        super().__init__(model, optimizer, partial(make_averaging, "local-sgd", **settings), **common)
+        super().__init__(
+            model,
+            optimizer,
+            partial(make_averaging, "local-sgd", **settings),
+            codec=codec,
+            process_group=process_group,
+            timeout_seconds=timeout_seconds,
+            silence_seconds=silence_seconds,
+            seed=seed,
+            record=record,
+            on_average=on_average,
+        )
 
 
 class BMUF(Averager):
@@ -348,11 +388,28 @@ class BMUF(Averager):
         normalize: bool = False,
         outer_rate: float = 1.0,
         outer_momentum: float | None = None,
-        **common: Any,
+        codec: Codec | str = "identity",
+        process_group: dist.ProcessGroup | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        silence_seconds: float = 15.0,
+        seed: int = 0,
+        record: bool = False,
+        on_average: OnAverage | None = None,
     ) -> None:
         settings = {"period": period, "overlap": overlap, "rebase": rebase, "normalize": normalize}
         outer = {"outer_rate": outer_rate, "outer_momentum": outer_momentum}
-        super().__init__(model, optimizer, partial(make_averaging, "bmuf", **settings, **outer), **common)
+        super().__init__(
+            model,
+            optimizer,
+            partial(make_averaging, "bmuf", **settings, **outer),
+            codec=codec,
+            process_group=process_group,
+            timeout_seconds=timeout_seconds,
+            silence_seconds=silence_seconds,
+            seed=seed,
+            record=record,
+            on_average=on_average,
+        )
 
 
 class DiLoCo(Averager):
@@ -372,11 +429,28 @@ class DiLoCo(Averager):
         normalize: bool = False,
         outer_rate: float = 0.7,
         outer_momentum: float = 0.9,
-        **common: Any,
+        codec: Codec | str = "identity",
+        process_group: dist.ProcessGroup | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        silence_seconds: float = 15.0,
+        seed: int = 0,
+        record: bool = False,
+        on_average: OnAverage | None = None,
     ) -> None:
         settings = {"period": period, "overlap": overlap, "rebase": rebase, "normalize": normalize}
         outer = {"outer_rate": outer_rate, "outer_momentum": outer_momentum}
-        super().__init__(model, optimizer, partial(make_averaging, "diloco", **settings, **outer), **common)
+        super().__init__(
+            model,
+            optimizer,
+            partial(make_averaging, "diloco", **settings, **outer),
+            codec=codec,
+            process_group=process_group,
+            timeout_seconds=timeout_seconds,
+            silence_seconds=silence_seconds,
+            seed=seed,
+            record=record,
+            on_average=on_average,
+        )
 
 
 class HPSGD(Averager):
@@ -394,16 +468,55 @@ class HPSGD(Averager):
         period: int = 1,
         rebase: bool = True,
         normalize: bool = False,
-        **common: Any,
+        codec: Codec | str = "identity",
+        process_group: dist.ProcessGroup | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        silence_seconds: float = 15.0,
+        seed: int = 0,
+        record: bool = False,
+        on_average: OnAverage | None = None,
     ) -> None:
         member = partial(make_averaging, "hpsgd", period=period, rebase=rebase, normalize=normalize)
-        super().__init__(model, optimizer, member, **common)
+        super().__init__(
+            model,
+            optimizer,
+            member,
+            codec=codec,
+            process_group=process_group,
+            timeout_seconds=timeout_seconds,
+            silence_seconds=silence_seconds,
+            seed=seed,
+            record=record,
+            on_average=on_average,
+        )
 
 
 class PSGD(Averager):
     """Every rank for itself until a flush: the speed limit, to compare with."""
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, normalize: bool = False, **common: Any
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        normalize: bool = False,
+        codec: Codec | str = "identity",
+        process_group: dist.ProcessGroup | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        silence_seconds: float = 15.0,
+        seed: int = 0,
+        record: bool = False,
+        on_average: OnAverage | None = None,
     ) -> None:
-        super().__init__(model, optimizer, partial(make_averaging, "psgd", normalize=normalize), **common)
+        super().__init__(
+            model,
+            optimizer,
+            partial(make_averaging, "psgd", normalize=normalize),
+            codec=codec,
+            process_group=process_group,
+            timeout_seconds=timeout_seconds,
+            silence_seconds=silence_seconds,
+            seed=seed,
+            record=record,
+            on_average=on_average,
+        )

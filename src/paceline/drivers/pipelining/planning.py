@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.distributed import RankGoneError, first_line
-from paceline.distributed.groups import close_group, make_group
+from paceline.distributed.groups import close_group, make_group, shared_group
 from paceline.distributed.stores import StoreGather
 from paceline.drivers.ranks.launch import place_in
 from paceline.drivers.ranks.rendezvous import joined
@@ -58,6 +58,7 @@ def plan_pipeline(
     states: float = 1.0,
     repeats: int = 5,
     seconds: float = 30.0,
+    process_group: dist.ProcessGroup | None = None,
     timeout_seconds: float = 600.0,
     on_round: OnRound = lambda done, of: None,
 ) -> Plan:
@@ -69,7 +70,7 @@ def plan_pipeline(
     each of equal devices has for the model. `links` are what lies between them. `states` is how many numbers the
     optimiser keeps for each weight: 1 for SGD with momentum, 2 for Adam.
 
-    Under torchrun, rank 0 measures and all ranks get the same plan.
+    Under torchrun, the first rank of `process_group` (None: all ranks) measures, and all of them get the same plan.
 
     >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
     >>> plan = plan_pipeline(model, torch.ones(16, 8), stages=2, microbatches=4, schedule="gpipe", repeats=3)
@@ -95,44 +96,55 @@ def plan_pipeline(
         repeats=repeats,
         seconds=seconds,
         on_round=on_round,
-        share=lambda measured: _shared(measured, timeout_seconds),
+        share=lambda measured: _shared(measured, timeout_seconds, process_group),
     )
 
 
-def _shared(measured: Callable[[], Profile], timeout_seconds: float) -> Profile:
-    """Return on every rank what rank 0 measures; or what this process measures, if it is alone."""
+def _shared(
+    measured: Callable[[], Profile], timeout_seconds: float, process_group: dist.ProcessGroup | None
+) -> Profile:
+    """Return on every rank what the first rank measures; or what this process measures, if it is alone."""
     if not (dist.is_available() and dist.is_initialized()):
         place = place_in(os.environ)
         if place is None or place.world == 1:
             return measured()
         _STAYING.enter_context(joined(place, timeout_seconds=timeout_seconds))
-    if dist.get_world_size() == 1:
+    ranks = dist.get_process_group_ranks(process_group)
+    if len(ranks) == 1:
         return measured()
-    with _waiting(timeout_seconds):
-        group = make_group(range(dist.get_world_size()), "gloo", timeout_seconds)
+    first, some = ranks[0], len(ranks) < dist.get_world_size()
+    with _waiting(timeout_seconds, first):
+        group = (
+            shared_group([ranks], ranks, "gloo", timeout_seconds, purpose="planning", local=True)
+            if some
+            else make_group(ranks, "gloo", timeout_seconds)
+        )
+    if group is None:
+        raise PipelineError(f"rank {dist.get_rank()} is not in process_group (ranks={ranks})")
     profile, refusal = None, None
-    if dist.get_rank() == 0:
+    if dist.get_rank() == first:
         try:
             profile = measured()
         except BaseException as error:  # the others must not wait for one that has failed
             refusal = error
-    with _waiting(timeout_seconds):
-        profile = _receive(group) if dist.get_rank() else _send(profile, group)
-        close_group(group, pending=False)
+    with _waiting(timeout_seconds, first):
+        profile = _send(profile, group) if dist.get_rank() == first else _receive(group, first)
+        if not some:
+            close_group(group, pending=False)
     if refusal is not None:
         raise refusal
     if profile is None:
-        raise PipelineError("rank 0 could not measure the model; its own error says why")
+        raise PipelineError(f"rank {first} could not measure the model; its own error says why")
     return profile
 
 
 @contextlib.contextmanager
-def _waiting(timeout_seconds: float) -> Iterator[None]:
+def _waiting(timeout_seconds: float, first: int) -> Iterator[None]:
     """Name the ranks that were waited for in an error of a collective."""
     try:
         yield
     except RuntimeError as error:
-        others = "for the others" if dist.get_rank() == 0 else "for rank 0 to measure the model"
+        others = "for the others" if dist.get_rank() == first else f"for rank {first} to measure the model"
         raise RankGoneError(
             f"rank {dist.get_rank()} waited {others} (for {timeout_seconds:g} s at most): {first_line(error)}"
         ) from error
@@ -140,20 +152,20 @@ def _waiting(timeout_seconds: float) -> Iterator[None]:
 
 def _send(profile: Profile | None, group: dist.ProcessGroup) -> Profile | None:
     text = b"" if profile is None else json.dumps(profile_document(profile), allow_nan=False).encode()
-    dist.broadcast(torch.tensor([len(text)]), 0, group=group)
+    dist.broadcast(torch.tensor([len(text)]), dist.get_rank(), group=group)
     if text:
-        dist.broadcast(torch.frombuffer(bytearray(text), dtype=torch.uint8), 0, group=group)
+        dist.broadcast(torch.frombuffer(bytearray(text), dtype=torch.uint8), dist.get_rank(), group=group)
     return profile
 
 
-def _receive(group: dist.ProcessGroup) -> Profile | None:
+def _receive(group: dist.ProcessGroup, first: int) -> Profile | None:
     length = torch.zeros(1, dtype=torch.int64)
-    dist.broadcast(length, 0, group=group)
+    dist.broadcast(length, first, group=group)
     size = int(length.item())
     if not 0 < size <= MOST_BYTES:
         return None
     text = torch.empty(size, dtype=torch.uint8)
-    dist.broadcast(text, 0, group=group)
+    dist.broadcast(text, first, group=group)
     return profile_from(json.loads(text.numpy().tobytes()))
 
 

@@ -615,10 +615,33 @@ class LGCSync(RoundSync):
         k: int | Literal["auto"],
         warmup_rounds: int = 0,
         scale_partial: bool = True,
-        **common: Any,
+        scheduler: Scheduler | Sequence[Scheduler] | None = None,
+        blocks: int = 4,
+        most_behind: int = 10,
+        codec: str = "identity",
+        process_group: dist.ProcessGroup | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        silence_seconds: float = 15.0,
+        record: bool = False,
+        on_round: OnRound | None = None,
+        on_flush: OnFlush | None = None,
     ) -> None:
         strategy = partial(LGC, k=k, warmup_rounds=warmup_rounds, scale_partial=scale_partial)
-        super().__init__(model, optimizer, strategy, **common)
+        super().__init__(
+            model,
+            optimizer,
+            strategy,
+            scheduler=scheduler,
+            blocks=blocks,
+            most_behind=most_behind,
+            codec=codec,
+            process_group=process_group,
+            timeout_seconds=timeout_seconds,
+            silence_seconds=silence_seconds,
+            record=record,
+            on_round=on_round,
+            on_flush=on_flush,
+        )
 
 
 class FastestKSync(RoundSync):
@@ -631,13 +654,65 @@ class FastestKSync(RoundSync):
         *,
         k: int | Literal["auto"],
         warmup_rounds: int = 0,
-        **common: Any,
+        scheduler: Scheduler | Sequence[Scheduler] | None = None,
+        blocks: int = 4,
+        most_behind: int = 10,
+        codec: str = "identity",
+        process_group: dist.ProcessGroup | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        silence_seconds: float = 15.0,
+        record: bool = False,
+        on_round: OnRound | None = None,
+        on_flush: OnFlush | None = None,
     ) -> None:
-        super().__init__(model, optimizer, partial(FastestK, k=k, warmup_rounds=warmup_rounds), **common)
+        super().__init__(
+            model,
+            optimizer,
+            partial(FastestK, k=k, warmup_rounds=warmup_rounds),
+            scheduler=scheduler,
+            blocks=blocks,
+            most_behind=most_behind,
+            codec=codec,
+            process_group=process_group,
+            timeout_seconds=timeout_seconds,
+            silence_seconds=silence_seconds,
+            record=record,
+            on_round=on_round,
+            on_flush=on_flush,
+        )
 
 
 class FullSync(RoundSync):
     """Every round waits for all ranks: what DistributedDataParallel does, to compare with."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **common: Any) -> None:
-        super().__init__(model, optimizer, Full, **common)
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        scheduler: Scheduler | Sequence[Scheduler] | None = None,
+        blocks: int = 4,
+        most_behind: int = 10,
+        codec: str = "identity",
+        process_group: dist.ProcessGroup | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        silence_seconds: float = 15.0,
+        record: bool = False,
+        on_round: OnRound | None = None,
+        on_flush: OnFlush | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            optimizer,
+            Full,
+            scheduler=scheduler,
+            blocks=blocks,
+            most_behind=most_behind,
+            codec=codec,
+            process_group=process_group,
+            timeout_seconds=timeout_seconds,
+            silence_seconds=silence_seconds,
+            record=record,
+            on_round=on_round,
+            on_flush=on_flush,
+        )
