@@ -20,9 +20,10 @@ from typing import Any
 from paceline import __version__
 from paceline.cli.bench import BenchCodecsOptions, bench_codecs
 from paceline.cli.cluster import ServeOptions, TrainOptions, serve, train
+from paceline.cli.completion import completion_script
 from paceline.cli.help_text import command_help, commands_help, summary
 from paceline.cli.inspect import InspectRatesOptions, inspect_rates
-from paceline.cli.options import UsageError, options_of, parse, warn
+from paceline.cli.options import Option, UsageError, options_of, parse, warn
 from paceline.cli.plan import PlanPipelineOptions, plan_pipeline
 from paceline.cli.pruning_commands import InspectPruningOptions, PlanPruningOptions, inspect_pruning, plan_pruning
 from paceline.cli.replay import ReplayOptions, replay
@@ -39,15 +40,19 @@ class Command:
     call: Callable[[Any, dict[str, str]], None]
     common: tuple[str, ...] | None = None
 
+    @property
+    def table(self) -> tuple[Option, ...]:
+        """All options, the command's own first."""
+        return options_of(self.options, with_recipe=self.common is not None)
+
     def parse(self, arguments: Sequence[str]) -> tuple[Any, dict[str, str]]:
         """Return the command's own options and the recipe's settings that were typed."""
         return parse(self.options, arguments, with_recipe=self.common is not None)
 
     def help(self, name: str, *, everything: bool) -> str:
         """Return the help of the command."""
-        table = options_of(self.options, with_recipe=self.common is not None)
         about = str(self.options.__doc__)
-        return command_help(name, about, table, common=self.common or (), everything=everything)
+        return command_help(name, about, self.table, common=self.common or (), everything=everything)
 
 
 TRAINED = ("data.name", "data.directory", "model.name", "worker.batch_size", "optimizer.lr", "rounds")
@@ -124,6 +129,10 @@ def _dispatch(given: list[str]) -> int:
         print(_help())
     elif given[0] in ("-V", "--version"):
         print(f"paceline {__version__}")
+    elif given[0].partition("=")[0] == "--print-completion":
+        shell = given[0].partition("=")[2] or " ".join(given[1:])
+        tables = {name: command.table for name, command in COMMANDS.items()}
+        print(completion_script(shell, tables, first=("help", "--help", "--version", "--print-completion")))
     else:
         name, arguments = _command_named(given)
         if set(arguments) & set(HELP) or (name in GROUPS and not arguments):
@@ -178,6 +187,7 @@ def _help() -> str:
         "paceline: train at the pace of the pack, not of its slowest rider.\n\nCommands:",
         {name: summary(command.options) for name, command in COMMANDS.items()},
         ["`paceline COMMAND --help` shows its common options, `--help-all` all of them.",
+         "`paceline --print-completion bash|zsh` prints a script for your shell.",
          "`paceline race` is a good start."],
     )  # fmt: skip
 
