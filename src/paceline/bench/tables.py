@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
-import torch
-
-from paceline.bench.codecs import BIAS_SEEDS, CodecMeasurement
-from paceline.bench.gradients import SampleGradient
-from paceline.reports.codec_page import CodecPoint
+from paceline.bench.codecs import BIAS_SEEDS, Bias, CodecMeasurement
+from paceline.decoding import MOST_FLOAT, Between, DecodingError, decode
+from paceline.reports.codec_page import CodecPoint, codec_page
 from paceline.reports.table import PlainTable
 from paceline.terminal import scatter
 
@@ -40,6 +38,95 @@ HEADINGS = (
 )
 MOST_SPEED = 999.0  # GB/s; above it nothing was moved
 AT = "1 Gbit/s"  # the link of the headline
+Seconds = Annotated[float, Between(1e-12, 1e9)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecResults:
+    """What was measured, and on what: tables, page and results.json are all made from it."""
+
+    measured: tuple[CodecMeasurement, ...]
+    gradient: str
+    threads: int
+    repeats: int
+
+    def document(self) -> dict[str, Any]:
+        """Return everything as plain values for JSON."""
+        rows = exchanges(self.measured)
+        return {
+            "elements": self.measured[0].elements,
+            "gradient": self.gradient,
+            "threads": self.threads,
+            "repeats": self.repeats,
+            "copy_seconds": self.measured[0].copy_seconds,
+            "codecs": [one.as_document() for one in self.measured],
+            "exchange_seconds": {one.label: dict(zip(RATES, one.seconds, strict=True)) for one in rows},
+            "shortest": _winners(rows, sound=False),
+            "shortest_with_error_below_1": _winners(rows, sound=True),
+        }
+
+    @classmethod
+    def from_document(cls, values: Mapping[str, Any]) -> CodecResults:
+        """Return the results that `document` has written; DecodingError if that is not what it is.
+
+        >>> CodecResults.from_document({"codecs": []})
+        Traceback (most recent call last):
+        paceline.decoding.DecodingError: field 'elements' is missing
+        """
+        stored = decode(_StoredResults, _known(_StoredResults, values))
+        codecs = values.get("codecs")
+        if not isinstance(codecs, list) or not codecs:
+            raise DecodingError("codecs must be a list of one or more")
+        rows = [decode(_StoredCodec, _known(_StoredCodec, one), f"codecs[{place}]") for place, one in enumerate(codecs)]
+        return cls(
+            measured=tuple(_measurement(row, stored) for row in rows),
+            gradient=stored.gradient,
+            threads=stored.threads,
+            repeats=stored.repeats,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StoredResults:
+    """What results.json says of all codecs, as far as it is not computed from the rest."""
+
+    elements: Annotated[int, Between(1)]
+    gradient: str
+    threads: int
+    repeats: int
+    copy_seconds: Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StoredCodec:
+    """What results.json says of one codec, as far as it is not computed from the rest."""
+
+    codec: str
+    payload_bytes: Annotated[int, Between(1)]
+    encode_seconds: Seconds
+    decode_seconds: Seconds
+    relative_error: Annotated[float, Between(0, MOST_FLOAT)]
+    bias: float | None
+    bias_below: float | None
+
+
+def _known(kind: Any, values: Any) -> Any:
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in values.items() if name in names} if isinstance(values, Mapping) else values
+
+
+def _measurement(row: _StoredCodec, stored: _StoredResults) -> CodecMeasurement:
+    return CodecMeasurement(
+        label=row.codec,
+        name=row.codec.split(" ", 1)[0],
+        elements=stored.elements,
+        payload_bytes=row.payload_bytes,
+        encode_seconds=row.encode_seconds,
+        decode_seconds=row.decode_seconds,
+        copy_seconds=stored.copy_seconds,
+        error=row.relative_error,
+        bias=Bias(seen=row.bias, below=row.bias_below or 0.0),
+    )
 
 
 # -- exchanges ---------------------------------------------------------------------------------------------------------
@@ -106,10 +193,9 @@ def letter(index: int) -> str:
     return string.ascii_letters[index % len(string.ascii_letters)]
 
 
-def codecs_table(
-    measured: Sequence[CodecMeasurement], gradient: SampleGradient, *, letters: bool = False
-) -> PlainTable:
+def codecs_table(results: CodecResults, *, letters: bool = False) -> PlainTable:
     """Return size, speed and error of each codec; `letters` adds those of the scatter plot."""
+    measured = results.measured
     return PlainTable(
         title=f"Codecs on {measured[0].elements:,} float32",
         headings=HEADINGS,
@@ -117,7 +203,7 @@ def codecs_table(
             [f"{letter(index)} {one.label}" if letters else one.label, *cells(one)]
             for index, one in enumerate(measured)
         ],
-        caption=f"Vector: {gradient.description}. GB/s: of the float32 vector, {torch.get_num_threads()} threads. "
+        caption=f"Vector: {results.gradient}. GB/s: of the float32 vector, {results.threads} threads. "
         f"Copies: tensor.clone(), {1e3 * measured[0].copy_seconds:.1f} ms here. Error: length of (decoded - vector) / "
         f"length of vector, for one decoding. Bias: the same for the mean of all decodings; where there is chance in "
         f"them, estimated over {BIAS_SEEDS} seeds on a smaller gradient ('<': none is seen, and one from there on "
@@ -204,20 +290,19 @@ def headline(rows: Sequence[CodecExchange]) -> str:
     return f"At {AT} {faster}, with an error of {best.error:.2g}"
 
 
-def document(measured: Sequence[CodecMeasurement], gradient: SampleGradient, repeats: int) -> dict[str, Any]:
-    """Return everything that was measured as plain values for JSON."""
-    rows = exchanges(measured)
-    return {
-        "elements": measured[0].elements,
-        "gradient": gradient.description,
-        "threads": torch.get_num_threads(),
-        "repeats": repeats,
-        "copy_seconds": measured[0].copy_seconds,
-        "codecs": [one.as_document() for one in measured],
-        "exchange_seconds": {one.label: dict(zip(RATES, one.seconds, strict=True)) for one in rows},
-        "shortest": _winners(rows, sound=False),
-        "shortest_with_error_below_1": _winners(rows, sound=True),
-    }
+def page(results: CodecResults) -> str:
+    """Return the page of `paceline bench codecs` as text."""
+    rows = exchanges(results.measured)
+    return codec_page(
+        points(results.measured),
+        [codecs_table(results), links_table(rows)],
+        headline=headline(rows),
+        conditions=[
+            f"{results.measured[0].elements:,} float32",
+            results.gradient,
+            f"best of {results.repeats}",
+        ],
+    )
 
 
 def _winners(rows: Sequence[CodecExchange], *, sound: bool) -> dict[str, str]:

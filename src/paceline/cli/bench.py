@@ -59,28 +59,27 @@ def bench_codecs(options: BenchCodecsOptions, overrides: dict[str, str]) -> None
 def _show(
     options: BenchCodecsOptions, measured: list[CodecMeasurement], gradient: SampleGradient, out: Path, notes: Console
 ) -> None:
-    from paceline.bench import tables
-    from paceline.reports.codec_page import codec_page
+    import torch
 
-    rows = tables.exchanges(measured)
-    links = tables.links_table(rows)
-    document = json.dumps(tables.document(measured, gradient, options.repeats), indent=2, allow_nan=False)
+    from paceline.bench import tables
+
+    results = tables.CodecResults(
+        measured=tuple(measured),
+        gradient=gradient.description,
+        threads=torch.get_num_threads(),
+        repeats=options.repeats,
+    )
+    document = json.dumps(results.document(), indent=2, allow_nan=False)
     if options.json:
         print(document)
     else:
         console = Console(highlight=False)
-        for table in (tables.codecs_table(measured, gradient, letters=True), links):
+        for table in (tables.codecs_table(results, letters=True), tables.links_table(tables.exchanges(measured))):
             console.print(table.rich(), "")
         console.print("\n".join(tables.scatter_lines(measured)), markup=False)
     try:
         write_result(out, "results.json", document + "\n")
-        page = codec_page(
-            tables.points(measured),
-            [tables.codecs_table(measured, gradient), links],
-            headline=tables.headline(rows),
-            conditions=[f"{measured[0].elements:,} float32", gradient.description, f"best of {options.repeats}"],
-        )
-        message = f"report: {write_file(out / 'report.html', page)}"
+        message = f"report: {write_file(out / 'report.html', tables.page(results))}"
     except OSError as error:
         raise ResultsNotKept(out, error) from error
     note(notes, message)

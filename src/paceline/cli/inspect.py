@@ -6,12 +6,13 @@ computed is stated.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
@@ -26,6 +27,7 @@ from paceline.cli.options import (
 )
 from paceline.cli.output import ResultsNotKept, new_folder, note, write_result
 from paceline.cli.progress import step_bar
+from paceline.decoding import DecodingError, decode, parse_object
 from paceline.files import write_file
 from paceline.quantities import number_text
 from paceline.recipes import Recipe
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from paceline.reports.ratio_page import RatioBar
     from paceline.reports.table import PlainTable
 
+PAGE = "inspect.html"
 BAR_AFTER_SECONDS = 2.0
 STEPS_BY_THE_GRADIENT = ("sgd",)
 
@@ -73,8 +76,6 @@ def inspect_rates(options: InspectRatesOptions, overrides: dict[str, str]) -> No
 
 
 def _show(recipe: Recipe, inspection: Inspection, out: Path, notes: Console, *, as_json: bool) -> None:
-    from paceline.reports.ratio_page import ratio_page
-
     found = json.dumps(document(recipe, inspection), indent=2, allow_nan=False)
     if as_json:
         print(found)
@@ -82,19 +83,25 @@ def _show(recipe: Recipe, inspection: Inspection, out: Path, notes: Console, *, 
         _print(recipe, inspection)
     try:
         write_result(out, "results.json", found + "\n")
-        page = ratio_page(
-            bars(inspection),
-            table(inspection),
-            title=f"paceline inspect rates: {recipe.data.name}, {recipe.model.name}",
-            headline=headline(inspection),
-            sentences=sentences(recipe, inspection),
-            conditions=conditions(recipe, inspection),
-            rate=comparable_rate(recipe, inspection),
-        )
-        message = f"report: {write_file(out / 'inspect.html', page)}"
+        message = f"report: {write_file(out / PAGE, page(*from_document(parse_object(found.encode()))))}"
     except OSError as error:
         raise ResultsNotKept(out, error) from error
     note(notes, message)
+
+
+def page(recipe: Recipe, inspection: Inspection) -> str:
+    """Return the page as text."""
+    from paceline.reports.ratio_page import ratio_page
+
+    return ratio_page(
+        bars(inspection),
+        table(inspection),
+        title=f"paceline inspect rates: {recipe.data.name}, {recipe.model.name}",
+        headline=headline(inspection),
+        sentences=sentences(recipe, inspection),
+        conditions=conditions(recipe, inspection),
+        rate=comparable_rate(recipe, inspection),
+    )
 
 
 def _print(recipe: Recipe, inspection: Inspection) -> None:
@@ -335,6 +342,83 @@ def document(recipe: Recipe, inspection: Inspection) -> dict[str, Any]:
             for moment in inspection.moments
         ],
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StoredLayer:
+    name: str
+    kind: Literal["weight", "bias", "norm"]
+    shape: tuple[int, ...]
+    weight_norm: float | None
+    gradient_norm: float | None
+    ratio: float | None
+    local_rate: float | None
+    scaled: bool
+    remark: str
+
+    def ratios(self) -> LayerRatio:
+        """Return the row of before; what is not finite there is null in JSON, and follows from the rest."""
+        from paceline.optim.ratios import LayerRatio
+
+        beside = {} if self.remark != "not finite" else {"gradient_norm": math.nan}
+        if self.remark == "gradient is 0":
+            beside["ratio"] = math.inf
+        if self.local_rate is None and self.remark not in ("frozen", "no gradient", "not finite"):
+            beside["local_rate"] = math.inf
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        given["weight_norm"] = math.nan if self.weight_norm is None else self.weight_norm
+        return LayerRatio(**given | {name: value for name, value in beside.items() if given[name] is None})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StoredMoment:
+    step: int
+    rate: float
+    loss: float | None
+    ratios: dict[str, float | None]
+
+
+def from_document(values: Mapping[str, Any]) -> tuple[Recipe, Inspection]:
+    """Return the recipe and the inspection that `document` has written; DecodingError if that is not what it is.
+
+    Of moments after the first only the ratios are stored, and only they are shown.
+    """
+    from paceline.analysis.layer_ratios import Inspection, Moment
+    from paceline.optim.ratios import LayerRatios
+
+    stored = decode(STORED, dict(values))
+    recipe, rows = Recipe.from_document(stored["recipe"]), [layer.ratios() for layer in stored["layers"]]
+    names = [row.name for row in rows]
+    if not rows or not stored["moments"] or any([*moment.ratios] != names for moment in stored["moments"]):
+        raise DecodingError("moments must be one or more, each with the ratio of every layer")
+    moments = [
+        Moment(
+            step=moment.step,
+            rate=moment.rate,
+            loss=math.nan if moment.loss is None else moment.loss,
+            ratios=LayerRatios(
+                rows=tuple(row if place == 0 else replace(row, ratio=moment.ratios[row.name]) for row in rows),
+                trust=recipe.optimizer.trust,
+                weight_decay=recipe.optimizer.weight_decay,
+                exclude_bias_and_norm=recipe.optimizer.exclude_bias_and_norm,
+                clip=recipe.optimizer.clip,
+            ),
+        )
+        for place, moment in enumerate(stored["moments"])
+    ]
+    return recipe, Inspection(batch=stored["batch"], moments=tuple(moments), diverged=stored["diverged"])
+
+
+STORED = {
+    "recipe": dict[str, Any],
+    "batch": int,
+    "diverged": bool,
+    "limiting": str | None,
+    "spread": float | None,
+    "layers": tuple[_StoredLayer, ...],
+    "moments": tuple[_StoredMoment, ...],
+}
+"""The fields of results.json."""
 
 
 def _layer(row: LayerRatio) -> dict[str, Any]:

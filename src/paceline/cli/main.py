@@ -27,6 +27,7 @@ from paceline.cli.options import Option, UsageError, options_of, parse, warn
 from paceline.cli.plan import PlanPipelineOptions, plan_pipeline
 from paceline.cli.pruning_commands import InspectPruningOptions, PlanPruningOptions, inspect_pruning, plan_pruning
 from paceline.cli.replay import ReplayOptions, replay
+from paceline.cli.report import ReportOptions, report
 from paceline.cli.simulate import RaceOptions, SimulateOptions, race, simulate
 from paceline.cli.work import KeysOptions, WorkOptions, keys, work
 from paceline.lookup import unknown
@@ -67,6 +68,7 @@ COMMANDS: dict[str, Command] = {
     "work": Command(WorkOptions, work),
     "keys": Command(KeysOptions, keys),
     "replay": Command(ReplayOptions, replay),
+    "report": Command(ReportOptions, report),
     "plan pipeline": Command(
         PlanPipelineOptions, plan_pipeline, ("pipeline.stages", "pipeline.microbatches", "model.name", "data.name")
     ),

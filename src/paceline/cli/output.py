@@ -16,6 +16,7 @@ from paceline.runs import Result, as_document
 from paceline.runs.ranks import RECIPE
 from paceline.traces.journal import TRACE
 from paceline.traces.run_folder import RESULTS, next_free_folder, take_folder
+from paceline.traces.trace_files import write_traces
 
 RUNS = "runs"
 
@@ -89,6 +90,8 @@ def show_results(recipe: Recipe, results: Sequence[Result], out: Path, notes: Co
         Console().print(results_table(traces))
     try:
         write_result(out, RESULTS, document + "\n")
+        if not (out / TRACE).is_file():
+            write_traces(out, traces)
         report = write_report(traces, out / "report.html", title=f"paceline: {recipe.data.name}, {recipe.model.name}")
         message = f"report: {report}"
     except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from paceline.cli.options import (
 )
 from paceline.cli.output import ResultsNotKept, new_folder, note, write_result
 from paceline.cli.progress import step_bar
+from paceline.decoding import decode
 from paceline.files import write_file
 from paceline.pipeline.schedules import SCHEDULES
 from paceline.quantities import rate_in_bytes, size_in_bytes, with_unit
@@ -230,21 +231,37 @@ def _as_json(results: dict[str, Any]) -> str:
 
 def _write(made: Plan, results: dict[str, Any], out: Path, file: Path) -> str | ResultsNotKept:
     """Write the plan, its results and its page; return where they are, or why they could not be written."""
-    from paceline.reports.pipeline_page import pipeline_page
-
     try:
         write_result(out, RESULTS, _as_json(results) + "\n")
-        made.save(file)
-        page = pipeline_page(
-            made,
-            title=f"paceline plan pipeline: {made.model}",
-            plan_file=str(file),
-            conditions=results["conditions"],
-            recipe=results["recipe"],
-        )
-        return f"plan: {file}\nreport: {write_file(out / PAGE, page)}"
+        for copy in dict.fromkeys((file, out / PLAN)):  # the folder has one in any case: `paceline report` reads it
+            made.save(copy)
+        return f"plan: {file}\nreport: {write_file(out / PAGE, _page(made, results, file))}"
     except OSError as error:
         return ResultsNotKept(out, error)
+
+
+def _page(made: Plan, results: Mapping[str, Any], file: Path) -> str:
+    from paceline.reports.pipeline_page import pipeline_page
+
+    return pipeline_page(
+        made,
+        title=f"paceline plan pipeline: {made.model}",
+        plan_file=str(file),
+        conditions=results["conditions"],
+        recipe=results["recipe"],
+    )
+
+
+def page_of_folder(folder: Path, results: Mapping[str, Any]) -> str:
+    """Return the page of the plan that a folder holds, beside its results."""
+    from paceline.pipeline.plan import Plan
+
+    known = {name: results.get(name) for name in STORED}
+    return _page(Plan.load(folder / PLAN), decode(STORED, known, str(folder / RESULTS)), folder / PLAN)
+
+
+STORED = {"conditions": tuple[str, ...], "recipe": dict[str, Any]}
+"""What the page takes from results.json."""
 
 
 def _print(made: Plan, conditions: Sequence[str]) -> None:

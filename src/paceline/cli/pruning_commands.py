@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from paceline.traces.pruning_record import PruningRecord
 
 PAGE = "pruning.html"
+MOST_IN_A_ROW = 12  # images of the page
 MOST_CLASSES, MOST_LABEL_ERRORS = 20, 10  # in the terminal; the page and --json have more
 DEFAULTS = PruningSettings()  # but for the window, which is of epochs here
 
@@ -163,7 +164,7 @@ class InspectPruningOptions:
     """Show whom a run left out, and doubtful labels."""
 
     run: str = argument("RUN", "the run's folder")
-    most: int = option(12, "images in a row of the page, at most")
+    most: int = option(MOST_IN_A_ROW, "images in a row of the page, at most")
     out: str = option("", f"folder for {PAGE}", metavar="FOLDER", shown="the run's folder")
     model: str = option("", "the network as module:factory, if the run trained one of your own", also=("model.name",))
     data_directory: str = option(
@@ -175,13 +176,12 @@ class InspectPruningOptions:
 
 def inspect_pruning(options: InspectPruningOptions, overrides: dict[str, str]) -> None:
     from paceline.reports.pruning_facts import PruningFacts
-    from paceline.reports.pruning_page import shown_samples
 
     notes, folder = Console(stderr=True), Path(options.run)
     path = _page_path(options, folder)
     record = _record(options, folder, notes)
-    facts, numbers = PruningFacts(record), shown_samples(record, most=options.most).numbers
-    written = _write_page(options, record, numbers, path)  # before anything is printed: a reader may close the pipe
+    facts = PruningFacts(record)
+    written = _write_page(options, record, path)  # before anything is printed: a reader may close the pipe
     if options.json:
         print(json.dumps(document(facts), indent=2, allow_nan=False))
     else:
@@ -226,27 +226,33 @@ def _record(options: InspectPruningOptions, folder: Path, notes: Console) -> Pru
         )
 
 
-def _write_page(
-    options: InspectPruningOptions, record: PruningRecord, numbers: list[int], path: Path
-) -> str | ResultsNotKept:
+def _write_page(options: InspectPruningOptions, record: PruningRecord, path: Path) -> str | ResultsNotKept:
     """Write the page; return what is to be printed about it, or why it could not be written."""
-    from paceline.analysis.pruning import images_of
     from paceline.files import write_file
-    from paceline.reports.pruning_page import pruning_page
 
-    images, note = images_of(record, numbers, data_directory=options.data_directory)
-    page = pruning_page(
-        record,
-        images,
-        title=f"paceline inspect pruning: {Path(options.run).resolve().name}",
-        most=options.most,
-        notes=[note] if note else [],
-    )
+    page, note = _page(record, Path(options.run), options.data_directory, most=options.most)
     try:
         message = f"page: {write_file(path, page)}"
     except OSError as error:
         return ResultsNotKept(path, error)
     return f"{note}\n{message}" if note else message
+
+
+def _page(record: PruningRecord, folder: Path, data_directory: str, *, most: int = MOST_IN_A_ROW) -> tuple[str, str]:
+    """Return the page, and a note on why it has no images; empty if it has."""
+    from paceline.analysis.pruning import images_of
+    from paceline.reports.pruning_page import pruning_page, shown_samples
+
+    images, note = images_of(record, shown_samples(record, most=most).numbers, data_directory=data_directory)
+    title = f"paceline inspect pruning: {folder.resolve().name}"
+    return pruning_page(record, images, title=title, most=most, notes=[note] if note else []), note
+
+
+def pruning_page_of(folder: Path, *, data_directory: str = "") -> str:
+    """Return the page of the record that a folder holds."""
+    from paceline.traces.pruning_record import read_pruning
+
+    return _page(read_pruning(folder), folder, data_directory)[0]
 
 
 def _print_facts(facts: PruningFacts) -> None:

@@ -1,0 +1,113 @@
+"""Traces as a file: what the report of a simulated run, or of ranks that average, is made from.
+
+    folder/traces.json.gz    JSON: format, and the traces with all their rounds, works and evaluations
+
+A run that has a journal needs no such file: its trace is made from that (`paceline.traces.history`). Numbers survive to
+the last bit, so the page that is made from the file is the page of the run. JSON has no NaN and no infinity: a loss
+that is not finite is null, and a recipe is stored as its document is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.decoding import DecodingError, decode, parse_object
+from paceline.errors import PacelineError
+from paceline.files import read_plain, write_file
+from paceline.traces.records import Evaluation, Trace
+
+TRACES = "traces.json.gz"
+FORMAT = 1
+MOST_BYTES = 500_000_000  # of the text; a work takes some 200
+MOST_FILE_BYTES = 100_000_000
+Stored = tuple[int, float, float | None, float | None]
+"""An evaluation as it is stored."""
+
+
+class TraceFileError(PacelineError, ValueError):
+    """A file of traces that cannot be read.
+
+    >>> raise TraceFileError("runs/race/traces.json.gz: not a file of traces")
+    Traceback (most recent call last):
+    paceline.traces.trace_files.TraceFileError: runs/race/traces.json.gz: not a file of traces
+    """
+
+
+def write_traces(folder: Path, traces: Sequence[Trace]) -> Path:
+    """Write the traces of the runs in a folder, and return the file.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={"rounds": 5}, rounds_done=5, seconds=1.0)
+    >>> write_traces(folder, [trace]).name, read_traces(folder) == [trace]
+    ('traces.json.gz', True)
+    """
+    document = {"format": FORMAT, "traces": [_values(trace) for trace in traces]}
+    text = json.dumps(document, default=_fields, allow_nan=False, separators=(",", ":"))
+    return write_file(folder / TRACES, gzip.compress(text.encode(), compresslevel=6, mtime=0))
+
+
+def read_traces(folder: Path) -> list[Trace]:
+    """Read the traces of the runs in a folder; TraceFileError if the file is damaged, OSError if there is none."""
+    path = folder / TRACES
+    packed = read_plain(path, most_bytes=MOST_FILE_BYTES)
+    try:
+        found = parse_object(_unpacked(packed))
+        form = found.get("format")
+        if form != FORMAT:
+            raise DecodingError(f"format {form!r:.20} is not known here, which reads {FORMAT}")
+        if found.keys() != {"format", "traces"} or not isinstance(found["traces"], list):
+            raise DecodingError("not a file of traces")
+        return [_trace(values, f"traces[{place}]") for place, values in enumerate(found["traces"])]
+    except DecodingError as error:
+        raise TraceFileError(f"{path}: {error}") from None
+
+
+def _unpacked(packed: bytes) -> bytes:
+    unpack = zlib.decompressobj(wbits=31)  # gzip
+    try:
+        text = unpack.decompress(packed, MOST_BYTES)
+    except zlib.error:
+        raise DecodingError("not a gzip file") from None
+    if not unpack.eof:
+        raise DecodingError(f"cut off, or of more than {MOST_BYTES:,} bytes when unpacked")
+    return text
+
+
+def _values(trace: Trace) -> dict[str, Any]:
+    evaluations = [(each.round, each.seconds, _finite(each.loss), _finite(each.accuracy)) for each in trace.evaluations]
+    return _fields(trace) | {"evaluations": evaluations, "recipe": _finite(trace.recipe)}
+
+
+def _trace(values: Any, where: str) -> Trace:
+    if not isinstance(values, dict):
+        raise DecodingError(f"{where} must be an object")
+    stored = decode(tuple[Stored, ...], values.get("evaluations", []), f"{where}: evaluations")
+    evaluations = [
+        Evaluation(round=at, seconds=seconds, loss=_or_nan(loss), accuracy=_or_nan(accuracy))
+        for at, seconds, loss, accuracy in stored
+    ]
+    trace: Trace = decode(Trace, values | {"evaluations": []}, where)
+    return dataclasses.replace(trace, evaluations=tuple(evaluations))
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+def _finite(value: Any) -> Any:
+    """Return plain values with null for every number that is not finite."""
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
