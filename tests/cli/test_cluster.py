@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.cli import main
+from paceline.recipes import Recipe
+from paceline.runs import cluster
 from paceline.traces.journal import line_of, record_from
 from tests import warm
 
@@ -49,6 +51,24 @@ def test_keys_are_made_once_and_kept(tmp_path, capsys):
     assert main(["keys", str(tmp_path / "keys")]) == 0
     assert "kept" in capsys.readouterr().err
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "keys").iterdir()}
+
+
+def test_keys_made_and_kept_are_one_document(tmp_path, capsys):
+    assert main(["keys", str(tmp_path / "keys"), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert sorted(map(str, (tmp_path / "keys").iterdir())) == sorted(made["made"])
+    assert main(["keys", str(tmp_path / "keys"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"made": [], "kept": made["made"]}
+
+
+def test_a_worker_s_work_ends_in_one_document(tmp_path, capsys, monkeypatch):
+    def work_for(address, options, *, on_welcome, **_):
+        on_welcome(3, Recipe())
+
+    monkeypatch.setattr(cluster, "work_for", work_for)
+    assert main(["work", "127.0.0.1:1", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document == {"address": "127.0.0.1:1", "worker": 3, "recipe": Recipe().to_document()}
 
 
 def run(*arguments, cwd, run=warm.run):

@@ -69,9 +69,9 @@ def test_a_run_that_is_not_on_the_disk_fails_though_all_rounds_are_done(tmp_path
     recipe = Recipe().with_settings(cluster={"workers": 3}, strategy={"k": 2}, rounds=3)
     result = paceline.simulate(recipe, timing_only=True)
 
-    def train(recipe, *, folder, **_):
+    def train(recipe, *, out, **_):
         outcome = RunOutcome(reason="all rounds are done", finished=True, diverged=False, errors=(lost,), lost=(lost,))
-        return cluster.Trained(outcome=outcome, result=result, folder=folder)
+        return cluster.Trained(outcome=outcome, result=result, folder=out)
 
     monkeypatch.setattr(cluster, "train", train)
     assert main(["train", "--out", str(tmp_path / "run"), "--json"]) == OTHER_ERROR

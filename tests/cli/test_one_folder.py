@@ -35,7 +35,7 @@ def put(folder, mark):
 
 
 def files_in(folder):
-    return {path.relative_to(folder): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("mark", MARKS)
@@ -69,7 +69,7 @@ def test_so_is_it_by_scripts(mark, tmp_path):
         paceline.serve(model, torch.optim.SGD(model.parameters(), lr=0.1), workers=1, folder=tmp_path)
     with pytest.raises(ValueError, match="holds"):
         paceline.train(Recipe(), out=tmp_path)
-    assert list(files_in(tmp_path).values()) == ["somebody's"]
+    assert list(files_in(tmp_path).values()) == [b"somebody's"]
 
 
 def test_without_a_name_the_next_free_folder_is_taken_and_with_one_the_second_is_refused(tmp_path, capsys, monkeypatch):
@@ -103,4 +103,4 @@ def test_results_whose_folder_was_deleted_meanwhile_are_written_all_the_same(tmp
 
     monkeypatch.setattr(simulate, "show_results", deleted_first)
     assert main([*RACE, "--out", str(tmp_path / "mine")]) == 0
-    assert sorted(os.listdir(tmp_path / "mine")) == ["report.html", "results.json"]
+    assert sorted(os.listdir(tmp_path / "mine")) == ["report.html", "results.json", "traces.json.gz"]
