@@ -46,6 +46,7 @@ from paceline.errors import PacelineError
 
 MOST_CONTAINERS = 4_000_000  # in a text of any size: each takes some 100 bytes of memory
 MOST_WHOLE, MOST_FLOAT = 2**64 - 1, sys.float_info.max
+INFINITE = "infinite"  # JSON has no number for it
 MOST_COUNT = 2**53  # whole numbers up to here are all different as floats
 MOST_NUMBER = 1_000_000
 MOST_BLOCKS = 1_000_000
@@ -67,7 +68,7 @@ class DecodingError(PacelineError, ValueError):
 
 @dataclass(frozen=True)
 class Between:
-    """The bounds of a number, both of them allowed.
+    """The bounds of a number, both of them allowed. `infinite`: the text "infinite" may stand for a float without end.
 
     >>> decode(Annotated[float, Between(0, 1)], 2, "share")
     Traceback (most recent call last):
@@ -76,6 +77,7 @@ class Between:
 
     least: float
     most: float = MOST_WHOLE
+    infinite: bool = False
 
 
 @dataclass(frozen=True)
@@ -252,6 +254,8 @@ def _number(kind: type[int] | type[float], bounds: Between) -> Reader:
             return value
         if kind is float and type(value) is int and least <= value <= most:
             return float(value)
+        if bounds.infinite and value == INFINITE:
+            return math.inf
         raise must_be(words, value)
 
     return read

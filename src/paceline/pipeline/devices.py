@@ -13,6 +13,10 @@ import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from paceline.decoding import Between
+from paceline.pipeline.profile import MOST, Seconds, Whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +31,8 @@ class Device:
     """
 
     name: str = ""
-    speed: float = 1.0
-    memory_bytes: int | None = None
+    speed: Annotated[float, Between(0, MOST)] = 1.0
+    memory_bytes: Whole | None = None
 
     def __post_init__(self) -> None:
         if not _is_real(self.speed) or not 0 < self.speed < math.inf:
@@ -47,8 +51,8 @@ class Link:
     0.0
     """
 
-    bytes_per_second: float = math.inf
-    latency_seconds: float = 0.0
+    bytes_per_second: Annotated[float, Between(0, MOST, infinite=True)] = math.inf
+    latency_seconds: Seconds = 0.0
 
     def __post_init__(self) -> None:
         if not _is_real(self.bytes_per_second) or not self.bytes_per_second > 0:

@@ -19,7 +19,7 @@ from paceline.pipeline import PipelineError
 from paceline.pipeline.advice import Advice, advise
 from paceline.pipeline.devices import Device, Link
 from paceline.pipeline.placement import Placement, place, priced
-from paceline.pipeline.profile import Profile
+from paceline.pipeline.profile import Profile, Whole
 from paceline.pipeline.schedules import SCHEDULES, find, in_flight, lecture_idle, orders, why_not
 from paceline.pipeline.timing import MessageCost, PieceCost, Timeline, slot_timeline, timeline
 
@@ -35,8 +35,8 @@ class Batch:
     8
     """
 
-    samples: int
-    shapes: tuple[tuple[int, ...], ...]
+    samples: Whole
+    shapes: tuple[tuple[Whole, ...], ...]
     dtypes: tuple[str, ...]
 
     @property

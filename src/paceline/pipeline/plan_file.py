@@ -9,33 +9,48 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import types
-import typing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from paceline.decoding import parse_object
+from paceline.decoding import INFINITE, Between, DecodingError, decode, parse_object
 from paceline.files import read_plain, write_file
 from paceline.pipeline import PipelineError
 from paceline.pipeline.costs import MOST_LAYERS
 from paceline.pipeline.devices import Device, Link
 from paceline.pipeline.placement import Placement, priced
 from paceline.pipeline.plan import Batch, Plan
-from paceline.pipeline.profile import Layer, Profile, Tensor, Weight
+from paceline.pipeline.profile import MOST, Profile, Whole
 
 FORMAT = 1
 MOST_BYTES = 8 * 2**20  # of 3,000 layers with all their tensors and weights: 2 MiB
-MOST_NUMBER = 2**50  # bytes, seconds or numbers of anything
 MOST_COUNTED_BYTES = 2**62  # of all layers, in all micro-batches: costs are computed with 64-bit whole numbers
-INFINITE = "infinite"
 DTYPES = frozenset(
     ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64")
 )
+
+DOCUMENT = {
+    "format": Whole,
+    "model": str,
+    "schedule": str,
+    "microbatches": Whole,
+    "chunks": Whole,
+    "cuts": tuple[Whole, ...],
+    "proven": bool,
+    "notes": tuple[str, ...],
+    "devices": tuple[Device, ...],
+    "links": tuple[Link, ...],
+    "one_link": bool,
+    "states": Annotated[float, Between(0, MOST)],
+    "fingerprint": str,
+    "batch": Batch,
+    "profile": dict[str, Any],  # by `profile_from`
+}
 
 
 def profile_document(profile: Profile) -> dict[str, Any]:
     """Return a profile as plain values.
 
+    >>> from paceline.pipeline.profile import Layer
     >>> profile_document(Profile(layers=(Layer(name="a"),)))["layers"][0]["name"]
     'a'
     """
@@ -45,13 +60,17 @@ def profile_document(profile: Profile) -> dict[str, Any]:
 def profile_from(document: Any) -> Profile:
     """Return the profile that `profile_document` made plain values of; every field is checked.
 
+    >>> from paceline.pipeline.profile import Layer
     >>> profile_from(profile_document(Profile(layers=(Layer(name="a"),)))).layers
     (Layer(name='a', kind='', forward_seconds=0.0, ..., activation_bytes=0),)
     """
     layers = document.get("layers") if isinstance(document, dict) else None
     if isinstance(layers, list) and not 1 <= len(layers) <= MOST_LAYERS:
         raise PipelineError(f"a profile must have between 1 and {MOST_LAYERS:,} layers (it has {len(layers):,})")
-    profile: Profile = _made(Profile, document, "profile")
+    try:
+        profile = decode(Profile, document, "profile")
+    except DecodingError as error:
+        raise PipelineError(str(error)) from error
     _check_profile(profile)
     return profile
 
@@ -97,36 +116,27 @@ def plan_from(document: Any) -> Plan:
         found = document.get("format") if isinstance(document, dict) else document
         raise PipelineError(f"format must be {FORMAT} (format={_short(found)})")
     try:
-        devices = _rows(Device, document["devices"], "devices", least=1)
-        links = _rows(Link, document["links"], "links", least=1 if document["one_link"] is True else 0)
+        found = decode(DOCUMENT, document)
+        devices, links = found["devices"], found["links"]
+        for name in ("devices", "links") if found["one_link"] else ("devices",):
+            if not found[name]:
+                raise PipelineError(f"{name} must be a list of at least 1 ({name}=[])")
         plan = Plan(
-            model=_typed(document["model"], str, "model"),
-            profile=profile_from(document["profile"]),
             placement=Placement(cuts=(), pieces=(), devices=devices),
-            batch=_made(Batch, document["batch"], "batch"),
-            microbatches=_typed(document["microbatches"], int, "microbatches"),
-            schedule=_typed(document["schedule"], str, "schedule"),
-            links=links[0] if document["one_link"] is True else links,
-            states=_typed(document["states"], float, "states"),
-            fingerprint=_typed(document["fingerprint"], str, "fingerprint"),
+            profile=profile_from(found["profile"]),
+            links=links[0] if found["one_link"] else links,
+            **{name: found[name] for name in ("model", "batch", "microbatches", "schedule", "states", "fingerprint")},
         )
         _check_batch(plan)
-        chunks = _typed(document["chunks"], int, "chunks")
         _check_bytes(plan)
-        conditions = plan.conditions(len(devices), chunks)
-        cuts = _typed(document["cuts"], tuple[int, ...], "cuts")
-        placement = dataclasses.replace(
-            priced(plan.profile, cuts, devices, **conditions),
-            proven=document["proven"] is True,
-            notes=_typed(document["notes"], tuple[str, ...], "notes"),
-        )
+        placement = priced(plan.profile, found["cuts"], devices, **plan.conditions(len(devices), found["chunks"]))
     except PipelineError:
         raise
-    except KeyError as error:
-        raise PipelineError(f"{error} is missing") from error
     except (TypeError, ValueError, IndexError) as error:
         raise PipelineError(str(error)) from error
-    return dataclasses.replace(plan, placement=placement)
+    return dataclasses.replace(
+        plan, placement=dataclasses.replace(placement, proven=found["proven"], notes=found["notes"])
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -137,45 +147,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, frozenset):
         return sorted(value)
     return INFINITE if value == math.inf else value
-
-
-def _made(kind: Any, document: Any, where: str) -> Any:
-    """Return a dataclass made from plain values, each of the type that it should have."""
-    if not isinstance(document, dict):
-        raise PipelineError(f"{where} must be a table ({where}={_short(document)})")
-    hints = typing.get_type_hints(kind)
-    unknown = set(document) - set(hints)
-    if unknown:
-        raise PipelineError(f"{where} has a field that it should not have: {sorted(map(str, unknown))[0]}")
-    return kind(**{name: _typed(value, hints[name], f"{where}.{name}") for name, value in document.items()})
-
-
-def _rows(kind: Any, document: Any, where: str, *, least: int) -> tuple[Any, ...]:
-    if not isinstance(document, list) or len(document) < least:
-        raise PipelineError(f"{where} must be a list of at least {least} ({where}={_short(document)})")
-    return tuple(_made(kind, each, where) for each in document)
-
-
-def _typed(value: Any, hint: Any, where: str) -> Any:
-    """Return a plain value as the type it should be."""
-    origin = typing.get_origin(hint)
-    if origin is types.UnionType:
-        return None if value is None else _typed(value, typing.get_args(hint)[0], where)
-    if origin in (tuple, frozenset):
-        if not isinstance(value, list):
-            raise PipelineError(f"{where} must be a list ({where}={_short(value)})")
-        return origin(_typed(each, typing.get_args(hint)[0], where) for each in value)
-    if hint in (Layer, Tensor, Weight):
-        return _made(hint, value, where)
-    if hint is float and value == INFINITE:
-        return math.inf
-    kinds = (int, float) if hint is float else hint
-    if not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool):
-        raise PipelineError(f"{where} must be {hint.__name__} ({where}={_short(value)})")
-    least = -1 if where.endswith(".producer") else 0
-    if hint in (int, float) and not least <= value <= MOST_NUMBER:
-        raise PipelineError(f"{where} must be a number between {least} and {MOST_NUMBER:,} ({where}={_short(value)})")
-    return float(value) if hint is float else value
 
 
 def _check_profile(profile: Profile) -> None:

@@ -15,8 +15,14 @@ the last that reads it: pieces are in a row, and hand on what a later one needs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+from paceline.decoding import Between
 
 INPUT = -1  # the producer of the model's own inputs
+MOST = 2**50  # bytes, seconds or numbers of anything, in a file
+Seconds: TypeAlias = Annotated[float, Between(0, MOST)]
+Whole: TypeAlias = Annotated[int, Between(0, MOST)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +39,11 @@ class Layer:
 
     name: str
     kind: str = ""
-    forward_seconds: float = 0.0
-    input_seconds: float = 0.0
-    weight_seconds: float = 0.0
-    fixed_seconds: float = 0.0
-    activation_bytes: int = 0
+    forward_seconds: Seconds = 0.0
+    input_seconds: Seconds = 0.0
+    weight_seconds: Seconds = 0.0
+    fixed_seconds: Seconds = 0.0
+    activation_bytes: Whole = 0
 
     @property
     def seconds(self) -> float:
@@ -55,9 +61,9 @@ class Tensor:
     """
 
     name: str
-    bytes: int
-    producer: int
-    last_use: int
+    bytes: Whole
+    producer: Annotated[int, Between(INPUT, MOST)]
+    last_use: Whole
     needs_gradient: bool = True
     kept: bool = False
 
@@ -75,8 +81,8 @@ class Weight:
     """
 
     name: str
-    bytes: int
-    layers: tuple[int, ...]
+    bytes: Whole
+    layers: tuple[Whole, ...]
     trained: bool = True
 
 
@@ -96,7 +102,7 @@ class Profile:
     layers: tuple[Layer, ...]
     tensors: tuple[Tensor, ...] = ()
     weights: tuple[Weight, ...] = ()
-    bound: frozenset[int] = frozenset()
+    bound: frozenset[Whole] = frozenset()
     notes: tuple[str, ...] = ()
     evaluates: bool = True
 
