@@ -18,7 +18,7 @@ What may stand for which type:
     str, bool              text; true or false
     X | None               null, or X
     Literal["a", "b"]      one of these texts
-    tuple[X, ...]          a list of any length, each item an X; also frozenset[X]
+    tuple[X, ...]          a list of any length, each item an X; also list[X], frozenset[X]
     tuple[X, Y]            a list of exactly these
     a dataclass            an object with its fields; one that has a default may be left out. With `AS_ARRAY` a list of
                            the fields' values, in their order, since lists are smaller
@@ -167,7 +167,7 @@ def _reader(hint: Any) -> Reader:
     if origin in (Union, types.UnionType):
         inner = reader_of(parts[0])
         return lambda value: None if value is None else inner(value)
-    if origin is frozenset or (origin is tuple and parts[1:] == (...,)):
+    if origin in (list, frozenset) or (origin is tuple and parts[1:] == (...,)):
         return _list(reader_of(parts[0]), origin)
     if origin is tuple:
         return _array([f"[{place}]" for place in range(len(parts))], [*map(reader_of, parts)], tuple)

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from paceline.decoding import DecodingError, parse_object
 from paceline.files import write_file
 
 PRUNING = "pruning.safetensors"
@@ -175,11 +176,11 @@ def _metadata(text: str) -> dict[str, Any]:
     if len(text) > MOST_METADATA_BYTES:
         raise ValueError(f"its metadata has {len(text):,} characters; at most {MOST_METADATA_BYTES:,} are allowed")
     try:
-        found = json.loads(text, parse_constant=_refused)
-    except (ValueError, RecursionError) as error:
+        found = parse_object(text.encode())
+    except DecodingError as error:
         raise ValueError("its metadata is no JSON that can be read") from error
     forms = {"policy": str, "settings": dict, "epochs": int, "classes": list, "source": dict}
-    if not isinstance(found, dict) or type(found.get("format")) is not int or not 1 <= found["format"] <= FORMAT:
+    if type(found.get("format")) is not int or not 1 <= found["format"] <= FORMAT:
         raise ValueError(f"its metadata is not of format 1 to {FORMAT}, the only ones read here")
     for name, form in forms.items():
         if type(found.get(name)) is not form:
@@ -196,10 +197,6 @@ def _checksum(metadata: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -
     for name in KINDS:
         digest.update(np.ascontiguousarray(arrays[name]).data)
     return digest.hexdigest()
-
-
-def _refused(constant: str) -> None:
-    raise ValueError(f"{constant} is no number")
 
 
 def _check_form(file: Any) -> None:

@@ -34,6 +34,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from paceline.decoding import decode, parse_object
 from paceline.distributed import RankGoneError, first_line, name_ranks
 from paceline.distributed.stores import StoreGather
 from paceline.drivers.ranks.launch import STORE, Place
@@ -125,7 +126,7 @@ class RankRoster:
     """What rank 0 publishes: random ids of this attempt and of the launch, and the token of each rank's process.
 
     >>> roster = RankRoster(attempt="a1", launch="b2", tokens=["c3", "d4"])
-    >>> RankRoster(**json.loads(roster.to_json())) == roster
+    >>> decode(RankRoster, parse_object(roster.to_json().encode())) == roster
     True
     """
 
@@ -214,7 +215,7 @@ class Handshake:
     def _roster(self) -> RankRoster | None:
         """Return the roster that was published, if this very process is on it."""
         text = self._read(ROSTER)
-        roster = None if text is None else RankRoster(**json.loads(text))
+        roster = None if text is None else decode(RankRoster, parse_object(text.encode()))
         ours = roster is not None and len(roster.tokens) == self.world and roster.tokens[self.rank] == self.token
         return roster if ours else None
 
