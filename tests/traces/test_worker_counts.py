@@ -17,6 +17,8 @@ from paceline.traces.history import trace_of
 from paceline.traces.worker_counts import (
     CAME_TOO_LATE,
     FEWEST,
+    WATCHED,
+    DropWatch,
     WorkerCounts,
     drop_remedy,
     dropped_sentence,
@@ -107,3 +109,34 @@ def test_where_nothing_is_dropped_for_being_late_no_remedy_is_told(strategy: str
     counts = WorkerCounts(worker=1, dropped=9, too_late=9)
     assert drop_remedy(strategy, counts) == ""
     assert "What helps" not in dropped_sentence(strategy, counts)
+
+
+def told_of(gradients: str) -> list[str]:
+    """What a watch says of a worker, told after each of its gradients: "d" is dropped, "u" used."""
+    watch, said = DropWatch("lgc"), []
+    for end in range(1, len(gradients) + 1):
+        dropped, used = gradients[:end].count("d"), gradients[:end].count("u")
+        said += watch.sentences([WorkerCounts(worker=3, used=used, dropped=dropped, too_late=dropped)])
+    return said
+
+
+def test_a_worker_is_named_when_its_work_begins_to_be_dropped_and_once() -> None:
+    (said,) = told_of("d" * 1000)
+    assert "worker 3 is mostly dropped: 10 of its last 10 gradients came too late. What helps: more blocks" in said
+    (said,) = told_of("u" * 5000 + "d" * 100)  # of all its gradients two in a hundred
+    assert "10 of its last 10" in said
+    assert told_of("u" * 1000) == told_of("ud" * 500) == []
+
+
+def test_a_worker_that_comes_and_goes_is_named_again_but_rarely() -> None:
+    flapping = ("d" * WATCHED + "u" * WATCHED) * 500
+    assert 2 <= len(told_of(flapping)) <= 8
+
+
+@settings(max_examples=50)
+@given(st.text("du", max_size=300))
+def test_whoever_is_named_had_most_of_ten_gradients_dropped(gradients: str) -> None:
+    tens = [gradients[at : at + WATCHED] for at in range(0, len(gradients), WATCHED)]
+    named = sum(ten.count("d") > WATCHED // 2 for ten in tens if len(ten) == WATCHED)
+    assert bool(told_of(gradients)) == bool(named)
+    assert len(told_of(gradients)) <= named

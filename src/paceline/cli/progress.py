@@ -33,6 +33,7 @@ from paceline.traces.run_status import (
     status_facts,
     waiting_text,
 )
+from paceline.traces.worker_counts import mostly_dropped
 
 MOST_WORKERS = 24
 VIEW_SECONDS = 0.1
@@ -247,11 +248,18 @@ def _worker_lines(status: RunStatus) -> Table | Text:
     for worker in status.workers[:MOST_WORKERS]:
         counts = f"{worker.used} on time, {worker.late} late, {worker.dropped} dropped"
         counts += f", {worker.refused} refused" if worker.refused else ""
-        table.add_row(f"worker {worker.worker}", _state(worker), counts, "" if worker.alive else worker.last)
+        table.add_row(f"worker {worker.worker}", _state(worker), counts, _remark(worker))
     if len(status.workers) > MOST_WORKERS:
         gone = sum(not worker.alive for worker in status.workers)
         table.add_row(f"and {len(status.workers) - MOST_WORKERS} more", "", f"{gone} of all are gone", "")
     return table
+
+
+def _remark(worker: WorkerStatus) -> Text:
+    """Return why a worker is gone, or that its work is in vain; the log has said what helps."""
+    if not worker.alive:
+        return Text(worker.last)
+    return Text("mostly dropped", style="bold red") if mostly_dropped([worker.counts]) else Text("")
 
 
 def _state(worker: WorkerStatus) -> Text:

@@ -12,9 +12,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.traces.worker_counts import CAME_TOO_LATE, WorkerCounts
+
+if TYPE_CHECKING:
+    from paceline.traces.journal import Arrival
 
 LINE_SECONDS = 5.0
 PACE_SECONDS = 10.0
+COUNTED = ("worker", "used", "late", "dropped", "too_late", "blocks", "batch_samples")
 MOST_NAMED = 5  # workers in a line of at most 80 characters
 
 
@@ -33,6 +40,25 @@ class WorkerStatus:
     late: int = 0
     dropped: int = 0
     refused: int = 0
+    too_late: int = 0  # of the dropped ones, those that came too late
+    blocks: int = 1
+    batch_samples: int = 0
+
+    @property
+    def counts(self) -> WorkerCounts:
+        """What became of its gradients."""
+        return WorkerCounts(**{name: getattr(self, name) for name in COUNTED})
+
+    def note_arrival(self, arrival: Arrival) -> None:
+        """Note the size of its batches."""
+        self.blocks = max(self.blocks, arrival.blocks)
+        self.batch_samples = max(self.batch_samples, arrival.samples * arrival.blocks // max(1, arrival.blocks_done))
+
+    def note_drop(self, reason: str) -> None:
+        """Count a gradient that was dropped."""
+        self.dropped += 1
+        self.too_late += reason in CAME_TOO_LATE
+        self.last = "late"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.traces.records import Outcome
 
 FEWEST = 5  # gradients, below which nothing is said of a worker
+WATCHED = 10  # gradients of a worker by which it is judged while a run goes on
 CAME_TOO_LATE = frozenset({"its round had closed", "it missed the round after its own too"})
 """The reasons to drop a gradient (strategies/rounds.py) that are about time; the others are about the run."""
 
@@ -90,19 +91,63 @@ def drop_remedy(strategy: str, counts: WorkerCounts) -> str:
     return f"more blocks than {counts.blocks}, so that it stops sooner, or a larger K, which waits for it"
 
 
-def dropped_sentence(strategy: str, counts: WorkerCounts) -> str:
+def dropped_sentence(strategy: str, counts: WorkerCounts, *, lately: bool = False) -> str:
     """Return a sentence that names a worker whose work is mostly dropped, and what helps.
+
+    The counts are of all its gradients, or of its last ones (`lately`).
 
     >>> print(dropped_sentence("fastest-k", WorkerCounts(worker=3, used=2, dropped=21, too_late=21)))
     worker 3 is mostly dropped: 21 of its 23 gradients came too late. What helps: lgc, which adds late work one round
     later, or a larger K, which waits for it.
     """
     noun = "rank" if strategy.endswith("@ranks") else "worker"
-    remedy = drop_remedy(strategy, counts)
+    remedy, its = drop_remedy(strategy, counts), "its last" if lately else "its"
     return (
-        f"{noun} {counts.worker} is mostly dropped: {counts.too_late:,} of its {counts.gradients:,} gradients came too "
-        f"late.{f' What helps: {remedy}.' if remedy else ''}"
+        f"{noun} {counts.worker} is mostly dropped: {counts.too_late:,} of {its} {counts.gradients:,} gradients came "
+        f"too late.{f' What helps: {remedy}.' if remedy else ''}"
     )
+
+
+class DropWatch:
+    """Names workers whose work is mostly dropped while a run goes on, each when it begins, and not again and again.
+
+    A worker is judged by every ten gradients of it. One that comes and goes is named again only when it has sent
+    twice as many gradients, and a hundred more.
+
+    >>> watch = DropWatch("fastest-k")
+    >>> [len(watch.sentences([WorkerCounts(worker=3, dropped=n, too_late=n)])) for n in (9, 12, 30)]
+    [0, 1, 0]
+    """
+
+    def __init__(self, strategy: str) -> None:
+        self._strategy = strategy
+        self._judged: dict[int, WorkerCounts] = {}
+        self._dropped: set[int] = set()
+        self._quiet_until: dict[int, int] = {}
+
+    def sentences(self, counts: Iterable[WorkerCounts]) -> list[str]:
+        """Return a sentence for each worker that is mostly dropped since it was last judged, and was not before."""
+        found = []
+        for each in counts:
+            last = _since(self._judged.get(each.worker, WorkerCounts(worker=each.worker)), each)
+            if last.gradients < WATCHED:
+                continue
+            self._judged[each.worker] = each
+            if not mostly_dropped([last]):
+                self._dropped.discard(each.worker)
+            elif each.worker not in self._dropped:
+                self._dropped.add(each.worker)
+                if each.gradients >= self._quiet_until.get(each.worker, 0):
+                    self._quiet_until[each.worker] = 2 * each.gradients + 100
+                    found.append(dropped_sentence(self._strategy, last, lately=True))
+        return found
+
+
+def _since(before: WorkerCounts, now: WorkerCounts) -> WorkerCounts:
+    """Return the gradients of a worker that have come since it was last judged; of a run begun anew, all."""
+    names = ("used", "late", "dropped", "too_late")
+    differences = {name: getattr(now, name) - getattr(before, name) for name in names}
+    return now if min(differences.values()) < 0 else replace(now, **differences)
 
 
 def with_gradient(

@@ -14,6 +14,7 @@ from paceline.events import Joined, Left, Step
 from paceline.strategies import LGC, Async, Full
 from paceline.traces.journal import Arrived, Refused, StepRecord, WorkerJoined, WorkerLeft
 from paceline.traces.replay_events import events_of
+from paceline.traces.worker_counts import CAME_TOO_LATE
 from tests.drivers.served.table import FOREVER, MOST, SHARDS, Table, decisions, histories, on_disk, strategies
 
 quick = settings(max_examples=60)
@@ -97,6 +98,29 @@ def test_every_gradient_in_the_journal_ends_once_and_none_that_was_refused_is_in
     if not table.coordinator.diverged:
         assert arrived - ended == table.waiting
     assert not ended - arrived
+
+
+@quick
+@given(strategy=strategies, moves=histories)
+def test_what_is_shown_of_a_worker_while_the_run_goes_on_is_what_the_journal_says(strategy, moves):
+    table = Table(strategy)
+    for _ in table.play(moves):
+        pass
+    table.coordinator.flush()
+    written = Counter()
+    for record in table.records:
+        if isinstance(record, Arrived | StepRecord):
+            written.update((drop.worker, "dropped") for drop in record.dropped)
+            written.update((drop.worker, "too_late") for drop in record.dropped if drop.reason in CAME_TOO_LATE)
+        if isinstance(record, StepRecord):
+            written.update((worker, "used") for worker, _ in record.fresh)
+            written.update((worker, "late") for worker, _ in record.late)
+    shown = {
+        (number, name): getattr(member.counts, name)
+        for number, member in table.coordinator.members.items()
+        for name in ("used", "late", "dropped", "too_late")
+    }
+    assert Counter(shown) == written
 
 
 @quick

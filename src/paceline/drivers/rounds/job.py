@@ -46,7 +46,6 @@ from paceline.traces.history import trace_of
 from paceline.traces.journal import FORMAT, TRACE, RunBegan
 from paceline.traces.journal_files import read_journal
 from paceline.traces.records import Evaluation, Trace
-from paceline.traces.run_status import WorkerStatus
 from paceline.training import Batches
 from paceline.training.saved_state import check_model
 from paceline.training.training import MeasuredCopy, measure
@@ -92,7 +91,6 @@ class RoundsRun:
         self._measurements = _Measurements(job, self._flat) if self._rank == 0 else None
         self._on_standing = on_standing
         self._last_measured: Evaluation | None = None
-        self._workers = [WorkerStatus(worker=rank) for rank in range(ranks.world)]
 
     @property
     def parameters(self) -> torch.Tensor:
@@ -201,28 +199,15 @@ class RoundsRun:
         if self._journal is None or self._measurements is None:
             return
         self._journal.round_closed(closed)
-        self._count(closed)
         done = closed.number + 1
         if done % self._job.evaluate_every == 0 and done < self._job.rounds:
             self._measurements.begin(done, closed.step.at_seconds)
-
-    def _count(self, closed: ClosedRound) -> None:
-        """Count what became of the work of each rank, for whoever watches the run."""
-        for share in closed.step.fresh:
-            self._workers[share.worker].used += 1
-            self._workers[share.worker].last = "on time"
-        for share in closed.step.late:
-            self._workers[share.worker].late += 1
-            self._workers[share.worker].last = "late"
-        for drop in closed.dropped:
-            self._workers[drop.worker].dropped += 1
-            self._workers[drop.worker].last = "late"
 
     def _show(self) -> None:
         if self._rank == 0:
             sync = self._sync
             self._on_standing(
-                rank_status(sync.version, self._job.rounds, sync.seconds, self._last_measured, self._workers)
+                rank_status(sync.version, self._job.rounds, sync.seconds, self._last_measured, sync.outcomes.workers)
             )
 
     def _flushed(self, flushed: Flushed) -> None:

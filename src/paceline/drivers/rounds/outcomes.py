@@ -7,35 +7,38 @@ dropped, and what only its data holds is never learned. With 4 blocks it stops i
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from paceline.decoding import Count, decode
 from paceline.events import Drop, Step
+from paceline.traces.journal import Arrival
+from paceline.traces.run_status import WorkerStatus
+from paceline.traces.worker_counts import DropWatch
 
 log = logging.getLogger("paceline.rounds")
 
-WATCHED = 20  # gradients of a rank over which drops are counted
 NOT_FINITE = "it is not finite"
 
 
 class Outcomes:
     """Counts of one rank's gradients, and a watch over all ranks; `ranks` are their names, by place in the group.
 
+    `workers` are the counts of every rank since this launch began.
+
     >>> from paceline.events import Share
-    >>> outcomes = Outcomes([0, 1], place=1)
+    >>> outcomes = Outcomes([0, 1], place=1, strategy="lgc@ranks")
     >>> outcomes.add(Step(version=0, fresh=(Share(worker=1, version=0, weight=1.0),)), [])
     >>> outcomes
     1 used, 0 late, 0 dropped
     """
 
-    def __init__(self, ranks: Sequence[int], place: int) -> None:
-        self._ranks, self._place = list(ranks), place
+    def __init__(self, ranks: Sequence[int], place: int, *, strategy: str) -> None:
+        self._place, self._drops = place, DropWatch(strategy)
         self.used = self.late = 0
         self.dropped: Counter[str] = Counter()  # by reason
-        self._lost = [deque[bool](maxlen=WATCHED) for _ in ranks]  # of each rank's last gradients: was it dropped
-        self._quiet_until = [0] * len(self._ranks)
+        self.workers = [WorkerStatus(worker=rank) for rank in ranks]
 
     def __repr__(self) -> str:
         dropped = ", ".join(f"{count} dropped ({reason})" for reason, count in self.dropped.items())
@@ -45,30 +48,30 @@ class Outcomes:
         """Count a step, and what was dropped since the one before."""
         self.used += any(share.worker == self._place for share in step.fresh)
         self.late += any(share.worker == self._place for share in step.late)
-        for share in (*step.fresh, *step.late):
-            self._lost[share.worker].append(False)
+        for share in step.fresh:
+            self.workers[share.worker].used += 1
+            self.workers[share.worker].last = "on time"
+        for share in step.late:
+            self.workers[share.worker].late += 1
+            self.workers[share.worker].last = "late"
         self.add_drops(dropped)
 
     def add_drops(self, dropped: Sequence[Drop]) -> None:
         """Count gradients that were dropped."""
         for drop in dropped:
-            self._lost[drop.worker].append(True)
+            if drop.reason == NOT_FINITE:
+                self.workers[drop.worker].refused += 1
+            else:
+                self.workers[drop.worker].note_drop(drop.reason)
             if drop.worker == self._place:
                 self.dropped[drop.reason] += 1
 
-    def warn_of_drops(self, version: int, remedy: str) -> None:
-        """Name the ranks whose work is mostly dropped, and what helps; each once in a while."""
-        for place, lost in enumerate(self._lost):
-            if len(lost) < WATCHED or 2 * sum(lost) <= WATCHED or version < self._quiet_until[place]:
-                continue
-            self._quiet_until[place] = 2 * version + 100
-            log.warning(
-                "%d of the last %d gradients of rank %d were dropped, and what only it has is hardly learned: %s",
-                sum(lost),
-                WATCHED,
-                self._ranks[place],
-                remedy,
-            )
+    def warn_of_drops(self, arrivals: Sequence[Arrival]) -> None:
+        """Name the ranks whose work is mostly dropped, and what helps; `arrivals` say how large their batches are."""
+        for arrival in arrivals:
+            self.workers[arrival.worker].note_arrival(arrival)
+        for sentence in self._drops.sentences(worker.counts for worker in self.workers):
+            log.warning("%s", sentence)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts of this rank."""

@@ -63,7 +63,7 @@ from paceline.drivers.rounds.preparation import (
 )
 from paceline.drivers.rounds.switching import release_lock_often, release_lock_rarely
 from paceline.events import Drop, Step
-from paceline.strategies import LGC, FastestK, Full, Strategy
+from paceline.strategies import LGC, STRATEGIES, FastestK, Full, Strategy
 from paceline.traces.journal import Arrival, Seconds
 from paceline.training.rank_model import RankModel
 from paceline.training.saved_state import refusing
@@ -195,7 +195,8 @@ class RoundSync(RankLifecycle):
             silence_seconds=silence_seconds,
         )
         self.version = self.draws = 0
-        self.outcomes = Outcomes(ranks, self._place)
+        kind = next(name for name, kind in STRATEGIES.items() if isinstance(self.strategy, kind))
+        self.outcomes = Outcomes(ranks, self._place, strategy=f"{kind}@ranks")
         self.history: list[ClosedRound] = []
         self._record, self._on_round, self._on_flush = record, on_round, on_flush
         self._batch, self._warned_of_blocks = OpenBatch(), False
@@ -398,9 +399,9 @@ class RoundSync(RankLifecycle):
         self.version = step.version + 1
         self._loop.exchange.applied(update)
         self.outcomes.add(step, dropped)
-        if self._loop.deciding is not None:
-            self.outcomes.warn_of_drops(self.version, _remedy(self.strategy))
         arrivals = self._loop.next_arrivals()
+        if self._loop.deciding is not None:
+            self.outcomes.warn_of_drops(arrivals)
         if self._record or self._on_round is not None:
             closed = ClosedRound(
                 step=step, dropped=dropped, arrivals=arrivals, done=update.done, applied=time.perf_counter()
@@ -585,12 +586,6 @@ class RoundSync(RankLifecycle):
                 "the optimizer takes its steps in sync.step(), with what all ranks have added up: leave out "
                 "optimizer.step() (and scaler.step(optimizer): call scaler.unscale_(optimizer) before sync.step())"
             )
-
-
-def _remedy(strategy: Strategy) -> str:
-    if isinstance(strategy, LGC):
-        return "cut batches into more blocks (blocks=...), so that it stops in time"
-    return "fastest-k drops all that is late; LGCSync adds it one round late"
 
 
 def _finite(value: torch.Tensor) -> float | None:

@@ -34,6 +34,7 @@ from paceline.traces.journal import (
     WorkerLeft,
 )
 from paceline.traces.replay_events import events_of, without_workers
+from paceline.traces.run_status import COUNTED
 from paceline.training import TrainState, all_finite, fingerprint
 
 
@@ -123,8 +124,8 @@ class Coordinator:
         before = self.members.get(seat.worker)
         self.members[seat.worker] = member = Member(worker=seat.worker, seat=seat, host=host, last="joined")
         if before is not None:
-            member.used, member.late, member.dropped = before.used, before.late, before.dropped
-            member.refused = before.refused
+            for name in (*COUNTED, "refused"):
+                setattr(member, name, getattr(before, name))
         self.flush()
         self._write(
             WorkerJoined(
@@ -194,6 +195,7 @@ class Coordinator:
             loss_variance=message.loss_variance,
             samples=message.samples,
         )
+        member.note_arrival(arrival)
         self._arrivals.append(arrival)
         # One that died and came back may deliver a version twice: the strategy drops the second.
         self._pending.setdefault((received.worker, message.version), []).append(received)
@@ -301,9 +303,7 @@ class Coordinator:
         held.pop().release()
         if not held:
             del self._pending[drop.worker, drop.version]
-        member = self.members[drop.worker]
-        member.dropped += 1
-        member.last = "late"
+        self.members[drop.worker].note_drop(drop.reason)
         self._dropped.append(Dropped(worker=drop.worker, version=drop.version, reason=drop.reason))
 
     def flush(self) -> None:

@@ -60,6 +60,7 @@ from paceline.traces.journal_files import JournalWriter, read_journal
 from paceline.traces.run_folder import check_free
 from paceline.traces.run_settings import difference, with_defaults
 from paceline.traces.run_status import RunStatus
+from paceline.traces.worker_counts import DropWatch
 from paceline.training import TrainState
 from paceline.training.outgoing import warm_up
 from paceline.training.saved_state import refusing
@@ -344,6 +345,7 @@ class ServerRun:
         self._stop: str | None = None
         self._signals = 0
         self._finished = asyncio.Event()
+        self._drops = DropWatch(settings.strategy_name)
 
     @property
     def rounds_done(self) -> int:
@@ -385,6 +387,7 @@ class ServerRun:
             self._changed()
             while not self._finished.is_set():
                 on_standing(self.status)
+                self._warn_of_drops()
                 if (reason := reason_to_stop(self.status)) is not None:
                     self.stop(reason)
                 try:
@@ -400,6 +403,10 @@ class ServerRun:
             self._saver.shutdown(wait=True)
             self._measurer.shutdown(wait=False, cancel_futures=True)
             self._journal.close()
+
+    def _warn_of_drops(self) -> None:
+        for sentence in self._drops.sentences(member.counts for member in self.coordinator.members.values()):
+            log.warning("%s", sentence)
 
     def stop(self, reason: str) -> None:
         """End the run early; it can be resumed later."""
