@@ -31,6 +31,7 @@ from paceline.cli.report import ReportOptions, report
 from paceline.cli.simulate import RaceOptions, SimulateOptions, race, simulate
 from paceline.cli.work import KeysOptions, WorkOptions, keys, work
 from paceline.lookup import unknown
+from paceline.traces.run_folder import removing_unused
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,8 @@ def exit_code(call: Callable[[], int | None], *, debug: bool) -> int:
     0
     """
     try:
-        return call() or 0
+        with removing_unused():
+            return call() or 0
     except ValueError as error:
         return _failed(error, USER_ERROR, debug=debug)
     except KeyboardInterrupt:

@@ -32,7 +32,7 @@ from paceline.renaming import renamed
 from paceline.runs.simulation import Result
 from paceline.strategies import STRATEGIES
 from paceline.traces import summarise
-from paceline.traces.run_folder import next_free_folder, take_folder
+from paceline.traces.run_folder import next_free_folder, removing_unused, take_folder
 
 if TYPE_CHECKING:
     from paceline.data import Dataset
@@ -168,6 +168,7 @@ def serve_recipe(
     """
     from paceline.drivers.served.run import open_run
     from paceline.drivers.served.security import join_address, server_credentials
+    from paceline.drivers.served.server import check_listens
     from paceline.traces.history import trace_of
     from paceline.traces.journal import TRACE
     from paceline.traces.journal_files import read_journal
@@ -175,6 +176,7 @@ def serve_recipe(
 
     credentials = server_credentials(endpoint.tls) if endpoint.tls else None
     host, port = endpoint.address
+    check_listens(host, port)
     if resume and extension is None:
         extension = extension_in(out)
     served = make_served(resolved(recipe), out, extension=extension)
@@ -395,10 +397,28 @@ def train(
         if listen != LISTEN:
             raise ValueError("--listen is for a parameter server, and ranks have none: torchrun says where they meet")
         ranks = RanksToTrain(recipe=recipe, out=out, resume=resume, extension=extension)
-        return train_ranks(ranks, place, on_standing=on_standing, on_plan=on_plan)
+        with removing_unused():
+            return train_ranks(ranks, place, on_standing=on_standing, on_plan=on_plan)
     endpoint = ServerEndpoint(listen=listen, insecure=True)
     check_loopback(endpoint)
     check_processes(recipe.cluster.workers)
+    with removing_unused():
+        return _train_served(
+            recipe, endpoint, out, resume=resume, extension=extension, on_open=on_open, on_standing=on_standing
+        )
+
+
+def _train_served(
+    recipe: Recipe,
+    endpoint: ServerEndpoint,
+    out: str | Path | None,
+    *,
+    resume: bool,
+    extension: Extension | None,
+    on_open: Callable[[str], None],
+    on_standing: OnStanding,
+) -> Trained:
+    """Start workers on this machine, serve the recipe to them, and end them."""
     taken = folder_to_train(out, resume=resume)
     workers = start_workers(recipe, range(recipe.cluster.workers))  # it loads torch while the server makes ready
 

@@ -6,6 +6,8 @@
 
 Two processes that start at the same moment never take one folder: a name of our choosing is made exclusively, a named
 folder is locked for as long as the process lives.
+
+A run that is refused leaves no folder: `removing_unused` removes what was made for it and stayed empty.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline.errors import PacelineError
@@ -22,6 +25,7 @@ from paceline.traces.journal import TRACE
 RESULTS = "results.json"
 HELD = (TRACE, RESULTS, "checkpoint-[0-9]*", "rank-*/launch", "rank-*/checkpoint-[0-9]*")
 _LOCKED: dict[tuple[int, int], int] = {}  # folders that this process has taken: their device and inode, a descriptor
+_MADE: list[Path] = []  # folders that this process has made, those around others first
 
 
 class FolderTakenError(PacelineError, ValueError):
@@ -55,7 +59,7 @@ def take_folder(folder: Path) -> Path:
     >>> take_folder(Path(tempfile.mkdtemp(), "mine")).name
     'mine'
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     check_free(folder)
     about = folder.stat()
     if (about.st_dev, about.st_ino) in _LOCKED:
@@ -81,10 +85,44 @@ def next_free_folder(wanted: Path) -> Path:
     >>> next_free_folder(first).name, next_free_folder(first).name
     ('race', 'race-2')
     """
-    wanted.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(wanted.parent)
     for number in itertools.count(1):
         folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         with suppress(FileExistsError):
             folder.mkdir()
+            _MADE.append(folder.absolute())
             return folder
     raise AssertionError("numbers do not end")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those around it, where they are not there."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    _MADE.extend(path.absolute() for path in reversed(missing))
+
+
+@contextmanager
+def removing_unused() -> Iterator[None]:
+    """If what happens inside ends with an error, remove the folders that were made inside and are still empty.
+
+    >>> import tempfile
+    >>> place = Path(tempfile.mkdtemp())
+    >>> with suppress(ValueError), removing_unused():
+    ...     _ = next_free_folder(place / "runs" / "race")
+    ...     raise ValueError("refused")
+    >>> list(place.iterdir())
+    []
+    """
+    before = len(_MADE)
+    try:
+        yield
+    except BaseException:
+        for path in reversed(_MADE[before:]):
+            with suppress(OSError):
+                about = path.stat()
+                path.rmdir()
+                os.close(_LOCKED.pop((about.st_dev, about.st_ino), -1))
+        raise
+    finally:
+        del _MADE[before:]

@@ -32,7 +32,7 @@ from paceline.drivers.served.coordinator import Coordinator
 from paceline.drivers.served.membership import Seats
 from paceline.drivers.served.messages import model_signature
 from paceline.drivers.served.security import check_exposed, parse_address, server_credentials
-from paceline.drivers.served.server import Server
+from paceline.drivers.served.server import Server, check_listens
 from paceline.drivers.served.settings import Limits, ServeError, ServerSettings
 from paceline.drivers.served.transport import allow_many_files, give_memory_back
 from paceline.optim import catch_up
@@ -57,7 +57,7 @@ from paceline.traces.journal import (
     Seconds,
 )
 from paceline.traces.journal_files import JournalWriter, read_journal
-from paceline.traces.run_folder import check_free
+from paceline.traces.run_folder import check_free, make_folder, removing_unused
 from paceline.traces.run_settings import difference, with_defaults
 from paceline.traces.run_status import RunStatus
 from paceline.traces.worker_counts import DropWatch
@@ -135,13 +135,15 @@ def serve(
         checkpoint_every=checkpoint_every,
     )
     credentials = server_credentials(tls) if tls is not None else None
+    check_listens(host, port)
 
     async def run() -> RunOutcome:
         return await open_run(settings, resume=resume).serve(
             (host, port), credentials, on_open=on_open, on_standing=on_standing
         )
 
-    return asyncio.run(run())
+    with removing_unused():
+        return asyncio.run(run())
 
 
 # -- opening ------------------------------------------------------------------------------------------------------
@@ -155,7 +157,6 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
     checkpoint = _newest(settings) if resume else None
     if checkpoint is not None:
         _check_same_run(settings, checkpoint)
-    settings.folder.mkdir(parents=True, exist_ok=True)
     codec = parse_codec(settings.codec)
     train_state = TrainState(
         settings.module,
@@ -170,6 +171,7 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
     codec = codec.fresh(train_state.model.shapes)
     if resume and not settings.recipe and trace.exists() and trace.stat().st_size:
         read_journal(trace)  # a script's; whoever resumes a recipe has read it. An altered line is told now
+    make_folder(settings.folder)
     journal = JournalWriter(trace, append=resume)
     coordinator = Coordinator(
         strategy=settings.strategy,

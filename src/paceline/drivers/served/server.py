@@ -141,11 +141,7 @@ class Server:
 
     async def open(self, host: str, port: int, credentials: ssl.SSLContext | None = None) -> int:
         """Listen, and return the port."""
-        try:
-            self._listeners = _listen(host, port)
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise OSError(f"cannot listen on {host}:{port}: is the port in use? ({why})") from None
+        self._listeners = _listeners(host, port)
         found: int = self._listeners[0].getsockname()[1]
         self._opened = self.clock()
         self._open_handover()
@@ -507,6 +503,23 @@ class Server:
             log.warning("begins with %d of %d workers", len(coordinator.alive), coordinator.wait_for)
             coordinator.begin(self.now())
             self._act()
+
+
+def check_listens(host: str, port: int) -> None:
+    """Raise an OSError if a server cannot listen there, before anything of its run is written.
+
+    >>> check_listens("127.0.0.1", 0)
+    """
+    for listener in _listeners(host, port):
+        listener.close()
+
+
+def _listeners(host: str, port: int) -> list[socket.socket]:
+    try:
+        return _listen(host, port)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise OSError(f"cannot listen on {host}:{port}: is the port in use? ({why})") from None
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
