@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """Return a `__getattr__` for a package, from {public name: submodule it lives in}.
+def lazy_names(package: str, homes: Mapping[str, str], packages: Sequence[str] = ()) -> Callable[[str], object]:
+    """Return a `__getattr__` for a package, from {public name: module it lives in} and the names of sub-packages.
+
+    A module is named from the package on ("drivers.ddp" in paceline), or in full ("paceline.drivers.ddp").
 
     >>> lazy_names("paceline", {"Joined": "events"})("Joined")
     <class 'paceline.events.Joined'>
+    >>> lazy_names("paceline", {}, ["events"])("events").__name__
+    'paceline.events'
     """
 
     def find(name: str) -> object:
+        if name in packages:
+            return importlib.import_module(f"{package}.{name}")
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+        home = homes[name]
+        value = getattr(importlib.import_module(home if home.startswith("paceline.") else f"{package}.{home}"), name)
         setattr(sys.modules[package], name, value)
         return value
 

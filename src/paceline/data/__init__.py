@@ -24,6 +24,8 @@ from paceline.lookup import unknown
 if TYPE_CHECKING:
     from paceline.data.augment import Augmentation, NoAugmentation, PadCropFlip
     from paceline.data.batches import BatchOrder
+    from paceline.data.pruning.policy import PruningError
+    from paceline.data.pruning.sampler import FinePruning, InfoBatch
     from paceline.data.samples import Dataset, Samples
     from paceline.data.splits import SPLITS, split
 
@@ -35,8 +37,11 @@ __all__ = [
     "Dataset",
     "DatasetEntry",
     "DatasetError",
+    "FinePruning",
+    "InfoBatch",
     "NoAugmentation",
     "PadCropFlip",
+    "PruningError",
     "Request",
     "Samples",
     "load_dataset",
@@ -179,7 +184,14 @@ _HOMES = {
     "Samples": "samples",
     "SPLITS": "splits",
     "split": "splits",
+    "PruningError": "pruning.policy",
+    "FinePruning": "pruning.sampler",
+    "InfoBatch": "pruning.sampler",
 }
 
 if not TYPE_CHECKING:  # mypy reads the imports above instead, and so still sees a misspelt name
     __getattr__ = lazy_names(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return __all__

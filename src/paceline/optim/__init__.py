@@ -12,10 +12,43 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from paceline.lazy import lazy_names
 from paceline.settings import Checked, SettingError, setting
 
 if TYPE_CHECKING:
     import torch
+
+    from paceline.optim.accumulate import Accumulate
+    from paceline.optim.lars import LARS
+    from paceline.optim.ratios import layer_ratios
+    from paceline.optim.schedules import scale_lr, warmup_poly
+
+_HOMES = {
+    "Accumulate": "accumulate",
+    "LARS": "lars",
+    "layer_ratios": "ratios",
+    "scale_lr": "schedules",
+    "warmup_poly": "schedules",
+}
+
+__all__ = [
+    "LARS",
+    "OPTIMIZERS",
+    "Accumulate",
+    "OptimizerSettings",
+    "layer_ratios",
+    "make_optimizer",
+    "scale_lr",
+    "warmup_poly",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 OPTIMIZERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "sgd": ("torch.optim.SGD", ("lr", "momentum", "weight_decay", "nesterov")),

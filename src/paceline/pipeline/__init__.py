@@ -11,7 +11,34 @@ piece p is on device p mod k. A mini-batch goes through in m micro-batches of eq
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paceline.errors import PacelineError
+from paceline.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from paceline.drivers.pipelining.pipeline import Pipeline
+    from paceline.drivers.pipelining.planning import plan_pipeline
+    from paceline.pipeline.devices import Device, Link
+    from paceline.pipeline.plan import Plan
+
+_HOMES = {
+    "Device": "devices",
+    "Link": "devices",
+    "Plan": "plan",
+    # What carries plans out stands above this package; whoever looks for it looks here.
+    "Pipeline": "paceline.drivers.pipelining.pipeline",
+    "plan_pipeline": "paceline.drivers.pipelining.planning",
+}
+
+__all__ = ["Device", "Link", "Pipeline", "PipelineError", "Plan", "plan_pipeline"]
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 class PipelineError(PacelineError, ValueError):

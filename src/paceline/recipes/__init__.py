@@ -20,3 +20,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warnings.warn(f"paceline.recipes.{name} is paceline.{name} now", DeprecationWarning, stacklevel=2)
     return getattr(importlib.import_module("paceline"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

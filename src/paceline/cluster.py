@@ -1,0 +1,77 @@
+"""Real clusters: servers and workers, rounds of ranks, whole recipes, and gradients of DDP that travel encoded.
+
+serve, Worker                      a parameter server and its workers, each in a script (docs/cluster.md)
+LGCSync, FastestKSync, FullSync    the same strategies on the ranks of a launch, without a server (docs/rounds.md)
+train, replay                      a recipe carried out in real processes, and computed again from its trace
+LGC, FastestK, Full, Async         the strategies of a server
+compress                           a codec for DistributedDataParallel (docs/codecs.md)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from paceline.distributed import RankGoneError
+    from paceline.drivers.ddp import compress
+    from paceline.drivers.rounds.loop import RoundsError
+    from paceline.drivers.rounds.synchronizer import FastestKSync, FullSync, LGCSync
+    from paceline.drivers.served.run import RunOutcome, serve
+    from paceline.drivers.served.settings import Limits, ServeError
+    from paceline.drivers.served.worker import Worker
+    from paceline.runs.cluster import Trained, train
+    from paceline.runs.replaying import replay
+    from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full
+
+_HOMES = {
+    "serve": "paceline.drivers.served.run",
+    "RunOutcome": "paceline.drivers.served.run",
+    "Worker": "paceline.drivers.served.worker",
+    "Limits": "paceline.drivers.served.settings",
+    "ServeError": "paceline.drivers.served.settings",
+    "LGCSync": "paceline.drivers.rounds.synchronizer",
+    "FastestKSync": "paceline.drivers.rounds.synchronizer",
+    "FullSync": "paceline.drivers.rounds.synchronizer",
+    "train": "paceline.runs.cluster",
+    "Trained": "paceline.runs.cluster",
+    "replay": "paceline.runs.replaying",
+    "compress": "paceline.drivers.ddp",
+    "LGC": "paceline.strategies",
+    "FastestK": "paceline.strategies",
+    "Full": "paceline.strategies",
+    "Async": "paceline.strategies",
+    "STRATEGIES": "paceline.strategies",
+    "RankGoneError": "paceline.distributed",
+    "RoundsError": "paceline.drivers.rounds.loop",
+}
+
+__all__ = [
+    "LGC",
+    "STRATEGIES",
+    "Async",
+    "FastestK",
+    "FastestKSync",
+    "Full",
+    "FullSync",
+    "LGCSync",
+    "Limits",
+    "RankGoneError",
+    "RoundsError",
+    "RunOutcome",
+    "ServeError",
+    "Trained",
+    "Worker",
+    "compress",
+    "replay",
+    "serve",
+    "train",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return __all__
