@@ -24,8 +24,9 @@ from paceline.reports.pipeline_charts import (
 )
 from paceline.reports.pipeline_page import pipeline_page
 from tests.reports.pipeline_plans import COSTS, made_plan
+from tests.reports.test_report_page import figures
 
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>$title"
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>{{ title }}"
 
 
 def rows_of(page: str, card: str) -> list[list[str]]:
@@ -39,8 +40,7 @@ def rows_of(page: str, card: str) -> list[list[str]]:
 
 
 def drawn(page: str) -> dict:
-    (data,) = re.findall(r'id="report-data">(.*?)</script>', page)
-    return json.loads(data)["charts"]
+    return figures(page)
 
 
 def scaled(chart, spans) -> set[tuple]:
@@ -137,7 +137,7 @@ def test_nothing_from_outside_is_read_as_html() -> None:
     assert "<img" not in page
     assert "default-src 'none'" in page
     assert page.count("&lt;/script&gt;&lt;script&gt;") > 10
-    assert "$title" in page  # not filled in a second time
+    assert "{{ title }}" in page  # not filled in a second time
     names = [text for item in drawn(page)["layers"]["data"] for text in item["hovertext"]]
     assert all("&lt;img src=x" in text and "<img" not in text for text in names)
     assert all("<" not in text for text in drawn(page)["layers"]["layout"]["xaxis"]["ticktext"])

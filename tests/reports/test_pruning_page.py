@@ -13,18 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.cli.pruning_commands import document
 from paceline.reports.pruning_facts import MOST_BINS, OFTEN, PruningFacts, headline, sentences
 from paceline.reports.pruning_page import MOST_IMAGES, MOST_PIXELS, data_uris, png, pruning_page, shown_samples
+from paceline.traces.label_errors import label_trust, looks_wrong
 from paceline.traces.pruning_record import PruningRecord, empty_record
 
-HOSTILE = "</script><img src=x onerror=alert(1)>$title"
+HOSTILE = "</script><img src=x onerror=alert(1)>{{ title }}"
 
 
 def record_of(samples=200, classes=10, *, seed=0, wrong=(), hard_are_pruned=True, **more) -> PruningRecord:
     generator = np.random.default_rng(seed)
     times = generator.integers(0, 9, samples)
     label = np.arange(samples) % classes
-    guess, sure = label.copy(), generator.uniform(0.6, 0.99, samples)
+    guess, sure = label.copy(), generator.uniform(0.8, 0.99, samples)
     guess[list(wrong)] = (label[list(wrong)] + 1) % classes
     sure[list(wrong)] = 1.0
     values = {
@@ -91,8 +93,8 @@ def test_images_of_one_data_set_are_rescaled_together_and_by_channel() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "size"),
-    [((8, 8), (8, 8, 1)), ((1, 5, 8), (5, 8, 1)), ((8, 5, 3), (8, 5, 3)), ((3, 224, 224), (37, 37, 3)),
-     ((1, 1, 400), (1, 40, 1)), ((1, 41, 10), (20, 5, 1))],
+    [((8, 8), (8, 8, 1)), ((1, 5, 8), (5, 8, 1)), ((8, 5, 3), (8, 5, 3)), ((3, 224, 224), (32, 32, 3)),
+     ((1, 1, 400), (1, 33, 1)), ((1, 41, 10), (20, 5, 1))],
 )  # fmt: skip
 def test_an_image_of_any_size_becomes_a_small_one(shape, size) -> None:
     found = decoded(data_uris({0: np.random.default_rng(0).normal(size=shape)})[0])
@@ -175,6 +177,39 @@ def test_the_headline_says_what_was_counted() -> None:
     assert sentences(PruningFacts(nothing)) == []
 
 
+def test_a_model_that_is_hardly_trained_accuses_nobody_and_says_so() -> None:
+    trained = record_of(wrong=[4, 7, 40])
+    facts = PruningFacts(trained)
+    assert (facts.why_not_judged, facts.label_errors.tolist()) == ("", [4, 7, 40])
+    hardly = PruningFacts(dataclasses.replace(trained, label_probability=trained.label_probability * 0.6))
+    assert looks_wrong(hardly.record).sum() >= 3  # by the rule alone it would accuse
+    assert (len(hardly.label_errors), hardly.wrong.any()) == (0, False)
+    assert headline(hardly).endswith("; the model is trained too little to judge labels")
+    for told in (" ".join(sentences(hardly)), pruning_page(hardly.record).replace("\u00a0", " ")):
+        assert "on average, and 82 % are needed to judge them: train it longer" in told
+        assert "look wrong" not in told
+    said = document(hardly)
+    assert (said["labels_judged"], said["suspects"]) == (False, [])
+    assert said["why_labels_are_not_judged"] in " ".join(sentences(hardly))
+    assert document(facts)["labels_judged"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(classes=st.integers(2, 12), sure=st.floats(0, 1), seed=st.integers(0, 99))
+def test_chance_judges_nothing_and_certainty_judges(classes, sure, seed) -> None:
+    """Trust is 0 for a model that knows the frequencies alone, 1 for certainty, and rises with every probability."""
+    label = np.random.default_rng(seed).integers(0, classes, 60)
+    shares = (np.bincount(label, minlength=classes) / 60)[label]
+
+    def trust(probability) -> float:
+        return label_trust(record_of(60, classes, label=label, label_probability=probability))
+
+    if len(set(label.tolist())) > 1:
+        assert trust(shares) == pytest.approx(0, abs=1e-6)
+        assert trust(np.ones(60)) == pytest.approx(1)
+        assert trust(sure * np.ones(60) + (1 - sure) * shares) == pytest.approx(sure, abs=1e-6)
+
+
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
@@ -182,8 +217,8 @@ def test_suspects_come_first_by_number_and_are_marked_wherever_they_are() -> Non
     record = record_of(wrong=[3, 77])
     page = pruning_page(record, images_for(record))
     assert shown_samples(record).label_errors == (3, 77)
-    assert len(re.findall(r'<figure class=looks-wrong><img src="data:image/png;base64,[^>]*>', page)) >= 2
-    assert page.count("<figure class=looks-wrong>") == page.count('class="mark"')
+    assert len(re.findall(r'<figure class="looks-wrong"><img src="data:image/png;base64,[^>]*>', page)) >= 2
+    assert page.count('<figure class="looks-wrong">') == page.count('class="mark"')
     assert '<th scope="row">77</th><td>class 7</td><td>class 8</td><td>100.0 %</td>' in page
 
 
@@ -192,7 +227,7 @@ def test_a_page_has_at_most_so_many_images_and_stays_small(classes) -> None:
     record = record_of(3000, classes, wrong=range(0, 400, 7) if classes > 1 else ())
     page = pruning_page(record, images_for(record, shape=(3, 64, 64), most=MOST_IMAGES), most=MOST_IMAGES)
     assert 0 < page.count("<img") <= MOST_IMAGES
-    assert len(page.encode()) < 2_000_000
+    assert len(page.encode()) < 1_500_000
     assert (
         f"{classes - len(shown_samples(record, most=MOST_IMAGES).classes)} classes that are pruned less" in page
     ) == (classes >= 100)

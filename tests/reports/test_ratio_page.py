@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import json
 import math
-import re
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,9 @@ import pytest
 import paceline.reports
 from paceline.reports.ratio_page import MOST_BARS, RatioBar, course_chart, ratio_chart, ratio_page
 from paceline.reports.table import PlainTable
+from tests.reports.test_report_page import figures
 
-HOSTILE = "</script><img src=x onerror=alert(1)>.%{x}$title.weight"
+HOSTILE = "</script><img src=x onerror=alert(1)>.%{x}{{ title }}.weight"
 BARS = [
     RatioBar(name="first.weight", kind="weight", ratio=8.0, course=((0, 8.0), (5, 2.0))),
     RatioBar(name="first.bias", kind="bias", ratio=0.0, remark="weights are 0", course=((0, 0.0), (5, 0.1))),
@@ -30,8 +29,7 @@ def page_of(bars, **more) -> str:
 
 
 def charts_of(page: str) -> dict:
-    data = re.search(r'<script type="application/json" id="report-data">(.*?)</script>', page, re.DOTALL)
-    return json.loads(data[1])["charts"]
+    return figures(page)
 
 
 def test_every_layer_is_in_the_chart_and_in_the_table() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -11,14 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from markupsafe import escape
 
 from paceline.reports import report_html
-from paceline.reports.report import MOST_ROWS, membership_changes
+from paceline.reports.report import MOST_ROWS, membership_changes, worker_table
 from paceline.reports.results import group_traces, results
-from paceline.reports.sentences import conditions, headline
+from paceline.reports.sentences import MOST_DROPPED, conditions, dropped_sentences, headline
 from paceline.reports.timeline import segments, timeline_chart
 from paceline.traces import Trace
 from paceline.traces.records import NOT_YET, Absence
+from paceline.traces.worker_counts import WorkerCounts
 from tests.reports.race_traces import asynchronous, synchronous
 from tests.reports.test_report_page import HOSTILE, own_part
 from tests.reports.test_results_table import rendered
@@ -273,5 +274,53 @@ def test_many_comings_and_goings_are_cut_and_the_page_says_so(count: int) -> Non
     assert ("more</p>" in section) == (count > MOST_ROWS)
     if count > MOST_ROWS:
         assert f"and {count - MOST_ROWS} more" in section
-    assert html.escape(HOSTILE) in section
+    assert escape(HOSTILE) in section
     assert "<img" not in section
+
+
+# -- the table of workers -------------------------------------------------------------------------------------------
+
+SLOW = WorkerCounts(
+    worker=9, late=2, dropped=21, too_late=21, samples_late=40, samples_dropped=600, blocks=4, batch_samples=32
+)
+QUICK = WorkerCounts(worker=0, used=40, samples_used=1280, waited_seconds=1.25)
+
+
+def test_each_worker_has_a_row_with_what_became_of_its_work() -> None:
+    table = worker_table(group_traces([real(by_worker=(QUICK, SLOW))]))
+    assert table is not None
+    assert list(table.rows) == [
+        ["w0", "1,280", "0", "0", "40", "0", "0", "1.25"],
+        ["w9", "0", "40", "600", "0", "2", "21", "0.000"],
+    ]
+    assert table.warned == {1}
+    assert sum(columns for _, columns in table.over) == len(table.headings) == len(table.rows[0])
+    page = own_part(report_html([real(by_worker=(QUICK, SLOW))]))
+    assert "<h2>Workers</h2>" in page
+    assert "worker 9 is mostly dropped: 21 of its 23 gradients came too late." in page
+    assert "more blocks than 4" in page
+
+
+def test_nobody_is_named_where_work_is_used_and_a_simulation_has_no_such_table() -> None:
+    assert "mostly dropped" not in report_html([real(by_worker=(QUICK, replace(SLOW, late=40)))])
+    assert "<h2>Workers</h2>" not in report_html([synchronous("lgc", rounds=3)])
+
+
+def test_samples_that_nobody_counted_are_not_told_as_none() -> None:
+    table = worker_table(group_traces([real(by_worker=(WorkerCounts(worker=0, used=3),))]))
+    assert table is not None
+    assert table.rows[0] == ["w0", "-", "-", "-", "3", "0", "0", "0.000"]
+
+
+def test_of_many_workers_those_that_were_dropped_most_are_shown_and_named() -> None:
+    workers = tuple(
+        WorkerCounts(worker=number, used=100 - number, dropped=number, too_late=number) for number in range(100)
+    )
+    trace = real(by_worker=workers, workers=100)
+    table = worker_table(group_traces([trace]))
+    assert table is not None
+    assert [row[0] for row in table.rows] == [f"w{number}" for number in range(99, 99 - MOST_ROWS, -1)]
+    assert f"The {MOST_ROWS} of 100 workers" in table.caption
+    said = dropped_sentences(group_traces([trace]))
+    assert said[0].startswith("worker 99 is mostly dropped")
+    assert said[-1] == f"So are {49 - MOST_DROPPED} more."

@@ -18,7 +18,8 @@ from paceline import STRATEGIES, Race, Recipe
 from paceline.reports import report_html
 from paceline.reports.chart import PAGE_COLOURS
 from tests.reports.race_traces import race, synchronous
-from tests.reports.test_real_runs import away, real
+from tests.reports.test_pages import PAGES
+from tests.reports.test_real_runs import QUICK, SLOW, away, real
 from tests.reports.test_report_page import EDGES, HOSTILE
 
 pytestmark = pytest.mark.browser
@@ -63,6 +64,14 @@ function measure() {
   });
   const found = { charts, errors, hacked: "hacked" in window, hover: "", hiddenLines: 0 };
   found.scrollWidth = document.documentElement.scrollWidth;
+  // What lies outside its card, but for what scrolls there.
+  found.sticksOut = [...document.querySelectorAll(".card *, .tile *, header *")]
+    .filter((part) => !part.closest(".scroller, .chart, pre"))
+    .filter((part) => {
+      const frame = part.closest(".card, .tile, header").getBoundingClientRect();
+      return part.getBoundingClientRect().right > frame.right + 1;
+    })
+    .map((part) => `${part.tagName} ${part.className} ${part.textContent.slice(0, 40)}`);
   found.innerWidth = innerWidth;
   if (document.getElementById("chart-timeline")) {
     Plotly.Fx.hover("chart-timeline", [{ curveNumber: 0, pointNumber: 0 }], ["xy"]);
@@ -80,9 +89,13 @@ function measure() {
   found.turned = [...document.querySelectorAll(".chart")].map((chart) => chart.layout.paper_bgcolor);
   return found;
 }
-addEventListener("load", () => setTimeout(() => {
-  parent.postMessage({ name: location.hash.slice(1), found: measure() }, "*");
-}, 500));
+// Figures are unpacked first: a page is measured once all of them are drawn, or after a while as it is.
+function tell(tries) {
+  const drawn = [...document.querySelectorAll(".chart")].every((chart) => chart.querySelector(".main-svg"));
+  if (!drawn && tries > 0) return setTimeout(tell, 100, tries - 1);
+  setTimeout(() => parent.postMessage({ name: location.hash.slice(1), found: measure() }, "*"), 300);
+}
+addEventListener("load", () => tell(60));
 </script>"""
 
 WRAPPER = """<!doctype html><body><script>
@@ -119,14 +132,16 @@ def opened(folder: Path, pages: dict[str, tuple[str, int]], *more: str) -> dict[
     return results
 
 
-def check(found: dict[str, Any]) -> None:
+def check(found: dict[str, Any], *, scrolls: bool = False) -> None:
+    """Check that all is drawn and nothing sticks out; of some pages a chart scrolls inside its card."""
     assert found["errors"] == []
     assert found["scrollWidth"] <= found["innerWidth"]
     for name, chart in found["charts"].items():
         assert chart["svgs"] >= 1, name
         assert chart["expected"] > 0, name
         assert chart["traces"] == chart["expected"], name
-        assert chart["fits"], name
+        assert chart["fits"] or scrolls, name
+    assert found["sticksOut"] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -149,10 +164,12 @@ def test_odd_traces_and_hostile_names_are_drawn_on_a_phone(tmp_path: Path) -> No
     pages = {name.replace(" ", "-"): report_html(EDGES[name]) for name in ("diverged", "1000 workers", "one worker")}
     pages["nothing"] = report_html(EDGES["nothing but counts"])
     pages["hostile"] = report_html([hostile], title=HOSTILE)
-    pages["real"] = report_html([real(absences=(away(0, 0.0, None, HOSTILE), away(12, 0.1, 0.3, HOSTILE)))])
+    absences = (away(0, 0.0, None, HOSTILE), away(12, 0.1, 0.3, HOSTILE))
+    pages["real"] = report_html([real(absences=absences, by_worker=(QUICK, SLOW))])
+    pages |= {f"all-{name}": PAGES[name](HOSTILE, large=False) for name in PAGES if name != "run"}
     results = opened(tmp_path, {name: (page, WIDTHS["phone"]) for name, page in pages.items()})
-    for found in results.values():
-        check(found)
+    for name, found in results.items():
+        check(found, scrolls=name in ("all-codecs", "all-pipeline"))
         assert not found["hacked"]
 
 

@@ -306,6 +306,8 @@ def document(facts: PruningFacts) -> dict[str, Any]:
             }
             for each in facts.classes
         ],
+        "labels_judged": not facts.why_not_judged,
+        "why_labels_are_not_judged": facts.why_not_judged or None,
         "suspects": [
             {
                 "sample": number,

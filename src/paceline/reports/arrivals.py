@@ -2,6 +2,14 @@
 
 The dashed lines are the mean length of a round under each strategy. What lies to the right of a strategy's
 line is what that strategy does not wait for.
+
+Where workers average among themselves, the sum of all arrives at all of them at one time, whoever is slow. There a
+worker's part has come when it has computed it:
+
+    w0  ####............~~~~|      from the opening of a round to here: the same for all
+    w1  ################~~~~|
+            |           |
+            when each part is ready
 """
 
 from __future__ import annotations
@@ -23,6 +31,7 @@ BINS = 48
 RIDGE_PIXELS = 28
 RIDGE_HEIGHT = 0.92
 DASH_PIXELS = 8
+AVERAGED = ", of how long it computes before its part of an average can leave"
 
 Ridge = tuple[str, npt.NDArray[np.float64]]
 
@@ -43,12 +52,16 @@ def arrivals_chart(groups: Sequence[TraceGroup]) -> Chart | None:
     ridges = _ridges(by_worker)
     each = "tenth of the workers, ordered by speed" if len(by_worker) > MOST_RIDGES else "worker"
     everything = np.concatenate([values for _, values in ridges])
+    averaged = all(trace.averaged for trace in source.traces)
     round_lines = _round_lines(groups, len(ridges))
     furthest = max([float(np.quantile(everything, 0.995)), *(line["x"][0] for line in round_lines)])
     edges = np.linspace(0.0, max(1.04 * furthest, 1e-9), BINS + 1)
     figure = layout(
         height=len(ridges) * RIDGE_PIXELS + 90,
-        xaxis=axis("seconds from opening to arrival", range=[0, float(edges[-1])]),
+        xaxis=axis(
+            "seconds until its part is ready" if averaged else "seconds from opening to arrival",
+            range=[0, float(edges[-1])],
+        ),
         yaxis=axis(
             tickvals=list(range(len(ridges))),
             ticktext=[label for label, _ in reversed(ridges)],
@@ -60,8 +73,9 @@ def arrivals_chart(groups: Sequence[TraceGroup]) -> Chart | None:
     return Chart(
         name="arrivals",
         title="When gradients arrive",
-        caption=f"One histogram for each {each}, as seen under {source.label}; dots are medians. Dashed lines are the "
-        "mean round of each strategy: right of its line lies what a strategy, on average, does not wait for.",
+        caption=f"One histogram for each {each}, as seen under {source.label}{AVERAGED if averaged else ''}; dots are "
+        "medians. Dashed lines are the mean round of each strategy: right of its line lies what a strategy, on "
+        "average, does not wait for.",
         data=[*_ridge_lines(ridges, edges), *round_lines],
         layout=figure,
         legend="strategies",
@@ -70,7 +84,7 @@ def arrivals_chart(groups: Sequence[TraceGroup]) -> Chart | None:
 
 
 def arrival_seconds(group: TraceGroup) -> dict[int, npt.NDArray[np.float64]]:
-    """Return for each worker how long after the opening of the round its gradients arrived.
+    """Return for each worker how long after the opening of the round its gradients arrived, or its part was ready.
 
     >>> from paceline.traces import Trace, Work
     >>> work = Work(worker=3, version=0, started_seconds=0.5, finished_seconds=1.0, arrived_seconds=1.25)
@@ -84,7 +98,9 @@ def arrival_seconds(group: TraceGroup) -> dict[int, npt.NDArray[np.float64]]:
         # An asynchronous worker takes the model when it is free, so its own start is its opening.
         opened = {} if trace.strategy == ASYNC else {step.version: step.opened_seconds for step in trace.rounds}
         for work in trace.works:
-            if work.arrived_seconds is not None:
+            if trace.averaged:  # a window begins when its worker is free, so its own start is its opening
+                gathered.setdefault(work.worker, []).append(work.compute_seconds)
+            elif work.arrived_seconds is not None:
                 since = opened.get(work.version, work.started_seconds)
                 gathered.setdefault(work.worker, []).append(work.arrived_seconds - since)
     return {worker: np.array(gathered[worker]) for worker in sorted(gathered)}
@@ -95,7 +111,7 @@ def _source(groups: Sequence[TraceGroup]) -> TraceGroup | None:
     able = [
         group
         for group in groups
-        if any(work.arrived_seconds is not None for trace in group.traces for work in trace.works)
+        if any(trace.averaged or work.arrived_seconds is not None for trace in group.traces for work in trace.works)
     ]
     against = baseline_name(group.strategy for group in able)
     return next((group for group in able if group.strategy == against), able[0] if able else None)

@@ -34,6 +34,7 @@ PAGE_COLOURS: dict[Scheme, dict[str, str]] = {
         "flight": "#9fb4cc",
         "waiting": "#e6e9ee",
         "gone": "#b4bdc9",
+        "shade": "#c9cfd8",
     },
     "dark": {
         "page": "#10141a",
@@ -47,6 +48,7 @@ PAGE_COLOURS: dict[Scheme, dict[str, str]] = {
         "flight": "#4f6580",
         "waiting": "#262e39",
         "gone": "#4a5666",
+        "shade": "#3a4553",
     },
 }
 
@@ -78,8 +80,24 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """An entry of a legend: a swatch (a class of the style sheet), a dot (a token), or a series to show and hide.
+
+    >>> Key(text="late", swatch="late").series
+    ''
+    """
+
+    text: str
+    swatch: str = ""
+    dot: str = ""
+    series: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A plotly figure with a title and a caption; `legend` names what the legend above it lists.
+    """A plotly figure with a title and a caption; `keys` are the legend above it.
+
+    `legend` says what the keys are, where the chart itself does not know them: the page does.
 
     >>> Chart(name="loss", title="Loss", caption="Lower is better.", data=[], layout={}).wide
     False
@@ -92,6 +110,7 @@ class Chart:
     layout: Json
     legend: Literal["strategies", "work", ""] = ""
     wide: bool = False
+    keys: tuple[Key, ...] = ()
 
 
 def plot_text(text: str) -> str:

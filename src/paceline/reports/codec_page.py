@@ -18,7 +18,7 @@ from paceline.reports.chart import (
     series_colours,
     symbol,
 )
-from paceline.reports.page import chart_card, page_html
+from paceline.reports.page import page_html
 from paceline.reports.table import PlainTable
 
 HUES = (*STRATEGY_COLOURS.values(), *OTHER_COLOURS)
@@ -69,8 +69,7 @@ def codec_page(
         conditions=conditions,
         figures=[chart],
         colours=series_colours(HUES[index % len(HUES)] for index, _ in enumerate({point.family for point in points})),
-        chart=chart_card(chart),
-        tables="\n".join(table.card() for table in tables),
+        tables=tables,
     )
 
 

@@ -9,22 +9,22 @@
     how many micro-batches    |  how to run it
     notes, the recipe
 
-Names of layers and models come from users: every text goes through `escape`, or `plot_text` for figures.
+Names of layers and models come from users: the template escapes every text, and `plot_text` those in figures.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from html import escape
+from dataclasses import replace
 from typing import Any
 
 from paceline.pipeline.placement import Piece
 from paceline.pipeline.plan import Plan, Prediction
 from paceline.pipeline.text import balance
 from paceline.quantities import UNKNOWN, counted, duration_text, percent_text, size_text
-from paceline.reports.chart import PAGE_COLOURS, Chart, Scheme
-from paceline.reports.page import chart_card, page_html, prose, recipe_text
+from paceline.reports.chart import PAGE_COLOURS, Chart, Key, Scheme
+from paceline.reports.page import Tile, page_html, recipe_text
 from paceline.reports.pipeline_charts import balance_chart, choice_chart, layer_chart, memory_chart, step_chart
 from paceline.reports.table import PlainTable
 
@@ -32,17 +32,21 @@ COLOURS: dict[Scheme, dict[str, str]] = {
     "light": {**PAGE_COLOURS["light"], "forward": "#0072b2", "backward": "#00886a", "weights": "#d98e00"},
     "dark": {**PAGE_COLOURS["dark"], "forward": "#56a9e4", "backward": "#2cc79b", "weights": "#f0b23e"},
 }
-KEYS: dict[str, tuple[tuple[str, str], ...]] = {
+KEYS: dict[str, tuple[Key, ...]] = {
     "steps": (
-        ("forward", "forward"),
-        ("backward", "backward, or gradient of inputs"),
-        ("weights", "gradient of weights"),
+        Key(text="forward", swatch="forward"),
+        Key(text="backward, or gradient of inputs", swatch="backward"),
+        Key(text="gradient of weights", swatch="weights"),
     ),
-    "layers": (("forward", "forward"), ("backward", "gradient of inputs"), ("weights", "gradient of weights")),
-    "balance": (("used", "this cut"), ("share", "equal numbers of layers")),
-    "choices": (("ink-dot", "this plan"), ("backward-dot", "recommended")),
+    "layers": (
+        Key(text="forward", swatch="forward"),
+        Key(text="gradient of inputs", swatch="backward"),
+        Key(text="gradient of weights", swatch="weights"),
+    ),
+    "balance": (Key(text="this cut", swatch="used"), Key(text="equal numbers of layers", swatch="share")),
+    "choices": (Key(text="this plan", dot="ink"), Key(text="recommended", dot="backward")),
 }
-"""Chart -> the key above it: the class of a swatch, and what it stands for."""
+"""Chart -> the key above it."""
 
 
 def pipeline_page(
@@ -66,15 +70,15 @@ def pipeline_page(
         headline=headline(plan),
         sentences=[balance(plan)],
         conditions=conditions,
-        figures=charts,
+        figures=[replace(chart, keys=_keys(chart, plan)) for chart in charts],
         colours=COLOURS,
         tiles=_tiles(plan),
-        stages=stage_table(plan).card("pieces" if plan.chunks > 1 else "stages"),
-        steps=_card(charts[0], plan),
-        schedules=schedule_table(plan).card("schedules"),
-        charts="\n".join([*(_card(chart, plan) for chart in charts[1:]), _running(plan, plan_file)]),
-        notes=_notes(plan),
-        recipe=_recipe(recipe),
+        stages=stage_table(plan),
+        stages_kind="pieces" if plan.chunks > 1 else "stages",
+        schedules=schedule_table(plan),
+        running=_running(plan, plan_file),
+        notes=[f"{note[:1].upper()}{note[1:]}." for note in plan.notes],
+        recipe=recipe_text(recipe) if recipe else "",
     )
 
 
@@ -84,7 +88,7 @@ def headline(plan: Plan) -> str:
     return f"{plan.model} in {counted(plan.stages, 'stage')}: {step} a step, {idle} idle"
 
 
-def _tiles(plan: Plan) -> str:
+def _tiles(plan: Plan) -> list[Tile]:
     chosen = next(each for each in plan.predictions if each.schedule == plan.schedule)
     slowest, noun = plan.placement.slowest, "piece" if plan.chunks > 1 else "stage"
     limits = [device.memory_bytes for device in plan.placement.devices if device.memory_bytes is not None]
@@ -118,37 +122,19 @@ def _tiles(plan: Plan) -> str:
             f"of {size_text(min(limits))} that the smallest device has" if limits else "no limit was given",
         ),
     ]
-    return "\n".join(_tile(*part) for part in parts)
+    figures = [(name, *figure.partition(" "), facts) for name, figure, facts in parts]
+    return [Tile(name=name, number=number, unit=unit, facts=(facts,)) for name, number, _, unit, facts in figures]
 
 
-def _tile(name: str, figure: str, facts: str) -> str:
-    number, _, unit = figure.partition(" ")
-    small = f"<small>{escape(unit)}</small>" if unit else ""
-    return (
-        f'<div class="tile"><div class="tile-name">{escape(name)}</div>'
-        f'<div class="tile-number">{escape(number)}{small}</div>'
-        f'<div class="tile-facts">{prose(facts)}</div></div>'
-    )
-
-
-def _card(chart: Chart, plan: Plan) -> str:
-    """Return a chart's card, with a key to its colours above the chart."""
-    keys = "".join(
-        f'<span class="key"><i class="{kind.removesuffix("-dot")} {"dot" if kind.endswith("-dot") else "swatch"}"></i>'
-        f"{escape(word)}</span>"
-        for kind, word in _keys(chart, plan)
-    )
-    return chart_card(chart, keys)
-
-
-def _keys(chart: Chart, plan: Plan) -> tuple[tuple[str, str], ...]:
+def _keys(chart: Chart, plan: Plan) -> tuple[Key, ...]:
+    """Return the key to a chart's colours."""
     keys = KEYS.get(chart.name, ())
     if chart.name == "choices" and plan.advice.recommended.microbatches == plan.microbatches:
-        return (("backward-dot", "this plan, and recommended"),)
+        return (Key(text="this plan, and recommended", dot="backward"),)
     return keys if plan.even or chart.name != "balance" else keys[:1]
 
 
-def _running(plan: Plan, plan_file: str) -> str:
+def _running(plan: Plan, plan_file: str) -> dict[str, str]:
     """Return how this plan is run: three lines of a script, and how it is started."""
     script = (
         f"plan = paceline.Plan.load({plan_file!r})\n"
@@ -161,29 +147,7 @@ def _running(plan: Plan, plan_file: str) -> str:
         f'[strategy]\nname = "full"\n\n[pipeline]\nstages = {plan.stages}\nmicrobatches = {plan.microbatches}\n'
         f'schedule = "{plan.schedule}"{chunks}\nplan = {json.dumps(plan_file, ensure_ascii=False)}'
     )
-    return (
-        '<section class="card" aria-labelledby="title-running"><h2 id="title-running">How to run it</h2>'
-        '<p class="caption">In a script of your own, then with as many processes as stages:</p>'
-        f"<pre>{escape(script)}</pre><pre>{escape(start)}</pre>"
-        '<p class="caption">Or in a recipe, with <code>paceline train</code>; the path is relative to the recipe:</p>'
-        f"<pre>{escape(section)}</pre></section>"
-    )
-
-
-def _notes(plan: Plan) -> str:
-    if not plan.notes:
-        return ""
-    items = "".join(f"<li>{prose(note[:1].upper() + note[1:])}.</li>" for note in plan.notes)
-    return f'<section class="card"><h2>Notes</h2><ul class="notes">{items}</ul></section>'
-
-
-def _recipe(recipe: Mapping[str, Any] | None) -> str:
-    if not recipe:
-        return ""
-    return (
-        '<section class="card"><h2>Recipe</h2><details><summary>Every setting, also those nobody typed</summary>'
-        f"<pre>{escape(recipe_text(recipe))}</pre></details></section>"
-    )
+    return {"script": script, "start": start, "recipe": section}
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from paceline.quantities import loss_text, percent_text
 from paceline.reports.table import PlainTable
-from paceline.traces.label_errors import find_label_errors, looks_wrong
+from paceline.traces.label_errors import LEAST_TRUST, chance_probability, find_label_errors, label_trust, looks_wrong
 from paceline.traces.pruning_record import PruningRecord
 
 OFTEN = 0.1  # those pruned most often are about so large a share of all samples
@@ -82,14 +82,26 @@ class PruningFacts:
         self.prunings = record.prunings
 
     @cached_property
+    def why_not_judged(self) -> str:
+        """Why no label is judged, in a sentence; empty where labels are judged."""
+        if label_trust(self.record) >= LEAST_TRUST:
+            return ""
+        chance = chance_probability(self.record)
+        needed = chance + LEAST_TRUST * (1.0 - chance)
+        return (
+            f"The model gives the labels a probability of {percent_text(float(self.record.label_probability.mean()))} "
+            f"on average, and {percent_text(needed)} are needed to judge them: train it longer, then look again."
+        )
+
+    @cached_property
     def wrong(self) -> NDArray[np.bool_]:
-        """Which samples have a label that looks wrong."""
-        return looks_wrong(self.record)
+        """Which samples have a label that looks wrong; none where labels are not judged."""
+        return np.zeros(self.record.samples, np.bool_) if self.why_not_judged else looks_wrong(self.record)
 
     @cached_property
     def label_errors(self) -> NDArray[np.int64]:
-        """The samples whose label looks wrong, the surest first."""
-        return find_label_errors(self.record)
+        """The samples whose label looks wrong, the surest first; none where labels are not judged."""
+        return np.zeros(0, np.int64) if self.why_not_judged else find_label_errors(self.record)
 
     @cached_property
     def often_times(self) -> int:
@@ -189,6 +201,8 @@ def headline(facts: PruningFacts) -> str:
     """
     wrong, often = len(facts.label_errors), int(facts.often.sum())
     labels = f"{wrong:,} label{'s look' if wrong != 1 else ' looks'} wrong" if wrong else "no label looks wrong"
+    if facts.why_not_judged:
+        labels = "the model is trained too little to judge labels"
     if not facts.prunings:
         return f"Nothing was pruned in {facts.record.epochs:,} epochs; {labels}"
     if facts.often_share == 1:
@@ -218,6 +232,8 @@ def _difficulty_sentence(facts: PruningFacts) -> str:
 
 
 def _label_error_sentence(facts: PruningFacts) -> str:
+    if facts.why_not_judged:
+        return facts.why_not_judged
     contradicted = facts.record.guess != facts.record.label
     if not contradicted.any() or not facts.prunings:
         return ""

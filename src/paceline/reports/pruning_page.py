@@ -22,17 +22,16 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.quantities import percent_text
+from paceline.reports.chart import Key
 from paceline.reports.page import page_html
 from paceline.reports.pruning_facts import (
     CAUTION,
-    Bin,
     PruningFacts,
     conditions,
     headline,
@@ -46,11 +45,11 @@ MOST_LABEL_ERRORS = 24
 FEWEST_IN_A_ROW = 3
 MOST_LISTED = 300
 MOST_CLASSES = 100
-WIDEST = 72  # percent of the room: beside the longest bar there is a place for its number
-MOST_PIXELS = 40  # along a side; larger images are averaged down, so that a page of 200 stays small
+MOST_PIXELS = 36  # along a side; larger images are averaged down, so that a page of 200 stays small
 GREY, COLOUR = 0, 2  # as PNG numbers them
-MARK = '<b class="mark" title="the label looks wrong">?</b>'
 ROWS = ("most pruned", "least pruned")
+TIME_KEYS = (Key(text="samples", swatch="used"), Key(text="of these, labels that look wrong", swatch="wrong-part"))
+CLASS_KEYS = (Key(text="share of the samples", swatch="share"), Key(text="share of the prunings", swatch="used"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,130 +112,79 @@ def pruning_page(
     """
     facts, shown = PruningFacts(record), shown_samples(record, most=most)
     given = images if images is not None else {}
-    figures = _Figures(facts, data_uris({number: given[number] for number in shown.numbers if number in given}))
+    uris = data_uris({number: given[number] for number in shown.numbers if number in given})
+    classes = facts.most_pruned_classes(MOST_CLASSES)
     return page_html(
         "pruning.html",
         title=title,
         headline=headline(facts),
         sentences=(*sentences(facts), *notes),
         conditions=conditions(facts),
-        times=time_bars(facts),
-        classes=class_bars(facts),
-        suspects=_label_errors(facts, shown, figures),
-        rows=_rows(facts, shown, figures),
+        bins=facts.bins,
+        most_samples=max(each.samples for each in facts.bins),
+        time_keys=TIME_KEYS if len(facts.label_errors) else TIME_KEYS[:1],
+        classes=classes,
+        classes_cut=_classes_cut(len(facts.classes)),
+        most_share=max(max(each.share, each.pruned_share) for each in classes),
+        class_keys=CLASS_KEYS,
+        labels=_label_errors(facts, shown, uris),
+        rows=[_class_rows(facts, label, pair, uris) for label, pair in shown.classes.items()],
+        rows_caption=_rows_caption(facts, shown),
+        percent=percent_text,
     )
 
 
-class _Figures:
-    """Figures of samples: the image if there is one, else the number."""
-
-    def __init__(self, facts: PruningFacts, uris: Mapping[int, str]) -> None:
-        self._facts, self._uris = facts, uris
-
-    def list(self, numbers: Sequence[int], label: str) -> str:
-        items = "".join(f"<li>{self._figure(number)}</li>" for number in numbers)
-        return f'<ul class="pictures" aria-label="{escape(label)}">{items}</ul>'
-
-    def _figure(self, number: int) -> str:
-        record, wrong = self._facts.record, bool(self._facts.wrong[number])
-        label, guess = (escape(record.classes[which[number]]) for which in (record.label, record.guess))
-        times = f"{record.times_pruned[number]}&times;"
-        sure = percent_text(float(record.guess_probability[number])).replace(" ", "\u00a0")
-        picture = f'<div class="number">#{number}</div>'
-        if number in self._uris:
-            picture = f'<img src="{self._uris[number]}" alt="Sample {number}, labelled {label}" loading="lazy">'
-        other = ' class="other"' if record.guess[number] != record.label[number] else ""
-        return (
-            f"<figure{' class=looks-wrong' if wrong else ''}>{picture}{MARK if wrong else ''}"
-            f"<figcaption><b>{times}</b> #{number}<span>label {label}</span>"
-            f"<span{other}>model {guess} <i>{sure}</i></span></figcaption></figure>"
-        )
+def _pictures(facts: PruningFacts, numbers: Sequence[int], uris: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Return what is shown of each sample: its image, if there is one, its number, label, and the model's guess."""
+    record = facts.record
+    return [
+        {
+            "number": number,
+            "uri": uris.get(number, ""),
+            "times": int(record.times_pruned[number]),
+            "label": record.classes[record.label[number]],
+            "guess": record.classes[record.guess[number]],
+            "sure": percent_text(float(record.guess_probability[number])),
+            "other": bool(record.guess[number] != record.label[number]),
+            "wrong": bool(facts.wrong[number]),
+        }
+        for number in numbers
+    ]
 
 
-def _label_errors(facts: PruningFacts, shown: ShownSamples, figures: _Figures) -> str:
+def _label_errors(facts: PruningFacts, shown: ShownSamples, uris: Mapping[int, str]) -> dict[str, Any]:
+    if facts.why_not_judged:
+        return {"title": "Labels are not judged", "caption": facts.why_not_judged, "pictures": []}
     if not shown.label_errors:
-        return f'<section class="card"><h2>No label looks wrong</h2><p class="caption">{escape(CAUTION)}</p></section>'
+        return {"title": "No label looks wrong", "caption": CAUTION, "pictures": []}
     table, number = label_error_table(facts, most=MOST_LISTED), len(facts.label_errors)
     cut = f" The {len(shown.label_errors)} surest of {number:,}:" if len(shown.label_errors) < number else ""
-    return (
-        f'<section class="card"><h2>{escape(table.title)}</h2><p class="caption">{escape(CAUTION + cut)}</p>'
-        f"{figures.list(shown.label_errors, table.title)}"
-        f"<details><summary>As a table</summary>{table.html()}</details></section>"
-    )
+    pictures = _pictures(facts, shown.label_errors, uris)
+    return {"title": table.title, "caption": CAUTION + cut, "pictures": pictures, "table": table}
 
 
-def _rows(facts: PruningFacts, shown: ShownSamples, figures: _Figures) -> str:
+def _rows_caption(facts: PruningFacts, shown: ShownSamples) -> str:
     kinds = ("hard", "easy") if facts.prunes_the_hard else ("easy", "hard")
-    said = (
+    caption = (
         f"Of each class the most pruned, which are {kinds[0]} here, and the least pruned, the {kinds[1]}. "
-        "12\u00d7: pruned 12 times. #7: number 7 of the training data. Framed, with a ?: the label looks wrong."
+        "12\u00d7: pruned 12 times. #7: number 7 of the training data."
     )
+    if len(facts.label_errors):
+        caption += " Framed, with a ?: the label looks wrong."
     left_out = np.count_nonzero([each.samples for each in facts.classes]) - len(shown.classes)
-    if left_out:
-        said += f" {left_out} classes that are pruned less for their size are not shown."
-    parts = [f'<section class="card"><h2>Class by class</h2><p class="caption">{escape(said)}</p>']
-    for label, pair in shown.classes.items():
-        each = facts.classes[label]
-        parts.append(f"<h3>{escape(each.name)}<small>{each.samples:,} samples, {each.prunings:,} prunings</small></h3>")
-        for name, numbers in zip(ROWS, pair, strict=True):
-            if numbers:
-                parts.append(f'<p class="row">{name}</p>{figures.list(numbers, f"{each.name}, {name}")}')
-    return "\n".join([*parts, "</section>"])
+    return f"{caption} {left_out} classes that are pruned less for their size are not shown." if left_out else caption
 
 
-# -- charts: bars of boxes, no script ----------------------------------------------------------------------------------
+def _class_rows(
+    facts: PruningFacts, label: int, pair: tuple[tuple[int, ...], tuple[int, ...]], uris: Mapping[int, str]
+) -> dict[str, Any]:
+    each = facts.classes[label]
+    rows = [(name, _pictures(facts, numbers, uris)) for name, numbers in zip(ROWS, pair, strict=True)]
+    return {"name": each.name, "samples": each.samples, "prunings": each.prunings, "rows": rows}
 
 
-def time_bars(facts: PruningFacts) -> str:
-    """Return a chart of how many samples were pruned how often, with labels that look wrong marked.
-
-    >>> from paceline.traces.pruning_record import empty_record
-    >>> "<small>1</small>" in time_bars(PruningFacts(empty_record()))
-    True
-    """
-    most = max(each.samples for each in facts.bins)
-    wrong = '<span class="key"><i class="swatch wrong-part"></i>of these, labels that look wrong</span>'
-    return (
-        '<section class="card"><h2>Times pruned</h2>'
-        '<p class="caption">How many samples sat out in so many epochs.</p>'
-        f'<div class="legend"><span class="key"><i class="swatch used"></i>samples</span>'
-        f'{wrong if len(facts.label_errors) else ""}</div><div class="bars times">'
-        f"{''.join(_time_bar(each, most) for each in facts.bins)}</div></section>"
-    )
-
-
-def _time_bar(each: Bin, most: int) -> str:
-    share = f'<b class="wrong-part" style="width: {100 * each.wrong / each.samples:.2f}%"></b>' if each.wrong else ""
-    numbers = f"{each.samples:,}" + (f", {each.wrong:,} look wrong" if each.wrong else "")
-    bar = f'<i class="used" style="width: {WIDEST * each.samples / most:.2f}%">{share}</i>' if each.samples else ""
-    return f'<span class="what">{each.text}&times;</span><span class="bar">{bar}<small>{numbers}</small></span>'
-
-
-def class_bars(facts: PruningFacts) -> str:
-    """Return a chart of each class's share of the samples beside its share of the prunings.
-
-    >>> from paceline.traces.pruning_record import empty_record
-    >>> '<span class="what">0</span>' in class_bars(PruningFacts(empty_record()))
-    True
-    """
-    rows, number = facts.most_pruned_classes(MOST_CLASSES), len(facts.classes)
-    cut = f" The {MOST_CLASSES} of {number:,} that are pruned most for their size." if number > MOST_CLASSES else ""
-    most = max(max(each.share, each.pruned_share) for each in rows)
-    bars = "".join(
-        f'<span class="what">{escape(each.name)}</span><span class="pair" title="{each.samples:,} samples, '
-        f'{each.prunings:,} prunings"><i class="share" style="width: {100 * each.share / most:.2f}%"></i>'
-        f'<i class="used" style="width: {100 * each.pruned_share / most:.2f}%"></i></span>'
-        f'<span class="how">{percent_text(each.pruned_share, 1)}, {each.beyond:.2f}&times;</span>'
-        for each in rows
-    )
-    return (
-        '<section class="card"><h2>Classes</h2>'
-        '<p class="caption">Are some classes pruned more than others? Share of all prunings, and how many times the '
-        f"share of the samples that is.{cut}</p>"
-        '<div class="legend"><span class="key"><i class="swatch share"></i>share of the samples</span>'
-        '<span class="key"><i class="swatch used"></i>share of the prunings</span></div>'
-        f'<div class="bars classes">{bars}</div></section>'
-    )
+def _classes_cut(number: int) -> str:
+    return f" The {MOST_CLASSES} of {number:,} that are pruned most for their size." if number > MOST_CLASSES else ""
 
 
 # -- images ------------------------------------------------------------------------------------------------------------

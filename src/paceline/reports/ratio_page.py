@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from paceline.reports.chart import Chart, Json, axis, layout, plot_text
-from paceline.reports.page import chart_card, page_html
+from paceline.reports.chart import Chart, Json, Key, axis, layout, plot_text
+from paceline.reports.page import page_html
 from paceline.reports.table import PlainTable
 from paceline.terminal import shortened
 
@@ -82,7 +81,7 @@ def ratio_page(
     """
     course = course_chart(bars)
     charts = [ratio_chart(bars, rate=rate), *([course] if course is not None else [])]
-    cards = [_with_key(charts[0], bars), *(chart_card(chart) for chart in charts[1:])]
+    charts[0] = replace(charts[0], keys=_keys(charts[0], bars))
     return page_html(
         "ratios.html",
         title=title,
@@ -90,21 +89,17 @@ def ratio_page(
         sentences=sentences,
         conditions=conditions,
         figures=charts,
-        charts="\n".join(cards),
-        table=table.card(),
+        table=table,
     )
 
 
-def _with_key(chart: Chart, bars: Sequence[RatioBar]) -> str:
-    """Return the card of the bars, with a key to their colours above them."""
-    keys = "".join(
-        f'<span class="key"><i class="swatch {colour}"></i>{escape(group)}</span>'
-        for group, colour in SWATCHES.items()
-        if any(item.get("name") == group and item["x"] for item in chart.data)
-    )
+def _keys(chart: Chart, bars: Sequence[RatioBar]) -> tuple[Key, ...]:
+    """Return the key to the colours of the bars."""
+    drawn = {item.get("name") for item in chart.data if item["x"]}
+    keys = [Key(text=group, swatch=swatch) for group, swatch in SWATCHES.items() if group in drawn]
     if any(bar.later is not None for bar in bars):
-        keys += '<span class="key"><i class="dot" style="--series: var(--ink)"></i>after the last step</span>'
-    return chart_card(chart, keys)
+        keys.append(Key(text="after the last step", dot="ink"))
+    return tuple(keys)
 
 
 def ratio_chart(bars: Sequence[RatioBar], *, rate: float | None = None) -> Chart:

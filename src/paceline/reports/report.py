@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.files import write_file
 from paceline.quantities import UNKNOWN, percent_text, seconds_text
 from paceline.reports.arrivals import arrivals_chart
-from paceline.reports.chart import Chart, palette
+from paceline.reports.chart import Chart, Key, palette
 from paceline.reports.curves import curve_charts
-from paceline.reports.page import chart_card, page_html, recipe_text
+from paceline.reports.page import Tile, page_html, recipe_text
 from paceline.reports.results import (
     BASELINES,
     ResultRow,
@@ -23,11 +22,13 @@ from paceline.reports.results import (
     group_traces,
     results,
 )
-from paceline.reports.sentences import conditions, further_sentences, headline, target_losses
+from paceline.reports.sentences import conditions, dropped_sentences, further_sentences, headline, target_losses
+from paceline.reports.table import PlainTable
 from paceline.reports.timeline import ACTIVITY_NAMES, MOST_REASON, timeline_chart
 from paceline.terminal import shortened
 from paceline.traces import Trace
 from paceline.traces.records import NOT_YET
+from paceline.traces.worker_counts import WorkerCounts, mostly_dropped
 
 TITLE = "paceline race"
 TITLE_OF_ONE = "paceline run on a real cluster"
@@ -74,133 +75,164 @@ def report_html(traces: Sequence[Trace], *, title: str = "") -> str:
     groups = group_traces(traces)
     rows, phrases, targets = results(groups), conditions(groups), target_losses(traces)
     drawn = [*curve_charts(groups), timeline_chart(groups), arrivals_chart(groups)]
-    charts = [chart for chart in drawn if chart is not None]
     return page_html(
-        "page.html",
+        "race.html",
         title=title or (TITLE_OF_ONE if len(traces) == 1 and traces[0].clock == "real" else TITLE),
         headline=headline(rows),
-        sentences=further_sentences(rows, targets[0] if len(targets) == 1 else None),
+        sentences=[
+            *further_sentences(rows, targets[0] if len(targets) == 1 else None),
+            *dropped_sentences(groups),
+        ],
         conditions=phrases,
-        figures=charts,
+        figures=[replace(chart, keys=_legend_keys(chart, groups)) for chart in drawn if chart is not None],
         colours=palette(group.strategy for group in groups),
         tiles=tiles(rows),
-        table=table(rows, ", ".join(phrases) + "."),
-        charts="\n".join(chart_card(chart, _legend_keys(chart, groups)) for chart in charts) or _no_charts(traces),
-        membership=membership(groups),
-        recipes=recipes(groups),
+        table=result_table(rows, ", ".join(phrases) + "."),
+        workers=worker_table(groups),
+        membership=membership_table(groups),
+        no_charts=_no_charts(traces),
+        recipes=[_recipe(index, group) for index, group in enumerate(groups)],
     )
 
 
 # -- results, charts and recipes ---------------------------------------------------------------------------------------
 
 
-def tiles(rows: Sequence[ResultRow]) -> str:
+def tiles(rows: Sequence[ResultRow]) -> list[Tile]:
     """Return one tile per strategy: its time as a number and as a bar, then loss and accuracy.
 
-    >>> "&lt;lgc&gt;" in tiles([ResultRow(label="<lgc>", strategy="lgc")])
-    True
+    >>> [tile.number for tile in tiles([ResultRow(label="lgc", strategy="lgc", seconds=6.5)])]
+    ['6.50']
     """
     longest = max((row.seconds for row in rows), default=0.0) or 1.0
     against = baseline_name(row.strategy for row in rows)
-    return "\n".join(_tile(index, row, row.seconds / longest, against) for index, row in enumerate(rows))
+    return [_tile(index, row, row.seconds / longest, against) for index, row in enumerate(rows)]
 
 
-def _tile(index: int, row: ResultRow, share: float, against: str) -> str:
-    loss = final_loss_text(row)
-    facts = [_pace(row, against)]
+def _tile(index: int, row: ResultRow, share: float, against: str) -> Tile:
+    loss, facts, pace = final_loss_text(row), list[str](), ""
+    if row.stopped:
+        facts.append("stopped early")
+    elif row.strategy in BASELINES and row.saved is None:
+        facts.append("waits for everybody")
+    elif row.saved is None:
+        facts += ["broke off"] if row.diverged else []
+    elif abs(row.saved) < 0.005:
+        facts.append(f"as long as {against}")
+    else:
+        pace = f"{percent_text(abs(row.saved))} {'sooner' if row.saved >= 0 else 'later'}"
     if loss != UNKNOWN:
-        facts.append(escape(f"loss {loss}" if row.loss is not None else loss))
+        facts.append(f"loss {loss}" if row.loss is not None else loss)
     if row.accuracy is not None:
         facts.append(f"test accuracy {percent_text(row.accuracy, 1)}")
-    return (
-        f'<div class="tile" style="--series: var(--s{index})">'
-        f'<div class="tile-name"><i class="dot"></i>{escape(row.label)}</div>'
-        f'<div class="tile-number">{seconds_text(row.seconds)}<small>s</small></div>'
-        f'<div class="tile-bar"><i style="width: {100 * share:.1f}%"></i></div>'
-        f'<div class="tile-facts">{"<br>".join(filter(None, facts))}</div>'
-        "</div>"
+    return Tile(
+        name=row.label,
+        number=seconds_text(row.seconds),
+        unit="s",
+        facts=facts,
+        pace=pace,
+        against=f"than {against}",
+        share=share,
+        series=f"s{index}",
     )
 
 
-def _pace(row: ResultRow, against: str) -> str:
-    if row.stopped:
-        return "stopped early"
-    if row.strategy in BASELINES and row.saved is None:
-        return "waits for everybody"
-    if row.saved is None:
-        return "broke off" if row.diverged else ""
-    if abs(row.saved) < 0.005:
-        return f"as long as {against}"
-    word = "sooner" if row.saved >= 0 else "later"
-    return f"<b>{percent_text(abs(row.saved))} {word}</b><span> than {against}</span>"
+def result_table(rows: Sequence[ResultRow], caption: str) -> PlainTable:
+    """Return the results as a table.
 
-
-def table(rows: Sequence[ResultRow], caption: str) -> str:
-    """Return the results as a table in a box that scrolls by itself on a narrow screen.
-
-    >>> table([], "virtual seconds").count("<th ")
-    12
+    >>> len(result_table([], "virtual seconds").headings)
+    10
     """
     against = baseline_name(row.strategy for row in rows)
-    head = "".join(f'<th scope="col">{heading.format(baseline=against)}</th>' for heading in HEADINGS)
-    body = "\n".join(_table_row(index, row) for index, row in enumerate(rows))
-    return (
-        '<div class="scroller" tabindex="0" role="region" aria-label="Results"><table>'
-        '<thead><tr class="over"><th colspan="7"></th><th colspan="3">Gradients</th></tr>'
-        f"<tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>\n"
-        f'<p class="note">{escape(caption)}</p>'
+    return PlainTable(
+        title="Results",
+        headings=[heading.format(baseline=against) for heading in HEADINGS],
+        rows=[[row.label, *cells(row)] for row in rows],
+        caption=caption,
+        warned=frozenset(index for index, row in enumerate(rows) if row.diverged),
+        over=(("", 7), ("Gradients", 3)),
+        dots=[f"s{index}" for index, _ in enumerate(rows)],
     )
 
 
-def _table_row(index: int, row: ResultRow) -> str:
-    first = f'<th scope="row"><i class="dot" style="--series: var(--s{index})"></i>{escape(row.label)}</th>'
-    rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells(row))
-    return f'<tr class="diverged">{first}{rest}</tr>' if row.diverged else f"<tr>{first}{rest}</tr>"
-
-
-def _legend_keys(chart: Chart, groups: Sequence[TraceGroup]) -> str:
+def _legend_keys(chart: Chart, groups: Sequence[TraceGroup]) -> tuple[Key, ...]:
     if chart.legend == "work":
-        return "".join(
-            f'<span class="key"><i class="swatch {activity}"></i>{name}</span>'
+        drawn = {item.get("name") for item in chart.data}
+        return tuple(
+            Key(text=name, swatch=activity)
             for activity, name in ACTIVITY_NAMES.items()
-            if activity != "gone" or any(item.get("name") == name for item in chart.data)
+            if activity != "gone" or name in drawn
         )
-    drawn = {item.get("legendgroup") for item in chart.data}
-    return "".join(
-        f'<button class="key" type="button" aria-pressed="true" data-series="s{index}" '
-        f'style="--series: var(--s{index})"><i class="dot"></i>{escape(group.label)}</button>'
-        for index, group in enumerate(groups)
-        if f"s{index}" in drawn
+    series = {item.get("legendgroup") for item in chart.data}
+    return tuple(
+        Key(text=group.label, series=f"s{index}") for index, group in enumerate(groups) if f"s{index}" in series
     )
 
 
 def _no_charts(traces: Sequence[Trace]) -> str:
-    reason = (
-        "The run ended before there was anything to draw."
-        if any(trace.clock == "real" for trace in traces)
-        else "Timing only: nothing was trained, so there is no loss to draw."
-    )
-    return f'<section class="card wide"><p class="caption">{reason}</p></section>'
+    if any(trace.clock == "real" for trace in traces):
+        return "The run ended before there was anything to draw."
+    return "Timing only: nothing was trained, so there is no loss to draw."
 
 
-def recipes(groups: Sequence[TraceGroup]) -> str:
-    """Return every group's recipe, folded away.
+def _recipe(index: int, group: TraceGroup) -> dict[str, str]:
+    return {
+        "series": f"s{index}",
+        "label": group.label,
+        "seeds": f"seed{'s' if len(group.traces) > 1 else ''} {', '.join(str(trace.seed) for trace in group.traces)}",
+        "text": recipe_text(group.traces[0].recipe) or "# the trace holds no recipe",
+    }
 
-    >>> from paceline.traces import Trace
-    >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={"a": "</pre>"}, rounds_done=5, seconds=1.0)
-    >>> "&lt;/pre&gt;" in recipes([TraceGroup(label="full", strategy="full", traces=(trace,))])
+
+# -- workers -----------------------------------------------------------------------------------------------------------
+
+
+def worker_table(groups: Sequence[TraceGroup]) -> PlainTable | None:
+    """Return a table of what became of each worker's work; None where no run has counted it, as in a simulation.
+
+    A worker that is mostly dropped is marked. Of very many workers those that were dropped most are shown.
+
+    >>> worker_table([]) is None
     True
     """
-    folded = []
-    for index, group in enumerate(groups):
-        seeds = ", ".join(str(trace.seed) for trace in group.traces)
-        text = recipe_text(group.traces[0].recipe) or "# the trace holds no recipe"
-        folded.append(
-            f'<details style="--series: var(--s{index})"><summary><i class="dot"></i>{escape(group.label)}'
-            f"<small>seed{'s' if len(group.traces) > 1 else ''} {seeds}</small></summary>"
-            f"<pre>{escape(text)}</pre></details>"
-        )
-    return "\n".join(folded)
+    runs = [(group.label, trace) for group in groups for trace in group.traces if trace.by_worker]
+    if not runs:
+        return None
+    several = len(runs) > 1
+    counted = [
+        (f"{label}, seed {trace.seed}, w{counts.worker}" if several else f"w{counts.worker}", counts)
+        for label, trace in runs
+        for counts in trace.by_worker
+    ]
+    named = {id(counts) for _, trace in runs for counts in mostly_dropped(trace.by_worker)}
+    shown = counted
+    if len(counted) > MOST_ROWS:
+        shown = sorted(counted, key=lambda row: -row[1].dropped / max(row[1].gradients, 1))[:MOST_ROWS]
+    averaged = all(trace.averaged for _, trace in runs)
+    words = "Work that was used in time, that was late and is in the update of the next round, and that was dropped"
+    if averaged:
+        words = "The steps of each worker that are in an average"
+    words += "; waited: from its arrival until its round closed." if not averaged else "; waited: for the others."
+    if len(shown) < len(counted):
+        words += f" The {len(shown)} of {len(counted):,} workers with the largest share dropped."
+    return PlainTable(
+        title="Workers",
+        headings=("Worker", "used", "late", "dropped", "used", "late", "dropped", "Waited (s)"),
+        rows=[_worker_row(name, counts) for name, counts in shown],
+        caption=words,
+        over=(("", 1), ("Samples", 3), ("Steps" if averaged else "Gradients", 3), ("", 1)),
+        warned=frozenset(index for index, (_, counts) in enumerate(shown) if id(counts) in named),
+    )
+
+
+def _worker_row(name: str, counts: WorkerCounts) -> list[str]:
+    samples = (counts.samples_used, counts.samples_late, counts.samples_dropped)
+    return [
+        name,
+        *(f"{number:,}" if any(samples) else UNKNOWN for number in samples),
+        *(f"{number:,}" for number in (counts.used, counts.late, counts.dropped)),
+        seconds_text(counts.waited_seconds),
+    ]
 
 
 # -- who came and went -------------------------------------------------------------------------------------------------
@@ -264,39 +296,30 @@ def _single_changes(trace: Trace) -> Iterator[tuple[float, str, int]]:
             yield absence.to_seconds, "came back", absence.worker
 
 
-def membership(groups: Sequence[TraceGroup]) -> str:
-    """Return the section on who came and went; empty where all were there all the time, as in every simulation.
+def membership_table(groups: Sequence[TraceGroup]) -> PlainTable | None:
+    """Return a table of who came and went; None where all were there all the time, as in every simulation.
 
-    >>> membership([])
-    ''
+    >>> membership_table([]) is None
+    True
     """
     runs = [(group.label, trace) for group in groups for trace in group.traces]
     rows = [(f"{label}, seed {trace.seed}", change) for label, trace in runs for change in membership_changes(trace)]
     if not rows:
-        return ""
+        return None
     first = 0 if len(runs) > 1 else 1  # a single run needs no column with its name
-    head = _cells("th", ["Run", "Time (s)", "Who", "What"][first:])
-    texts = [
-        [
-            run,
-            seconds_text(change.at_seconds),
-            change.names,
-            shortened(change.event, MOST_REASON, dots="...", cut="end"),
-        ]
-        for run, change in rows[:MOST_ROWS]
-    ]
-    body = "\n".join(f"<tr>{_cells('td', row[first:])}</tr>" for row in texts)
     left_out = len(rows) - MOST_ROWS
-    more = f'<p class="note">and {left_out:,} more</p>' if left_out > 0 else ""
-    return (
-        '<section class="card" aria-labelledby="title-membership"><h2 id="title-membership">Who came and went</h2>'
-        '<p class="caption">Seconds since the first round began. A run that is started again goes on at the time of '
-        "its checkpoint: the time in between is not counted.</p>"
-        '<div class="scroller" tabindex="0" role="region" aria-label="Who came and went"><table class="events">'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>{more}</section>\n"
+    return PlainTable(
+        title="Who came and went",
+        headings=("Run", "Time (s)", "Who", "What")[first:],
+        rows=[
+            [
+                run,
+                seconds_text(change.at_seconds),
+                change.names,
+                shortened(change.event, MOST_REASON, dots="...", cut="end"),
+            ][first:]
+            for run, change in rows[:MOST_ROWS]
+        ],
+        caption=f"and {left_out:,} more" if left_out > 0 else "",
+        left=True,
     )
-
-
-def _cells(kind: str, texts: Iterable[str]) -> str:
-    scope = ' scope="col"' if kind == "th" else ""
-    return "".join(f"<{kind}{scope}>{escape(text)}</{kind}>" for text in texts)

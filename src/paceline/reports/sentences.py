@@ -13,22 +13,28 @@ from typing import Any
 from paceline.quantities import count_text, loss_text, percent_text, seconds_text
 from paceline.reports.results import ResultRow, TraceGroup, baseline
 from paceline.traces import Trace
+from paceline.traces.worker_counts import dropped_sentence, mostly_dropped
 
 NEARLY = 0.05  # a loss that exceeds the baseline's by no more than this share counts as kept
 MOST_STOPPED = 4
+MOST_DROPPED = 4  # workers that are named
 
 # -- what was gained, and what it cost ---------------------------------------------------------------------------------
 
 
 def headline(rows: Sequence[ResultRow]) -> str:
-    """Return the sentence on top of a report: what was gained, and what it cost.
+    """Return the sentence on top of a report: who won, by how much, and what it cost.
 
-    >>> def row(name, saved, loss):
-    ...     return ResultRow(label=name, strategy=name, seconds=6.5, saved=saved, loss=loss)
+    >>> def row(name, saved, loss, target=None):
+    ...     return ResultRow(label=name, strategy=name, seconds=6.5, saved=saved, loss=loss, seconds_to_target=target)
     >>> headline([row("full", None, 0.2), row("lgc", 0.33, 0.202), row("fastest-k", 0.34, 0.3)])
     'lgc finished 33 % sooner than full, with a loss 1 % higher'
+    >>> headline([row("full", None, 0.2, 4.0), row("lgc", 0.33, 0.202, 3.0), row("fastest-k", 0.34, 0.3, 2.0)])
+    'fastest-k reached the target loss 50 % sooner than full, and ended with a loss 50 % higher'
     """
     against, best = baseline(rows), best_row(rows)
+    if best is not None and best.seconds_to_target is not None:
+        return _first_at_target(best, against)
     if against is not None and best is not None:
         return comparison(best, against)
     first = min(rows, key=lambda row: (row.diverged, row.stopped, row.seconds))
@@ -44,15 +50,22 @@ def headline(rows: Sequence[ResultRow]) -> str:
 
 
 def best_row(rows: Sequence[ResultRow]) -> ResultRow | None:
-    """Return the row that the headline is about: the soonest of those that nearly keep the baseline's loss.
+    """Return the winner: the first at the target loss, whatever became of its loss after that.
 
-    Soonest at the target, where there is one and it was reached; where all have a higher loss, the one with the least.
+    The target is what makes runs comparable, so it decides where several runs of one clock went to their end and one of
+    them reached it. Where none did, the winner is the soonest of those that nearly keep the baseline's loss; where all
+    have a higher loss, the one with the least.
 
     >>> best_row([]) is None
     True
     """
     against = baseline(rows)
-    rivals = [row for row in rows if row.saved is not None and against is not None and row.clock == against.clock]
+    clock = against.clock if against is not None else rows[0].clock if rows else ""
+    racing = [row for row in rows if not row.diverged and not row.stopped and row.clock == clock]
+    there = [row for row in racing if row.seconds_to_target is not None]
+    if there and len(racing) > 1:
+        return min(there, key=lambda row: (row.seconds_to_target or 0.0, row.seconds))
+    rivals = [row for row in racing if row.saved is not None]
     trained = [row for row in rivals if row.loss is not None]
     if against is None or against.loss is None or not trained:
         return min(rivals, key=lambda row: row.seconds, default=None)
@@ -60,8 +73,20 @@ def best_row(rows: Sequence[ResultRow]) -> ResultRow | None:
     good = [row for row in trained if row.loss is not None and row.loss <= limit]
     if not good:
         return min(trained, key=lambda row: row.loss or 0.0)
-    there = [row for row in good if row.seconds_to_target is not None]
-    return min(there or good, key=lambda row: row.seconds_to_target or row.seconds)
+    return min(good, key=lambda row: row.seconds)
+
+
+def _first_at_target(best: ResultRow, against: ResultRow | None) -> str:
+    """Return the headline of a race in which somebody reached the target loss."""
+    seconds = seconds_text(best.seconds_to_target)
+    if against is None or against is best or against.diverged or against.stopped:
+        return f"{best.label} reached the target loss first, in {seconds} s"
+    if against.seconds_to_target is None:
+        return f"{best.label} reached the target loss in {seconds} s, which {against.label} did not"
+    saved = 1.0 - (best.seconds_to_target or 0.0) / against.seconds_to_target if against.seconds_to_target else 0.0
+    time = "as soon as" if abs(saved) < 0.005 else f"{_sooner(saved)} than"
+    loss = _loss_phrase(best.loss, against.loss).replace(", with", ", and ended with", 1)
+    return f"{best.label} reached the target loss {time} {against.label}{loss}"
 
 
 def comparison(row: ResultRow, against: ResultRow) -> str:
@@ -93,11 +118,30 @@ def further_sentences(rows: Sequence[ResultRow], target_loss: float | None) -> l
     against, best = baseline(rows), best_row(rows)
     sentences = []
     if best is not None and against is not None and target_loss is not None:
-        sentences += _target_sentence(best, against, target_loss)
-    others = [row for row in rows if row is not best and row is not against]
+        sentences += _target_sentences(best, against, target_loss)
+    others = [row for row in rows if row is not against and (row is not best or row.seconds_to_target is not None)]
     if against is not None and others and not all(row.diverged for row in rows):
         sentences.append("; ".join(comparison(row, against) for row in others) + ".")
     return sentences
+
+
+def dropped_sentences(groups: Sequence[TraceGroup]) -> list[str]:
+    """Return a sentence for each worker of a real run whose work was mostly dropped, and what helps.
+
+    >>> from paceline.traces.worker_counts import WorkerCounts
+    >>> slow = WorkerCounts(worker=3, late=2, dropped=21, too_late=21, blocks=32, batch_samples=32)
+    >>> trace = Trace(strategy="lgc", seed=0, workers=4, recipe={}, rounds_done=5, seconds=1.0, by_worker=(slow,))
+    >>> dropped_sentences([TraceGroup(label="lgc", strategy="lgc", traces=(trace,))])[0].split(". ")[0]
+    'worker 3 is mostly dropped: 21 of its 23 gradients came too late'
+    """
+    found = [
+        dropped_sentence(trace.strategy, counts)
+        for group in groups
+        for trace in group.traces
+        for counts in mostly_dropped(trace.by_worker)
+    ]
+    more = len(found) - MOST_DROPPED
+    return [*found[:MOST_DROPPED], *([f"So are {more:,} more."] if more > 0 else [])]
 
 
 def _stopped(row: ResultRow) -> str:
@@ -106,14 +150,13 @@ def _stopped(row: ResultRow) -> str:
     return f"{row.label} stopped after {count_text(row.rounds)} of {count_text(row.asked or 0)} rounds"
 
 
-def _target_sentence(best: ResultRow, against: ResultRow, target_loss: float) -> list[str]:
+def _target_sentences(best: ResultRow, against: ResultRow, target_loss: float) -> list[str]:
     if best.seconds_to_target is None:
         return []
-    start = f"{best.label} reached the target loss of {target_loss:g} in {seconds_text(best.seconds_to_target)} s"
-    if against.seconds_to_target is None:
-        return [f"{start}; {against.label} did not reach it."]
-    saved = 1.0 - best.seconds_to_target / against.seconds_to_target if against.seconds_to_target else 0.0
-    return [f"{start}, {against.label} in {seconds_text(against.seconds_to_target)} s: {_sooner(saved)}."]
+    if best is against or against.seconds_to_target is None:
+        return [f"The target loss is {target_loss:g}."]
+    ours, theirs = seconds_text(best.seconds_to_target), seconds_text(against.seconds_to_target)
+    return [f"{best.label} came to the target loss of {target_loss:g} in {ours} s, {against.label} in {theirs} s."]
 
 
 def _sooner(saved: float) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from html import escape
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.reports.results import baseline_name, cells, group_traces, results
@@ -67,37 +66,30 @@ def results_table(traces: Sequence[Trace]) -> Table:
 class PlainTable:
     """A table of text for the terminal and for a page.
 
-    A newline in a heading breaks it in the terminal. `marked` are (row, column) of the cells to stress.
+    A newline in a heading breaks it in the terminal. `marked` are (row, column) of the cells to stress, `warned` the
+    rows to mark. On a page there may be headings `over` groups of columns (a text, a number of columns) and `dots` with
+    the colour of each row; a table of words is aligned to the `left`.
 
-    >>> plain = PlainTable(title="Sizes", headings=("codec", "bits per\\nelement"), rows=[("<half>", "16")], caption="")
-    >>> "<th scope=\\"row\\">&lt;half&gt;</th><td>16</td>" in plain.html()
-    True
+    >>> PlainTable(title="Sizes", headings=("codec", "bits per\\nelement"), rows=[("half", "16")], caption="").left
+    False
     """
 
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
-    caption: str
-    marked: frozenset[tuple[int, int]] = field(default_factory=frozenset)
+    caption: str = ""
+    marked: frozenset[tuple[int, int]] = frozenset()
+    warned: frozenset[int] = frozenset()
+    over: Sequence[tuple[str, int]] = ()
+    dots: Sequence[str] = ()
+    left: bool = False
 
     def rich(self) -> Table:
-        return rich_table(self.headings, self.rows, title=self.title, caption=self.caption, marked=self.marked)
-
-    def html(self) -> str:
-        """Return the table for a page, in a box that scrolls by itself on a narrow screen."""
-        head = "".join(f'<th scope="col">{escape(" ".join(heading.split()))}</th>' for heading in self.headings)
-        body = "\n".join(self._html_row(row, cells) for row, cells in enumerate(self.rows))
-        return (
-            f'<div class="scroller" tabindex="0" role="region" aria-label="{escape(self.title)}"><table>'
-            f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>\n"
-            f'<p class="note">{escape(self.caption)}</p>'
+        return rich_table(
+            self.headings,
+            self.rows,
+            title=self.title,
+            caption=self.caption,
+            marked=self.marked,
+            warned=sorted(self.warned),
         )
-
-    def card(self, kind: str = "") -> str:
-        """Return the table with its title as a section of a page; `kind` is a class for the page's style sheet."""
-        return f'<section class="card{kind and f" {kind}"}"><h2>{escape(self.title)}</h2>\n{self.html()}</section>'
-
-    def _html_row(self, row: int, cells: Sequence[str]) -> str:
-        texts = [escape(cell) for cell in cells]
-        first, *rest = (f"<b>{text}</b>" if (row, at) in self.marked else text for at, text in enumerate(texts))
-        return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{text}</td>" for text in rest)}</tr>'

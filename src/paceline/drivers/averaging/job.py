@@ -14,6 +14,7 @@ that takes the merged steps to the sum.
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from paceline.events import Standing, Window
 from paceline.optim import make_optimizer
 from paceline.strategies.averaging import Averaging
 from paceline.traces import Trace
+from paceline.traces.worker_counts import WorkerCounts
 from paceline.training import measure
 from paceline.training.replica import local_gradient
 from paceline.training.saved_state import check_model, check_tensor
@@ -109,6 +111,31 @@ def windows_from(rows: torch.Tensor) -> list[tuple[Window, ...]]:
         tuple(Window(steps=steps, merged_after=after, standing=Standing(at)) for steps, after, at in average)
         for average in rows.tolist()
     ]
+
+
+def worker_counts(
+    windows: Sequence[Sequence[Window]], times: torch.Tensor, batch_samples: int
+) -> tuple[WorkerCounts, ...]:
+    """Return how many steps of each worker are in averages, and how long it waited for the others to enter them.
+
+    `times` are averages x workers x (started its steps, entered the average, average done). A worker that trains on
+    begins its next steps before the others are there, and waits for nobody.
+
+    >>> times = torch.tensor([[[0.0, 1.0, 2.5], [0.0, 2.0, 2.5]], [[2.5, 3.0, 4.0], [2.5, 3.5, 4.0]]])
+    >>> [counts.waited_seconds for counts in worker_counts([(Window(steps=1), Window(steps=1))] * 2, times, 32)]
+    [1.5, 0.0]
+    """
+    if not len(times):
+        return ()
+    entered = times[:, :, 1]
+    last = entered.max(dim=1, keepdim=True).values.expand_as(entered)
+    nexts = torch.cat([times[1:, :, 0], torch.full_like(times[:1, :, 0], math.inf)])
+    waited = (torch.minimum(last, nexts) - entered).clamp(min=0).sum(dim=0).tolist()
+    steps = [sum(average[worker].brought for average in windows) for worker in range(times.shape[1])]
+    return tuple(
+        WorkerCounts(worker=worker, used=used, samples_used=used * batch_samples, waited_seconds=waited[worker])
+        for worker, used in enumerate(steps)
+    )
 
 
 class AveragingRun(RankRun):
@@ -199,8 +226,13 @@ class AveragingRun(RankRun):
         if self.ranks.rank != 0:
             return None
         used = self._draws if self.ranks.world == 1 else self._sync.merged_steps
-        return self.recorder.trace(
-            strategy=self.job.member.name, used=used, sent_bytes=self.recorder.sent_bytes, **about
+        recorder = self.recorder
+        return recorder.trace(
+            strategy=self.job.member.name,
+            used=used,
+            sent_bytes=recorder.sent_bytes,
+            by_worker=worker_counts(recorder.windows(), recorder.every_time, self.job.training.batch_size),
+            **about,
         )
 
     @property

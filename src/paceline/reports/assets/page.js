@@ -1,7 +1,15 @@
 "use strict";
-// Draws the figures, in the colours of the reader's scheme, and again when the scheme changes.
-(() => {
-  const report = JSON.parse(document.getElementById("report-data").textContent);
+// Unpacks the library and the figures, draws them in the colours of the reader's scheme, and again when that changes.
+(async () => {
+  async function unpacked(id) {
+    const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  }
+
+  const library = document.createElement("script");
+  library.textContent = await unpacked("plotly");
+  document.head.append(library);
+  const report = JSON.parse(await unpacked("report-data"));
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const mouse = matchMedia("(hover: hover) and (pointer: fine)");
   const hidden = new Set();
@@ -51,4 +59,7 @@
   );
   dark.addEventListener("change", draw);
   draw();
-})();
+})().catch((error) => {
+  // A browser of before 2023 has no DecompressionStream.
+  for (const chart of document.querySelectorAll(".chart")) chart.textContent = `This chart cannot be drawn: ${error}`;
+});
