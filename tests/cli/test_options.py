@@ -67,6 +67,10 @@ def test_help_of_a_command_by_either_word_order(capsys) -> None:
         (["plan", "pipline"], "did you mean 'plan pipeline'?"),
         (["inspect", "pruninng", "runs/train"], "did you mean 'inspect pruning'?"),
         (["bench", "strategies"], "choose from bench codecs"),
+        (["bench", "--size", "5"], "bench needs a second word: bench codecs"),
+        (["--workers", "4", "race"], "unknown option --workers; options come after a command"),
+        (["race", "full,lgc"], "for a strategy give --strategies full,lgc"),
+        (["train", "hpsgd"], "for a strategy give --strategy hpsgd"),
         (["trian"], "did you mean 'train'?"),
     ],
 )
@@ -118,6 +122,8 @@ def test_what_is_true_or_false_is_a_flag_with_a_value_or_without(flag, tmp_path,
 
     assert given(flag) == given(flag, "true") == given(f"{flag}=true") == given(flag, "--json") == "true"
     assert given(flag, "false") == given(f"--no-{flag[2:]}") == "false"
+    (tmp_path / "false").touch()
+    assert given(flag, "false") == "false"
     options, overrides = parse(kind, [flag, "my.toml"])
     assert (options.recipe_file, [*overrides.values()]) == ("my.toml", ["true"])
 

@@ -138,7 +138,7 @@ def _dispatch(given: list[str]) -> int:
         tables = {name: command.table for name, command in COMMANDS.items()}
         print(completion_script(shell, tables, first=("help", "--help", "--version", "--print-completion")))
     else:
-        name, arguments = _command_named(given)
+        name, arguments = command_named(given)
         if set(arguments) & set(HELP) or (name in GROUPS and not arguments):
             print(_help_of(name, everything="--help-all" in arguments))
         else:
@@ -147,12 +147,12 @@ def _dispatch(given: list[str]) -> int:
     return 0
 
 
-def _command_named(given: Sequence[str]) -> tuple[str, list[str]]:
+def command_named(given: Sequence[str]) -> tuple[str, list[str]]:
     """Return the command's name and its arguments; the name of a group where its help is asked for.
 
-    >>> _command_named(["plan", "pruning", "--json"])
+    >>> command_named(["plan", "pruning", "--json"])
     ('plan pruning', ['--json'])
-    >>> _command_named(["plan", "pipline"])
+    >>> command_named(["plan", "pipline"])
     Traceback (most recent call last):
     paceline.cli.options.UsageError: unknown command 'plan pipline'; did you mean 'plan pipeline'?
     """
@@ -163,12 +163,14 @@ def _command_named(given: Sequence[str]) -> tuple[str, list[str]]:
         return f"{first} {rest[0]}", rest[1:]
     if first in GROUPS and (set(rest) & set(HELP) or (first not in OLD_NAMES and not rest)):
         return first, rest
-    if first in GROUPS and rest and not rest[0].startswith("-"):
+    if first in GROUPS and rest and (first not in OLD_NAMES or not rest[0].startswith("-")):
         _refuse_misspelt(first, rest[0])
     if first in OLD_NAMES:
         new = OLD_NAMES[first]
         warn(f"`paceline {first}` is now `paceline {new}`; the old name goes with the next release")
         return new, rest
+    if first.startswith("-"):
+        raise UsageError(f"unknown option {first}; options come after a command, such as `paceline race {first}`")
     raise UsageError(str(unknown("command", first, [*_first_words()])))
 
 
@@ -178,6 +180,8 @@ def _refuse_misspelt(group: str, word: str) -> None:
     near = difflib.get_close_matches(f"{group} {word}", names, n=1, cutoff=0.8)
     if group in OLD_NAMES and (not near or Path(word).exists()):
         return
+    if word.startswith("-"):
+        raise UsageError(f"{group} needs a second word: {', '.join(names)}")
     hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}"
     raise UsageError(f"unknown command {f'{group} {word}'!r}; {hint}")
 

@@ -22,12 +22,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from paceline.errors import PacelineError
 from paceline.quantities import unit_examples, with_unit
 from paceline.recipes import Recipe, read_recipe
 from paceline.settings import Rule, convert, describe
+from paceline.strategies import STRATEGIES
+from paceline.strategies.averaging import AVERAGING
 
 Command = TypeVar("Command")
 NUMBER_BELOW_ZERO = re.compile(r"-\.?\d")
@@ -213,7 +215,20 @@ def _metavar(hint: Any) -> str:
 
 def given_recipe(file: str, overrides: dict[str, str]) -> Recipe:
     """Return the recipe of a file, or the default one, with the settings that were typed."""
+    refuse_strategies(file, "--strategy")
     return read_recipe(Path(file) if file else None, overrides)
+
+
+def refuse_strategies(file: str, flag: str) -> None:
+    """Refuse names of strategies in the place of a recipe's file, and say where they belong.
+
+    >>> refuse_strategies("full,lgc", "--strategies")
+    Traceback (most recent call last):
+    paceline.cli.options.UsageError: there is no recipe 'full,lgc'; for a strategy give --strategies full,lgc
+    """
+    names = [name.partition("@")[0] for name in file.split(",")]
+    if all(name in (*STRATEGIES, *AVERAGING) for name in names) and not Path(file).exists():
+        raise UsageError(f"there is no recipe {file!r}; for a strategy give {flag} {file}")
 
 
 def parse(
@@ -249,7 +264,7 @@ def _read(table: Sequence[Option], words: deque[str]) -> Iterator[tuple[Option, 
         word = words.popleft()
         if not _is_option(word):
             if not places:
-                raise UsageError(f"unexpected argument {word!r}")
+                raise UsageError(f"unexpected argument {word!r}; --help shows what may be given")
             place = places.popleft()
             yield place, (place.metavar, word)
             continue
@@ -278,12 +293,19 @@ def _value(option: Option, flag: str, words: deque[str]) -> str:
     """
     follows = bool(words) and not _is_option(words[0])
     if option.is_flag:
-        if follows and option.of_recipe and not words[0].endswith(".toml") and not Path(words[0]).exists():
-            return words.popleft()
-        return "true"
+        is_value = follows and option.of_recipe and not _may_be_file(words[0])
+        return words.popleft() if is_value else "true"
     if not follows:
         raise UsageError(f"{flag} needs a value: {option.metavar}")
     return words.popleft()
+
+
+def _may_be_file(word: str) -> bool:
+    try:
+        convert(word, bool | Literal["auto"])
+    except ValueError:
+        return word.endswith(".toml") or Path(word).exists()
+    return False
 
 
 def _converted(option: Option, flag: str, text: str) -> Any:

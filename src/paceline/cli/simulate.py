@@ -17,6 +17,7 @@ from paceline.cli.options import (
     json_option,
     option,
     out_option,
+    refuse_strategies,
 )
 from paceline.cli.output import ResultsNotKept, new_folder, note, show_results
 from paceline.cli.progress import RunBars
@@ -61,6 +62,7 @@ class SimulateOptions:
 def race(options: RaceOptions, overrides: dict[str, str]) -> None:
     if "strategy.name" in overrides:
         raise UsageError(f"race takes --strategies, with commas between (--strategies {overrides['strategy.name']})")
+    refuse_strategies(options.recipe_file, "--strategies")
     names = [name.strip() for name in options.strategies.split(",") if name.strip()]
     check_strategies(names)
     # The recipe's own strategy need not race, so its K must not stand in the way; a bad K of one that races is refused.
