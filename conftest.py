@@ -11,8 +11,10 @@ import inspect
 import os
 import signal
 import tempfile
+from pathlib import Path
 
 import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import settings
 from pytest_timeout import is_debugging
 
@@ -28,6 +30,7 @@ settings.register_profile("quick", settings.get_profile("paceline"), max_example
 settings.load_profile("quick" if os.environ.get("PACELINE_TESTS_QUICK") else "paceline")
 
 
+TESTS = Path(__file__).parent / "tests"
 STARTERS = {"tests.warm", "subprocess", "multiprocessing", "torch.multiprocessing"}
 AGAIN_SECONDS, STUCK_SECONDS = 20.0, 90.0  # beyond a test's limit
 STACKS = pytest.StashKey[str]()
@@ -43,6 +46,13 @@ def pytest_configure(config):
             os.environ.setdefault("GLIBC_TUNABLES", KEEP_MEMORY)
     elif os.environ.get("GLIBC_TUNABLES") == KEEP_MEMORY:
         del os.environ["GLIBC_TUNABLES"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path):
+    """Look for doctests in what users read, not in the tests, whose helpers would be imported for nothing."""
+    found = yield
+    return [one for one in found if not (isinstance(one, DoctestModule) and TESTS in file_path.parents)]
 
 
 def pytest_collection_modifyitems(items):
