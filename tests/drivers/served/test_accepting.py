@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import socket
 import time
 from contextlib import ExitStack
 
 import pytest
+import torch
 
 import paceline
 from paceline.drivers.served import server as module
+from paceline.drivers.served.handover import HandoverServer
 from paceline.drivers.served.keys import make_keys
-from paceline.drivers.served.settings import Limits
+from paceline.drivers.served.messages import Sizes
+from paceline.drivers.served.run import open_run
+from paceline.drivers.served.settings import Limits, ServerSettings
 from tests.cluster.peers import closed_by_peer, connect
 from tests.drivers.served.test_worker import batches, network, serving, work
 
@@ -26,6 +31,7 @@ def until_closed(connections):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_two_hundred_silent_strangers_keep_no_worker_out_and_are_hung_up_on(tmp_path):
     served = network()
     model = copy.deepcopy(served)
@@ -38,6 +44,7 @@ def test_two_hundred_silent_strangers_keep_no_worker_out_and_are_hung_up_on(tmp_
     assert ended[0].finished
 
 
+@pytest.mark.slow
 def test_two_hundred_strangers_in_the_middle_of_a_handshake_keep_no_worker_out(tmp_path):
     make_keys(tmp_path / "keys")
     served = network()
@@ -52,6 +59,41 @@ def test_two_hundred_strangers_in_the_middle_of_a_handshake_keep_no_worker_out(t
             until_closed(strangers)
             work(worker, model, batches(100))
     assert ended[0].finished
+
+
+@pytest.mark.parametrize("kind", ["server", "handover"])
+def test_who_comes_in_the_moment_of_the_end_breaks_nothing(kind, tmp_path):
+    """asyncio hands a connection to whoever waited for it, also when that task was cancelled a moment before."""
+    model, failures = network(), []
+
+    async def opened():
+        if kind == "handover":
+            return HandoverServer(Sizes(most_payload_bytes=40, buffer_bytes=8), 48)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        settings = ServerSettings(
+            module=model, optimizer=optimizer, schedule=None, strategy=paceline.Full(), rounds=1, workers=1,
+            folder=tmp_path / "run", limits=LIMITS,
+        )  # fmt: skip
+        server = open_run(settings).server
+        await server.open("127.0.0.1", 0)
+        return server
+
+    async def run():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context["message"]))
+        server = await opened()
+        await asyncio.sleep(0.01)  # it waits for connections
+        listener = server._listener if kind == "handover" else server._listeners[0]
+        with socket.socket(listener.family) as stranger:
+            stranger.connect(listener.getsockname())
+            await asyncio.sleep(0)  # what comes next and the connection are of one turn of the loop
+            if kind == "handover":
+                server.close()
+            else:
+                await server.close("stop", "the run is over")
+            await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+    assert not failures
 
 
 def test_addresses_that_this_machine_lacks_are_left_out(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
 import torch
 from benchmarks.slow_proxy import SlowLink
 from torch import nn
@@ -15,6 +16,7 @@ from paceline.drivers.served.settings import Limits, ServerSettings
 from paceline.traces.journal import TRACE, StepRecord, WorkerJoined, WorkerLeft
 from paceline.traces.journal_files import read_journal
 
+pytestmark = pytest.mark.slow  # it waits for eight seconds
 PARAMETERS, BODY_SECONDS = 40_000, 4.0
 LIMITS = Limits(silence_seconds=1.0, stall_seconds=3.0)  # 64 KiB take 1.6 s
 GIVE_UP_SECONDS = 40.0

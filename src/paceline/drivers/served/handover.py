@@ -200,6 +200,7 @@ class HandoverServer:
 
     def close(self) -> None:
         """Stop listening; slots that were given stay."""
+        self._accepting.get_loop().remove_reader(self._listener)  # else who has just come is given to a cancelled task
         for task in (self._accepting, *self._asking):
             task.cancel()
         self._listener.close()

@@ -167,6 +167,8 @@ class Server:
         deadline = time.monotonic() + self.limits.farewell_seconds
         while last & self._streams and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
+        for listener in self._listeners:  # a connection that has just come would be given to a task that is cancelled
+            asyncio.get_running_loop().remove_reader(listener)
         for task in self._listening:
             task.cancel()
         if self._tasks:  # workers hear the goodbye, and close
