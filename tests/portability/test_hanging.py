@@ -54,7 +54,18 @@ def printed(tmp_path_factory):
     file = tmp_path_factory.mktemp("tests") / "test_hangs.py"
     file.write_text(HANGS)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    command = [sys.executable, "-m", "pytest", "-rpf", "-p", "no:xdist", "-p", "conftest", "-c", ROOT / "pyproject.toml"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-rpf",
+        "-p",
+        "no:xdist",
+        "-p",
+        "conftest",
+        "-c",
+        ROOT / "pyproject.toml",
+    ]
     done = subprocess.run(
         [*command, "--rootdir", ROOT, file, "--timeout", "120"],
         cwd=ROOT,
