@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from paceline.drivers.pipelining.pipeline import Pipeline
     from paceline.drivers.pipelining.planning import plan_pipeline
     from paceline.drivers.rounds.synchronizer import FastestKSync, FullSync, LGCSync
-    from paceline.drivers.served.run import serve
     from paceline.drivers.served.worker import Worker
     from paceline.errors import PacelineError
     from paceline.optim.accumulate import Accumulate
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from paceline.runs import Race, Result, simulate
     from paceline.runs.cluster import train
     from paceline.runs.replaying import replay
+    from paceline.runs.serving import serve
     from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full
 
 _HOMES = {
@@ -59,7 +59,7 @@ _HOMES = {
     "plan_pipeline": "drivers.pipelining.planning",
     "pruning_page": "analysis.pruning",
     "replay": "runs.replaying",
-    "serve": "drivers.served.run",
+    "serve": "runs.serving",
     "simulate": "runs",
     "train": "runs.cluster",
     "BMUF": "drivers.averaging.averager",

@@ -60,7 +60,7 @@ def test_a_disk_that_cannot_take_checkpoint_0_is_refused_before_anybody_computes
         files_of_at_most(size),
         pytest.raises(OSError, match=r"cannot write .*File too large.*the run has not begun: make room there, or give"),
     ):
-        paceline.serve(model, optimizer, workers=1, listen="127.0.0.1:0", folder=tmp_path / "run", on_open=opened)
+        paceline.serve(model, optimizer, workers=1, listen="127.0.0.1:0", out=tmp_path / "run", on_open=opened)
     assert os.listdir(tmp_path) == []  # free for a run that has room
 
 

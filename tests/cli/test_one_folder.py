@@ -66,7 +66,7 @@ def test_so_is_it_by_scripts(mark, tmp_path):
     put(tmp_path, mark)
     model = nn.Linear(2, 2)
     with pytest.raises(ValueError, match="holds"):
-        paceline.serve(model, torch.optim.SGD(model.parameters(), lr=0.1), workers=1, folder=tmp_path)
+        paceline.serve(model, torch.optim.SGD(model.parameters(), lr=0.1), workers=1, out=tmp_path)
     with pytest.raises(ValueError, match="holds"):
         paceline.train(Recipe(), out=tmp_path)
     assert list(files_in(tmp_path).values()) == [b"somebody's"]

@@ -103,7 +103,7 @@ def work(port, seed):
 def serve(folder):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     outcome = paceline.serve(
-        model, optimizer, strategy=paceline.LGC(k=2), workers=3, rounds=60, listen="127.0.0.1:0", folder=folder,
+        model, optimizer, strategy=paceline.LGC(k=2), workers=3, rounds=60, listen="127.0.0.1:0", out=folder,
         evaluate=loss_of, on_open=lambda port: [os.write(opened, b"%d\\n" % port) for _, opened in pipes],
     )
     print(f"server ends: {outcome.reason}, loss {loss_of(model)[0]:.6f}", flush=True)

@@ -188,14 +188,14 @@ def _payload_bytes(recipe: Recipe, model: FlatModel) -> int:
     return codec.most_bytes(model.parameters.numel())
 
 
-def as_document(recipe: Recipe, results: Sequence[Result]) -> dict[str, object]:
+def as_document(recipe: Recipe | None, results: Sequence[Result]) -> dict[str, object]:
     """Return results as one machine-readable document; what JSON cannot hold (infinite bandwidth) becomes null.
 
     >>> sorted(as_document(Recipe(), []))
     ['recipe', 'results']
     """
     return {
-        "recipe": recipe.to_document(),
+        "recipe": {} if recipe is None else recipe.to_document(),  # a script has none
         "results": [
             dataclasses.asdict(result.summary)
             | {name: getattr(result.trace, name) for name in FROM_TRACE}

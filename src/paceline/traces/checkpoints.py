@@ -129,7 +129,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, sna
     about = {"version": version, "tensors": list(checkpoint.tensors)}
     what_stays = _what_stays(folder)
     try:
-        path = write_folder(folder, f"checkpoint-{version:08d}", files, about=about)
+        path = write_folder(folder, checkpoint_name(version), files, about=about)
         older = sorted((held for held in _held(folder) if held < version), reverse=True)
     except OSError as error:
         why = f"cannot write checkpoint {version} to {folder}: {error.strerror or error}"
@@ -137,8 +137,17 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, sna
     except ValueError as error:
         raise CheckpointError(str(error)) from error
     for held in older[keep - 1 :]:
-        discard(folder / f"checkpoint-{held:08d}")
+        discard(folder / checkpoint_name(held))
     return path
+
+
+def checkpoint_name(version: int) -> str:
+    """Return the name of a checkpoint's folder.
+
+    >>> checkpoint_name(140)
+    'checkpoint-00000140'
+    """
+    return f"checkpoint-{version:08d}"
 
 
 def read_newest(folder: Path, *, most_bytes: int | None = None) -> tuple[Checkpoint | None, list[str]]:

@@ -233,7 +233,7 @@ def trained(folder, *, local, codec, rounds=6, workers=3, spoil=lambda worker, d
 
     outcome = paceline.serve(
         model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), workers=workers, rounds=rounds,
-        listen="127.0.0.1:0", codec=codec, folder=folder, blocks=2, on_open=opened,
+        listen="127.0.0.1:0", codec=codec, out=folder, blocks=2, on_open=opened,
     )  # fmt: skip
     for thread in threads:
         thread.join(20)
@@ -321,7 +321,7 @@ def test_workers_that_come_and_go_leave_no_memory_behind(tmp_path):
 
         paceline.serve(
             model, torch.optim.SGD(model.parameters(), lr=0.01), workers=1, rounds=3, listen="127.0.0.1:0",
-            folder=tmp_path / "run", on_open=opened,
+            out=tmp_path / "run", on_open=opened,
         )  # fmt: skip
         threads[0].join(30)
         assert len(most) == 12

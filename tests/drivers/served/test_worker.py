@@ -47,7 +47,7 @@ def serving(model, folder, **options):
         try:
             ended.append(
                 paceline.serve(
-                    model, optimizer, listen="127.0.0.1:0", folder=folder / "run", on_open=opened.put, **options
+                    model, optimizer, listen="127.0.0.1:0", out=folder / "run", on_open=opened.put, **options
                 )
             )
         except BaseException as error:
@@ -233,7 +233,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
     other = network()
     with pytest.raises(ValueError, match="holds a run"):
         paceline.serve(
-            other, torch.optim.SGD(other.parameters(), lr=0.1), workers=1, listen="127.0.0.1:0", folder=tmp_path / "run"
+            other, torch.optim.SGD(other.parameters(), lr=0.1), workers=1, listen="127.0.0.1:0", out=tmp_path / "run"
         )
     assert (tmp_path / "run" / "trace.jsonl").read_bytes() == before
 
@@ -258,7 +258,7 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused_before_the_run(tmp_path)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(TypeError, match=r"schedule\.odd is a set"):
-        paceline.serve(model, optimizer, workers=1, listen="127.0.0.1:0", folder=tmp_path, schedule=Odd(optimizer))
+        paceline.serve(model, optimizer, workers=1, listen="127.0.0.1:0", out=tmp_path, schedule=Odd(optimizer))
 
 
 def test_a_loop_that_is_left_early_is_told_and_not_sent(tmp_path):
@@ -291,7 +291,7 @@ def test_frozen_weights_must_be_the_same_on_both_sides(tmp_path):
     other = half_frozen(2.0)
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="is of another model"):
-        paceline.serve(other, optimizer, workers=1, listen="127.0.0.1:0", folder=tmp_path / "run", resume=True)
+        paceline.serve(other, optimizer, workers=1, listen="127.0.0.1:0", out=tmp_path / "run", resume=True)
 
 
 def test_a_second_server_on_one_run_is_refused(tmp_path):
@@ -301,7 +301,7 @@ def test_a_second_server_on_one_run_is_refused(tmp_path):
         assert worker.training()
         until_there(tmp_path / "run" / "checkpoint-00000000" / "manifest.json")
         with pytest.raises(ValueError, match="another process writes it"):
-            paceline.serve(other, optimizer, workers=1, listen="127.0.0.1:0", folder=tmp_path / "run", resume=True)
+            paceline.serve(other, optimizer, workers=1, listen="127.0.0.1:0", out=tmp_path / "run", resume=True)
         work(worker, model, batches(100))
     assert ended[0].finished
 
@@ -332,7 +332,7 @@ def test_a_port_that_is_taken_is_told(tmp_path):
     with serving(served, tmp_path, rounds=1) as (address, _), paceline.Worker(address, model) as worker:
         with pytest.raises(OSError, match="cannot listen on"):
             paceline.serve(
-                other, torch.optim.SGD(other.parameters(), lr=0.1), workers=1, listen=address, folder=tmp_path / "other"
+                other, torch.optim.SGD(other.parameters(), lr=0.1), workers=1, listen=address, out=tmp_path / "other"
             )
         work(worker, model, batches(100))
 

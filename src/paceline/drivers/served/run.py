@@ -17,30 +17,30 @@ import signal
 import ssl
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from paceline import __version__
-from paceline.codecs import Codec
-from paceline.codecs.naming import parse_codec, text_of
+from paceline.codecs.naming import parse_codec
 from paceline.decoding import DecodingError, decode
 from paceline.drivers.served.coordinator import Coordinator
 from paceline.drivers.served.membership import Seats
 from paceline.drivers.served.messages import model_signature
-from paceline.drivers.served.security import check_exposed, parse_address, server_credentials
-from paceline.drivers.served.server import Server, check_listens
-from paceline.drivers.served.settings import Limits, ServeError, ServerSettings
+from paceline.drivers.served.server import Server
+from paceline.drivers.served.settings import EvaluateError, ServeError, ServerSettings
 from paceline.drivers.served.transport import allow_many_files, give_memory_back
+from paceline.files import discard
 from paceline.optim import catch_up
-from paceline.strategies import LGC, Full, Strategy
+from paceline.strategies import LGC
 from paceline.traces.checkpoints import (
     Checkpoint,
     CheckpointWriteError,
     Snapshot,
+    checkpoint_name,
     most_tensor_bytes,
     read_newest,
     write_checkpoint,
@@ -57,93 +57,18 @@ from paceline.traces.journal import (
     Seconds,
 )
 from paceline.traces.journal_files import JournalWriter, read_journal
-from paceline.traces.run_folder import check_free, make_folder, removing_unused
+from paceline.traces.run_folder import check_free, make_folder
 from paceline.traces.run_settings import difference, with_defaults
 from paceline.traces.run_status import RunStatus
 from paceline.traces.worker_counts import DropWatch
 from paceline.training import TrainState
 from paceline.training.outgoing import warm_up
 from paceline.training.saved_state import refusing
-from paceline.training.train_state import Schedule
-from paceline.training.training import MeasuredCopy
 
 log = logging.getLogger("paceline.served")
 
 VIEW_SECONDS = 0.2
 SNAPSHOT_SECONDS = 1.0  # that a step waits for a checkpoint to be read
-
-
-def serve(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    strategy: Strategy | None = None,
-    listen: str = "127.0.0.1:29400",
-    rounds: int = 1000,
-    workers: int | None = None,
-    most_workers: int = 0,
-    schedule: Schedule | None = None,
-    codec: str | Codec = "identity",
-    seed: int = 0,
-    blocks: int = 4,
-    tls: str | Path | None = None,
-    insecure: bool = False,
-    folder: str | Path = "runs/serve",
-    resume: bool = False,
-    checkpoint_every: int = 50,
-    evaluate: Callable[[nn.Module], tuple[float, float]] | None = None,
-    evaluate_every: int = 10,
-    limits: Limits | None = None,
-    on_open: Callable[[int], None] = lambda port: None,
-    on_standing: Callable[[RunStatus], None] = lambda standing: None,
-) -> RunOutcome:
-    """Train `model` with the gradients of workers that come and go; returns when all rounds are done.
-
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        paceline.serve(model, optimizer, strategy=paceline.LGC(k=7), workers=10, rounds=300, listen="127.0.0.1:29400")
-
-    The first round waits for `workers` (by default as many as the strategy's K); `most_workers`, by default twice as
-    many, may be there at once. Trace and checkpoints go to `folder`; `resume=True` goes on from the newest checkpoint
-    there, if it is of the same run: strategy, codec, seed, workers, blocks, and the kinds of optimiser and schedule;
-    the optimiser's rate is the checkpoint's. `evaluate` gets a copy of the model and returns its loss and accuracy.
-    `codec` is one of `paceline.codecs`, or words that name it ("qsgd levels=7"); `seed` is for its random numbers.
-    Beyond loopback `tls` is needed ("keys/server"; `paceline keys` makes them), or `insecure=True`.
-    """
-    host, port = parse_address(listen)
-    check_exposed(host, tls=tls, insecure=insecure)
-    strategy = strategy if strategy is not None else Full()
-    if workers is None:
-        workers = getattr(strategy, "k", None)
-        if not isinstance(workers, int):
-            raise ServeError("give workers: how many the first round waits for (the strategy has no fixed K)")
-    settings = ServerSettings(
-        module=model,
-        optimizer=optimizer,
-        schedule=schedule,
-        strategy=strategy,
-        rounds=rounds,
-        workers=workers,
-        most_workers=most_workers,
-        folder=Path(folder),
-        codec=codec if isinstance(codec, str) else text_of(codec),
-        seed=seed,
-        blocks=blocks,
-        limits=limits if limits is not None else Limits(),
-        measure=None if evaluate is None else MeasuredCopy(model, evaluate),
-        evaluate_every=evaluate_every,
-        checkpoint_every=checkpoint_every,
-    )
-    credentials = server_credentials(tls) if tls is not None else None
-    check_listens(host, port)
-
-    async def run() -> RunOutcome:
-        return await open_run(settings, resume=resume).serve(
-            (host, port), credentials, on_open=on_open, on_standing=on_standing
-        )
-
-    with removing_unused():
-        return asyncio.run(run())
 
 
 # -- opening ------------------------------------------------------------------------------------------------------
@@ -346,6 +271,8 @@ class ServerRun:
         self._errors: list[str] = []
         self._stop: str | None = None
         self._signals = 0
+        self._is_new = False
+        self._wrong_evaluation: EvaluateError | None = None
         self._finished = asyncio.Event()
         self._drops = DropWatch(settings.strategy_name)
 
@@ -399,7 +326,14 @@ class ServerRun:
             if self.server.failure is not None:
                 await self.server.close("return", "the server failed")
                 raise self.server.failure
-            return await self._end(on_standing)
+            if self._wrong_evaluation is not None and self._is_new and self.coordinator.train_state.version == 0:
+                await self.server.close("return", "the server cannot measure its model")
+                self._discard()
+                raise self._wrong_evaluation
+            outcome = await self._end(on_standing)
+            if self._wrong_evaluation is not None and not outcome.finished:
+                raise self._wrong_evaluation
+            return outcome
         finally:
             undo()
             self._saver.shutdown(wait=True)
@@ -432,7 +366,15 @@ class ServerRun:
             raise CheckpointWriteError(
                 f"{error}; the run has not begun: make room there, or give another folder"
             ) from error
+        self._is_new = True
         self._saved(0)
+
+    def _discard(self) -> None:
+        """Remove a run in which nothing was computed, so that its folder is free again."""
+        self._journal.remove()
+        discard(self._settings.folder / checkpoint_name(0))
+        with suppress(OSError):
+            self._settings.folder.rmdir()
 
     def _changed(self) -> None:
         """After a step, begin what is due."""
@@ -527,6 +469,10 @@ class ServerRun:
         def settle() -> None:
             try:
                 then(future.result())
+            except EvaluateError as error:  # every evaluation would be such a one: nobody should wait for the end
+                self._failed(str(error))
+                self._wrong_evaluation = error
+                self.stop(str(error))
             except Exception as error:  # a full disk, or a user's own way of measuring: training goes on
                 (otherwise or self._failed)(str(error) or type(error).__name__)
 

@@ -32,6 +32,36 @@ class ServeError(PacelineError, ValueError):
     """A run that cannot be served as it is asked for: a setting, a folder or a checkpoint."""
 
 
+class EvaluateError(ServeError):
+    """What `evaluate` returned is no loss and no accuracy.
+
+    >>> raise EvaluateError("evaluate must return ...")
+    Traceback (most recent call last):
+    paceline.drivers.served.settings.EvaluateError: evaluate must return ...
+    """
+
+
+def measured_values(returned: object) -> tuple[float, float]:
+    """Return the loss and the accuracy that a user's `evaluate` has returned, or raise EvaluateError.
+
+    >>> measured_values((0.53, 0.91)), measured_values([torch.tensor(0.5), 1])
+    ((0.53, 0.91), (0.5, 1.0))
+    >>> measured_values(0.53)
+    Traceback (most recent call last):
+    paceline.drivers.served.settings.EvaluateError: evaluate must return two numbers, the loss and the accuracy of the
+    model it is given, as in (0.53, 0.91); it returned a float: 0.53
+    """
+    try:
+        loss, accuracy = (float(value) for value in returned)  # type: ignore[attr-defined]
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of more than one number
+        shown = " ".join(repr(returned).split())
+        raise EvaluateError(
+            "evaluate must return two numbers, the loss and the accuracy of the model it is given, as in (0.53, 0.91); "
+            f"it returned a {type(returned).__name__}: {shown if len(shown) <= 80 else shown[:79] + '…'}"
+        ) from None
+    return loss, accuracy
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """How long the server waits, and how many may be there at once: every wait has an end.
