@@ -18,15 +18,16 @@ if TYPE_CHECKING:
     from paceline.drivers.ddp import compress
     from paceline.drivers.rounds.loop import RoundsError
     from paceline.drivers.rounds.synchronizer import FastestKSync, FullSync, LGCSync
-    from paceline.drivers.served.run import RunOutcome, serve
+    from paceline.drivers.served.run import RunOutcome
     from paceline.drivers.served.settings import Limits, ServeError
     from paceline.drivers.served.worker import Worker
     from paceline.runs.cluster import Trained, train
     from paceline.runs.replaying import replay
+    from paceline.runs.serving import serve
     from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full
 
 _HOMES = {
-    "serve": "paceline.drivers.served.run",
+    "serve": "paceline.runs.serving",
     "RunOutcome": "paceline.drivers.served.run",
     "Worker": "paceline.drivers.served.worker",
     "Limits": "paceline.drivers.served.settings",
