@@ -40,7 +40,7 @@ LEVELS = [
     {"data", "models", "workers", "codecs", "strategies", "optim"},
     {"distributed"},
     {"settings", "quantities", "terminal", "files", "processes"},
-    {"decoding"},
+    {"decoding", "user_code"},
     {"events", "randomness", "lookup", "lazy", "errors", "renaming"},
 ]
 BOTTOM = LEVELS[-1] | LEVELS[-2] | LEVELS[-3]

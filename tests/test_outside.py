@@ -225,7 +225,7 @@ def test_no_number_of_a_recipe_is_too_large_for_a_clear_refusal(value):
         ('[optimizer]\nlr = "0.1"', "expected a number, got '0.1'"),
         ('[data]\naugment = "yes"', "expected true or false, got 'yes'"),
         ('[optimizer]\ndecay_at = "0.5,0.75"', "expected a list of numbers"),
-        ('[strategy]\nk = "3"', "expected a whole number or 'auto', got '3'"),
+        ('[strategy]\nk = "3"', "expected a whole number or 'auto' or 'none', got '3'"),
     ],
 )
 def test_text_in_a_file_is_no_number_and_on_the_command_line_it_is(line, says, tmp_path):

@@ -19,6 +19,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from paceline.errors import PacelineError
 from paceline.lookup import unknown
+from paceline.user_code import is_code
 
 
 class SettingError(PacelineError, ValueError):
@@ -45,6 +46,7 @@ class Rule:
     most: float | None = None
     infinite: bool = False
     alias: str | None = None
+    code: bool = False  # besides the choices, code of a user's own: module:name
 
     def check(self, name: str, value: Any) -> None:
         """Raise if a value breaks the rule.
@@ -55,8 +57,11 @@ class Rule:
         """
         for part in value if isinstance(value, tuple) else (value,):
             if isinstance(part, str) and self.choices is not None and part not in (allowed := list(self.choices())):
+                if self.code and is_code(part):
+                    continue
                 kind = self.alias if name == "name" and self.alias else name  # "unknown strategy", not "unknown name"
-                raise SettingError((name,), str(unknown(kind.replace("_", " "), part, allowed)))
+                own = ", or your own as module:name" if self.code else ""
+                raise SettingError((name,), str(unknown(kind.replace("_", " "), part, allowed)) + own)
             if isinstance(part, (int, float)) and not isinstance(part, bool) and not self._allows(part):
                 raise SettingError((name,), f"{name} must be {self.range} ({name}={part!s:.40})")
 

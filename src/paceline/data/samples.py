@@ -1,12 +1,14 @@
-"""A data set in memory: inputs and targets for training and for testing, normalised.
+"""A data set: inputs and targets for training and for testing.
 
-Images are held as float32 [n, channels, height, width] with mean 0 and deviation 1 per channel over the
-training images; the test images are moved and scaled by the same numbers.
+Those of the table are images, held as float32 [n, channels, height, width] with mean 0 and deviation 1 per channel over
+the training images; the test images are moved and scaled by the same numbers. A user's own (`own.py`) have any shape.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,37 +16,81 @@ from numpy.typing import NDArray
 
 from paceline.data.reading import DatasetError
 
+MOST_LABELS = 10_000  # whole numbers beyond it are no classes
+
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Inputs with their targets, sample by sample.
+    """Inputs with their targets, sample by sample, in memory.
 
-    >>> len(Samples(inputs=torch.zeros(5, 1, 8, 8), targets=torch.zeros(5, dtype=torch.int64)))
-    5
+    >>> few = Samples(inputs=torch.zeros(5, 1, 8, 8), targets=torch.arange(5))
+    >>> len(few), few.take(torch.tensor([3, 1]))[1]
+    (5, tensor([3, 1]))
     """
 
     inputs: torch.Tensor
     targets: torch.Tensor
 
     def __post_init__(self) -> None:
-        if self.inputs.ndim != 4 or self.inputs.dtype != torch.float32:
+        if self.inputs.ndim < 1 or self.targets.ndim < 1 or len(self.inputs) != len(self.targets):
             raise ValueError(
-                "inputs must be float32 [n, channels, height, width] "
-                f"(shape={tuple(self.inputs.shape)}, dtype={self.inputs.dtype})"
-            )
-        if self.targets.shape != self.inputs.shape[:1] or self.targets.dtype != torch.int64:
-            raise ValueError(
-                f"targets must be int64 [{len(self.inputs)}], one for each input "
-                f"(shape={tuple(self.targets.shape)}, dtype={self.targets.dtype})"
+                "there must be a target for each input "
+                f"(inputs {tuple(self.inputs.shape)}, targets {tuple(self.targets.shape)})"
             )
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return len(self.inputs)
+
+    def take(self, indices: torch.Tensor, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the inputs and targets of these samples, in this order; `seed` is for what reading them draws."""
+        return self.inputs[indices], self.targets[indices]
+
+    def first(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the inputs and targets of the first samples."""
+        return self.inputs[:count], self.targets[:count]
+
+    def parts(self, size: int, most: int | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield inputs and targets of `size` samples at a time, in order, of the first `most`.
+
+        >>> [len(inputs) for inputs, _ in Samples(inputs=torch.zeros(5, 2), targets=torch.zeros(5)).parts(2, most=3)]
+        [2, 1]
+        """
+        inputs, targets = self.first(len(self) if most is None else most)
+        yield from zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.inputs.shape[1:])
+
+    @cached_property
+    def labels(self) -> torch.Tensor | None:
+        """The class of each sample; None where targets are something else, such as numbers or sequences.
+
+        >>> Samples(inputs=torch.zeros(2, 3), targets=torch.zeros(2, 3)).labels is None
+        True
+        """
+        return labels_among(self.targets)
+
+
+def labels_among(targets: torch.Tensor) -> torch.Tensor | None:
+    """Return targets that are classes, counted from 0, as int64; None for all others.
+
+    >>> labels_among(torch.tensor([2, 0])), labels_among(torch.tensor([0.5, 1.5]))
+    (tensor([2, 0]), None)
+    """
+    if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex() or not len(targets):
+        return None
+    whole = targets.long()
+    return whole if int(whole.min()) >= 0 and int(whole.max()) < MOST_LABELS else None
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Training and test samples of one kind.
+
+    `classes` is how many a model tells apart: the labels, or the values that a position of a sequence may take. Where
+    targets are numbers, it is how many a sample has.
 
     >>> few = Samples(inputs=torch.zeros(5, 3, 8, 8), targets=torch.arange(5))
     >>> Dataset(name="few", train=few, test=few, classes=5).input_shape
@@ -57,10 +103,9 @@ class Dataset:
     classes: int
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of one image, as a model wants to know them."""
-        channels, height, width = self.train.inputs.shape[1:]
-        return channels, height, width
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input, as a model wants to know it: of an image, channels, height and width."""
+        return self.train.input_shape
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

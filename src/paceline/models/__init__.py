@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from paceline.lookup import unknown
 from paceline.randomness import seed_for
+from paceline.user_code import Offered, call, is_code, make, name_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["MODELS", "ModelEntry", "build_model", "count_parameters"]
+__all__ = ["MODELS", "ModelEntry", "build_model", "count_parameters", "own_model", "seeded"]
 
 BATCH_OR_GROUP = ("batch", "group")
 BATCH_GROUP_OR_NONE = ("batch", "group", "none")
@@ -86,14 +88,15 @@ MODELS = MappingProxyType(
 def build_model(
     name: str,
     *,
-    input_shape: tuple[int, int, int],
+    input_shape: tuple[int, ...],
     classes: int,
     norm: str | None = None,
     seed: int = 0,
 ) -> nn.Module:
     """Build a network of the table, or a user's own named 'module:factory', with seeded parameters.
 
-    `input_shape` is (channels, height, width). `norm` is one of the network's choices; None is its default.
+    `input_shape` is (channels, height, width); a user's own network and `mlp` take any. A factory is given `input_shape`
+    and `classes` if it takes them. `norm` is one of the network's choices; None is its default.
     The parameters are drawn on the CPU; torch's global generator is left as it was.
 
     >>> model = build_model("mlp", input_shape=(1, 8, 8), classes=10, seed=3)
@@ -103,25 +106,37 @@ def build_model(
     Traceback (most recent call last):
     ValueError: model 'mlp' has no normalisation to choose (norm='group'); leave norm out, or take one of ...
     """
-    shape = _checked_shape(input_shape)
+    from_user = isinstance(name, str) and is_code(name)
+    shape = tuple(input_shape) if from_user or name == "mlp" else _checked_shape(input_shape)
     classes, seed = _checked_integer("classes", classes), _checked_integer("seed", seed)
     if classes < 1:
         raise ValueError(f"classes must be at least 1 (classes={classes}); give the number of labels")
-    from_user = isinstance(name, str) and ":" in name
     if not from_user and name not in MODELS:
         raise unknown("model", name, MODELS)
     norm = _checked_norm(name, norm)
+    with seeded(seed):
+        if from_user:
+            return own_model(name, {"input_shape": lambda: shape, "classes": lambda: classes})
+        return _build_listed(MODELS[name], shape, classes, norm)
 
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Let a network draw its parameters as the seed says, and leave torch's generator as it was.
+
+    >>> import torch
+    >>> with seeded(3):
+    ...     first = torch.nn.Linear(2, 2)
+    >>> with seeded(3):
+    ...     print(bool((first.weight == torch.nn.Linear(2, 2).weight).all()))
+    True
+    """
     import torch
 
     # The CPU's generator alone is forked and seeded: torch.manual_seed would seed the GPUs' as well.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed_for(seed, "model"))
-        if from_user:
-            from paceline.models.user_models import build_user_model
-
-            return build_user_model(name, input_shape=shape, classes=classes)
-        return _build_listed(MODELS[name], shape, classes, norm)
+        yield
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -134,7 +149,22 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _build_listed(entry: ModelEntry, shape: tuple[int, int, int], classes: int, norm: str | None) -> nn.Module:
+def own_model(source: str | Callable[..., object], offered: Offered) -> nn.Module:
+    """Build a user's network by its factory, or by the factory's name, 'module:factory'.
+
+    >>> own_model("torch.nn:Identity", {})
+    Identity()
+    """
+    from torch import nn
+
+    name = source if isinstance(source, str) else name_of(source)
+    model = make("model", source, offered) if isinstance(source, str) else call("model", name, source, offered)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model {name!r} returned {type(model).__name__}; its factory must return a torch.nn.Module")
+    return model
+
+
+def _build_listed(entry: ModelEntry, shape: tuple[int, ...], classes: int, norm: str | None) -> nn.Module:
     from paceline.models.layers import initialise
 
     module, function = entry.location.split(":")

@@ -10,7 +10,7 @@ import math
 from torch import nn
 
 
-def mlp(*, input_shape: tuple[int, int, int], classes: int, width: int = 128) -> nn.Sequential:
+def mlp(*, input_shape: tuple[int, ...], classes: int, width: int = 128) -> nn.Sequential:
     """Build two hidden layers on the flattened input.
 
     >>> len(mlp(input_shape=(1, 8, 8), classes=10))

@@ -16,12 +16,14 @@ from paceline.recipes.recipe import Recipe
 from paceline.strategies import STRATEGIES, Strategy
 from paceline.strategies.averaging import AVERAGING, Averaging, make_averaging
 from paceline.strategies.averaging.members import SETTINGS
+from paceline.user_code import find, is_code, name_of
 
 if TYPE_CHECKING:
     from torch import nn
 
     from paceline.data import Dataset
     from paceline.training import Training
+    from paceline.workers.losses import SampleLoss
 
 
 def make_strategy(recipe: Recipe) -> Strategy:
@@ -32,9 +34,8 @@ def make_strategy(recipe: Recipe) -> Strategy:
     """
     if averages(recipe):
         raise ValueError(f"{recipe.strategy.name} has no server; choose from {', '.join(STRATEGIES)}")
-    kind = STRATEGIES[recipe.strategy.name]
-    chosen = {field.name: getattr(recipe.strategy, field.name) for field in dataclasses.fields(kind)}
-    return kind(**chosen)
+    kind, settings = STRATEGIES[recipe.strategy.name], dataclasses.replace(recipe.strategy, k=recipe.k)
+    return kind(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(kind)})
 
 
 def averages(recipe: Recipe) -> bool:
@@ -87,15 +88,50 @@ def make_delays(recipe: Recipe) -> Delays:
     return base
 
 
-def load_data(recipe: Recipe) -> Dataset:
-    """Load the data set.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Given:
+    """Objects of a script, in place of what a recipe names.
+
+    `data` is (train, test), each a torch Dataset or a pair of tensors, or a function that returns them. `model` is a
+    module, of which copies are trained, or a function that makes one. `loss` maps outputs and targets to losses.
+
+    >>> Given(model=lambda: None).named(Recipe()).model.name
+    'paceline.recipes.assembly:object'
+    """
+
+    data: Any = None
+    model: Any = None
+    loss: Any = None
+
+    def __bool__(self) -> bool:
+        return any(value is not None for value in (self.data, self.model, self.loss))
+
+    def named(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with the objects' names, for tables and journals; they are not found by them again."""
+        model = {} if self.model is None else {"name": name_of(self.model), "norm": ""}
+        loss = {} if self.loss is None else {"loss": name_of(self.loss)}
+        data = {} if self.data is None else {"name": name_of(self.data)}
+        return recipe.with_settings(model=model | loss, data=data)
+
+
+NOTHING_GIVEN = Given()
+
+
+def load_data(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Dataset:
+    """Load the data set: one of the table, a user's own by name, or the one that was given.
 
     >>> load_data(Recipe()).classes
     10
     """
+    data = recipe.data
+    if given.data is not None or is_code(data.name):
+        from paceline.data.own import dataset_of, load_own
+
+        if given.data is None:
+            return load_own(data.name, directory=data.directory, seed=recipe.seed)
+        return dataset_of(given.data, name_of(given.data), directory=data.directory, seed=recipe.seed)
     from paceline.data import load_dataset
 
-    data = recipe.data
     return load_dataset(
         data.name,
         directory=data.directory or None,
@@ -108,64 +144,141 @@ def load_data(recipe: Recipe) -> Dataset:
     )
 
 
-def make_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
-    """Build the network, sized for the data.
+def make_model(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN) -> nn.Module:
+    """Build the network, sized for the data; of a module that was given, return a copy.
 
     >>> type(make_model(Recipe(), load_data(Recipe()))).__name__
     'Sequential'
     """
-    from paceline.models import build_model
+    import copy
 
-    model = build_model(
-        recipe.model.name,
+    from torch import nn
+
+    from paceline.models import build_model, own_model, seeded
+
+    if isinstance(given.model, nn.Module):
+        return copy.deepcopy(given.model)
+    name, source = recipe.model.name, given.model if given.model is not None else recipe.model.name
+    if given.model is not None or is_code(name):
+        offered = {"input_shape": lambda: dataset.input_shape, "classes": lambda: dataset.classes}
+        with seeded(recipe.seed):
+            return own_model(source, offered)
+    inputs, _ = dataset.train.first(1)
+    if not inputs.is_floating_point() or (name != "mlp" and inputs.ndim != 4):
+        raise ValueError(
+            f"model {name!r} takes {'numbers' if name == 'mlp' else 'images [channels, height, width]'}, and data set "
+            f"{dataset.name!r} has inputs of shape {dataset.input_shape}, {str(inputs.dtype).removeprefix('torch.')}; "
+            "give a network of your own (--model module:factory)" + ("" if name == "mlp" else ", or take mlp")
+        )
+    return build_model(
+        name,
         input_shape=dataset.input_shape,
         classes=dataset.classes,
         norm=recipe.model.norm or None,
         seed=recipe.seed,
     )
-    if ":" in recipe.model.name:
-        _check_output(recipe.model.name, model, dataset)
-    return model
 
 
-def _check_output(name: str, model: nn.Module, dataset: Dataset) -> None:
-    """Try a user's own network on two samples before the run, so that a mistake is reported for what it is."""
+def make_loss(recipe: Recipe, given: Given = NOTHING_GIVEN) -> SampleLoss:
+    """Return the loss: cross-entropy, a user's own by name, or the one that was given.
+
+    >>> type(make_loss(Recipe().with_settings(model={"loss": "torch.nn:MSELoss"}))).__name__
+    'OwnLoss'
+    """
+    from paceline.workers.losses import CrossEntropy, OwnLoss
+
+    if given.loss is not None:
+        return OwnLoss(given.loss, name_of(given.loss))
+    name = recipe.model.loss
+    return OwnLoss(find("loss", name), name) if is_code(name) else CrossEntropy()
+
+
+def _check_parts(recipe: Recipe, model: nn.Module, dataset: Dataset, loss: SampleLoss) -> None:
+    """Try a user's own parts on two samples before the run, so that a mistake is reported for what it is."""
     import torch
 
-    batch, expected = dataset.train.inputs[:2], (2, dataset.classes)
-    training = model.training
+    from paceline.workers.losses import OwnLoss
+
+    inputs, targets = dataset.train.first(2)
+    name, training = recipe.model.name, model.training
     try:
-        with torch.no_grad():
-            output = model.eval()(batch)
+        outputs = model.eval()(inputs)
     except Exception as error:
-        raise ValueError(f"model {name!r} fails on a batch of shape {tuple(batch.shape)}: {error}") from error
+        raise ValueError(f"model {name!r} fails on a batch of shape {tuple(inputs.shape)}: {error}") from error
     finally:
         model.train(training)
-    found = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-    if found != expected:
-        raise ValueError(f"model {name!r} must return a tensor of shape {expected} for two samples (it gave {found})")
+    found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+    if not isinstance(outputs, torch.Tensor):
+        raise ValueError(f"model {name!r} must return a tensor (it gave a {found}); wrap it in a module that does")
+    if isinstance(loss, OwnLoss):
+        loss.check(outputs, targets)
+    elif targets.is_floating_point():
+        raise ValueError(
+            f"data set {dataset.name!r} has numbers as targets, and {recipe.model.loss} is a loss of classes; give one "
+            "of your own, such as --loss torch.nn.functional:mse_loss"
+        )
+    elif targets.ndim == 1:
+        expected, own_data = (len(inputs), dataset.classes), recipe.classes is None
+        more = own_data and outputs.ndim == 2 and len(outputs) == len(inputs) and outputs.shape[1] > dataset.classes
+        if found != expected and not more:  # of data of its own a user may know more classes than are in it
+            raise ValueError(
+                f"model {name!r} must return a tensor of shape {expected} for two samples (it gave {found})"
+            )
+    else:
+        loss(outputs, targets)
+    if not loss.per_sample:
+        _refuse_without_sample_losses(recipe)
 
 
-def make_training(recipe: Recipe, dataset: Dataset) -> Training:
+def _refuse_without_sample_losses(recipe: Recipe) -> None:
+    what = "pruning" if recipe.pruning.on else 'k = "auto"' if recipe.k == "auto" else ""
+    if what:
+        raise ValueError(
+            f"loss {recipe.model.loss!r} gives one number for a block, and {what} needs the loss of each sample; "
+            "return losses of shape [samples]"
+        )
+
+
+def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN) -> Training:
     """Put together what is trained, on what, and how.
 
     >>> len(make_training(Recipe(), load_data(Recipe())).shards)
     10
     """
+    import torch
+
     from paceline.data import NoAugmentation, PadCropFlip, split
     from paceline.training import Training
 
-    data, workers = recipe.data, recipe.cluster.workers
+    recipe = sized(recipe, dataset)
+    data, workers, train = recipe.data, recipe.cluster.workers, dataset.train
+    if data.augment and len(dataset.input_shape) != 3:
+        raise ValueError(
+            f"augment crops and flips images [channels, height, width], and data set {dataset.name!r} has inputs of "
+            f"shape {dataset.input_shape}; leave it out"
+        )
+    if data.split == "iid":  # nobody looks at labels, which may have to be read
+        labels = torch.zeros(len(train), dtype=torch.int64)
+    elif train.labels is None:
+        raise ValueError(
+            f"data set {dataset.name!r} has no labels to make a {data.split} split by: its targets have shape "
+            f"{tuple(train.first(1)[1].shape[1:])}; give --split iid"
+        )
+    else:
+        labels = train.labels
     shards = split(
-        dataset.train.targets,
+        labels,
         workers,
         kind=data.split,
         classes_per_worker=data.classes_per_worker if data.split == "non-iid" else None,
         alpha=data.alpha if data.split == "dirichlet" else None,
         seed=recipe.seed,
     )
+    module, loss = make_model(recipe, dataset, given), make_loss(recipe, given)
+    if given or any(map(is_code, (recipe.model.name, recipe.model.loss, recipe.data.name))):
+        _check_parts(recipe, module, dataset, loss)
     return Training(
-        module=make_model(recipe, dataset),
+        module=module,
         dataset=dataset,
         shards=shards,
         optimizer=recipe.optimizer,
@@ -178,6 +291,7 @@ def make_training(recipe: Recipe, dataset: Dataset) -> Training:
         codec=make_codec_of(recipe),
         pruning=recipe.pruning,
         worker_draws=recipe.rounds,
+        loss=loss,
     )
 
 
@@ -206,7 +320,50 @@ def _error_feedback(recipe: Recipe) -> bool:
     return make_codec(recipe.codec.name).biased if isinstance(wanted, str) else wanted
 
 
-def resolved(recipe: Recipe) -> Recipe:
+def sized(recipe: Recipe, dataset: Dataset | None = None) -> Recipe:
+    """Return the recipe with the numbers that follow from its workers and its data, where they were not given.
+
+    K is seven tenths of the workers. Samples are split by their labels, if they have any; every worker holds three
+    classes, or as many as it takes so that every class is held. A user's own data must be there to know them.
+
+    >>> recipe = sized(Recipe().with_settings(cluster={"workers": 3}))
+    >>> recipe.strategy.k, recipe.data.split, recipe.data.classes_per_worker
+    (3, 'non-iid', 4)
+    """
+    data, changes = recipe.data, dict[str, Any]()
+    if dataset is None and recipe.classes is None:
+        return recipe.with_settings(strategy={"k": recipe.k})
+    if data.split == "auto":
+        labelled = dataset is None or dataset.train.labels is not None
+        changes["split"] = "non-iid" if labelled else "iid"
+    if data.classes_per_worker is None:
+        split = changes.get("split", data.split)
+        # Where it plays no part it stays what it was in records of before.
+        changes["classes_per_worker"] = 3
+        if split == "non-iid":
+            classes = recipe.classes or 1 if dataset is None else dataset.classes
+            changes["classes_per_worker"] = min(classes, max(3, -(-classes // recipe.cluster.workers)))
+    return recipe.with_settings(strategy={"k": recipe.k}, data=changes)
+
+
+def notice_of_k(recipe: Recipe) -> str:
+    """Return what to say of a K that is another than it was in the last release; "" if there is nothing to say.
+
+    >>> notice_of_k(Recipe().with_settings(cluster={"workers": 20}))
+    'K is 14, seven tenths of 20 workers; unset it was 7 until paceline 0.1: give k = 7 to have that again'
+    >>> notice_of_k(Recipe())
+    ''
+    """
+    workers, takes_k = recipe.cluster.workers, recipe.strategy.name in ("fastest-k", "lgc")
+    if not takes_k or recipe.strategy.k is not None or recipe.k == 7 or workers < 7:
+        return ""
+    return (
+        f"K is {recipe.k}, seven tenths of {workers:,} workers; unset it was 7 until paceline 0.1: "
+        "give k = 7 to have that again"
+    )
+
+
+def resolved(recipe: Recipe, dataset: Dataset | None = None) -> Recipe:
     """Return the recipe with the values that `auto` and empty settings come to, for the journal of a run.
 
     A run that was recorded so stays the same when a default changes later. k = "auto" stays: K is chosen anew in every
@@ -216,6 +373,7 @@ def resolved(recipe: Recipe) -> Recipe:
     >>> recipe.strategy.period, recipe.strategy.outer_momentum, recipe.codec.error_feedback
     (8, 0.9, True)
     """
+    recipe = sized(recipe, dataset)
     found: dict[str, dict[str, Any]] = {"codec": {"error_feedback": _error_feedback(recipe)}, "strategy": {}}
     lossless = settings_of(recipe.codec.name).get("lossless")
     if recipe.codec.lossless == "auto" and lossless is not None:

@@ -30,6 +30,9 @@ PATHS = (("delay", "file"), ("data", "directory"), ("pipeline", "plan"))  # in a
 
 Path_ = tuple[str, ...]
 
+_OPTIONAL: tuple[Path_, ...] = (("target_loss",), ("data", "classes_per_worker"), ("strategy", "k"))
+"""Settings that may be unset; of any other, null in a document is an infinite number."""
+
 
 class RecipeError(PacelineError, ValueError):
     """A recipe that cannot be read, in one line.
@@ -47,7 +50,7 @@ def read_recipe(path: str | Path | None = None, overrides: Mapping[str, str] | N
     3
     >>> read_recipe(overrides={"strategy.k": "many"})
     Traceback (most recent call last):
-    paceline.recipes.reading.RecipeError: --strategy.k: expected a whole number or 'auto', got 'many'
+    paceline.recipes.reading.RecipeError: --strategy.k: expected a whole number or 'auto' or 'none', got 'many'
     """
     file = None if path is None else Path(path)
     text = "" if file is None else _text_of(file)
@@ -78,7 +81,7 @@ def recipe_from_document(document: Mapping[str, Any]) -> Recipe:
             values[(str(name),)] = value
     for path, value in values.items():
         if value is None:
-            values[path] = "none" if path == ("target_loss",) else math.inf
+            values[path] = None if path in _OPTIONAL else math.inf
     return _build(values, {path: ".".join(path) for path in values})
 
 

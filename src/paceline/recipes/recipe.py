@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from paceline.data import DATASETS
 from paceline.data.pruning import PruningSettings
@@ -109,13 +109,31 @@ class Recipe(Checked):
                 f"microbatches must divide the batch evenly (microbatches={parts}, batch_size={batch})",
                 beside=("worker", "batch_size"),
             )
-        classes = DATASETS[self.data.name].classes or self.data.classes
-        if self.data.split == "non-iid" and self.data.classes_per_worker > classes:
+        held, classes = self.data.classes_per_worker, self.classes
+        if held is not None and classes is not None and self.data.split in ("auto", "non-iid") and held > classes:
             raise SettingError(
                 ("data", "classes_per_worker"),
-                f"classes_per_worker must be between 1 and classes "
-                f"(classes_per_worker={self.data.classes_per_worker}, classes={classes})",
+                f"classes_per_worker must be between 1 and classes (classes_per_worker={held}, classes={classes})",
             )
+
+    @property
+    def k(self) -> int | Literal["auto"]:
+        """The gradients that close a round of fastest-k and lgc: as given, or seven tenths of the workers.
+
+        >>> Recipe().k, Recipe().with_settings(cluster={"workers": 4}).k
+        (7, 3)
+        """
+        return -(-7 * self.cluster.workers // 10) if self.strategy.k is None else self.strategy.k
+
+    @property
+    def classes(self) -> int | None:
+        """The classes of a data set that is known by name; None for a user's own, which must be loaded first.
+
+        >>> Recipe().classes
+        10
+        """
+        entry = DATASETS.get(self.data.name)
+        return None if entry is None else entry.classes or self.data.classes
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
@@ -156,8 +174,8 @@ class Recipe(Checked):
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as nested plain values.
 
-        >>> Recipe().to_dict()["strategy"]["k"]
-        7
+        >>> Recipe().to_dict()["strategy"]["name"]
+        'lgc'
         """
         return dataclasses.asdict(self)
 

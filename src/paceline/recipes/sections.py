@@ -14,6 +14,7 @@ from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
 from paceline.strategies.averaging.members import MOST_PERIOD
 
+CROSS_ENTROPY = "cross-entropy"
 DELAYS = ("shifted-exponential", "pareto", "slow-worker", "recorded")
 MOST_NUMBERS = 2**32  # of synthetic data: 16 GiB
 SPLIT_KINDS = ("iid", "non-iid", "dirichlet")
@@ -27,14 +28,25 @@ class DataSection(Checked):
     'digits'
     """
 
-    name: str = setting("digits", "data set", choices=lambda: DATASETS, alias="data")
+    name: str = setting(
+        "digits", "data set, or your own as module:factory", choices=lambda: DATASETS, alias="data", code=True
+    )
     directory: str = setting(
         "", "folder with the data set's files; empty: $PACELINE_DATA or ~/.cache/paceline", alias="data-directory"
     )
     download: bool = setting(True, "fetch missing files where there is a network")
-    split: str = setting("non-iid", "how samples are dealt to workers", choices=lambda: SPLIT_KINDS, alias="split")
-    classes_per_worker: int = setting(
-        3, "non-iid: classes that each worker holds", least=1, most=10_000, alias="classes-per-worker"
+    split: str = setting(
+        "auto",
+        "how samples are dealt to workers; auto: non-iid by their labels, iid if they have none",
+        choices=lambda: ("auto", *SPLIT_KINDS),
+        alias="split",
+    )
+    classes_per_worker: int | None = setting(
+        None,
+        "non-iid: classes that each worker holds; none: 3, or as many as it takes so that each class is held",
+        least=1,
+        most=10_000,
+        alias="classes-per-worker",
     )
     alpha: float = setting(0.5, "dirichlet: small is skewed, large is even", above=0, most=1e9, alias="alpha")
     augment: bool = setting(False, "random crops and flips, as is usual for CIFAR-10")
@@ -55,7 +67,7 @@ class DataSection(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSection(Checked):
-    """Which network.
+    """Which network, and what it is trained to make small.
 
     >>> ModelSection().name
     'mlp'
@@ -63,6 +75,9 @@ class ModelSection(Checked):
 
     name: str = setting("mlp", "a network by name, or your own as module:factory", alias="model")
     norm: str = setting("", "batch, group or none, where the network has the choice; empty: its default")
+    loss: str = setting(
+        CROSS_ENTROPY, "loss, or your own as module:function", choices=lambda: (CROSS_ENTROPY,), alias="loss", code=True
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -158,9 +173,9 @@ class StrategySection(Checked):
     """
 
     name: str = setting("lgc", "strategy", choices=lambda: (*STRATEGIES, *AVERAGING), alias="strategy")
-    k: int | Literal["auto"] = setting(
-        7,
-        "fastest-k, lgc: gradients that close a round, or auto",
+    k: int | Literal["auto"] | None = setting(
+        None,
+        "fastest-k, lgc: gradients that close a round; none: seven tenths of the workers; auto: chosen as it goes",
         least=1,
         most=10_000_000,
         choices=lambda: ("auto",),

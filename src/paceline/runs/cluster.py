@@ -118,7 +118,7 @@ def make_served(
             stall_seconds=recipe.server.stall_seconds,
             gather_seconds=recipe.server.gather_seconds,
         ),
-        measure=MeasuredCopy(module, lambda model: measure(model, training.dataset, training.evaluation_samples)),
+        measure=MeasuredCopy(module, lambda model: measure(model, training)),
         evaluate_every=recipe.evaluate_every,
         checkpoint_every=recipe.server.checkpoint_every,
         recipe=began,

@@ -183,7 +183,7 @@ class AveragingWorkers:
     def evaluate(self, worker: int = 0) -> tuple[float, float]:
         """Return loss and accuracy of the shared model as far as a worker has merged, with the buffers that it has."""
         with threads_for(self._size):
-            return measure(self._shared_model(worker), self._training.dataset, self._training.evaluation_samples)
+            return measure(self._shared_model(worker), self._training)
 
     @property
     def module(self) -> torch.nn.Module:

@@ -41,9 +41,10 @@ class Batches:
         training = self.training
         indices, weights = self._drawn_by(worker, worker if shard is None else shard, draw)
         generator = torch_generator(training.seed, "augment", worker, draw)
+        inputs, targets = training.dataset.train.take(indices, seed=seed_for(training.seed, "read", worker, draw))
         return Assignment(
-            inputs=training.augmentation(training.dataset.train.inputs[indices], generator),
-            targets=training.dataset.train.targets[indices],
+            inputs=training.augmentation(inputs, generator),
+            targets=targets,
             weights=weights,
             blocks=training.blocks if blocks is None else blocks,
             blocks_done=blocks_done,

@@ -388,7 +388,7 @@ def local_gradient(module: nn.Module, batches: Batches, *, worker: int, draw: in
     module.train()
     module.zero_grad(set_to_none=True)
     torch.default_generator.manual_seed(assignment.seed)
-    losses, _ = accumulate(module, assignment, parts=1)
+    losses, _ = accumulate(module, assignment, batches.training.loss, parts=1)
     batches.judge(worker=worker, draw=draw, losses=losses)
     return float(losses.mean())
 

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from paceline.codecs import Codec
 from paceline.codecs.floats import Identity
-from paceline.data import Augmentation, Dataset, NoAugmentation, Samples
+from paceline.data import Augmentation, Dataset, NoAugmentation
 from paceline.data.pruning import PruningSettings
 from paceline.optim import OptimizerSettings
 from paceline.workers.flat import FlatModel
+from paceline.workers.losses import CrossEntropy, SampleLoss, count_right
 
 _EVALUATION_BATCH = 512
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The model, the data and each worker's shard of it, the optimiser, and the sizes of batches: one training.
+    """The model, the data and each worker's shard of it, the loss, the optimiser, and the sizes of batches: one training.
 
     `blocks` is into how many equal parts a worker's batch is cut; a late worker stops between two. `total_steps` is for
     the learning rate's schedule. `evaluation_samples` are measured at most, of the training data and of the test data.
@@ -46,20 +47,29 @@ class Training:
     codec: Codec = field(default_factory=Identity)
     pruning: PruningSettings = field(default_factory=PruningSettings)
     worker_draws: int | None = None
+    loss: SampleLoss = field(default_factory=CrossEntropy)
 
 
-def measure(module: nn.Module, dataset: Dataset, most_samples: int) -> tuple[float, float]:
-    """Return the mean loss on the training data, and the accuracy on the test data, of at most so many samples each.
+def measure(module: nn.Module, training: Training) -> tuple[float, float]:
+    """Return the mean loss on the training data and the accuracy on the test data, of `evaluation_samples` each.
+
+    The accuracy is not a number (nan) where nothing is guessed: targets are numbers, or the loss is of another kind.
 
     >>> from paceline.data import load_dataset
-    >>> network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    >>> loss, accuracy = measure(network, load_dataset("digits"), 100)
+    >>> network, digits = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load_dataset("digits")
+    >>> training = Training(module=network, dataset=digits, shards=[], optimizer=OptimizerSettings(), total_steps=1)
+    >>> loss, accuracy = measure(network, training)
     >>> loss > 0 and 0 <= accuracy <= 1
     True
     """
-    loss, _ = _measure(module, dataset.train, most_samples)
-    _, accuracy = _measure(module, dataset.test, most_samples)
-    return loss, accuracy
+    module.eval()
+    most, train, test = training.evaluation_samples, training.dataset.train, training.dataset.test
+    with torch.no_grad():
+        total = sum(float(training.loss.total(module(x), y)) for x, y in train.parts(_EVALUATION_BATCH, most))
+        counts = [count_right(module(x), y) for x, y in test.parts(_EVALUATION_BATCH, most)]
+    found = [count for count in counts if count is not None]
+    right, of = sum(each[0] for each in found), sum(each[1] for each in found)
+    return total / min(most, len(train)), right / of if of else math.nan
 
 
 class MeasuredCopy:
@@ -78,15 +88,3 @@ class MeasuredCopy:
         self._copy.module.eval()
         with torch.no_grad():
             return self._evaluate(self._copy.module)
-
-
-@torch.no_grad()
-def _measure(module: nn.Module, samples: Samples, most_samples: int) -> tuple[float, float]:
-    module.eval()
-    inputs, targets = samples.inputs[:most_samples], samples.targets[:most_samples]
-    loss, right = 0.0, 0
-    for x, y in zip(torch.split(inputs, _EVALUATION_BATCH), torch.split(targets, _EVALUATION_BATCH), strict=True):
-        outputs = module(x)
-        loss += float(F.cross_entropy(outputs, y, reduction="sum"))
-        right += int((outputs.argmax(1) == y).sum())
-    return loss / len(inputs), right / len(inputs)

@@ -14,6 +14,7 @@ from torch import nn
 from paceline.randomness import torch_generator
 from paceline.workers.gradients import Assignment, Gradients, LoopGradients
 from paceline.workers.grouped import GroupedGradients, why_not_grouped
+from paceline.workers.losses import CrossEntropy, SampleLoss
 
 AGREEMENT = 1e-6
 COMPARED_WORKERS = 2
@@ -31,15 +32,15 @@ class Engine(Protocol):
         """Return the gradient of each assignment at the given parameters."""
 
 
-def make_engine(module: nn.Module) -> Engine:
-    """Return the fastest engine that is right for a model; it works on a copy of the model.
+def make_engine(module: nn.Module, loss: SampleLoss | None = None) -> Engine:
+    """Return the fastest engine that is right for a model and a loss; it works on a copy of the model.
 
     >>> type(make_engine(nn.LSTM(2, 2))).__name__, type(make_engine(nn.Linear(2, 2))).__name__
     ('LoopGradients', 'CheckedGradients')
     """
-    if why_not_grouped(module):
-        return LoopGradients(copy.deepcopy(module))
-    return CheckedGradients(module)
+    if why_not_grouped(module) or (loss is not None and not loss.per_sample):
+        return LoopGradients(copy.deepcopy(module), loss)
+    return CheckedGradients(module, loss)
 
 
 class CheckedGradients:
@@ -58,9 +59,10 @@ class CheckedGradients:
     True
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._loop = LoopGradients(copy.deepcopy(module))
-        self._grouped = GroupedGradients(copy.deepcopy(module))
+    def __init__(self, module: nn.Module, loss: SampleLoss | None = None) -> None:
+        self._loss = CrossEntropy() if loss is None else loss
+        self._loop = LoopGradients(copy.deepcopy(module), self._loss)
+        self._grouped = GroupedGradients(copy.deepcopy(module), self._loss)
         self._output_bytes_per_sample: int | None = None
         self.in_one_pass = False
 
@@ -68,7 +70,7 @@ class CheckedGradients:
         """Return the gradient of each assignment at the given parameters."""
         if len(assignments) > 1 and self._output_bytes_per_sample is None:
             self._output_bytes_per_sample, self.in_one_pass = _compare(
-                self._loop.model.module, parameters, buffers, assignments[:COMPARED_WORKERS]
+                self._loop.model.module, self._loss, parameters, buffers, assignments[:COMPARED_WORKERS]
             )
         if not self.takes_one_pass(assignments):
             return self._loop.compute(parameters, buffers, assignments)
@@ -89,13 +91,18 @@ class CheckedGradients:
 
 
 def _compare(
-    module: nn.Module, parameters: torch.Tensor, buffers: torch.Tensor, assignments: Sequence[Assignment]
+    module: nn.Module,
+    loss: SampleLoss,
+    parameters: torch.Tensor,
+    buffers: torch.Tensor,
+    assignments: Sequence[Assignment],
 ) -> tuple[int, bool]:
     """Return the bytes of the largest output of a layer for one sample, and whether the engines agree."""
     exact = [
         replace(
             assignment,
-            inputs=assignment.inputs.double() if assignment.inputs.is_floating_point() else assignment.inputs,
+            inputs=_exact(assignment.inputs),
+            targets=_exact(assignment.targets),
             weights=None,
             seed=0,
         )
@@ -103,7 +110,7 @@ def _compare(
     ]
     shift = torch.randn(parameters.numel(), generator=torch_generator(0, "comparison")).double()
     shifted = parameters.double() + 0.01 * shift
-    loop, grouped = (kind(copy.deepcopy(module).double()) for kind in (LoopGradients, GroupedGradients))
+    loop, grouped = (kind(copy.deepcopy(module).double(), loss) for kind in (LoopGradients, GroupedGradients))
     try:
         with _largest_output(loop.model.module) as sizes:
             expected = loop.compute(shifted, buffers.double(), exact)
@@ -113,6 +120,10 @@ def _compare(
     pairs = ((expected.gradients, found.gradients), (expected.buffers, found.buffers))
     norm = torch.linalg.vector_norm
     return 4 * max(sizes, default=0), all(bool(norm(a - b) <= AGREEMENT * norm(a)) for a, b in pairs)
+
+
+def _exact(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from paceline.workers.flat import FlatModel
+from paceline.workers.losses import CrossEntropy, SampleLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,9 +96,11 @@ class LoopGradients:
     torch.Size([1, 9])
     """
 
-    def __init__(self, module: nn.Module, *, block_by_block: bool = False) -> None:
+    def __init__(self, module: nn.Module, loss: SampleLoss | None = None, *, block_by_block: bool = False) -> None:
         self.model = FlatModel(module)
-        self._in_blocks = block_by_block or has_batch_norm(module)
+        self._loss = CrossEntropy() if loss is None else loss
+        # One number for a block need not be the mean of its samples: then only blocks give what a real worker gives.
+        self._in_blocks = block_by_block or has_batch_norm(module) or not self._loss.per_sample
 
     def compute(self, parameters: torch.Tensor, buffers: torch.Tensor, assignments: Sequence[Assignment]) -> Gradients:
         """Return the gradient of each assignment at the given parameters."""
@@ -110,14 +112,19 @@ class LoopGradients:
                 self.model.load(parameters, buffers)
                 self.model.gradient.zero_()
                 parts = assignment.blocks_done if self._in_blocks else 1
-                losses.append(accumulate(self.model.module, assignment, parts=parts)[0])
+                losses.append(accumulate(self.model.module, assignment, self._loss, parts=parts)[0])
                 rows.append(self.model.gradient.clone())
                 after.append(self.model.buffers)
         return Gradients.of(torch.stack(rows), torch.stack(after), losses)
 
 
 def accumulate(
-    module: nn.Module, assignment: Assignment, *, parts: int, go_on: Callable[[int], bool] = lambda done: True
+    module: nn.Module,
+    assignment: Assignment,
+    loss: SampleLoss,
+    *,
+    parts: int,
+    go_on: Callable[[int], bool] = lambda done: True,
 ) -> tuple[torch.Tensor, int]:
     """Add the gradient of the blocks done, part by part; return the loss of every sample in them, and the parts taken.
 
@@ -125,7 +132,7 @@ def accumulate(
 
     >>> network = nn.Linear(2, 2)
     >>> batch = Assignment(inputs=torch.ones(4, 2), targets=torch.zeros(4, dtype=torch.int64), blocks=2, blocks_done=2)
-    >>> losses, taken = accumulate(network, batch, parts=2, go_on=lambda taken: False)
+    >>> losses, taken = accumulate(network, batch, CrossEntropy(), parts=2, go_on=lambda taken: False)
     >>> len(losses), taken
     (2, 1)
     """
@@ -137,7 +144,7 @@ def accumulate(
         [None] * parts if weights is None else weights[:samples].chunk(parts),
         strict=True,
     ):
-        losses = F.cross_entropy(module(inputs), targets, reduction="none")
+        losses = loss(module(inputs), targets)
         weighed = losses if weighing is None else losses * weighing
         (weighed.sum() / len(assignment.inputs)).backward()  # type: ignore[no-untyped-call]
         seen.append(losses.detach())

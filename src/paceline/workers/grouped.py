@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from paceline.workers.flat import FlatModel
 from paceline.workers.gradients import Assignment, Gradients
+from paceline.workers.losses import CrossEntropy, SampleLoss
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 _DROPOUTS = (nn.modules.dropout._DropoutNd,)
@@ -186,11 +187,12 @@ class GroupedGradients:
     torch.Size([2, 9])
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, loss: SampleLoss | None = None) -> None:
         reason = why_not_grouped(module)
         if reason:
             raise ValueError(f"this model's gradients cannot be computed in one pass: {reason}")
         self.model = FlatModel(module)
+        self._loss = CrossEntropy() if loss is None else loss
 
     def compute(self, parameters: torch.Tensor, buffers: torch.Tensor, assignments: Sequence[Assignment]) -> Gradients:
         """Return the gradient of each assignment at the given parameters."""
@@ -202,7 +204,7 @@ class GroupedGradients:
         batch = _Batch(assignments, parameters.dtype)
         norms = _GroupedBatchNorms(self.model.module, batch)
         with _forwards(self.model.module, Rows(matrix, self.model.offsets), norms):
-            losses = F.cross_entropy(self.model.module(batch.inputs), batch.targets, reduction="none")
+            losses = self._loss(self.model.module(batch.inputs), batch.targets)
             (losses * batch.weights).sum().backward()  # type: ignore[no-untyped-call]
         if any(parameter.grad is not None for parameter in self.model.offsets):
             raise RuntimeError("the model uses a weight outside its layer")  # autograd saw it, our layers did not

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from paceline.workers.gradients import Assignment, accumulate
+from paceline.workers.losses import SampleLoss
 
 Delay = Callable[[int, int], float]  # of a worker and the number of its batch: the least seconds it takes
 
@@ -27,14 +28,20 @@ def no_delay(worker: int, draw: int) -> float:
 
 
 def compute_blocks(
-    module: nn.Module, assignment: Assignment, *, least_seconds: float, block_done: Callable[[], bool]
+    module: nn.Module,
+    assignment: Assignment,
+    loss: SampleLoss,
+    *,
+    least_seconds: float,
+    block_done: Callable[[], bool],
 ) -> torch.Tensor:
     """Add the gradient of a batch to `.grad`, block by block; return the loss of every sample in it.
 
     `block_done` is called after each block, and says whether to go on with the next.
 
+    >>> from paceline.workers.losses import CrossEntropy
     >>> batch = Assignment(inputs=torch.ones(4, 2), targets=torch.zeros(4, dtype=torch.int64), blocks=2, blocks_done=2)
-    >>> len(compute_blocks(nn.Linear(2, 2), batch, least_seconds=0.0, block_done=lambda: False))
+    >>> len(compute_blocks(nn.Linear(2, 2), batch, CrossEntropy(), least_seconds=0.0, block_done=lambda: False))
     2
     """
     began, block_seconds = time.monotonic(), least_seconds / assignment.blocks
@@ -46,5 +53,5 @@ def compute_blocks(
             time.sleep(wait)
         return block_done()
 
-    losses, _ = accumulate(module, assignment, parts=assignment.blocks, go_on=go_on)
+    losses, _ = accumulate(module, assignment, loss, parts=assignment.blocks, go_on=go_on)
     return losses

@@ -201,7 +201,7 @@ class AveragingRun(RankRun):
         training, module = self.job.training, copy.deepcopy(self._module)
         if self.job.member.period is not None:
             module.load_state_dict(self._sync.shared, strict=False)
-        return measure(module, training.dataset, training.evaluation_samples)
+        return measure(module, training)
 
     def state(self) -> dict[str, Any]:
         sync = self._sync.state_dict()  # before the model's: all ranks come to the same average here

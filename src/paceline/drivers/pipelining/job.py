@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from paceline.distributed.collectives import gather_vector
 from paceline.distributed.stores import StoreGather
@@ -143,11 +142,14 @@ class PipelineRun(RankRun):
         torch.default_generator.manual_seed(
             seed_for(self.job.training.seed, "pass", worker, draw, self._pipe.stage)  # stages must not draw alike
         )
-        loss = float(self._pipe.step(assignment.inputs, assignment.targets, F.cross_entropy))
+        loss = float(self._pipe.step(assignment.inputs, assignment.targets, self._mean_loss))
         check_loss(loss, draw)
         self.wait_for_delay(began, worker, draw)
         self.optimizer.step()
         self.recorder.add_step(began, time.perf_counter())
+
+    def _mean_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self.job.training.loss(outputs, targets).mean()
 
     def end(self, *, was_over: bool) -> None:
         """Do nothing: all ranks are at the same model after every step."""
@@ -156,12 +158,12 @@ class PipelineRun(RankRun):
         """Measure replica 0's model; all ranks take part, and hear what it came to."""
         training, evaluates = self.job.training, self.job.plan.evaluates
         if evaluates:
-            loss, accuracy = measure(_PipelineModule(self._pipe), training.dataset, training.evaluation_samples)
+            loss, accuracy = measure(_PipelineModule(self._pipe), training)
         else:
             state, loss, accuracy = self._pipe.full_state_dict(), 0.0, 0.0
             if self._whole is not None and state is not None:
                 self._whole.load_state_dict(state)
-                loss, accuracy = measure(self._whole, training.dataset, training.evaluation_samples)
+                loss, accuracy = measure(self._whole, training)
         if self.recorder.workers > 1 or not evaluates:
             loss, accuracy = self.ranks.gather("measure the model", [loss, accuracy])[0]
         return loss, accuracy

@@ -109,7 +109,7 @@ class Replay:
         self.train_state = TrainState(module, optimizer, schedule, codec=training.codec, seed=training.seed)
         self._codecs = WorkerCodecs(training.codec, self.train_state.model.shapes, seed=training.seed)
         self._strategy = strategy.start()
-        self._engine = LoopGradients(copy.deepcopy(training.module), block_by_block=True)
+        self._engine = LoopGradients(copy.deepcopy(training.module), training.loss, block_by_block=True)
         self.batches = Batches(training)
         self._at_once = self._codecs.remember or self.batches.pruned is not None
         self._joins: dict[int, WorkerJoined] = {}

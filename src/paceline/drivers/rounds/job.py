@@ -175,6 +175,7 @@ class RoundsRun:
         losses = compute_blocks(
             self._module,
             assignment,
+            training.loss,
             least_seconds=self._job.delay_seconds(self._rank, draw),
             block_done=sync.block_done,
         )
@@ -265,7 +266,7 @@ class _Measurements:
         training, threads = job.training, torch.get_num_threads()
         self._model = model
         self._copy = MeasuredCopy(
-            training.module, lambda module: measure(module, training.dataset, training.evaluation_samples)
+            training.module, lambda module: measure(module, training)
         )
         self._thread = ThreadPoolExecutor(1, "paceline-measurer", lambda: torch.set_num_threads(threads))
         self._under_way: tuple[int, float, Future[tuple[float, float]]] | None = None

@@ -40,7 +40,11 @@ def work(
         assignment = batches.assignment(worker=number, shard=worker.shard, draw=draw, blocks_done=training.blocks)
         worker.begin_batch(training.blocks)
         losses = compute_blocks(
-            module, assignment, least_seconds=delay_seconds(number, draw), block_done=worker.block_done
+            module,
+            assignment,
+            training.loss,
+            least_seconds=delay_seconds(number, draw),
+            block_done=worker.block_done,
         )
         if worker.send(losses):
             batches.judge(worker=number, draw=draw, losses=losses)

@@ -53,7 +53,7 @@ class Learner:
         self._sent: dict[tuple[int, int], _SentGradient] = {}  # gradients computed and not used yet, by worker and draw
         self._gradient_bytes = training.codec.fresh(self._model.shapes).most_bytes(self._model.parameters.numel())
         self._buffer_bytes = 4 * self._model.buffers.numel()
-        self._engine = make_engine(training.module)
+        self._engine = make_engine(training.module, training.loss)
         self._snapshots = {0: self._snapshot()}
         self._update_bytes: dict[int, int] = {}
         self.losses_of_steps: deque[list[LossSeen] | None] = deque()  # None: the run has diverged
@@ -123,7 +123,7 @@ class Learner:
     def evaluate(self) -> tuple[float, float]:
         """Return the loss on the training data (`evaluation_samples` at most), and the accuracy on the test data."""
         with threads_for(self._model.parameters.numel()):
-            return measure(self._model.module, self._training.dataset, self._training.evaluation_samples)
+            return measure(self._model.module, self._training)
 
     def _snapshot(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return copies of the parameters and buffers, as workers get them."""

@@ -1,0 +1,232 @@
+"""Data of a user's own: what a factory or a script gives -> a Dataset.
+
+    (train, test)                      each a map-style torch Dataset of (input, target), or a pair (inputs, targets)
+    {"train": ..., "test": ...}        the same by name
+    Dataset                            ours, as it is
+
+Inputs have any shape: images, rows of a table, token ids. Targets are classes, sequences of them, or numbers. Tensors
+are used where they lie, so those of a memory-mapped file stay on the disk. A torch Dataset is read sample by sample when
+a batch is drawn, as a DataLoader would, and is never held in memory as a whole; what its transforms draw from torch's
+generator follows from the seed, so a run can be replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.data.reading import DatasetError
+from paceline.data.samples import MOST_LABELS, Dataset, Samples, labels_among
+from paceline.randomness import seed_for
+from paceline.user_code import Offered, call, make
+
+SHAPES = "(train, test), each a torch Dataset of (input, target) or a pair of tensors (inputs, targets)"
+
+
+class ReadSamples(Samples):
+    """The samples of a map-style torch Dataset, read one by one when they are asked for.
+
+    >>> squares = torch.utils.data.TensorDataset(torch.arange(4.0), torch.arange(4) ** 2)
+    >>> samples = ReadSamples(torch.utils.data.Subset(squares, [1, 2, 3]), "my_data:load")
+    >>> len(samples), samples.take(torch.tensor([2, 0]))
+    (3, (tensor([3., 1.]), tensor([9, 1])))
+    """
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        object.__setattr__(self, "_items", dataset)
+        object.__setattr__(self, "_name", name)
+        object.__setattr__(self, "_first", self._read([0]))
+
+    _items: Any
+    _name: str
+    _first: tuple[torch.Tensor, torch.Tensor]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def take(self, indices: torch.Tensor, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._read(indices.tolist(), seed)
+
+    def first(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._read(range(min(count, len(self))))
+
+    def parts(self, size: int, most: int | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        end = len(self) if most is None else min(most, len(self))
+        for start in range(0, end, size):
+            yield self._read(range(start, min(start + size, end)))
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self._first[0].shape[1:])
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        """All inputs, in memory."""
+        return self._read(range(len(self)))[0]
+
+    @cached_property
+    def targets(self) -> torch.Tensor:
+        """All targets: the data set's own list of them where it has one, else every sample is read once."""
+        for attribute in ("targets", "labels"):
+            held = getattr(self._items, attribute, None)
+            if isinstance(held, torch.Tensor | np.ndarray | list | tuple) and len(held) == len(self):
+                try:
+                    return _tensor(held)
+                except (TypeError, ValueError, RuntimeError):
+                    continue
+        return torch.cat([targets for _, targets in self.parts(512)])
+
+    @cached_property
+    def labels(self) -> torch.Tensor | None:
+        if labels_among(self._first[1]) is None:
+            return None  # nothing else needs to be read to know it
+        return labels_among(self.targets)
+
+    def _read(self, indices: Iterable[int], seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        with _drawing(seed):
+            pairs = [self._item(index) for index in indices]
+        try:
+            inputs, targets = (torch.stack(column) for column in zip(*pairs, strict=True))
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise DatasetError(
+                f"samples of data set {self._name!r} do not make a batch ({reason}); give all of them one shape"
+            ) from None
+        return inputs, targets
+
+    def _item(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        item = self._items[index]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise DatasetError(
+                f"sample {index} of data set {self._name!r} is a {type(item).__name__}; "
+                "it must be (input, target), where the input is the one tensor that the model takes"
+            )
+        try:
+            return _tensor(item[0]), _tensor(item[1])
+        except (TypeError, ValueError, RuntimeError):
+            kinds = " and ".join(type(part).__name__ for part in item)
+            raise DatasetError(
+                f"sample {index} of data set {self._name!r} is a pair of {kinds}; give tensors, arrays or numbers"
+            ) from None
+
+
+class OwnDataset(Dataset):
+    """A data set of a user's own; how many classes it has is found when somebody asks."""
+
+    def __init__(self, name: str, train: Samples, test: Samples) -> None:
+        for field, value in (("name", name), ("train", train), ("test", test)):
+            object.__setattr__(self, field, value)
+
+    @cached_property
+    def classes(self) -> int:
+        """The classes, the values of a position of a sequence, or how many numbers a target has."""
+        parts, (_, few) = (self.train, self.test), self.train.first(1)
+        if few.is_floating_point():
+            return max(1, few[0].numel())
+        if few.ndim == 1:
+            return 1 + max(int(_labels(samples, self.name).max()) for samples in parts)
+        return 1 + max(int(targets.max()) for samples in parts for _, targets in samples.parts(512))
+
+
+def load_own(name: str, *, directory: str = "", seed: int = 0) -> Dataset:
+    """Return the data that a user's factory, named 'module:factory', gives.
+
+    The factory is given `directory` and `seed` if it takes them. What it draws from torch's generator follows from the
+    seed, so that a random split is the same in every process.
+    """
+    with _drawing(seed):
+        return dataset_of(make("data set", name, _offered(directory, seed)), name)
+
+
+def dataset_of(given: Any, name: str, *, directory: str = "", seed: int = 0) -> Dataset:
+    """Return the data set that a script gave, as an object or as a factory of one.
+
+    >>> pair = (torch.zeros(6, 20), torch.arange(6) % 3)
+    >>> found = dataset_of((pair, pair), "script:tuple")
+    >>> found.classes, found.input_shape
+    (3, (20,))
+    >>> dataset_of([1, 2, 3], "my_data:load")
+    Traceback (most recent call last):
+    paceline.data.reading.DatasetError: data set 'my_data:load' gave a list of 3; it must give (train, test), each ...
+    """
+    if isinstance(given, Dataset):
+        return given
+    if callable(given) and not hasattr(given, "__getitem__"):
+        with _drawing(seed):
+            return dataset_of(call("data set", name, given, _offered(directory, seed)), name)
+    if isinstance(given, Mapping) and {"train", "test"} <= set(given):
+        given = (given["train"], given["test"])
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        size = f" of {len(given)}" if isinstance(given, Sized) else ""
+        hint = "; split it in two, with torch.utils.data.random_split for example" if _has_items(given) else ""
+        raise DatasetError(f"data set {name!r} gave a {type(given).__name__}{size}; it must give {SHAPES}{hint}")
+    train, test = (_samples(part, name, kind) for part, kind in zip(given, ("train", "test"), strict=True))
+    if train.input_shape != test.input_shape:
+        raise DatasetError(
+            f"training and test inputs of data set {name!r} must have one shape "
+            f"(train={train.input_shape}, test={test.input_shape})"
+        )
+    return OwnDataset(name, train, test)
+
+
+def _offered(directory: str, seed: int) -> Offered:
+    return {"directory": lambda: directory, "seed": lambda: seed}
+
+
+@contextmanager
+def _drawing(seed: int) -> Iterator[None]:
+    """Let a user's code draw from torch's generator as the seed says, and leave the generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed_for(seed, "own data"))
+        yield
+
+
+def _samples(part: Any, name: str, kind: str) -> Samples:
+    """Return one of the two parts."""
+    if isinstance(part, Samples):
+        return part
+    if isinstance(part, torch.utils.data.TensorDataset):
+        part = part.tensors
+    pair = isinstance(part, tuple | list) and len(part) == 2
+    if pair and all(isinstance(each, torch.Tensor | np.ndarray) for each in part):
+        samples = Samples(inputs=_tensor(part[0]), targets=_tensor(part[1]))
+    elif _has_items(part) and not isinstance(part, tuple | list | torch.Tensor | np.ndarray):
+        if len(part) == 0:
+            raise DatasetError(f"data set {name!r} has no {kind} samples; give at least one")
+        samples = ReadSamples(part, name)
+    else:
+        iterable = isinstance(part, torch.utils.data.IterableDataset)
+        why = "; workers draw samples by their numbers, which an IterableDataset does not have" if iterable else ""
+        raise DatasetError(f"data set {name!r} gave a {type(part).__name__} to {kind}; it must give {SHAPES}{why}")
+    if len(samples) == 0:
+        raise DatasetError(f"data set {name!r} has no {kind} samples; give at least one")
+    return samples
+
+
+def _has_items(value: object) -> bool:
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    """Return a value as a tensor of floats of four bytes, or of whole numbers."""
+    tensor = value.detach().cpu() if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+    if tensor.is_complex():
+        raise TypeError("complex numbers")
+    if tensor.is_floating_point():
+        return tensor.to(torch.float32)
+    return tensor
+
+
+def _labels(samples: Samples, name: str) -> torch.Tensor:
+    if samples.labels is None:
+        low, high = int(samples.targets.min()), int(samples.targets.max())
+        raise DatasetError(
+            f"data set {name!r} has whole numbers from {low:,} to {high:,} as targets; classes are counted from 0 to at "
+            f"most {MOST_LABELS - 1:,}, and numbers to be predicted are given as floats"
+        )
+    return samples.labels
