@@ -1,8 +1,8 @@
 """Code of a user's own, named 'module:name': a network, a data set, a loss.
 
-The module is imported as Python would from a script in the current directory. Only what a user has typed or written
-into a recipe of theirs comes here: no server, no folder of a run and no record may name code. What goes wrong inside the
-code is the user's error and passes through unchanged.
+The module is imported as Python would from a script in the current directory. Only what a user has typed, or written
+into a recipe, comes here: no server, no folder of a run and no record may name code. What goes wrong inside the code is
+the user's error and passes through unchanged.
 """
 
 from __future__ import annotations

@@ -89,9 +89,7 @@ def test_synthetic_settings_are_checked(options, says):
 
 
 def test_samples_that_do_not_match_are_refused():
-    with pytest.raises(ValueError, match="float64"):
-        Samples(inputs=torch.zeros(2, 1, 2, 2, dtype=torch.float64), targets=torch.zeros(2).long())
-    with pytest.raises(ValueError, match=r"int64 \[2\]"):
+    with pytest.raises(ValueError, match="a target for each input"):
         Samples(inputs=torch.zeros(2, 1, 2, 2), targets=torch.zeros(3).long())
 
 

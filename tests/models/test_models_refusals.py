@@ -5,11 +5,11 @@ import pytest
 from paceline.models import MODELS, build_model
 
 GOOD = {"name": "mlp", "input_shape": (1, 8, 8), "classes": 10}
-SHAPE = r"input_shape must be three whole numbers of at least 1, \(channels, height, width\)"
+SHAPE = r"input_shape must be (three )?whole numbers of at least 1, \(channels, height, width\)"
 
 BAD = [
-    ({"input_shape": (8, 8)}, rf"{SHAPE}.*input_shape=\(8, 8\)"),
-    ({"input_shape": (1, 1, 8, 8)}, SHAPE),
+    ({"name": "lenet", "input_shape": (8, 8)}, rf"{SHAPE}.*input_shape=\(8, 8\)"),
+    ({"name": "lenet", "input_shape": (1, 1, 8, 8)}, SHAPE),
     ({"input_shape": (1, 0, 8)}, rf"{SHAPE}.*\(1, 0, 8\)"),
     ({"input_shape": (-3, 8, 8)}, SHAPE),
     ({"input_shape": (1, 8.0, 8)}, SHAPE),

@@ -61,9 +61,9 @@ def test_what_cannot_be_is_refused():
 
 
 def test_a_race_without_a_server_needs_no_k(tmp_path, capsys):
-    """The default recipe's strategy has K=7, which four workers cannot have; it does not race."""
-    arguments = ["race", "--strategies", "ssgd,hpsgd", "--workers", "4", "--rounds", "3", "--timing-only"]
+    """A K that four workers cannot have plays no part where nobody takes a K."""
+    arguments = ["race", "--strategies", "ssgd,hpsgd", "--workers", "4", "--k", "7", "--rounds", "3", "--timing-only"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     assert "hpsgd" in capsys.readouterr().out
-    assert main(["race", "--strategies", "ssgd,lgc", "--workers", "4", "--out", str(tmp_path)]) == 2
+    assert main(["race", "--strategies", "ssgd,lgc", "--workers", "4", "--k", "7", "--out", str(tmp_path)]) == 2
     assert "k must be between 1 and workers (k=7, workers=4)" in capsys.readouterr().err

@@ -25,7 +25,6 @@ IN_FILES = {
     "k zero": ("[strategy]\nk = 0", ["bad.toml:2", "k must be between 1 and 10,000,000", "k=0"]),
     "k negative": ("[strategy]\nk = -7", ["bad.toml:2", "k=-7"]),
     "k more than workers": ("[cluster]\nworkers = 4\n[strategy]\nk = 5", ["bad.toml:4", "k=5, workers=4"]),
-    "workers fewer than the default k": ("[cluster]\nworkers = 4", ["bad.toml:2", "k=7, workers=4", "auto"]),
     "more slow workers than workers": (
         '[delay]\nname = "slow-worker"\nslow_workers = 11',
         ["bad.toml:3", "slow_workers=11, workers=10"],

@@ -61,7 +61,7 @@ def plan_recipe(
     with torch_threads(threads):
         plan = make_plan(
             model,
-            dataset.train.inputs[:samples],
+            dataset.train.first(samples)[0],
             stages=settings.stages,
             microbatches=settings.microbatches,
             schedule=settings.schedule,

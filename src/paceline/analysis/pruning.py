@@ -22,6 +22,7 @@ from paceline.files import write_file
 from paceline.recipes.recipe import Recipe
 from paceline.reports import pruning_page as page
 from paceline.traces.pruning_record import PRUNING, PruningRecord, read_pruning
+from paceline.user_code import is_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,10 +122,11 @@ def make_record(
     >>> record.samples, record.prunings, record.epochs, record.settings
     (1500, 3000, 9, {'ratio': 0.5, 'delta': 0.875})
     """
-    import torch
 
     train = dataset.train
-    batches = zip(torch.split(train.inputs, BATCH), torch.split(train.targets, BATCH), strict=True)
+    if train.labels is None:
+        raise ValueError(f"data set {dataset.name!r} has no labels, of which the page of pruning tells")
+    batches = ((inputs, labels.long()) for inputs, labels in train.parts(BATCH))
     names = CLASSES.get(dataset.name, ())
     return PruningRecord(
         policy=pruning.name,
@@ -243,6 +245,8 @@ def images_of(
         if recipe.data.name == "synthetic" and recipe.data.samples != record.samples:
             raise ValueError(f"the record has {record.samples:,} samples, and its recipe {recipe.data.samples:,}")
         ask_for_directory(recipe, data_directory, source="the run")
+        if is_code(recipe.data.name):
+            raise ValueError(f"{recipe.data.name} is data of your own, and no record may name code")
         train = load_data(recipe.with_settings(data={"download": False, "directory": data_directory})).train
     except (ValueError, OSError, MemoryError) as error:
         return {}, f"Without images: {' '.join(str(error).split())}"

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from paceline.runs.cluster import Trained, WorkerOptions
 
 # The settings of a recipe that name code and paths: no folder of a run may name them, so they are given again.
-GIVEN_AGAIN = ("model.name", "data.directory", "delay.file")
+GIVEN_AGAIN = ("model.name", "data.name", "model.loss", "data.directory", "delay.file")
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ def _names_given(overrides: dict[str, str]) -> WorkerOptions:
     """Return the code and the paths that were typed beside --resume."""
     from paceline.runs.cluster import WorkerOptions
 
-    model, directory, delay_file = (overrides.get(name, "") for name in GIVEN_AGAIN)
-    return WorkerOptions(model=model, data_directory=directory, delay_file=delay_file)
+    model, data, loss, directory, delay_file = (overrides.get(name, "") for name in GIVEN_AGAIN)
+    return WorkerOptions(model=model, data=data, loss=loss, data_directory=directory, delay_file=delay_file)
 
 
 def _serve(

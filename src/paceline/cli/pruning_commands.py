@@ -167,6 +167,8 @@ class InspectPruningOptions:
     most: int = option(MOST_IN_A_ROW, "images in a row of the page, at most")
     out: str = option("", f"folder for {PAGE}", metavar="FOLDER", shown="the run's folder")
     model: str = option("", "the network as module:factory, if the run trained one of your own", also=("model.name",))
+    data: str = option("", "the data as module:factory, if they are your own", also=("data.name",))
+    loss: str = option("", "the loss as module:function, if it is your own", also=("model.loss",))
     data_directory: str = option(
         "", "folder with the data set's files, if it has moved", metavar="FOLDER", also=("data.directory",)
     )
@@ -217,7 +219,9 @@ def _record(options: InspectPruningOptions, folder: Path, notes: Console) -> Pru
     from paceline.analysis.pruning import record_of_folder
     from paceline.runs.cluster import WorkerOptions
 
-    worker_options = WorkerOptions(model=options.model, data_directory=options.data_directory)
+    worker_options = WorkerOptions(
+        model=options.model, data=options.data, loss=options.loss, data_directory=options.data_directory
+    )
     with step_bar(notes, "replaying", visible=False) as update:
         return record_of_folder(
             folder,

@@ -30,6 +30,8 @@ class ReplayOptions:
         "the network as module:factory, if the run trained one of your own: a run's folder never names code",
         also=("model.name",),
     )
+    data: str = option("", "the data as module:factory, if they are your own", also=("data.name",))
+    loss: str = option("", "the loss as module:function, if it is your own", also=("model.loss",))
     data_directory: str = option(
         "",
         "folder with the data set's files, if the run read them in one of yours: a run's folder never names paths",
@@ -47,7 +49,9 @@ def replay(options: ReplayOptions, overrides: dict[str, str]) -> None:
     with step_bar(Console(stderr=True), "replaying") as update:
         verdict = replay_run(
             run_folder(options.run),
-            WorkerOptions(model=options.model, data_directory=options.data_directory),
+            WorkerOptions(
+                model=options.model, data=options.data, loss=options.loss, data_directory=options.data_directory
+            ),
             on_step=lambda step, steps: update(completed=step, total=steps),
         )
     if options.json:

@@ -109,7 +109,7 @@ def _run(
                 bars.show(lane, progress)
     except KeyboardInterrupt:
         notes.print("stopped: what follows is what was done so far")
-        show_results(recipe, running.results_so_far, out, notes, as_json=options.json)
+        show_results(running.recipe, running.results_so_far, out, notes, as_json=options.json)
         raise
-    show_results(recipe, running.results, out, notes, as_json=options.json)
+    show_results(running.recipe, running.results, out, notes, as_json=options.json)
     return running

@@ -30,6 +30,8 @@ class WorkOptions:
         "a network of your own as module:factory, if the server trains one: a server never names code",
         also=("model.name",),
     )
+    data: str = option("", "the data as module:factory, if they are your own", also=("data.name",))
+    loss: str = option("", "the loss as module:function, if it is your own", also=("model.loss",))
     data_directory: str = option(
         "",
         "folder with the data set's files; a server never names paths",
@@ -80,6 +82,8 @@ def work(options: WorkOptions, overrides: dict[str, str]) -> None:
     settings = WorkerOptions(
         tls=options.tls or None,
         model=options.model,
+        data=options.data,
+        loss=options.loss,
         data_directory=options.data_directory,
         delay_file=options.delay_file,
         wish=options.number if options.number >= 0 else None,

@@ -5,9 +5,9 @@
     Dataset                            ours, as it is
 
 Inputs have any shape: images, rows of a table, token ids. Targets are classes, sequences of them, or numbers. Tensors
-are used where they lie, so those of a memory-mapped file stay on the disk. A torch Dataset is read sample by sample when
-a batch is drawn, as a DataLoader would, and is never held in memory as a whole; what its transforms draw from torch's
-generator follows from the seed, so a run can be replayed.
+are used where they lie, so those of a memory-mapped file stay on the disk. A torch Dataset is read sample by sample
+when a batch is drawn, as a DataLoader would, and is never held in memory as a whole; what its transforms draw from
+torch's generator follows from the seed, so a run can be replayed.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def _labels(samples: Samples, name: str) -> torch.Tensor:
     if samples.labels is None:
         low, high = int(samples.targets.min()), int(samples.targets.max())
         raise DatasetError(
-            f"data set {name!r} has whole numbers from {low:,} to {high:,} as targets; classes are counted from 0 to at "
-            f"most {MOST_LABELS - 1:,}, and numbers to be predicted are given as floats"
+            f"data set {name!r} has whole numbers from {low:,} to {high:,} as targets; classes are counted from 0 "
+            f"to at most {MOST_LABELS - 1:,}, and numbers to be predicted are given as floats"
         )
     return samples.labels

@@ -95,8 +95,8 @@ def build_model(
 ) -> nn.Module:
     """Build a network of the table, or a user's own named 'module:factory', with seeded parameters.
 
-    `input_shape` is (channels, height, width); a user's own network and `mlp` take any. A factory is given `input_shape`
-    and `classes` if it takes them. `norm` is one of the network's choices; None is its default.
+    `input_shape` is (channels, height, width); a user's own network and `mlp` take any. A factory gets it and
+    `classes` if it takes them. `norm` is one of the network's choices; None is its default.
     The parameters are drawn on the CPU; torch's global generator is left as it was.
 
     >>> model = build_model("mlp", input_shape=(1, 8, 8), classes=10, seed=3)
@@ -107,7 +107,7 @@ def build_model(
     ValueError: model 'mlp' has no normalisation to choose (norm='group'); leave norm out, or take one of ...
     """
     from_user = isinstance(name, str) and is_code(name)
-    shape = tuple(input_shape) if from_user or name == "mlp" else _checked_shape(input_shape)
+    shape = _checked_shape(input_shape, any_length=from_user or name == "mlp")
     classes, seed = _checked_integer("classes", classes), _checked_integer("seed", seed)
     if classes < 1:
         raise ValueError(f"classes must be at least 1 (classes={classes}); give the number of labels")
@@ -189,18 +189,19 @@ def _checked_norm(name: str, norm: str | None) -> str | None:
     return norm
 
 
-def _checked_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:
+def _checked_shape(input_shape: Sequence[int], *, any_length: bool) -> tuple[int, ...]:
     try:
-        channels, height, width = (_checked_integer("a side", side) for side in input_shape)
-        sound = min(channels, height, width) >= 1
+        shape = tuple(_checked_integer("a side", side) for side in input_shape)
+        sound = min(shape, default=1) >= 1 and (any_length or len(shape) == 3)
     except (TypeError, ValueError):
         sound = False
     if not sound:
+        many = "" if any_length else "three "
         raise ValueError(
-            "input_shape must be three whole numbers of at least 1, (channels, height, width), "
+            f"input_shape must be {many}whole numbers of at least 1, (channels, height, width) for images, "
             f"such as (3, 32, 32) (input_shape={input_shape!r})"
         )
-    return channels, height, width
+    return shape
 
 
 def _checked_integer(name: str, value: object) -> int:

@@ -16,16 +16,18 @@ from paceline.traces import Evaluation, Trace
 # From this ratio on, a linear axis shows the end of training as a flat line.
 LOG_FROM_RATIO = 8.0
 # The values of a point that a chart can draw, with the digits that can be seen.
-DRAWN: dict[str, Callable[[Evaluation], float]] = {
+DRAWN: dict[str, Callable[[Evaluation], float | None]] = {
     "seconds": lambda point: round(point.seconds, 6),
     "rounds": lambda point: point.round,
     "loss": lambda point: float(f"{point.loss:.6g}"),
-    "accuracy": lambda point: round(point.accuracy, 5),
+    "accuracy": lambda point: round(point.accuracy, 5) if math.isfinite(point.accuracy) else None,
 }
 
 
 def curve_charts(groups: Sequence[TraceGroup]) -> list[Chart]:
     """Return loss against time, loss against rounds, test accuracy against time; none where nothing was evaluated.
+
+    Without the last where no accuracy was measured: targets are numbers, or the loss is of a kind of its own.
 
     >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=1.0,
     ...               evaluations=(Evaluation(round=5, seconds=1.0, loss=0.7, accuracy=0.9),))
@@ -41,7 +43,7 @@ def curve_charts(groups: Sequence[TraceGroup]) -> list[Chart]:
     seconds_axis = axis(clock, rangemode="tozero")
     several = any(len(group.traces) > 1 for group in groups)
     seeds = " Strong lines are means over seeds, faint ones the single runs." if several else ""
-    return [
+    charts = [
         Chart(
             name="loss-time",
             title="Loss against time",
@@ -75,6 +77,8 @@ def curve_charts(groups: Sequence[TraceGroup]) -> list[Chart]:
             legend="strategies",
         ),
     ]
+    guesses = any(math.isfinite(point.accuracy) for group in groups for run in group.traces for point in _finite(run))
+    return charts if guesses else charts[:2]
 
 
 def mean_evaluations(traces: Sequence[Trace]) -> list[Evaluation]:
@@ -100,7 +104,7 @@ def mean_evaluations(traces: Sequence[Trace]) -> list[Evaluation]:
 
 
 def _finite(trace: Trace) -> list[Evaluation]:
-    return [point for point in trace.evaluations if math.isfinite(point.loss) and math.isfinite(point.accuracy)]
+    return [point for point in trace.evaluations if math.isfinite(point.loss)]
 
 
 def _lines(groups: Sequence[TraceGroup], x: str, y: str) -> list[Json]:

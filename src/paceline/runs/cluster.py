@@ -18,6 +18,8 @@ from paceline.data import DATASETS
 from paceline.pipeline.settings import refuse_pipeline
 from paceline.processes import check_processes
 from paceline.recipes.assembly import (
+    NOTHING_GIVEN,
+    Given,
     averages,
     codec_text_of,
     load_data,
@@ -33,6 +35,7 @@ from paceline.runs.simulation import Result
 from paceline.strategies import STRATEGIES
 from paceline.traces import summarise
 from paceline.traces.run_folder import next_free_folder, removing_unused, take_folder
+from paceline.user_code import is_code
 
 if TYPE_CHECKING:
     from paceline.data import Dataset
@@ -87,7 +90,12 @@ class Trained:
 
 
 def make_served(
-    recipe: Recipe, folder: Path, dataset: Dataset | None = None, *, extension: Extension | None = None
+    recipe: Recipe,
+    folder: Path,
+    dataset: Dataset | None = None,
+    *,
+    extension: Extension | None = None,
+    given: Given = NOTHING_GIVEN,
 ) -> ServerSettings:
     """Put together the server's side of a recipe, or of one whose total is another by now."""
     began = recipe.to_document()
@@ -98,7 +106,7 @@ def make_served(
     from paceline.optim import make_optimizer
     from paceline.training.training import MeasuredCopy, measure
 
-    training = make_training(recipe, load_data(recipe) if dataset is None else dataset)
+    training = make_training(recipe, load_data(recipe, given) if dataset is None else dataset, given)
     module = training.module
     optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
     return ServerSettings(
@@ -158,6 +166,7 @@ def serve_recipe(
     *,
     resume: bool = False,
     extension: Extension | None = None,
+    given: Given = NOTHING_GIVEN,
     on_open: Callable[[str], None] = lambda address: None,
     on_standing: OnStanding = lambda standing: None,
     reason_to_stop: Callable[[RunStatus], str | None] = lambda standing: None,
@@ -179,7 +188,9 @@ def serve_recipe(
     check_listens(host, port)
     if resume and extension is None:
         extension = extension_in(out)
-    served = make_served(resolved(recipe), out, extension=extension)
+    refuse_without_server(recipe)
+    dataset = load_data(recipe, given)
+    served = make_served(resolved(recipe, dataset), out, dataset, extension=extension, given=given)
     size = sum(parameter.numel() for parameter in served.module.parameters())
 
     async def run() -> tuple[RunOutcome, Any]:
@@ -213,8 +224,11 @@ class WorkerOptions:
 
     tls: str | None = None
     model: str = ""
+    data: str = ""
+    loss: str = ""
     data_directory: str = ""
     delay_file: str = ""
+    given: Given = NOTHING_GIVEN
     wish: int | None = None
     patience_seconds: float = 60.0
     threads: int = 0
@@ -244,11 +258,22 @@ def work_for(
             return
         recipe = trusted_recipe(worker.welcome.recipe, options)
         refuse_pipeline(recipe.pipeline, "a pipeline has no server")
-        training = make_training(recipe, load_data(recipe))
+        training = make_training(recipe, load_data(recipe, options.given), options.given)
         on_welcome(worker.number, recipe)
         worker.hold(training.module)
         worker.ready()
         work(worker, training.module, training, delay_of(recipe), on_gradient=on_gradient)
+
+
+CODE = (  # the options that name code, the settings that hold it, and what is said of them
+    ("--model", ("model", "name"), ("trains", "a network")),
+    ("--data", ("data", "name"), ("reads", "a data set")),
+    ("--loss", ("model", "loss"), ("makes small", "a loss")),
+)
+
+
+def _at(recipe: Recipe, path: tuple[str, str]) -> str:
+    return str(getattr(getattr(recipe, path[0]), path[1]))
 
 
 def trusted_recipe(document: Mapping[str, Any], options: WorkerOptions, *, source: str = "the server") -> Recipe:
@@ -263,19 +288,21 @@ def trusted_recipe(document: Mapping[str, Any], options: WorkerOptions, *, sourc
     if not document:
         raise ValueError("the server was started by a script and has no recipe; use paceline.Worker in a script too")
     recipe = Recipe.from_document(document)
-    named = recipe.model.name
-    if ":" in named and not options.model:
-        raise ValueError(
-            f"{source} trains {named!r}, which is code and not a network by name; if you have it and trust it, "
-            f"give --model {shlex.quote(named)}"
-        )
-    if options.model and ":" not in named and options.model != named:
-        raise ValueError(f"{source} trains {named}, and you gave --model {options.model}: leave it out")
-    recipe = recipe.with_settings(data={"directory": options.data_directory})
-    if options.model:
-        recipe = recipe.with_settings(
-            model={"name": options.model, "norm": recipe.model.norm if options.model == named else ""}
-        )
+    for option, path, kind in CODE:
+        named, mine = _at(recipe, path), getattr(options, path[0] if path[1] == "name" else path[1])
+        if is_code(named) and not mine and getattr(options.given, option.lstrip("-")) is None:
+            raise ValueError(
+                f"{source} {kind[0]} {named!r}, which is code and not {kind[1]} by name; if you have it and trust it, "
+                f"give {option} {shlex.quote(named)}"
+            )
+        if mine and not is_code(named) and mine != named:
+            raise ValueError(f"{source} {kind[0]} {named}, and you gave {option} {mine}: leave it out")
+    norm = recipe.model.norm if options.model in ("", recipe.model.name) else ""
+    recipe = recipe.with_settings(
+        data={"directory": options.data_directory, "name": options.data or recipe.data.name},
+        model={"name": options.model or recipe.model.name, "loss": options.loss or recipe.model.loss, "norm": norm},
+    )
+    recipe = options.given.named(recipe)
     if recipe.delay.name == "recorded":
         if recipe.delay.inject and not options.delay_file:
             raise ValueError(f"{source} injects recorded delays; give the file with them as --delay-file")
@@ -322,8 +349,7 @@ def names_to_give_again(recipe: Recipe) -> list[str]:
     >>> names_to_give_again(Recipe().with_settings(model={"name": "my_models:net"}))
     ['--model', 'my_models:net']
     """
-    names = {
-        "--model": recipe.model.name if ":" in recipe.model.name else "",
+    names = {option: _at(recipe, path) if is_code(_at(recipe, path)) else "" for option, path, _ in CODE} | {
         "--data-directory": recipe.data.directory if _reads_directory(recipe) else "",
         "--delay-file": recipe.delay.file if recipe.delay.name == "recorded" and recipe.delay.inject else "",
     }
@@ -331,7 +357,7 @@ def names_to_give_again(recipe: Recipe) -> list[str]:
 
 
 def _reads_directory(recipe: Recipe) -> bool:
-    return bool(recipe.data.directory) and DATASETS[recipe.data.name].needs_files
+    return bool(recipe.data.directory) and (is_code(recipe.data.name) or DATASETS[recipe.data.name].needs_files)
 
 
 def delay_of(recipe: Recipe) -> Delay:

@@ -29,12 +29,17 @@ def main(arguments: list[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--numbers", required=True)
-    for name in ("--model", "--data-directory", "--delay-file"):
+    for name in ("--model", "--data", "--loss", "--data-directory", "--delay-file"):
         parser.add_argument(name, default="")
     given = parser.parse_args(arguments)
     logging.getLogger("paceline.served").setLevel(logging.ERROR)  # the server is in the same terminal, and tells it
     options = WorkerOptions(
-        model=given.model, data_directory=given.data_directory, delay_file=given.delay_file, threads=1
+        model=given.model,
+        data=given.data,
+        loss=given.loss,
+        data_directory=given.data_directory,
+        delay_file=given.delay_file,
+        threads=1,
     )
     torch.set_num_threads(1)
     address = sys.stdin.readline().strip()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from paceline.drivers.simulated.progress import Progress
 from paceline.lookup import unknown
-from paceline.recipes.assembly import load_data
+from paceline.recipes.assembly import Given, load_data, sized
 from paceline.recipes.recipe import Recipe
-from paceline.runs.simulation import Result, make_run, result_of
+from paceline.runs.simulation import Result, make_run, result_of, warn_of_k
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
 
@@ -20,6 +21,8 @@ class Race:
 
     Iterating yields (lane, progress). Whoever is behind on the cluster's clock goes next, so what one sees while it
     runs is the race as the cluster would have run it. `runs` and `recipes` have one entry for each lane.
+
+    `data`, `model` and `loss` are objects of your own in place of those that the recipe names, as for `simulate`.
 
     >>> race = Race(Recipe(rounds=5), strategies=["full", "lgc"])
     >>> for lane, progress in race:
@@ -34,20 +37,29 @@ class Race:
         *,
         strategies: Sequence[str] = tuple(STRATEGIES),
         seeds: int = 1,
+        data: Any = None,
+        model: Any = None,
+        loss: Any = None,
         timing_only: bool = False,
     ) -> None:
+        given = Given(data=data, model=model, loss=loss)
+        recipe = given.named(recipe)
         strategies = [strategies] if isinstance(strategies, str) else strategies
         check_strategies(strategies)
         if not 1 <= seeds <= MOST_SEEDS:
             raise ValueError(f"seeds must be between 1 and {MOST_SEEDS} (seeds={seeds})")
+        dataset = None if timing_only or recipe.data.name == "synthetic" else load_data(recipe, given)
         entered = [recipe.with_strategy(name) for name in strategies]
+        for each in entered:
+            warn_of_k(each)
+        self.recipe = sized(recipe, dataset)
+        entered = [sized(each, dataset) for each in entered]
         _refuse_repeated([each.strategy.label for each in entered])  # lgc is lgc@ranks where the recipe says so
         self.recipes = [each.with_seed(recipe.seed + extra) for each in entered for extra in range(seeds)]
-        dataset = None if timing_only or recipe.data.name == "synthetic" else load_data(recipe)
         self.lanes = [
             f"{each.strategy.label} {each.seed}" if seeds > 1 else each.strategy.label for each in self.recipes
         ]
-        self.runs = [make_run(each, timing_only=timing_only, dataset=dataset) for each in self.recipes]
+        self.runs = [make_run(each, timing_only=timing_only, dataset=dataset, given=given) for each in self.recipes]
         self._results: list[Result | None] = [None] * len(self.runs)
 
     def __iter__(self) -> Iterator[tuple[int, Progress]]:

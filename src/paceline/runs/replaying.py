@@ -6,11 +6,11 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.recipes.assembly import load_data, make_member, make_strategy, make_training
+from paceline.recipes.assembly import Given, load_data, make_member, make_strategy, make_training
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import WorkerOptions, recipe_of_run
@@ -30,6 +30,9 @@ def replay(
     folder: str | Path,
     options: WorkerOptions | None = None,
     *,
+    data: Any = None,
+    model: Any = None,
+    loss: Any = None,
     on_step: Callable[[int, int], None] = lambda step, steps: None,
     on_end: OnEnd = lambda batches, training, module: None,
 ) -> Verdict:
@@ -39,11 +42,13 @@ def replay(
     run that was killed, or whose trace or last checkpoint is not whole, is not identical: the verdict says what is
     missing.
 
-    `options` brings what no folder may name: a model that is code, and where the data lies. `on_step` is called with
+    `options` brings what no folder may name: code of your own, and where the data lies; `data`, `model` and `loss` are
+    the objects that the run was given, if it was. `on_step` is called with
     the steps, or averages, that are done and the number of all; `on_end` with the batches that the workers drew from,
     and the model, as they are at the end.
     """
-    folder, options = Path(folder), options or WorkerOptions()
+    given = Given(data=data, model=model, loss=loss)
+    folder, options = Path(folder), replace(options or WorkerOptions(), given=given)
     from paceline.drivers.replayed import Replay, RoundsReplay
     from paceline.traces.checkpoints import read_newest
     from paceline.traces.journal import TRACE, StepRecord
@@ -53,8 +58,8 @@ def replay(
         return _replay_averaging(folder, options, on_step, on_end)
     journal = read_journal(folder / TRACE)
     recipe = _recipe(folder, journal.began.recipe, options)
-    dataset = load_data(recipe)
-    training, strategy = make_training(recipe, dataset), make_strategy(recipe)
+    dataset = load_data(recipe, given)
+    training, strategy = make_training(recipe, dataset, given), make_strategy(recipe)
     on_ranks = journal.began.on == "ranks"
     checkpoint, refused = _newest_of_ranks(folder, training) if on_ranks else read_newest(folder)
     steps = sum(isinstance(record, StepRecord) for record in journal.records)
@@ -64,7 +69,7 @@ def replay(
         strategy,
         snapshot_version=None if checkpoint is None else checkpoint.version,
         extend=lambda record: make_training(
-            Extension(rounds=record.rounds, changes=record.changes).of(recipe), dataset
+            Extension(rounds=record.rounds, changes=record.changes).of(recipe), dataset, given
         ),
     )
     for taken in replayed:
@@ -160,7 +165,7 @@ def _replay_averaging(
             f"{folder} is a run of a pipeline; runs with a server and of ranks that average can be replayed"
         )
     recipe = _recipe(folder, state["recipe"], options)
-    training = make_training(recipe, load_data(recipe))
+    training = make_training(recipe, load_data(recipe, options.given), options.given)
     windows = windows_from(state["story"]["windows"])
     workers = replay_averages(windows, training, make_member(recipe), on_average=on_average)
     on_end(workers.batches, training, workers.module)

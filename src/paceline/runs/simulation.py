@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
 from paceline.drivers.simulated.progress import Progress
 from paceline.drivers.simulated.timing import AsyncTimes, RoundTimes
 from paceline.pipeline.settings import refuse_pipeline
 from paceline.recipes.assembly import (
+    NOTHING_GIVEN,
+    Given,
     averages,
     load_data,
     make_averaging_setup,
@@ -19,6 +22,8 @@ from paceline.recipes.assembly import (
     make_model,
     make_setup,
     make_training,
+    notice_of_k,
+    sized,
 )
 from paceline.recipes.recipe import Recipe
 from paceline.strategies import Async
@@ -90,16 +95,30 @@ class Result:
 
 
 def simulate(
-    recipe: Recipe, *, timing_only: bool = False, on_progress: Callable[[Progress], None] | None = None
+    recipe: Recipe,
+    *,
+    data: Any = None,
+    model: Any = None,
+    loss: Any = None,
+    timing_only: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Carry out a recipe on a simulated cluster. The same recipe gives the same result, bit for bit.
 
+    `data`, `model` and `loss` are objects of your own in place of those that the recipe names: (train, test), each a
+    torch Dataset or a pair of tensors; a module, or a function that makes one; a function of outputs and targets.
+
     >>> simulate(Recipe(rounds=3), timing_only=True).loss is None
     True
+    >>> import torch
+    >>> pair = torch.randn(60, 20), torch.arange(60) % 3
+    >>> simulate(Recipe(rounds=3), data=(pair, pair), model=torch.nn.Linear(20, 3)).rounds
+    3
     """
     if not isinstance(recipe, Recipe):
         raise TypeError(f"simulate takes a Recipe, not a {type(recipe).__name__}; Recipe.load reads one from a file")
-    run = make_run(recipe, timing_only=timing_only)
+    warn_of_k(recipe)
+    run = make_run(recipe, timing_only=timing_only, given=Given(data=data, model=model, loss=loss))
     for progress in run:
         if on_progress is not None:
             on_progress(progress)
@@ -114,16 +133,28 @@ def result_of(run: Run) -> Result:
     return Result(summary=summarise(trace), trace=trace, parameters=parameters)
 
 
-def make_run(recipe: Recipe, *, timing_only: bool = False, dataset: Dataset | None = None) -> Run:
+def warn_of_k(recipe: Recipe) -> None:
+    """Warn that K is another than in the last release, where it follows from the number of workers."""
+    if notice := notice_of_k(recipe):
+        warnings.warn(notice, FutureWarning, stacklevel=3)
+
+
+def make_run(
+    recipe: Recipe, *, timing_only: bool = False, dataset: Dataset | None = None, given: Given = NOTHING_GIVEN
+) -> Run:
     """Return a run of a recipe that has not begun yet.
 
     >>> [progress.round for progress in make_run(Recipe(rounds=2), timing_only=True)]
     [1, 2]
     """
     refuse_pipeline(recipe.pipeline, "a pipeline is not simulated")
+    recipe = given.named(recipe)
     if timing_only:
-        return _make_averaged_timing(recipe) if averages(recipe) else _make_timing(recipe)
-    training = make_training(recipe, load_data(recipe) if dataset is None else dataset)
+        recipe = sized(recipe)
+        return _make_averaged_timing(recipe, given) if averages(recipe) else _make_timing(recipe, given)
+    dataset = load_data(recipe, given) if dataset is None else dataset
+    recipe = sized(recipe, dataset)
+    training = make_training(recipe, dataset, given)
     if averages(recipe):
         return AveragedSimulation(make_averaging_setup(recipe), training=training, evaluate_every=recipe.evaluate_every)
     from paceline.drivers.simulated.simulation import Simulation
@@ -131,16 +162,16 @@ def make_run(recipe: Recipe, *, timing_only: bool = False, dataset: Dataset | No
     return Simulation(make_setup(recipe), training=training, evaluate_every=recipe.evaluate_every)
 
 
-def _make_timing(recipe: Recipe) -> Run:
+def _make_timing(recipe: Recipe, given: Given) -> Run:
     setup = make_setup(recipe)
     if setup.on == "ranks":
-        return RoundTimes(setup, vector_bytes=0 if setup.network.free else _vector_bytes(recipe))
+        return RoundTimes(setup, vector_bytes=0 if setup.network.free else _vector_bytes(recipe, given))
     if not setup.network.free:
-        return _make_timing_by_event(recipe)
+        return _make_timing_by_event(recipe, given)
     return AsyncTimes(setup) if isinstance(setup.strategy, Async) else RoundTimes(setup)
 
 
-def _make_timing_by_event(recipe: Recipe) -> Run:
+def _make_timing_by_event(recipe: Recipe, given: Given) -> Run:
     """Play every message: with limited bandwidth workers wait for each other; only the event queue knows how long."""
     from paceline.drivers.simulated.simulation import Simulation
     from paceline.training.outgoing import change_bytes
@@ -152,28 +183,28 @@ def _make_timing_by_event(recipe: Recipe) -> Run:
             f"timing with limited bandwidth plays every gradient: workers x rounds must be at most "
             f"{MOST_GRADIENTS_BY_EVENT:,} (it is {gradients:,}); lower one, or leave the bandwidth unlimited"
         )
-    model = FlatModel(make_model(recipe, load_data(recipe)))
+    model = FlatModel(make_model(recipe, load_data(recipe, given), given))
     up, down = _payload_bytes(recipe, model), change_bytes(make_codec_of(recipe).fresh(model.shapes), model.shapes)
     buffer_bytes = 4 * model.buffers.numel()
     return Simulation(make_setup(recipe), up_bytes=up + buffer_bytes, down_bytes=down + buffer_bytes)
 
 
-def _make_averaged_timing(recipe: Recipe) -> Run:
+def _make_averaged_timing(recipe: Recipe, given: Given) -> Run:
     setup = make_averaging_setup(recipe)
     if setup.network.free:
         return AveragedSimulation(setup)
     from paceline.workers.flat import FlatModel
 
-    model = FlatModel(make_model(recipe, load_data(recipe)))
+    model = FlatModel(make_model(recipe, load_data(recipe, given), given))
     message_bytes = _payload_bytes(recipe, model) + 4 * model.buffers.numel()
     return AveragedSimulation(setup, message_bytes=message_bytes, gathers=recipe.codec.name != "identity")
 
 
-def _vector_bytes(recipe: Recipe) -> int:
+def _vector_bytes(recipe: Recipe, given: Given) -> int:
     """Return the size of what ranks add up in a round: parameters and buffers, as plain numbers."""
     from paceline.workers.flat import FlatModel
 
-    model = FlatModel(make_model(recipe, load_data(recipe)))
+    model = FlatModel(make_model(recipe, load_data(recipe, given), given))
     return 4 * (model.parameters.numel() + model.buffers.numel())
 
 

@@ -102,8 +102,8 @@ def _round(step: StepRecord) -> Round:
 
 
 def _evaluation(record: Evaluated) -> Evaluation:
-    loss, accuracy = (math.nan if value is None else value for value in (record.loss, record.accuracy))
-    return Evaluation(round=record.round, seconds=record.at_seconds, loss=loss, accuracy=accuracy)
+    loss = math.nan if record.loss is None else record.loss
+    return Evaluation(round=record.round, seconds=record.at_seconds, loss=loss, accuracy=record.accuracy)
 
 
 class _Gradients:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -70,6 +71,8 @@ class Round:
 class Evaluation:
     """The model measured after some rounds: mean loss on the training data, accuracy on the test data.
 
+    The accuracy is None where nothing is guessed: targets are numbers, or the loss is of a kind of its own.
+
     >>> Evaluation(round=10, seconds=1.5, loss=0.7, accuracy=0.9).loss
     0.7
     """
@@ -77,7 +80,7 @@ class Evaluation:
     round: Count
     seconds: float
     loss: float
-    accuracy: float
+    accuracy: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +170,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The result of a run in one line. `loss` and `accuracy` are None where nothing was trained or training diverged.
+    """The result of a run in one line. `loss` and `accuracy` are None where nothing was trained, or training diverged.
 
     >>> Summary(strategy="full", seed=0, rounds=1, seconds=2.0, loss=None, accuracy=None,
     ...         seconds_to_target=None, used=3, late=0, dropped=0).seconds

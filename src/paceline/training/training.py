@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +22,7 @@ _EVALUATION_BATCH = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The model, the data and each worker's shard of it, the loss, the optimiser, and the sizes of batches: one training.
+    """The model, the data and each worker's shard of it, the loss, the optimiser, the sizes of batches: one training.
 
     `blocks` is into how many equal parts a worker's batch is cut; a late worker stops between two. `total_steps` is for
     the learning rate's schedule. `evaluation_samples` are measured at most, of the training data and of the test data.
@@ -50,10 +49,10 @@ class Training:
     loss: SampleLoss = field(default_factory=CrossEntropy)
 
 
-def measure(module: nn.Module, training: Training) -> tuple[float, float]:
+def measure(module: nn.Module, training: Training) -> tuple[float, float | None]:
     """Return the mean loss on the training data and the accuracy on the test data, of `evaluation_samples` each.
 
-    The accuracy is not a number (nan) where nothing is guessed: targets are numbers, or the loss is of another kind.
+    The accuracy is None where nothing is guessed: targets are numbers, or the loss is of another kind.
 
     >>> from paceline.data import load_dataset
     >>> network, digits = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load_dataset("digits")
@@ -69,13 +68,13 @@ def measure(module: nn.Module, training: Training) -> tuple[float, float]:
         counts = [count_right(module(x), y) for x, y in test.parts(_EVALUATION_BATCH, most)]
     found = [count for count in counts if count is not None]
     right, of = sum(each[0] for each in found), sum(each[1] for each in found)
-    return total / min(most, len(train)), right / of if of else math.nan
+    return total / min(most, len(train)), right / of if of else None
 
 
 class MeasuredCopy:
     """A copy of the model that is measured while training goes on: `load` it, then call it, in any thread."""
 
-    def __init__(self, model: nn.Module, evaluate: Callable[[nn.Module], tuple[float, float]]) -> None:
+    def __init__(self, model: nn.Module, evaluate: Callable[[nn.Module], tuple[float, float | None]]) -> None:
         self._copy = FlatModel(copy.deepcopy(model), trained=False)
         self._evaluate = evaluate
 
@@ -83,7 +82,7 @@ class MeasuredCopy:
         """Take over the parameters and buffers of the model that is trained."""
         self._copy.load(model.parameters, model.buffers)
 
-    def __call__(self) -> tuple[float, float]:
+    def __call__(self) -> tuple[float, float | None]:
         """Return the loss and accuracy of the copy."""
         self._copy.module.eval()
         with torch.no_grad():

@@ -265,9 +265,7 @@ class _Measurements:
     def __init__(self, job: RoundsJob, model: FlatModel) -> None:
         training, threads = job.training, torch.get_num_threads()
         self._model = model
-        self._copy = MeasuredCopy(
-            training.module, lambda module: measure(module, training)
-        )
+        self._copy = MeasuredCopy(training.module, lambda module: measure(module, training))
         self._thread = ThreadPoolExecutor(1, "paceline-measurer", lambda: torch.set_num_threads(threads))
         self._under_way: tuple[int, float, Future[tuple[float, float]]] | None = None
 
