@@ -79,7 +79,7 @@ def test_the_same_run_twice_is_the_same_to_the_last_bit(strategy, policy, datase
 @pytest.mark.parametrize("strategy", ["lgc", "async", "hpsgd"])
 def test_who_prunes_nothing_trains_as_without(strategy, policy, dataset, monkeypatch):
     """To the last bit, where gradients are taken one by one: what is pruned cannot wait for the others of its round."""
-    monkeypatch.setattr(learner, "make_engine", lambda module: LoopGradients(copy.deepcopy(module)))
+    monkeypatch.setattr(learner, "make_engine", lambda module, loss: LoopGradients(copy.deepcopy(module), loss))
     plain = SMALL.with_strategy(strategy)
     pruned = plain.with_settings(pruning=SOME[policy] | NOTHING[policy])
     without, with_ = (result_of(run_of(recipe, dataset)) for recipe in (plain, pruned))

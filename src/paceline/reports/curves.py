@@ -20,7 +20,7 @@ DRAWN: dict[str, Callable[[Evaluation], float | None]] = {
     "seconds": lambda point: round(point.seconds, 6),
     "rounds": lambda point: point.round,
     "loss": lambda point: float(f"{point.loss:.6g}"),
-    "accuracy": lambda point: round(point.accuracy, 5) if math.isfinite(point.accuracy) else None,
+    "accuracy": lambda point: None if point.accuracy is None else round(point.accuracy, 5),
 }
 
 
@@ -77,7 +77,7 @@ def curve_charts(groups: Sequence[TraceGroup]) -> list[Chart]:
             legend="strategies",
         ),
     ]
-    guesses = any(math.isfinite(point.accuracy) for group in groups for run in group.traces for point in _finite(run))
+    guesses = any(point.accuracy is not None for group in groups for run in group.traces for point in _finite(run))
     return charts if guesses else charts[:2]
 
 
@@ -97,10 +97,15 @@ def mean_evaluations(traces: Sequence[Trace]) -> list[Evaluation]:
             round=number,
             seconds=fmean(run[number].seconds for run in runs),
             loss=fmean(run[number].loss for run in runs),
-            accuracy=fmean(run[number].accuracy for run in runs),
+            accuracy=_mean_or_none([run[number].accuracy for run in runs]),
         )
         for number in shared
     ]
+
+
+def _mean_or_none(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
 
 
 def _finite(trace: Trace) -> list[Evaluation]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,8 @@ from paceline.recipes.assembly import (
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.renaming import renamed
-from paceline.runs.simulation import Result
+from paceline.runs.forked_workers import ForkedWorkers
+from paceline.runs.simulation import Result, warn_of_k
 from paceline.strategies import STRATEGIES
 from paceline.traces import summarise
 from paceline.traces.run_folder import next_free_folder, removing_unused, take_folder
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from paceline.workers.paced import Delay
 
 OnStanding = Callable[["RunStatus"], None]
+LocalWorkers = subprocess.Popen[bytes] | ForkedWorkers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,6 +386,9 @@ LISTEN = "127.0.0.1:0"
 def train(
     recipe: Recipe,
     *,
+    data: Any = None,
+    model: Any = None,
+    loss: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
     extension: Extension | None = None,
@@ -403,6 +408,10 @@ def train(
     said before a process is started or a folder is made.
 
     Args:
+        data: Data of your own in place of those that the recipe names: (train, test), each a torch Dataset or a pair of
+            tensors, or a function that returns them.
+        model: A module of your own, or a function that makes one.
+        loss: A function of outputs and targets.
         out: The folder for trace and checkpoints; without it runs/train, or the next that is free.
         resume: Go on with the run in `out`, from its newest checkpoint; the recipe must be the same.
         extension: Another number of rounds in all for a run that is resumed.
@@ -418,11 +427,15 @@ def train(
     from paceline.runs.ranks import by_ranks
 
     out = renamed("folder", folder, "out", out)
+    given = Given(data=data, model=model, loss=loss)
+    recipe = given.named(recipe)
+    if not resume:
+        warn_of_k(recipe)
     place = launched_place(recipe)
     if by_ranks(recipe):
         if listen != LISTEN:
             raise ValueError("--listen is for a parameter server, and ranks have none: torchrun says where they meet")
-        ranks = RanksToTrain(recipe=recipe, out=out, resume=resume, extension=extension)
+        ranks = RanksToTrain(recipe=recipe, out=out, resume=resume, extension=extension, given=given)
         with removing_unused():
             return train_ranks(ranks, place, on_standing=on_standing, on_plan=on_plan)
     endpoint = ServerEndpoint(listen=listen, insecure=True)
@@ -430,7 +443,14 @@ def train(
     check_processes(recipe.cluster.workers)
     with removing_unused():
         return _train_served(
-            recipe, endpoint, out, resume=resume, extension=extension, on_open=on_open, on_standing=on_standing
+            recipe,
+            endpoint,
+            out,
+            resume=resume,
+            extension=extension,
+            given=given,
+            on_open=on_open,
+            on_standing=on_standing,
         )
 
 
@@ -441,12 +461,13 @@ def _train_served(
     *,
     resume: bool,
     extension: Extension | None,
+    given: Given,
     on_open: Callable[[str], None],
     on_standing: OnStanding,
 ) -> Trained:
     """Start workers on this machine, serve the recipe to them, and end them."""
     taken = folder_to_train(out, resume=resume)
-    workers = start_workers(recipe, range(recipe.cluster.workers))  # it loads torch while the server makes ready
+    workers = start_workers(recipe, range(recipe.cluster.workers), given)  # it loads torch while the server makes ready
 
     def opened(address: str) -> None:
         send_address(workers, address)
@@ -460,6 +481,7 @@ def _train_served(
             taken,
             resume=resume,
             extension=extension,
+            given=given,
             on_open=opened,
             on_standing=on_standing,
             reason_to_stop=lambda standing: _all_gone(workers, standing),
@@ -491,21 +513,29 @@ def check_loopback(endpoint: ServerEndpoint) -> None:
         raise ValueError(f"train is for this machine alone (listen={endpoint.listen}); `paceline serve` is for others")
 
 
-def _all_gone(workers: subprocess.Popen[bytes], standing: RunStatus) -> str | None:
+def _all_gone(workers: LocalWorkers, standing: RunStatus) -> str | None:
     if workers.poll() is not None and not any(worker.alive for worker in standing.workers):
         return "all workers of this machine have ended"
     return None
 
 
-def start_workers(recipe: Recipe, numbers: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Start workers on this machine, which wait for the address of the server (`send_address`)."""
+def start_workers(recipe: Recipe, numbers: Sequence[int], given: Given = NOTHING_GIVEN) -> LocalWorkers:
+    """Start workers on this machine, which wait for the address of the server (`send_address`).
+
+    Those that are given objects are forked, and compute with one thread each, as all workers of one machine do.
+    """
+    if given:
+        options = WorkerOptions(
+            given=given, data_directory=recipe.data.directory, delay_file=recipe.delay.file, threads=1
+        )
+        return ForkedWorkers(numbers, lambda address, number: work_for(address, replace(options, wish=number)))
     module, numbers_text = "paceline.runs.local_workers", ",".join(map(str, numbers))
     arguments = [sys.executable, "-m", module, "--numbers", numbers_text, *names_to_give_again(recipe)]
     # In a session of its own: a Ctrl-C in the terminal is for the server, which then says what happens to its workers.
     return subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True)
 
 
-def send_address(workers: subprocess.Popen[bytes], address: str) -> None:
+def send_address(workers: LocalWorkers, address: str) -> None:
     """Send waiting workers the address of the server."""
     if workers.stdin is not None:
         with suppress(BrokenPipeError):
@@ -513,7 +543,7 @@ def send_address(workers: subprocess.Popen[bytes], address: str) -> None:
             workers.stdin.close()
 
 
-def end_process(process: subprocess.Popen[bytes], *, by_itself: bool, seconds: float = 5.0) -> None:
+def end_process(process: LocalWorkers, *, by_itself: bool, seconds: float = 5.0) -> None:
     """Wait for a process if it ends by itself, else ask it to end, and at last kill it."""
     if process.stdin is not None:
         process.stdin.close()

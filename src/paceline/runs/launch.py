@@ -28,7 +28,7 @@ from paceline.distributed import RankGoneError
 from paceline.drivers.ranks import launch
 from paceline.errors import PacelineError
 from paceline.processes import check_processes
-from paceline.recipes.assembly import load_data, make_training, resolved
+from paceline.recipes.assembly import NOTHING_GIVEN, Given, load_data, make_training, resolved
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import Trained, folder_to_train
@@ -79,6 +79,7 @@ class RanksToTrain:
     out: str | Path | None
     resume: bool
     extension: Extension | None = None
+    given: Given = NOTHING_GIVEN
 
 
 def train_ranks(
@@ -92,25 +93,26 @@ def train_ranks(
     recipe = for_world(wanted.recipe, place)
     if place is not None and wanted.out is None:
         raise ValueError("under torchrun, give --out (out=): all ranks, and those of a restart, must find one folder")
-    rounds = None
+    rounds, dataset = None, load_data(recipe, wanted.given)
     if not wanted.resume:
-        recipe = resolved(recipe)
+        recipe = resolved(recipe, dataset)
     else:
         folder = folder_to_train(wanted.out, resume=True)
         stored = read_recipe_of(folder)
         rounds = rounds_to_train(folder, stored, wanted.extension)
         # A stored recipe goes on as it is: it was resolved when its run began, or is of an older version.
-        recipe = resolved(recipe) if difference(stored.to_document(), recipe.to_document()) else recipe
+        recipe = resolved(recipe, dataset) if difference(stored.to_document(), recipe.to_document()) else recipe
     if place is not None:
         folder = Path(str(wanted.out))
         # Whether a folder that holds a run belongs to this launch, started again, is known when its ranks have met.
         if not wanted.resume and not any(folder.glob("rank-*/launch")):
             check_free(folder)
-        job = _RankWork(recipe=recipe, folder=folder, resume=wanted.resume, rounds=rounds)
+        training = make_training(recipe, dataset, wanted.given)
+        job = _RankWork(recipe=recipe, folder=folder, resume=wanted.resume, rounds=rounds, training=training)
         return _trained(job.train(place, on_standing=on_standing, on_plan=on_plan), folder)
     world = recipe.pipeline.ranks if recipe.pipeline.on else recipe.cluster.workers
     check_processes(world)
-    training = make_training(recipe, load_data(recipe))
+    training = make_training(recipe, dataset, wanted.given)
     folder = folder_to_train(wanted.out, resume=wanted.resume)
     job = _RankWork(recipe=recipe, folder=folder, resume=wanted.resume, rounds=rounds, training=training)
     return _trained(_fork(job, world, on_standing=on_standing, on_plan=on_plan), folder)

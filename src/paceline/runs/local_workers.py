@@ -8,15 +8,12 @@ The address of the server comes as a line on standard input: torch is loaded whi
 from __future__ import annotations
 
 import argparse
-import functools
 import logging
-import signal
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from paceline.processes import Processes, end_with_parent
 from paceline.runs.cluster import WorkerOptions, work_for
+from paceline.runs.forked_workers import run_workers
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,31 +45,6 @@ def main(arguments: list[str] | None = None) -> int:
     numbers = [int(number) for number in given.numbers.split(",")]
     failed = run_workers(numbers, lambda number: work_for(address, replace(options, wish=number)))
     return 1 if failed else 0
-
-
-def run_workers(numbers: Sequence[int], work: Callable[[int], None]) -> int:
-    """Fork a worker for each number, wait for all, and return how many failed.
-
-    No thread exists before the fork: a connection starts its own.
-    """
-    end_with_parent()
-    workers = Processes()
-    for number in numbers:
-        workers.fork(functools.partial(_run_worker, number, work))
-    signal.signal(signal.SIGTERM, lambda signum, frame: workers.send_signal(signum))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to every worker itself
-    return sum(map(bool, workers.wait()))
-
-
-def _run_worker(number: int, work: Callable[[int], None]) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server says when it is over
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        work(number)
-        return 0
-    except (OSError, ValueError) as error:
-        print(f"paceline: worker {number}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.drivers.ranks.launch import STORE
-from paceline.recipes.assembly import NOTHING_GIVEN, Given, load_data, make_training, resolved
+from paceline.recipes.assembly import load_data, make_training, resolved
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.sections import ClusterSection
 from paceline.runs.cluster import delay_of
@@ -101,7 +101,6 @@ def train_stage(
     resume: bool,
     rounds: int | None = None,
     training: Training | None = None,
-    given: Given = NOTHING_GIVEN,
     on_plan: Callable[[Plan], None] = lambda plan: None,
     on_standing: Callable[[RunStatus], None] = lambda standing: None,
 ) -> Result | None:
@@ -119,11 +118,11 @@ def train_stage(
     from paceline.workers.threads import threads_for, torch_threads
 
     recipe = for_ranks(recipe, place.world)
-    dataset = load_data(recipe, given) if training is None else training.dataset
+    dataset = load_data(recipe) if training is None else training.dataset
     if not resume:  # a run that was begun before `resolved` existed goes on with its recipe as it was kept
         recipe = resolved(recipe, dataset)
     if training is None:
-        training = make_training(recipe, dataset, given)
+        training = make_training(recipe, dataset)
     size = sum(parameter.numel() for parameter in training.module.parameters())
     document, defaults = recipe.to_document(), Recipe().to_document()
     stall_seconds = recipe.server.stall_seconds

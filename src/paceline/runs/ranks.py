@@ -21,8 +21,6 @@ from paceline.decoding import parse_object
 from paceline.drivers.ranks.launch import STORE
 from paceline.files import read_plain, write_file
 from paceline.recipes.assembly import (
-    NOTHING_GIVEN,
-    Given,
     averages,
     load_data,
     make_member,
@@ -60,7 +58,6 @@ def train_rank(
     resume: bool,
     rounds: int | None = None,
     training: Training | None = None,
-    given: Given = NOTHING_GIVEN,
     on_standing: Callable[[RunStatus], None] = lambda standing: None,
 ) -> Result | None:
     """Run one rank of a recipe to its end; rank 0 returns the result, the others None.
@@ -75,11 +72,11 @@ def train_rank(
     from paceline.drivers.ranks.rendezvous import joined
     from paceline.workers.threads import threads_for, torch_threads
 
-    dataset = load_data(recipe, given) if training is None else training.dataset
+    dataset = load_data(recipe) if training is None else training.dataset
     if not resume:  # a stored recipe is used as it is: it was resolved when its run began, or is of an older version
         recipe = resolved(recipe, dataset)
     if training is None:
-        training = make_training(recipe, dataset, given)
+        training = make_training(recipe, dataset)
     settings: dict[str, Any] = {
         "training": training,
         "rounds": rounds or recipe.rounds,

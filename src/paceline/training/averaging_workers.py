@@ -180,7 +180,7 @@ class AveragingWorkers:
 
     # -- how good it is ----------------------------------------------------------------------------------------
 
-    def evaluate(self, worker: int = 0) -> tuple[float, float]:
+    def evaluate(self, worker: int = 0) -> tuple[float, float | None]:
         """Return loss and accuracy of the shared model as far as a worker has merged, with the buffers that it has."""
         with threads_for(self._size):
             return measure(self._shared_model(worker), self._training)

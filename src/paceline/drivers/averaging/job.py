@@ -195,7 +195,7 @@ class AveragingRun(RankRun):
             self._sync.history.clear()
         self._sent_bytes = sent_bytes if was_over else self._sync.sent_bytes
 
-    def measure_model(self) -> tuple[float, float] | None:
+    def measure_model(self) -> tuple[float, float | None] | None:
         if self.ranks.rank != 0:
             return None
         training, module = self.job.training, copy.deepcopy(self._module)

@@ -63,7 +63,7 @@ class PipelineRecorder(RunRecorder):
         super().__init__(replicas)
         self._stages = stages
         self._earlier = torch.empty((0, 2), dtype=torch.float64)
-        self._new: list[tuple[float, float]] = []
+        self._new: list[tuple[float, float | None]] = []
 
     def add_step(self, began: float, ended: float) -> None:
         """Record a step that was taken between these moments of time.perf_counter()."""
@@ -154,7 +154,7 @@ class PipelineRun(RankRun):
     def end(self, *, was_over: bool) -> None:
         """Do nothing: all ranks are at the same model after every step."""
 
-    def measure_model(self) -> tuple[float, float]:
+    def measure_model(self) -> tuple[float, float | None]:
         """Measure replica 0's model; all ranks take part, and hear what it came to."""
         training, evaluates = self.job.training, self.job.plan.evaluates
         if evaluates:

@@ -249,7 +249,7 @@ class RankRun(ABC):
         """Make all ranks' models equal after the last step; `was_over`: the run was loaded when it had ended."""
 
     @abstractmethod
-    def measure_model(self) -> tuple[float, float] | None:
+    def measure_model(self) -> tuple[float, float | None] | None:
         """Return the loss and accuracy of the model; None on a rank that only takes part in it."""
 
     @abstractmethod

@@ -267,7 +267,7 @@ class _Measurements:
         self._model = model
         self._copy = MeasuredCopy(training.module, lambda module: measure(module, training))
         self._thread = ThreadPoolExecutor(1, "paceline-measurer", lambda: torch.set_num_threads(threads))
-        self._under_way: tuple[int, float, Future[tuple[float, float]]] | None = None
+        self._under_way: tuple[int, float, Future[tuple[float, float | None]]] | None = None
 
     def begin(self, rounds_done: int, seconds: float) -> None:
         """Measure the model as it is now, unless the last measurement is still under way."""

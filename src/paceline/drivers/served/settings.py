@@ -24,7 +24,7 @@ class Measure(Protocol):
     def load(self, model: FlatModel) -> None:
         """Take over the parameters and buffers of the model that is trained."""
 
-    def __call__(self) -> tuple[float, float]:
+    def __call__(self) -> tuple[float, float | None]:
         """Return the loss and accuracy of the copy."""
 
 

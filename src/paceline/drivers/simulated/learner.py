@@ -120,7 +120,7 @@ class Learner:
         self._sent = {place: row for place, row in self._sent.items() if row.loss.version >= oldest}
         return [row.loss for row in rows]
 
-    def evaluate(self) -> tuple[float, float]:
+    def evaluate(self) -> tuple[float, float | None]:
         """Return the loss on the training data (`evaluation_samples` at most), and the accuracy on the test data."""
         with threads_for(self._model.parameters.numel()):
             return measure(self._model.module, self._training)

@@ -39,7 +39,7 @@ class Evaluations:
         self.diverged = False  # a loss that is not finite was measured, or a step said so
         self.all: list[Evaluation] = []
 
-    def add(self, *, round: int, seconds: float, measured: tuple[float, float]) -> Progress:
+    def add(self, *, round: int, seconds: float, measured: tuple[float, float | None]) -> Progress:
         """Keep a loss and an accuracy that were measured after a round."""
         loss, accuracy = measured
         self.diverged = self.diverged or not math.isfinite(loss)

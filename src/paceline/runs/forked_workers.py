@@ -1,0 +1,108 @@
+"""Workers of one machine, forked: from a process that has loaded torch and nothing else, or from a user's script.
+
+`paceline train`      python -m paceline.runs.local_workers ──┬── worker 0       code is named, and imported there
+                                                              └── worker 1 ...
+paceline.train(...)   the script ── forks ── a parent of workers ──┬── worker 0  objects are inherited
+with objects                                                       └── worker 1 ...
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import IO
+
+from paceline.processes import Processes, end_with_parent
+
+
+class ForkedWorkers:
+    """Workers that hold a script's objects, behind the face of a `subprocess.Popen`; they wait for a line on `stdin`.
+
+    `work` is called in each with the line, which is the server's address, and the number of the worker.
+    """
+
+    def __init__(self, numbers: Sequence[int], work: Callable[[str, int], None]) -> None:
+        reading, writing = os.pipe()
+        self._parent = Processes()
+        self._parent.fork(functools.partial(_wait_and_work, reading, writing, numbers, work))
+        os.close(reading)
+        self.stdin: IO[bytes] = os.fdopen(writing, "wb")
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while workers run."""
+        self._parent.running()
+        return self._parent.codes[0]
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the end, for so many seconds at most."""
+        code = self._parent.wait(timeout)[0]
+        if code is None:
+            raise subprocess.TimeoutExpired("workers", timeout)
+        return code
+
+    def terminate(self) -> None:
+        """Ask the workers to end."""
+        self._parent.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the workers."""
+        self._parent.send_signal(signal.SIGKILL)
+
+
+def _wait_and_work(reading: int, writing: int, numbers: Sequence[int], work: Callable[[str, int], None]) -> int:
+    os.close(writing)
+    os.setsid()  # a Ctrl-C in the terminal is for the server, which then says what happens to its workers
+    logging.getLogger("paceline.served").setLevel(logging.ERROR)  # the server is in the same terminal, and tells it
+    with os.fdopen(reading, "r") as line:
+        address = line.readline().strip()
+    if not address:
+        return 0  # the server has gone
+    return 1 if run_workers(numbers, functools.partial(_in_new_thread, functools.partial(work, address))) else 0
+
+
+def _in_new_thread(work: Callable[[int], None], number: int) -> None:
+    """Work in a thread of its own: a script may have computed, and its pool of OpenMP's threads is not inherited."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="paceline-worker", daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def run_workers(numbers: Sequence[int], work: Callable[[int], None]) -> int:
+    """Fork a worker for each number, wait for all, and return how many failed.
+
+    No thread exists before the fork: a connection starts its own.
+    """
+    end_with_parent()
+    workers = Processes()
+    for number in numbers:
+        workers.fork(functools.partial(_run_worker, number, work))
+    signal.signal(signal.SIGTERM, lambda signum, frame: workers.send_signal(signum))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to every worker itself
+    return sum(map(bool, workers.wait()))
+
+
+def _run_worker(number: int, work: Callable[[int], None]) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server says when it is over
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        work(number)
+        return 0
+    except (OSError, ValueError) as error:
+        print(f"paceline: worker {number}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
