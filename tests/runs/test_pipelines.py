@@ -100,7 +100,7 @@ def test_a_replica_is_a_worker_and_a_launch_says_how_many_where_the_recipe_does_
     assert for_ranks(pipelined()).cluster.workers == 1
     assert for_ranks(pipelined()).data.split == "iid"  # one worker holds everything, and has every class
     three = for_ranks(pipelined(), 6)
-    assert (three.pipeline.replicas, three.cluster.workers, three.data.split) == (3, 3, "non-iid")
+    assert (three.pipeline.replicas, three.cluster.workers, three.data.split) == (3, 3, "auto")
     assert for_ranks(three, 6) == three  # as a resumed run reads it
     assert for_ranks(pipelined(replicas=3)).pipeline.ranks == 6
     with pytest.raises(ValueError, match=r"a pipeline of 2 stages needs 2 ranks, or a multiple of it \(ranks=3\)"):

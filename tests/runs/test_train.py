@@ -76,7 +76,7 @@ def test_the_stages_of_a_pipeline_are_forked_here(tmp_path):
     ("recipe", "options", "because"),
     [
         (SMALL.with_strategy("hpsgd").with_settings(cluster={"workers": 2000}), {}, "2,000 processes are too many"),
-        (SMALL.with_strategy("hpsgd").with_settings(data={"split": "non-iid"}), {}, "classes"),
+        (SMALL.with_strategy("hpsgd").with_settings(data={"split": "non-iid", "classes_per_worker": 3}), {}, "classes"),
         (SMALL.with_strategy("hpsgd"), {"listen": "127.0.0.1:1"}, "--listen is for a parameter server"),
         (PIPELINE.with_strategy("lgc"), {}, "a pipeline takes a step with all gradients"),
         (SMALL.with_strategy("hpsgd"), {"resume": True}, "cannot read .*recipe.json"),
