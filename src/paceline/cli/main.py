@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    return exit_code(lambda: _dispatch(given), debug="--debug" in given)
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        return exit_code(lambda: _dispatch(given), debug="--debug" in given)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    """Print what changes for a user as a line of ours, without the place in our code; other warnings as Python does."""
+    if issubclass(category, FutureWarning):
+        warn(str(message))
+    else:
+        print(warnings.formatwarning(message, category, *place[:2]), end="", file=sys.stderr)
 
 
 def exit_code(call: Callable[[], int | None], *, debug: bool) -> int:
