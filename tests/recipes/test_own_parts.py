@@ -1,4 +1,4 @@
-"""Data, networks and losses of a user's own: the same numbers as ours where they are the same, clear words where not."""
+"""Data, networks and losses of a user's own: the same numbers as ours where they are the same, else clear words."""
 
 from __future__ import annotations
 
