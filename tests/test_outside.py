@@ -21,6 +21,7 @@ from paceline.drivers.served.messages import PROTOCOL, Hello, ProtocolError, dec
 from paceline.drivers.served.security import server_credentials
 from paceline.drivers.simulated.delays import read_recorded
 from paceline.files import open_plain, read_plain
+from paceline.optim import OptimizerSettings
 from paceline.pipeline.plan import Plan
 from paceline.processes import check_processes
 from paceline.recipes.reading import read_recipe
@@ -236,6 +237,12 @@ def test_text_in_a_file_is_no_number_and_on_the_command_line_it_is(line, says, t
     name, value = assignment.replace('"', "").split(" = ")
     section = heading[0].strip("[]") + "." if heading else ""
     read_recipe(overrides={f"{section}{name}": value})
+
+
+def test_text_among_numbers_is_refused_in_python_too():
+    assert OptimizerSettings(decay_at=(0.5, 1)).decay_at == (0.5, 1)
+    with pytest.raises(ValueError, match=r"decay_at must be a list of numbers \(decay_at=\(0.5, '0.75'\)\)"):
+        OptimizerSettings(decay_at=(0.5, "0.75"))
 
 
 def test_a_text_may_still_stand_for_none_and_auto(tmp_path):

@@ -1,4 +1,4 @@
-"""The typed decoder: what others wrote as JSON, as the values that a type says, or a refusal that names the place.
+"""The typed decoder: what somebody else wrote, as values of the types that it must have, or a refusal with the place.
 
 The type is the schema. What a type of Python cannot say stands beside it, in `Annotated`:
 
@@ -16,7 +16,7 @@ What may stand for which type:
 
     int, float             a number, without `Between` of 0 to 2**64 - 1, or finite; a whole number is a float as well
     str, bool              text; true or false
-    X | None               null, or X
+    X | None, X | Y        null, or X; the first that takes it
     Literal["a", "b"]      one of these texts
     tuple[X, ...]          a list of any length, each item an X; also list[X], frozenset[X]
     tuple[X, Y]            a list of exactly these
@@ -25,6 +25,9 @@ What may stand for which type:
     {"x": X, "y": Y}       an object with exactly these fields, which becomes a dict
     dict[str, X]           an object with any fields, each an X
     dict[str, Any]         an object with anything in it, as it is
+
+So it is in JSON. Recipe files and the command line write plain values in their own `Notation` (`paceline.settings`),
+where a setting's rule has its bounds.
 
 Whoever calls limits the size of the text first; `parse_object` limits what a text of that size can become.
 """
@@ -39,6 +42,7 @@ import operator
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, is_dataclass
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
@@ -113,15 +117,27 @@ Blocks: TypeAlias = Annotated[int, Between(1, MOST_BLOCKS)]
 Fraction: TypeAlias = Annotated[float, Between(0, 1)]
 
 
+@dataclass(frozen=True, eq=False)
+class Notation:
+    """How plain values are written: a reader for each plain type, texts that stand for None, texts that are lists.
+
+    JSON is one; `paceline.settings` has those of recipe files and of the command line.
+    """
+
+    readers: Mapping[type, Reader]
+    nothing: tuple[str, ...] = ()
+    items: Callable[[str], list[str]] | None = None
+
+
 # -- decoding ----------------------------------------------------------------------------------------------------------
 
 
 @overload
-def decode(hint: type[Kind], value: Any, where: str = "") -> Kind: ...
+def decode(hint: type[Kind], value: Any, where: str = "", *, notation: Notation | None = None) -> Kind: ...
 @overload
-def decode(hint: Any, value: Any, where: str = "") -> Any: ...
-def decode(hint: Any, value: Any, where: str = "") -> Any:
-    """Return a value of JSON's types as the type says; DecodingError names the place in it, which begins with `where`.
+def decode(hint: Any, value: Any, where: str = "", *, notation: Notation | None = None) -> Any: ...
+def decode(hint: Any, value: Any, where: str = "", *, notation: Notation | None = None) -> Any:
+    """Return a plain value as the type says; DecodingError names the place in it, which begins with `where`.
 
     >>> @dataclass(frozen=True)
     ... class Point:
@@ -134,7 +150,7 @@ def decode(hint: Any, value: Any, where: str = "") -> Any:
     paceline.decoding.DecodingError: points[0]: y must be a whole number between 1 and 5, not 6
     """
     try:
-        return reader_of(hint)(value)
+        return reader_of(hint, notation or JSON)(value)
     except DecodingError as error:
         text = f"{where}{error}"
         raise DecodingError(text if where else text.removeprefix(":").lstrip()) from None
@@ -150,41 +166,51 @@ def must_be(words: str, value: Any) -> DecodingError:
     return DecodingError(f" must be {words}, not {text if len(text) <= 60 else text[:57] + '...'}")
 
 
-def reader_of(hint: Any) -> Reader:
+def reader_of(hint: Any, notation: Notation | None = None) -> Reader:
     """Return the function that `decode` calls; its errors lack the place of the value, and begin where that ends.
 
     >>> reader_of(tuple[int, ...])([1, 2])
     (1, 2)
     """
-    return _object({name: reader_of(part) for name, part in hint.items()}) if type(hint) is dict else _reader(hint)
+    if type(hint) is dict:
+        return _object({name: reader_of(part, notation) for name, part in hint.items()})
+    return _reader(hint, notation or JSON)
 
 
 @functools.cache
-def _reader(hint: Any) -> Reader:
+def _reader(hint: Any, notation: Notation) -> Reader:
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _annotated(parts[0], parts[1:])
     if origin in (Union, types.UnionType):
-        inner = reader_of(parts[0])
-        return lambda value: None if value is None else inner(value)
+        return _union(hint, notation)
     if origin in (list, frozenset) or (origin is tuple and parts[1:] == (...,)):
-        return _list(reader_of(parts[0]), origin)
+        return _list(_reader(parts[0], notation), origin, notation.items)
     if origin is tuple:
-        return _array([f"[{place}]" for place in range(len(parts))], [*map(reader_of, parts)], tuple)
+        readers = [_reader(part, notation) for part in parts]
+        return _array([f"[{place}]" for place in range(len(parts))], readers, tuple)
     if is_dataclass(hint):
-        readers, defaults = _fields(hint)
-        return _object(readers, defaults, hint)
-    if hint in (int, float):
-        return _number(hint, Between(0) if hint is int else Between(-MOST_FLOAT, MOST_FLOAT))
+        return _object(*_fields(hint), hint)
     if origin is Literal:
         return _plain(f"one of {', '.join(parts)}", lambda value: isinstance(value, str) and value in parts)
     if origin in (dict, Mapping):
-        return _PLAIN[dict] if parts[1] is Any else _table(reader_of(parts[1]))
-    return _PLAIN[hint]
+        return notation.readers[dict] if parts[1] is Any else _table(_reader(parts[1], notation))
+    return notation.readers[hint]
+
+
+def _union(hint: Any, notation: Notation) -> Reader:
+    readers = [_reader(part, notation) for part in get_args(hint) if part is not type(None)]
+    first = readers[0] if len(readers) == 1 else _first_of(readers, describe(hint))
+    if len(readers) == len(get_args(hint)):
+        return first
+    nothing = notation.nothing
+    if not nothing:
+        return lambda value: None if value is None else first(value)
+    return lambda value: None if value is None or value in nothing else first(value)
 
 
 def _annotated(hint: Any, marks: Iterable[Any]) -> Reader:
-    reader = _reader(hint)
+    reader = _reader(hint, JSON)
     for mark in marks:
         if isinstance(mark, Between):
             reader = _number(hint, mark)
@@ -221,13 +247,6 @@ def _plain(words: str, fits: Callable[[Any], bool]) -> Reader:
     return read
 
 
-_PLAIN: dict[Any, Reader] = {
-    str: _plain("text", lambda value: isinstance(value, str)),
-    bool: _plain("true or false", lambda value: isinstance(value, bool)),
-    dict: _plain("an object", lambda value: isinstance(value, dict)),
-}
-
-
 def _worded(reader: Reader, mark: Words) -> Reader:
     def read(value: Any) -> Any:
         try:
@@ -261,8 +280,20 @@ def _number(kind: type[int] | type[float], bounds: Between) -> Reader:
     return read
 
 
-def _list(reader: Reader, make: Callable[[Iterable[Any]], Any]) -> Reader:
+def _first_of(readers: list[Reader], words: str) -> Reader:
     def read(value: Any) -> Any:
+        for reader in readers:
+            with suppress(DecodingError):
+                return reader(value)
+        raise must_be(words, value)
+
+    return read
+
+
+def _list(reader: Reader, make: Callable[[Iterable[Any]], Any], items_of: Callable[[str], list[str]] | None) -> Reader:
+    def read(value: Any) -> Any:
+        if items_of is not None and isinstance(value, str):
+            value = items_of(value)
         if type(value) is not list and type(value) is not tuple:
             raise must_be("a list", value)
         items = iter(value)
@@ -337,6 +368,22 @@ def _last(items: Iterator[Any], values: Sized) -> int:
     return len(values) - operator.length_hint(items) - 1
 
 
+def describe(hint: Any) -> str:
+    """Return a type in words.
+
+    >>> describe(int | Literal["auto"]), describe(tuple[float, ...])
+    ("a whole number or 'auto'", 'a list of numbers')
+    """
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(describe(part) for part in get_args(hint))
+    if get_origin(hint) is Literal:
+        return " or ".join(repr(choice) for choice in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"a list of {'numbers' if get_args(hint)[0] is float else 'words'}"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "'none'"}
+    return names[hint]
+
+
 # -- JSON --------------------------------------------------------------------------------------------------------------
 
 
@@ -387,3 +434,13 @@ def _refuse_constant(name: str) -> float:
 
 
 _STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
+
+JSON = Notation(
+    {
+        int: _number(int, Between(0)),
+        float: _number(float, Between(-MOST_FLOAT, MOST_FLOAT)),
+        str: _plain("text", lambda value: isinstance(value, str)),
+        bool: _plain("true or false", lambda value: isinstance(value, bool)),
+        dict: _plain("an object", lambda value: isinstance(value, dict)),
+    }
+)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
+from paceline.decoding import JSON, Notation, Reader, decode, describe, must_be
 from paceline.errors import PacelineError
 from paceline.lookup import unknown
 from paceline.user_code import is_code
@@ -144,13 +144,11 @@ def _hints(kind: type) -> dict[str, Any]:
 def _fits(value: Any, hint: Any) -> bool:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return isinstance(value, hint)
-    if isinstance(value, tuple):
-        value = list(value)
     try:
-        converted = convert(value, hint)
+        converted = convert(value, hint, typed=True)
     except ValueError:
         return False
-    return isinstance(value, list) or isinstance(value, str) == isinstance(converted, str)
+    return isinstance(value, str) == isinstance(converted, str)  # "none" is not None
 
 
 def _wanted(hint: Any) -> str:
@@ -164,70 +162,50 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def convert(value: Any, hint: Any, *, typed: bool = False) -> Any:
-    """Return a value of TOML's types, or text, as the type says; ValueError if it cannot be.
+    """Return a value of TOML's types, or text, as the type says; DecodingError if it cannot be. Rules have the bounds.
 
     Text from a command line stands for any type. In a file, which has types of its own (`typed`), it is only text.
 
+    >>> from typing import Literal
     >>> convert("0.5, 0.75", tuple[float, ...]), convert("auto", int | Literal["auto"]), convert(3, float)
     ((0.5, 0.75), 'auto', 3.0)
     >>> convert("3", int, typed=True)
     Traceback (most recent call last):
-    ValueError: 3
+    paceline.decoding.DecodingError: must be a whole number, not '3'
     """
-    if typed and isinstance(value, str) and (hint in (int, float, bool) or get_origin(hint) is tuple):
-        raise ValueError(value)
-    if get_origin(hint) in (Union, types.UnionType):
-        return _first(value, get_args(hint), typed=typed)
-    if get_origin(hint) is Literal:
-        if value in get_args(hint):
-            return value
-        raise ValueError(value)
-    if get_origin(hint) is tuple:
-        return _tuple(value, get_args(hint)[0], typed=typed)
-    return _plain_value(value, hint)
+    return decode(hint, value, notation=_IN_A_FILE if typed else _TYPED_IN)
 
 
-def _first(value: Any, hints: tuple[Any, ...], *, typed: bool) -> Any:
-    for hint in hints:
-        with suppress(ValueError):
-            return convert(value, hint, typed=typed)
-    raise ValueError(value)
+def _number_reader(kind: type[int] | type[float], *, as_text: bool) -> Reader:
+    kinds = (int, kind, str) if as_text else (int, kind)
+
+    def read(value: Any) -> float:
+        with suppress(ValueError, OverflowError):
+            if isinstance(value, kinds) and not isinstance(value, bool):
+                return kind(value.replace("_", "") if isinstance(value, str) else value)
+        raise must_be(describe(kind), value)
+
+    return read
 
 
-def _tuple(value: Any, hint: Any, *, typed: bool) -> tuple[Any, ...]:
-    if isinstance(value, str):
-        value = [part.strip() for part in value.split(",") if part.strip()]
-    if not isinstance(value, list):
-        raise ValueError(value)
-    return tuple(convert(part, hint, typed=typed) for part in value)
+def _switch(value: Any) -> bool:
+    word = value.lower() if isinstance(value, str) else ""
+    if word in _TRUE + _FALSE:
+        return word in _TRUE
+    found: bool = JSON.readers[bool](value)
+    return found
 
 
-def _plain_value(value: Any, hint: Any) -> Any:
-    if hint is type(None) and value in ("", "none", None):
-        return None
-    if hint in (bool, str) and isinstance(value, hint):
-        return value
-    if hint is bool and isinstance(value, str) and value.lower() in _TRUE + _FALSE:
-        return value.lower() in _TRUE
-    if hint in (int, float) and isinstance(value, (int, hint, str)) and not isinstance(value, bool):
-        try:
-            return hint(value.replace("_", "") if isinstance(value, str) else value)
-        except OverflowError as error:
-            raise ValueError(value) from error
-    raise ValueError(value)
+def _items(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def describe(hint: Any) -> str:
-    """Return a type in words.
-
-    >>> describe(int | Literal["auto"]), describe(tuple[float, ...])
-    ("a whole number or 'auto'", 'a list of numbers')
-    """
-    if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(describe(part) for part in get_args(hint))
-    if get_origin(hint) is Literal:
-        return " or ".join(repr(choice) for choice in get_args(hint))
-    if get_origin(hint) is tuple:
-        return f"a list of {'numbers' if get_args(hint)[0] is float else 'words'}"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "'none'"}
-    return names[hint]
+_IN_A_FILE = Notation(
+    {**JSON.readers, int: _number_reader(int, as_text=False), float: _number_reader(float, as_text=False)},
+    nothing=("", "none"),
+)
+_TYPED_IN = Notation(
+    {**JSON.readers, int: _number_reader(int, as_text=True), float: _number_reader(float, as_text=True), bool: _switch},
+    nothing=("", "none"),
+    items=_items,
+)

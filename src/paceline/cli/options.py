@@ -24,10 +24,11 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from paceline.decoding import describe
 from paceline.errors import PacelineError
 from paceline.quantities import unit_examples, with_unit
 from paceline.recipes import Recipe, read_recipe
-from paceline.settings import Rule, convert, describe
+from paceline.settings import Rule, convert
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
 

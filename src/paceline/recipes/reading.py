@@ -15,12 +15,13 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from paceline.decoding import describe
 from paceline.errors import PacelineError
 from paceline.files import read_plain
 from paceline.lookup import unknown
 from paceline.quantities import unit_examples, with_unit
 from paceline.recipes.recipe import Recipe
-from paceline.settings import SettingError, convert, describe
+from paceline.settings import SettingError, convert
 
 MOST_BYTES = 64 * 1024
 MOST_PARTS = 16  # of a dotted key; those of a recipe have two
