@@ -297,7 +297,8 @@ def test_each_worker_has_a_row_with_what_became_of_its_work() -> None:
     assert sum(columns for _, columns in table.over) == len(table.headings) == len(table.rows[0])
     page = own_part(report_html([real(by_worker=(QUICK, SLOW))]))
     assert "<h2>Workers</h2>" in page
-    assert "worker 9 is mostly dropped: 21 of its 23 gradients came too late." in page
+    assert "Worker 9 is mostly dropped" in " ".join(rendered([real(by_worker=(QUICK, SLOW))]))
+    assert "Worker 9 is mostly dropped: 21 of its 23 gradients came too late." in page
     assert "more blocks than 4" in page
 
 
@@ -322,5 +323,5 @@ def test_of_many_workers_those_that_were_dropped_most_are_shown_and_named() -> N
     assert [row[0] for row in table.rows] == [f"w{number}" for number in range(99, 99 - MOST_ROWS, -1)]
     assert f"The {MOST_ROWS} of 100 workers" in table.caption
     said = dropped_sentences(group_traces([trace]))
-    assert said[0].startswith("worker 99 is mostly dropped")
+    assert said[0].startswith("Worker 99 is mostly dropped")
     assert said[-1] == f"So are {49 - MOST_DROPPED} more."

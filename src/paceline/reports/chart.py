@@ -34,7 +34,7 @@ PAGE_COLOURS: dict[Scheme, dict[str, str]] = {
         "flight": "#9fb4cc",
         "waiting": "#e6e9ee",
         "gone": "#b4bdc9",
-        "shade": "#c9cfd8",
+        "shade": "#d5dae2",
     },
     "dark": {
         "page": "#10141a",

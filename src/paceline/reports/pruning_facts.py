@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.quantities import loss_text, percent_text
+from paceline.quantities import UNKNOWN, loss_text, percent_text
 from paceline.reports.table import PlainTable
 from paceline.traces.label_errors import LEAST_TRUST, chance_probability, find_label_errors, label_trust, looks_wrong
 from paceline.traces.pruning_record import PruningRecord
@@ -309,7 +309,7 @@ def class_table(facts: PruningFacts, *, most: int) -> PlainTable:
                 f"{each.prunings:,}",
                 percent_text(each.pruned_share, 1),
                 f"{each.beyond:.2f}",
-                f"{each.wrong:,}",
+                UNKNOWN if facts.why_not_judged else f"{each.wrong:,}",
             ]
             for each in rows
         ],

@@ -132,7 +132,7 @@ def dropped_sentences(groups: Sequence[TraceGroup]) -> list[str]:
     >>> slow = WorkerCounts(worker=3, late=2, dropped=21, too_late=21, blocks=32, batch_samples=32)
     >>> trace = Trace(strategy="lgc", seed=0, workers=4, recipe={}, rounds_done=5, seconds=1.0, by_worker=(slow,))
     >>> dropped_sentences([TraceGroup(label="lgc", strategy="lgc", traces=(trace,))])[0].split(". ")[0]
-    'worker 3 is mostly dropped: 21 of its 23 gradients came too late'
+    'Worker 3 is mostly dropped: 21 of its 23 gradients came too late'
     """
     found = [
         dropped_sentence(trace.strategy, counts)
@@ -141,7 +141,8 @@ def dropped_sentences(groups: Sequence[TraceGroup]) -> list[str]:
         for counts in mostly_dropped(trace.by_worker)
     ]
     more = len(found) - MOST_DROPPED
-    return [*found[:MOST_DROPPED], *([f"So are {more:,} more."] if more > 0 else [])]
+    named = [f"{sentence[:1].upper()}{sentence[1:]}" for sentence in found[:MOST_DROPPED]]
+    return [*named, *([f"So are {more:,} more."] if more > 0 else [])]
 
 
 def _stopped(row: ResultRow) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.reports.results import baseline_name, cells, group_traces, results
-from paceline.reports.sentences import conditions
+from paceline.reports.sentences import conditions, dropped_sentences
 from paceline.terminal import rich_table
 from paceline.traces import Trace
 
@@ -49,7 +49,8 @@ def results_table(traces: Sequence[Trace]) -> Table:
     nothing was trained, 1 seed
     """
     groups = group_traces(traces)
-    caption = "\n".join(textwrap.wrap(", ".join(conditions(groups)), CAPTION_WIDTH))
+    paragraphs = [", ".join(conditions(groups)), *dropped_sentences(groups)]
+    caption = "\n".join(line for paragraph in paragraphs for line in textwrap.wrap(paragraph, CAPTION_WIDTH))
     against = baseline_name(group.strategy for group in groups).removesuffix("@ranks")  # a column of 80 is short
     headings = [heading.format(baseline=against) for heading in HEADINGS]
     rows = results(groups)
