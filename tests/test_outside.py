@@ -31,6 +31,7 @@ from paceline.settings import Rule
 from paceline.traces.journal import KINDS, MOST_THREADS, WorkerJoined, line_of
 from paceline.traces.journal_files import read_journal
 from paceline.traces.pruning_record import PRUNING, read_pruning
+from paceline.traces.trace_files import TRACES, read_traces
 
 
 def launch_of(path: Path) -> str:
@@ -48,6 +49,7 @@ READERS = {
     "delays.csv": read_recorded,
     "recipe.json": lambda path: read_recipe_of(path.parent),
     PRUNING: lambda path: read_pruning(path.parent),
+    TRACES: lambda path: read_traces(path.parent),
     "server.crt": lambda path: server_credentials(path.with_suffix("")),
     "launch": launch_of,
     "data_batch_1.bin": lambda path: read_file(path, largest_bytes=1000),

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from paceline.cli.options import UsageError, argument, debug_option, json_option, option
 from paceline.cli.output import ResultsNotKept, is_ranks_run, note
-from paceline.decoding import DecodingError, parse_object
+from paceline.decoding import parse_object
 from paceline.files import read_plain, write_file
 from paceline.recipes import Recipe
 from paceline.traces.journal import TRACE
@@ -61,7 +61,10 @@ def report(options: ReportOptions, overrides: dict[str, str]) -> None:
     if not folder.is_dir():
         raise UsageError(f"{folder} {'is no folder' if folder.exists() else 'is not there'}; give the folder of a run")
     out = Path(options.out or folder)
-    pages = dict(pages_of(folder, data_directory=options.data_directory))
+    try:
+        pages = dict(pages_of(folder, data_directory=options.data_directory))
+    except ArithmeticError as error:
+        raise UsageError(f"{folder} holds numbers that no page can show ({error}): a file there was altered") from None
     try:
         out.mkdir(parents=True, exist_ok=True)
         written = [write_file(out / name, page) for name, page in pages.items()]
@@ -111,12 +114,15 @@ def _traces(folder: Path) -> list[Trace]:
     traces = read_traces(folder)
     if not traces:
         raise UsageError(f"{folder / TRACES} holds no run")
-    return [_as_simulated(trace) if trace.clock == "virtual" else trace for trace in traces]
+    return [_as_simulated(trace, folder / TRACES) if trace.clock == "virtual" else trace for trace in traces]
 
 
-def _as_simulated(trace: Trace) -> Trace:
+def _as_simulated(trace: Trace, path: Path) -> Trace:
     """Return the trace with its recipe as a simulated run has it, with infinite numbers where a file has null."""
-    return dataclasses.replace(trace, recipe=Recipe.from_document(trace.recipe).to_dict())
+    try:
+        return dataclasses.replace(trace, recipe=Recipe.from_document(trace.recipe).to_dict())
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from None
 
 
 def _page_of_results(folder: Path) -> tuple[str, str] | None:
@@ -134,7 +140,7 @@ def _page_of_results(folder: Path) -> tuple[str, str] | None:
             from paceline.bench import tables
 
             return REPORT, tables.page(tables.CodecResults.from_document(values))
-    except DecodingError as error:
+    except ValueError as error:  # a DecodingError, or the recipe's
         raise UsageError(f"{path}: {error}") from None
     if "cuts" in values and (folder / PLAN).is_file():
         from paceline.cli.plan import page_of_folder

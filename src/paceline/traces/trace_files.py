@@ -25,7 +25,7 @@ from paceline.traces.records import Evaluation, Trace
 
 TRACES = "traces.json.gz"
 FORMAT = 1
-MOST_BYTES = 500_000_000  # of the text; a work takes some 200
+MOST_BYTES = 200_000_000  # of the text; a work takes some 200
 MOST_FILE_BYTES = 100_000_000
 Stored = tuple[int, float, float | None, float | None]
 """An evaluation as it is stored."""
