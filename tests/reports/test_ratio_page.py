@@ -1,4 +1,4 @@
-"""The page of `paceline inspect`: every layer on it, nothing in it that a name could break."""
+"""The page of `paceline inspect rates`: every layer on it, nothing in it that a name could break."""
 
 from __future__ import annotations
 

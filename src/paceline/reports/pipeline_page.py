@@ -1,4 +1,4 @@
-"""The page of `paceline plan`: where a model is cut, what a step will take, and how to run it, in one file.
+"""The page of `paceline plan pipeline`: where a model is cut, what a step will take, and how to run it, in one file.
 
     headline, four figures
     stages                    a table
@@ -52,7 +52,7 @@ KEYS: dict[str, tuple[Key, ...]] = {
 def pipeline_page(
     plan: Plan,
     *,
-    title: str = "paceline plan",
+    title: str = "paceline plan pipeline",
     plan_file: str = "plan.json",
     conditions: Sequence[str] = (),
     recipe: Mapping[str, Any] | None = None,

@@ -1,4 +1,4 @@
-"""The page of `paceline inspect-pruning`: who is pruned again and again, with images, in one file without scripts.
+"""The page of `paceline inspect pruning`: who is pruned again and again, with images, in one file without scripts.
 
     headline
     times pruned, counted     |   share of samples beside share of prunings, by class
@@ -100,7 +100,7 @@ def pruning_page(
     record: PruningRecord,
     images: Mapping[int, NDArray[Any]] | None = None,
     *,
-    title: str = "paceline inspect-pruning",
+    title: str = "paceline inspect pruning",
     most: int = 12,
     notes: Sequence[str] = (),
 ) -> str:

@@ -1,4 +1,4 @@
-"""The page of `paceline inspect`: ratios of weights to gradients on a logarithmic scale.
+"""The page of `paceline inspect rates`: ratios of weights to gradients on a logarithmic scale.
 
 A bar per layer and, where steps were taken, a line per layer over them; one file, as the report of a race is.
 """
