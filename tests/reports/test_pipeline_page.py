@@ -1,4 +1,4 @@
-"""The page of `paceline plan pipeline`: it holds the plan and its figures, stays small, and nothing in it can break it."""
+"""The page of `paceline plan pipeline`: it holds the plan and its figures, stays small, and nothing breaks it."""
 
 from __future__ import annotations
 
