@@ -78,7 +78,7 @@ class Size:
     part: int = 1024  # larger batches are taken in parts of so many
     momentum: float = 0.9
     weight_decay: float = 5e-4
-    trust: float = 0.1
+    trust_coefficient: float = 0.1
     warmup: float = 0.1  # of the steps
 
     def __post_init__(self) -> None:

@@ -164,10 +164,11 @@ def _tuning(size: Size, endings: Endings) -> Table:
 
 def tuning_notes(size: Size, endings: Endings) -> list[str]:
     """How the tuning table is read, and the cells whose best rate is the smallest or the largest of those tried."""
-    shares = [1000 * size.trust * rate for rate in (size.rates[0], size.rates[-1])]
+    shares = [1000 * size.trust_coefficient * rate for rate in (size.rates[0], size.rates[-1])]
     notes = [
         f"One run each, seed {TUNING_SEED}. * the best: the final runs take it. - diverged.",
-        f"LARS has trust {size.trust:g}: its rates are the paper's {shares[0]:g} to {shares[1]:g} with trust 0.001.",
+        f"LARS has trust {size.trust_coefficient:g}: its rates are the paper's {shares[0]:g} to {shares[1]:g} with "
+        "trust 0.001.",
     ]
     for cell in cells_of(size):
         rate = best_rate(size, endings, cell)

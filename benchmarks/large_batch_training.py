@@ -101,7 +101,7 @@ def _optimizer(size: Size, task: Task, model: torch.nn.Module) -> torch.optim.Op
             lr=task.rate,
             momentum=size.momentum,
             weight_decay=size.weight_decay,
-            trust=size.trust,
+            trust_coefficient=size.trust_coefficient,
         )
     return torch.optim.SGD(
         model.parameters(), lr=task.rate, momentum=size.momentum, weight_decay=size.weight_decay, fused=True

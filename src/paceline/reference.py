@@ -11,7 +11,7 @@ is shared with the code it specifies. Averaging is in `reference_averaging.py`, 
                     - (M/N) * mean of the K first of the round before
     async       update = gradient / (1 + staleness)
     lars        v = momentum v + lr local (g + decay w); w = w - v           (large batches, You et al. 2017)
-                local = trust |w| / (|g| + decay |w|), layer by layer
+                local = trust_coefficient |w| / (|g| + decay |w|), layer by layer
 
 Where we differ from the paper: the server never waits for late gradients, so M counts those that arrived by the
 time the next round closes, not all N - K; and `late_work="partial"` gives late workers the time their blocks take
@@ -291,7 +291,7 @@ def lars(
     lr: float,
     momentum: float,
     weight_decay: float,
-    trust: float,
+    trust_coefficient: float,
     warmup: int = 0,
     decay_from: str = "start",
 ) -> list[list[float]]:
@@ -299,7 +299,7 @@ def lars(
 
     Its first `warmup` steps may be a warm-up; `warm_rate` says which rate that is, and where the fall is counted from.
 
-    >>> lars([[3.0, 4.0]], [[[0.0, 2.0]]], lr=1.0, momentum=0.0, weight_decay=0.0, trust=0.2)
+    >>> lars([[3.0, 4.0]], [[[0.0, 2.0]]], lr=1.0, momentum=0.0, weight_decay=0.0, trust_coefficient=0.2)
     [[3.0, 3.0]]
     """
     weights = [list(layer) for layer in layers]
@@ -311,7 +311,7 @@ def lars(
             weight_norm, gradient_norm = math.hypot(*w), math.hypot(*g)
             local = 1.0
             if weight_norm > 0 and gradient_norm > 0:  # the paper does not say what else
-                local = trust * weight_norm / (gradient_norm + weight_decay * weight_norm)
+                local = trust_coefficient * weight_norm / (gradient_norm + weight_decay * weight_norm)
             for i in range(len(w)):
                 v[i] = momentum * v[i] + rate * local * (g[i] + weight_decay * w[i])
                 w[i] = w[i] - v[i]

@@ -1,9 +1,30 @@
-"""Parameters that were renamed: the old name is accepted for one release, with a line of warning."""
+"""Parameters and settings that were renamed: the old name is accepted for one release, with a line of warning.
+
+What was recorded with an old name (recipes in journals, checkpoints and folders of runs) is read without a word.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
+
+RENAMED_SETTINGS = {("optimizer", "trust"): ("optimizer", "trust_coefficient")}
+"""A setting of a recipe by its old name -> by its new one, each with its section."""
+
+
+def with_new_names(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's document with settings by their new names.
+
+    >>> with_new_names({"seed": 3, "optimizer": {"lr": 2.0, "trust": 0.01}})
+    {'seed': 3, 'optimizer': {'lr': 2.0, 'trust_coefficient': 0.01}}
+    """
+    return {
+        section: {RENAMED_SETTINGS.get((section, name), (section, name))[1]: entry for name, entry in value.items()}
+        if isinstance(value, Mapping)
+        else value
+        for section, value in document.items()
+    }
 
 
 def renamed(old_name: str, old: Any, new_name: str, new: Any, *, stacklevel: int = 3) -> Any:

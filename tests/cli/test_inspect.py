@@ -124,7 +124,13 @@ def test_every_moment_has_a_batch_of_its_own_and_the_weights_of_its_step() -> No
 
 def test_settings_of_the_recipe_are_those_of_its_optimiser() -> None:
     recipe = RECIPE.with_settings(
-        optimizer={"name": "lars", "weight_decay": 0.25, "trust": 0.5, "exclude_bias_and_norm": False, "warmup": 0.5}
+        optimizer={
+            "name": "lars",
+            "weight_decay": 0.25,
+            "trust_coefficient": 0.5,
+            "exclude_bias_and_norm": False,
+            "warmup": 0.5,
+        }
     )
     found = inspect_recipe(recipe)
     row = found.first.ratios["1.weight"]

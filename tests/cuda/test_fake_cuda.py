@@ -53,7 +53,7 @@ LARS = {
     "nesterov": {"nesterov": True},
     "clip": {"clip": True},
     "all tensors": {"exclude_bias_and_norm": False},
-    "no trust": {"trust": None},
+    "no trust": {"trust_coefficient": None},
     "no momentum": {"momentum": 0.0},
     "no decay": {"weight_decay": 0.0},
     "climbing": {"maximize": True},

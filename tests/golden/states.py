@@ -54,8 +54,8 @@ def weights(model):
 
 LARS_SETTINGS = {
     "lars": {},
-    "lars-nesterov": {"nesterov": True, "trust": 0.01},
-    "lars-clip": {"clip": True, "trust": 0.02, "exclude_bias_and_norm": False},
+    "lars-nesterov": {"nesterov": True, "trust_coefficient": 0.01},
+    "lars-clip": {"clip": True, "trust_coefficient": 0.02, "exclude_bias_and_norm": False},
 }
 
 

@@ -43,12 +43,12 @@ def run(start, gradients, *, dtype=None, make=LARS, schedule=None, **settings):
     return layers, optimizer
 
 
-def one_step(w, v, g, *, lr, momentum, weight_decay, trust, clip, nesterov, maximize, scaled):
+def one_step(w, v, g, *, lr, momentum, weight_decay, trust_coefficient, clip, nesterov, maximize, scaled):
     """One layer's step in numpy, as the papers of LARS, LARC and Nesterov's momentum have it."""
     rate = lr
     lengths = np.linalg.norm(w), np.linalg.norm(g)
     if scaled and all(lengths):
-        local = trust * lengths[0] / (lengths[1] + weight_decay * lengths[0])
+        local = trust_coefficient * lengths[0] / (lengths[1] + weight_decay * lengths[0])
         rate = min(local, lr) if clip else lr * local
     downhill = (-g if maximize else g) + weight_decay * w
     v = momentum * v + rate * downhill

@@ -29,7 +29,7 @@ OURS = {
     "nesterov": {"nesterov": True, "weight_decay": 0.1},
     "clip": {"clip": True, "weight_decay": 0.1},
     "every layer scaled": {"exclude_bias_and_norm": False},
-    "no trust": {"trust": None},
+    "no trust": {"trust_coefficient": None},
 }
 SCHEDULES = (
     lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, gamma=0.9, step_size=10),
@@ -64,7 +64,10 @@ def helpers() -> types.ModuleType:
 
 def _inputs(device: str, dtype: torch.dtype | None = None) -> list:
     made = helpers().OptimizerInput
-    return [made(params=None, kwargs={"lr": 0.05, "trust": 0.02} | given, desc=name) for name, given in OURS.items()]
+    return [
+        made(params=None, kwargs={"lr": 0.05, "trust_coefficient": 0.02} | given, desc=name)
+        for name, given in OURS.items()
+    ]
 
 
 def _errors(device: str, dtype: torch.dtype) -> list:

@@ -17,7 +17,7 @@ from tests.optim.lars_cases import SHAPES, WAYS, assert_close, assert_equal, num
 STEPS = 100
 ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 PLAIN = {
-    "lr": 2.0, "momentum": 0.9, "weight_decay": 5e-4, "trust": 0.001, "clip": False, "nesterov": False,
+    "lr": 2.0, "momentum": 0.9, "weight_decay": 5e-4, "trust_coefficient": 0.001, "clip": False, "nesterov": False,
     "maximize": False, "exclude_bias_and_norm": True,
 }  # fmt: skip
 
@@ -35,7 +35,7 @@ def gradients_of(shapes, steps, *, scale=1.0):
 @pytest.mark.parametrize("decay_from", DECAY_FROM)
 def test_a_hundred_steps_are_those_of_algorithm_1(way, dtype, warmup, decay_from):
     start, gradients = numbers(SHAPES, scale=0.5), gradients_of(SHAPES, STEPS, scale=3.0)
-    paper = {"lr": 7.0, "momentum": 0.9, "weight_decay": 5e-4, "trust": 0.001}
+    paper = {"lr": 7.0, "momentum": 0.9, "weight_decay": 5e-4, "trust_coefficient": 0.001}
     flat = [[layer.flatten().tolist() for layer in each] for each in gradients]
     course = {"warmup": warmup, "decay_from": decay_from}
     expected = reference.lars([layer.flatten().tolist() for layer in start], flat, **paper, **course)
@@ -54,7 +54,7 @@ choices = st.fixed_dictionaries({
     "lr": st.floats(1e-4, 30),
     "momentum": st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     "weight_decay": st.sampled_from([0.0, 5e-4, 0.3]),
-    "trust": st.floats(1e-5, 1),
+    "trust_coefficient": st.floats(1e-5, 1),
     "clip": st.booleans(),
     "nesterov": st.booleans(),
     "maximize": st.booleans(),
@@ -77,7 +77,9 @@ def test_any_layers_and_settings_move_as_the_formula_says(shapes, chosen, scale,
 def test_a_layer_moves_by_its_share_whatever_the_length_of_its_gradient(way):
     start = numbers([(6, 5)])
     for scale in (1e-12, 1.0, 1e12):
-        found, _ = run(start, gradients_of([(6, 5)], 1, scale=scale), lr=3.0, weight_decay=0.0, trust=0.01, **way)
+        found, _ = run(
+            start, gradients_of([(6, 5)], 1, scale=scale), lr=3.0, weight_decay=0.0, trust_coefficient=0.01, **way
+        )
         assert float((found[0].detach() - start[0]).norm() / start[0].norm()) == pytest.approx(0.03)
 
 
@@ -109,7 +111,7 @@ def test_without_trust_it_is_torchs_sgd_to_the_last_bit(way, chosen):
     start, gradients = numbers(SHAPES), gradients_of(SHAPES, 12)
     common = {"lr": 0.3, "schedule": lambda optimizer: warmup_poly(optimizer, 3, 12), **chosen, **way}
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        found, ours = run(start, gradients, dtype=dtype, trust=None, **common)
+        found, ours = run(start, gradients, dtype=dtype, trust_coefficient=None, **common)
         if (
             dtype is torch.bfloat16
         ):  # torch's fused kernel on the CPU is wrong in half precision, and ours leaves it out
@@ -187,7 +189,7 @@ def test_nor_without_trust_where_torchs_own_fused_step_reads_the_wrong_memory(of
     start, (gradient, plain) = numbers([(4, 3, 2, 5), (7,)]), numbers([(4, 3, 2, 5), (7,)], seed=1)
     given = LAYOUTS[of_gradient](gradient) if of_gradient in LAYOUTS else gradient[:1, :1, :1, :1].expand_as(gradient)
     common = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
-    found, _ = run(start, [[given, plain]] * 2, trust=None, fused=True, **common)
+    found, _ = run(start, [[given, plain]] * 2, trust_coefficient=None, fused=True, **common)
     expected, _ = run(start, [[given, plain]] * 2, make=torch.optim.SGD, **common)
     assert_equal(found, expected)
 

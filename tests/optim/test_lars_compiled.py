@@ -133,7 +133,10 @@ THROUGH = {
     "nesterov": {"nesterov": True},
     "maximize": {"maximize": True, "weight_decay": 0.0},
     "no momentum": {"momentum": 0.0},
-    "unscaled": {"trust": None, "momentum": 0.0},  # torch's SGD changes in place the momentum that autograd keeps
+    "unscaled": {
+        "trust_coefficient": None,
+        "momentum": 0.0,
+    },  # torch's SGD changes in place the momentum that autograd keeps
 }
 
 
@@ -151,7 +154,7 @@ def after_two_steps(lr, weights, gradient, later, **settings):
 @pytest.mark.parametrize("chosen", THROUGH.values(), ids=THROUGH)
 def test_the_gradient_of_a_step_is_right(chosen):
     inputs = [torch.tensor(0.3, dtype=torch.float64), *numbers([(3, 2), (3, 2), (3, 2)], seed=4)]
-    chosen = {"trust": 0.2, "weight_decay": 0.01} | chosen
+    chosen = {"trust_coefficient": 0.2, "weight_decay": 0.01} | chosen
     inputs = [each.requires_grad_() for each in inputs]
     assert torch.autograd.gradcheck(lambda *given: after_two_steps(*given, **chosen), inputs)
 
@@ -165,7 +168,7 @@ def test_a_layer_of_length_zero_has_a_gradient_without_nan(zero, clip):
     if zero in ("gradient", "both"):
         gradient = torch.zeros_like(gradient)
     inputs = [each.requires_grad_() for each in (lr, weights, gradient)]
-    layer = after_two_steps(*inputs, numbers([(3, 2)], seed=3)[0], trust=0.2, clip=clip)
+    layer = after_two_steps(*inputs, numbers([(3, 2)], seed=3)[0], trust_coefficient=0.2, clip=clip)
     for found in torch.autograd.grad(layer.square().sum(), inputs):
         assert found.isfinite().all()
 

@@ -14,8 +14,8 @@ from tests.optim.lars_cases import WAYS, assert_close, assert_equal, give, numbe
 
 ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 ALL = {
-    "momentum": 0.9, "weight_decay": 0.01, "trust": 0.001, "clip": False, "nesterov": False, "maximize": False,
-    "exclude_bias_and_norm": False,
+    "momentum": 0.9, "weight_decay": 0.01, "trust_coefficient": 0.001, "clip": False, "nesterov": False,
+    "maximize": False, "exclude_bias_and_norm": False,
 }  # fmt: skip
 NOTHING, INFINITE = float("nan"), float("inf")
 
@@ -155,7 +155,9 @@ def test_the_length_of_a_layer_in_half_precision_does_not_overflow(way, dtype):
     An overflow would be a rate of 0. Nor may torch's fused kernel be asked, which leaves long vectors of halves alone.
     """
     ones = torch.ones(70, 1000)
-    (layer,), optimizer = run([ones], [[300 * ones]], dtype=dtype, lr=20.0, weight_decay=0.0, trust=0.01, **way)
+    (layer,), optimizer = run(
+        [ones], [[300 * ones]], dtype=dtype, lr=20.0, weight_decay=0.0, trust_coefficient=0.01, **way
+    )
     assert layer.dtype is velocity(optimizer, layer).dtype is dtype
     assert_close([layer], [0.8 * ones], rtol=0, atol=4e-3)
 
@@ -166,7 +168,7 @@ def test_in_half_precision_a_run_stays_near_that_in_double(way, dtype):
     shapes = [(6, 5), (5,)]
     start, gradients = numbers(shapes), [numbers(shapes, seed=step) for step in range(1, 9)]
     for nesterov in (False, True):
-        chosen = ALL | {"lr": 10.0, "trust": 0.01, "nesterov": nesterov}
+        chosen = ALL | {"lr": 10.0, "trust_coefficient": 0.01, "nesterov": nesterov}
         found, _ = run(start, gradients, dtype=dtype, **chosen, **way)
         expected = written_down(start, gradients, **chosen)
         close = 60 * torch.finfo(dtype).eps
@@ -208,7 +210,7 @@ def test_a_grad_scaler_leaves_out_the_step_of_an_infinite_gradient_and_changes_n
 def test_autocast_and_a_scaler_train(way):
     torch.manual_seed(0)
     model, scaler = torch.nn.Linear(6, 2), torch.amp.GradScaler("cpu")
-    optimizer, inputs = LARS(model.parameters(), lr=0.05, trust=1.0, **way), torch.randn(16, 6)
+    optimizer, inputs = LARS(model.parameters(), lr=0.05, trust_coefficient=1.0, **way), torch.randn(16, 6)
     losses = []
     for _ in range(10):
         optimizer.zero_grad()

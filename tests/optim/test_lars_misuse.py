@@ -19,10 +19,22 @@ REFUSED = [
     ({"momentum": NAN}, r"momentum must be between 0 and 1 \(momentum=nan\)"),
     ({"weight_decay": -1}, r"weight_decay must be at least 0 and finite \(weight_decay=-1\)"),
     ({"weight_decay": INF}, r"weight_decay must be at least 0 and finite \(weight_decay=inf\)"),
-    ({"trust": 0.0}, r"trust must be above 0 and finite, or None for no scaling \(trust=0.0\)"),
-    ({"trust": -0.001}, r"trust must be above 0 and finite, or None for no scaling \(trust=-0.001\)"),
-    ({"trust": NAN}, r"trust must be above 0 and finite, or None for no scaling \(trust=nan\)"),
-    ({"trust": INF}, r"trust must be above 0 and finite, or None for no scaling \(trust=inf\)"),
+    (
+        {"trust_coefficient": 0.0},
+        r"trust_coefficient must be above 0 and finite, or None for no scaling \(trust_coefficient=0.0\)",
+    ),
+    (
+        {"trust_coefficient": -0.001},
+        r"trust_coefficient must be above 0 and finite, or None for no scaling \(trust_coefficient=-0.001\)",
+    ),
+    (
+        {"trust_coefficient": NAN},
+        r"trust_coefficient must be above 0 and finite, or None for no scaling \(trust_coefficient=nan\)",
+    ),
+    (
+        {"trust_coefficient": INF},
+        r"trust_coefficient must be above 0 and finite, or None for no scaling \(trust_coefficient=inf\)",
+    ),
     ({"nesterov": True, "momentum": 0}, r"nesterov needs momentum above 0 \(momentum=0\)"),
     ({"fused": True, "foreach": True}, r"choose one \(fused=True, foreach=True\)"),
     ({"differentiable": True, "fused": True}, r"neither fused nor foreach \(differentiable=True\)"),
@@ -33,7 +45,7 @@ REFUSED = [
 OF_ANOTHER_TYPE = [
     ({"lr": "a"}, r"lr must be a number \(lr='a'\)"),
     ({"lr": None}, r"lr must be a number \(lr=None\)"),
-    ({"trust": True}, r"trust must be a number \(trust=True\)"),
+    ({"trust_coefficient": True}, r"trust_coefficient must be a number \(trust_coefficient=True\)"),
     ({"momentum": torch.tensor(0.9)}, r"momentum must be a number \(momentum=tensor"),
     ({"clip": "yes"}, r"clip must be True or False \(clip='yes'\)"),
     ({"nesterov": None}, r"nesterov must be True or False \(nesterov=None\)"),
@@ -64,7 +76,14 @@ def test_a_value_out_of_range_is_refused_at_construction_and_in_every_group(chos
 
 
 def test_the_ends_of_every_range_are_allowed():
-    for chosen in ({"lr": 0}, {"momentum": 0}, {"momentum": 1}, {"weight_decay": 0}, {"trust": 1e-30}, {"trust": None}):
+    for chosen in (
+        {"lr": 0},
+        {"momentum": 0},
+        {"momentum": 1},
+        {"weight_decay": 0},
+        {"trust_coefficient": 1e-30},
+        {"trust_coefficient": None},
+    ):
         (of_group,) = LARS([layer()], **{"lr": 0.1} | chosen).param_groups
         assert {name: of_group[name] for name in chosen} == chosen
 
@@ -88,7 +107,7 @@ def test_fused_is_for_the_cpu():
         LARS([layer(device="meta")], lr=0.1, fused=True)
 
 
-@pytest.mark.parametrize("chosen", [{}, {"foreach": True}, {"foreach": False}, {"trust": None}], ids=str)
+@pytest.mark.parametrize("chosen", [{}, {"foreach": True}, {"foreach": False}, {"trust_coefficient": None}], ids=str)
 def test_a_sparse_gradient_is_refused_with_what_to_do(chosen):
     embedding = torch.nn.Embedding(4, 2, sparse=True)
     before = embedding.weight.detach().clone()

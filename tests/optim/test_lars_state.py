@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 
 import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from paceline import LARS
+from paceline.optim import OptimizerSettings, make_optimizer
 from paceline.optim.schedules import warmup_poly
+from paceline.training.saved_state import check_optimizer
 from tests.optim.lars_cases import WAYS, assert_close, assert_equal, give, numbers, parameters
 from tests.optim.of_torch import inputs, lars_info
 
@@ -121,7 +124,7 @@ COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda both: pickle.loads(pickle.
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-@pytest.mark.parametrize("way", [*WAYS.values(), {"trust": None}], ids=str)
+@pytest.mark.parametrize("way", [*WAYS.values(), {"trust_coefficient": None}], ids=str)
 def test_a_copy_of_an_optimiser_with_its_layers_goes_the_same_way(copied, way):
     layers, optimizer = made(way)
     step(layers, optimizer, range(2))
@@ -249,7 +252,7 @@ def test_the_state_of_torchs_sgd_is_refused_and_nothing_is_changed():
     sgd = torch.optim.SGD(layers, lr=0.01, momentum=0.9)
     sgd.step()
     optimizer = LARS(layers, lr=2.0)
-    with pytest.raises(ValueError, match=r"not that of LARS: its groups have no 'trust'"):
+    with pytest.raises(ValueError, match=r"not that of LARS: its groups have no 'trust_coefficient'"):
         optimizer.load_state_dict(sgd.state_dict())
     assert optimizer.param_groups[0]["lr"] == 2.0
     assert not optimizer.state
@@ -258,11 +261,55 @@ def test_the_state_of_torchs_sgd_is_refused_and_nothing_is_changed():
 @pytest.mark.parametrize("there", [{}, {"velocity": None}], ids=str)
 def test_a_layer_that_is_scaled_from_now_on_begins_without_velocity(there):
     (layer,) = parameters(numbers([(4, 4)]))
-    optimizer = LARS([layer], lr=0.01, trust=None)
+    optimizer = LARS([layer], lr=0.01, trust_coefficient=None)
     give([layer], numbers([(4, 4)], seed=1, scale=100.0))
     optimizer.step()
     before = layer.detach().clone()
     optimizer.state[layer].update(there)
-    optimizer.param_groups[0]["trust"] = 0.001
+    optimizer.param_groups[0]["trust_coefficient"] = 0.001
     optimizer.step()
     assert (layer - before).norm() <= 0.01 * 0.001 * before.norm() * (1 + 1e-9)
+
+
+def old_names(group):
+    return {"trust" if name == "trust_coefficient" else name: value for name, value in group.items()}
+
+
+def test_states_with_the_old_name_of_the_trust_coefficient_load():
+    layer = torch.nn.Parameter(torch.ones(3, 2))
+    optimizer = LARS([layer], lr=0.1, trust_coefficient=0.25, weight_decay=0.0)
+    layer.grad = torch.ones(3, 2)
+    optimizer.step()
+    kept = optimizer.state_dict()
+    kept = {**kept, "param_groups": [old_names(group) for group in kept["param_groups"]]}
+    check_optimizer(kept, optimizer)
+    fresh = LARS([layer], lr=1.0, weight_decay=0.0)
+    fresh.load_state_dict(kept)
+    assert fresh.param_groups[0]["trust_coefficient"] == 0.25
+    assert "trust" not in fresh.param_groups[0]
+    pickled = optimizer.__getstate__()
+    pickled |= {
+        "defaults": old_names(pickled["defaults"]),
+        "param_groups": [old_names(group) for group in pickled["param_groups"]],
+    }
+    fresh.__setstate__(pickled)
+    assert fresh.defaults["trust_coefficient"] == fresh.param_groups[0]["trust_coefficient"] == 0.25
+    fresh.step()
+
+
+def test_trust_is_the_old_name_and_weight_decay_wants_to_be_given():
+    layers = [torch.nn.Parameter(torch.ones(3, 2)) for _ in range(3)]
+    with pytest.warns(DeprecationWarning, match="trust is called trust_coefficient now"):
+        optimizer = LARS(layers[:1], lr=0.1, trust=None, weight_decay=0.0)
+    assert optimizer.defaults["trust_coefficient"] is None
+    with pytest.warns(DeprecationWarning, match="trust is called trust_coefficient now"):
+        optimizer.add_param_group({"params": layers[1:2], "trust": 0.5})
+    assert optimizer.param_groups[1]["trust_coefficient"] == 0.5
+    with pytest.warns(FutureWarning, match="give weight_decay=0.0005 to keep it") as warned:
+        assert LARS(layers[:1], lr=0.1).param_groups[0]["weight_decay"] == 5e-4
+    assert warned[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LARS(iter(layers), lr=0.1, weight_decay=0.0)
+        LARS([{"params": layers, "weight_decay": 5e-4}], lr=0.1)
+        make_optimizer(OptimizerSettings(name="lars"), layers, total_steps=9)

@@ -110,6 +110,7 @@ def test_steps_go_the_right_way_under_a_schedule():
     for schedules, given in itertools.product(lars_info().scheduler_inputs, inputs(ways=False)):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", "LARS has weight_decay")
             before, after = losses(((10, 5), (10,)), copy.deepcopy(given.kwargs), schedules=schedules)
         assert (after > before) if given.kwargs.get("maximize") else (after < before), given.desc
 
@@ -197,8 +198,8 @@ def test_a_large_batch_of_layers_of_every_type_matches_too(way):
     dtypes = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
     many = [((n % 7, 5) if n % 3 else (n,), dtypes[n % 4]) for n in range(120)]
     kept = helpers().TensorTracker({"rtol": 0.02, "atol": 0.01})
-    steps(mixed_layers(dtypes=many), {"lr": 0.1, "trust": 0.01, "foreach": False}, count=2, kept=kept)
-    steps(mixed_layers(dtypes=many), {"lr": 0.1, "trust": 0.01, **way}, count=2, after=kept, message="many")
+    steps(mixed_layers(dtypes=many), {"lr": 0.1, "trust_coefficient": 0.01, "foreach": False}, count=2, kept=kept)
+    steps(mixed_layers(dtypes=many), {"lr": 0.1, "trust_coefficient": 0.01, **way}, count=2, after=kept, message="many")
     assert kept.all_popped()
 
 

@@ -97,7 +97,7 @@ def test_a_course_that_cannot_be_is_refused_with_its_range(chosen, words):
 
 def test_lars_by_name_is_lars_with_its_settings():
     layers = [torch.nn.Parameter(torch.ones(3, 3)), torch.nn.Parameter(torch.ones(3))]
-    own = {"lr": 8.0, "trust": 0.25, "momentum": 0.5, "weight_decay": 0.125, "nesterov": True, "clip": True}
+    own = {"lr": 8.0, "trust_coefficient": 0.25, "momentum": 0.5, "weight_decay": 0.125, "nesterov": True, "clip": True}
     settings = OptimizerSettings(name="lars", exclude_bias_and_norm=False, **own)
     found, _ = make_optimizer(settings, layers, total_steps=5)
     assert isinstance(found, LARS)

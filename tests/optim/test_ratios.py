@@ -53,7 +53,7 @@ def length(tensor: torch.Tensor) -> float:
 def test_every_row_is_what_the_formulas_say(made, trust, weight_decay, exclude) -> None:
     model, width = made
     backward(model, width)
-    ratios = layer_ratios(model, trust=trust, weight_decay=weight_decay, exclude_bias_and_norm=exclude)
+    ratios = layer_ratios(model, trust_coefficient=trust, weight_decay=weight_decay, exclude_bias_and_norm=exclude)
     parameters = dict(model.named_parameters())
     assert [row.name for row in ratios] == list(parameters)
     for row in ratios:
@@ -101,7 +101,7 @@ def test_a_step_of_lars_moves_each_row_at_its_local_rate(exclude, clip) -> None:
     model = model_of([4, 6, 3], norm=True, seed=3)
     backward(model, 4)
     before = copy.deepcopy(dict(model.named_parameters()))
-    settings = {"weight_decay": 0.02, "trust": 0.01, "exclude_bias_and_norm": exclude, "clip": clip}
+    settings = {"weight_decay": 0.02, "trust_coefficient": 0.01, "exclude_bias_and_norm": exclude, "clip": clip}
     ratios, lr = layer_ratios(model, **settings), 0.005 if clip else 0.5
     chosen = OptimizerSettings(name="lars", lr=lr, momentum=0.0, **settings)
     optimizer, _ = make_optimizer(chosen, model.parameters(), total_steps=10)
@@ -260,7 +260,11 @@ def lazy() -> nn.Module:
         (nn.Linear(2, 2).requires_grad_(False), {}, "every parameter of the model is frozen"),
         (nn.ReLU(), {}, "the model has no parameters"),
         (lazy(), {}, "lazy.weight has no shape yet: call forward and backward first"),
-        (nn.Linear(2, 2), {"trust": 0.0}, r"trust must be above 0 and finite \(trust=0.0\)"),
+        (
+            nn.Linear(2, 2),
+            {"trust_coefficient": 0.0},
+            r"trust_coefficient must be above 0 and finite \(trust_coefficient=0.0\)",
+        ),
         (nn.Linear(2, 2), {"weight_decay": -1.0}, r"weight_decay must be at least 0 and finite \(weight_decay=-1.0\)"),
     ],
 )

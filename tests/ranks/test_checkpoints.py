@@ -143,12 +143,12 @@ def test_another_recipe_is_refused_by_all_with_the_rank_and_both_values(tmp_path
 def test_a_setting_that_did_not_exist_when_a_run_began_has_its_default(tmp_path):
     for rank in range(2):
         keep(tmp_path, rank, 10)
-    defaults = {"seed": 1, "optimizer": {"lr": 0.05, "trust": 0.001}, "pruning": {"name": "none"}}
-    newer = RECIPE | {"optimizer": RECIPE["optimizer"] | {"trust": 0.001}, "pruning": {"name": "none"}}
+    defaults = {"seed": 1, "optimizer": {"lr": 0.05, "trust_coefficient": 0.001}, "pruning": {"name": "none"}}
+    newer = RECIPE | {"optimizer": RECIPE["optimizer"] | {"trust_coefficient": 0.001}, "pruning": {"name": "none"}}
     assert start(tmp_path, recipe=newer, defaults=defaults) == [10.0, 10.0]
-    other = newer | {"optimizer": newer["optimizer"] | {"trust": 0.002}}
+    other = newer | {"optimizer": newer["optimizer"] | {"trust_coefficient": 0.002}}
     (said,) = set(start(tmp_path, recipe=other, defaults=defaults))
-    assert said.endswith("is of another recipe: optimizer.trust was 0.001, and is 0.002 now")
+    assert said.endswith("is of another recipe: optimizer.trust_coefficient was 0.001, and is 0.002 now")
 
 
 def test_what_makes_two_recipes_different():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from paceline import LARS, Recipe, simulate
+from paceline.cli.main import main
 from paceline.data import BatchOrder
 from paceline.events import Share, Step
 from paceline.optim import OptimizerSettings, make_optimizer
@@ -22,7 +24,14 @@ from paceline.strategies.averaging import AVERAGING
 from paceline.training import TrainState
 
 ROUNDS = 8
-LARGE = {"name": "lars", "lr": 0.1, "trust": 0.05, "schedule": "poly", "warmup": 0.25, "exclude_bias_and_norm": False}
+LARGE = {
+    "name": "lars",
+    "lr": 0.1,
+    "trust_coefficient": 0.05,
+    "schedule": "poly",
+    "warmup": 0.25,
+    "exclude_bias_and_norm": False,
+}
 SMALL = Recipe(rounds=ROUNDS, evaluate_every=ROUNDS).with_settings(
     cluster={"workers": 3},
     strategy={"k": 2},
@@ -51,7 +60,7 @@ def test_full_with_one_worker_is_a_plain_loop_with_lars_and_its_schedule():
         pass
 
     module, order = training.module, BatchOrder(training.shards[0], 16, seed=recipe.seed, worker=0)
-    optimizer = LARS(module.parameters(), lr=0.1, trust=0.05, exclude_bias_and_norm=False)
+    optimizer = LARS(module.parameters(), lr=0.1, trust_coefficient=0.05, exclude_bias_and_norm=False)
     schedule = warmup_poly(optimizer, 2, ROUNDS)
     for _ in range(ROUNDS):
         indices = order.next()
@@ -66,10 +75,11 @@ def test_full_with_one_worker_is_a_plain_loop_with_lars_and_its_schedule():
 def test_a_recipe_on_paper_reaches_the_optimiser(tmp_path):
     path = tmp_path / "large.toml"
     path.write_text(
-        '[optimizer]\nname = "lars"\nlr = 12.5\ntrust = 0.005\nclip = true\nschedule = "poly"\nwarmup = 0.1\n'
+        '[optimizer]\nname = "lars"\nlr = 12.5\ntrust_coefficient = 0.005\nclip = true\n'
+        'schedule = "poly"\nwarmup = 0.1\n'
     )
     section = read_recipe(path).optimizer
-    assert (section.name, section.lr, section.trust, section.clip) == ("lars", 12.5, 0.005, True)
+    assert (section.name, section.lr, section.trust_coefficient, section.clip) == ("lars", 12.5, 0.005, True)
     assert (section.schedule, section.warmup, section.power) == ("poly", 0.1, 2.0)
 
 
@@ -105,3 +115,24 @@ def test_a_server_that_is_saved_and_loaded_goes_on_to_the_last_bit(chosen, stop)
     assert torch.equal(undisturbed.model.parameters, resumed.model.parameters)
     if settings.schedule == "poly":
         assert optimizer.param_groups[0]["lr"] == 0
+
+
+def test_trust_is_the_old_name_of_trust_coefficient_in_files_options_and_documents(tmp_path, capsys):
+    path = tmp_path / "old.toml"
+    path.write_text('[optimizer]\nname = "lars"\ntrust = 0.005\n')
+    with pytest.warns(FutureWarning, match=r"old\.toml:3: optimizer\.trust is called trust_coefficient now"):
+        assert read_recipe(path).optimizer.trust_coefficient == 0.005
+    with pytest.warns(FutureWarning, match=r"old\.toml:3"):
+        assert read_recipe(path, {"optimizer.trust_coefficient": "0.5"}).optimizer.trust_coefficient == 0.5
+    document = Recipe().with_settings(optimizer={"trust_coefficient": 0.25}).to_document()
+    assert "trust" not in document["optimizer"]
+    old = document | {"optimizer": {"trust": document["optimizer"].pop("trust_coefficient"), **document["optimizer"]}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Recipe.from_document(old).optimizer.trust_coefficient == 0.25
+    command = ["simulate", str(path), "--rounds", "1", "--timing-only", "--json", "--out", str(tmp_path / "run")]
+    assert main([*command, "--optimizer.trust", "0.5"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["recipe"]["optimizer"]["trust_coefficient"] == 0.5
+    assert "--optimizer.trust is now --optimizer.trust-coefficient" in said.err
+    assert f"paceline: warning: {path}:3: optimizer.trust is called trust_coefficient now" in said.err

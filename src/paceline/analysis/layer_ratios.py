@@ -161,7 +161,7 @@ def _train(training: Training, steps: int, on_step: Callable[[int], None]) -> In
         if step in wanted or diverged:
             ratios = layer_ratios(
                 module,
-                trust=training.optimizer.trust,
+                trust_coefficient=training.optimizer.trust_coefficient,
                 weight_decay=training.optimizer.weight_decay,
                 exclude_bias_and_norm=training.optimizer.exclude_bias_and_norm,
                 clip=training.optimizer.clip,

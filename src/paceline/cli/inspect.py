@@ -208,7 +208,7 @@ def _lars_step_length(recipe: Recipe, inspection: Inspection) -> str:
     """Say how far a layer moves: LARS with a rate of SGD's kind hardly moves, and looks as if it did not learn."""
     if recipe.optimizer.clip:
         return ""
-    share = 100 * recipe.optimizer.lr * inspection.first.ratios.trust
+    share = 100 * recipe.optimizer.lr * inspection.first.ratios.trust_coefficient
     return (
         f" A layer that is scaled moves by about lr x trust = {share:.2g} % of its length per step "
         f"at the rate {recipe.optimizer.lr:g} (momentum not counted)."
@@ -238,7 +238,8 @@ def conditions(recipe: Recipe, inspection: Inspection) -> list[str]:
         f"{recipe.model.name} on {recipe.data.name}",
         f"batch of {inspection.batch:,} from all training data",
         f"{len(ratios)} parameters, {sum(row.count for row in ratios):,} numbers",
-        f"LARS: trust {ratios.trust:g}, weight decay {ratios.weight_decay:g}{', clip' if ratios.clip else ''}",
+        f"LARS: trust {ratios.trust_coefficient:g}, weight decay {ratios.weight_decay:g}"
+        f"{', clip' if ratios.clip else ''}",
         f"seed {recipe.seed}",
     ]
     if inspection.last is not inspection.first:
@@ -308,7 +309,8 @@ def _rates_explained(ratios: LayerRatios) -> str:
     what = "the most that LARS lets a layer's rate be" if ratios.clip else "what LARS multiplies the learning rate by"
     left_out = "biases, normalisation and " if ratios.exclude_bias_and_norm else ""
     return (
-        f"{ratios.rate_heading}: {what}, trust |w| / (|gradient| + weight decay |w|), with trust {ratios.trust:g} and "
+        f"{ratios.rate_heading}: {what}, trust |w| / (|gradient| + weight decay |w|), with trust "
+        f"{ratios.trust_coefficient:g} and "
         f"weight decay {ratios.weight_decay:g}; {AS_IT_IS}: {left_out}what has a length of 0 take the rate so."
     )
 
@@ -398,7 +400,7 @@ def from_document(values: Mapping[str, Any]) -> tuple[Recipe, Inspection]:
             loss=math.nan if moment.loss is None else moment.loss,
             ratios=LayerRatios(
                 rows=tuple(row if place == 0 else replace(row, ratio=moment.ratios[row.name]) for row in rows),
-                trust=recipe.optimizer.trust,
+                trust_coefficient=recipe.optimizer.trust_coefficient,
                 weight_decay=recipe.optimizer.weight_decay,
                 exclude_bias_and_norm=recipe.optimizer.exclude_bias_and_norm,
                 clip=recipe.optimizer.clip,

@@ -28,6 +28,7 @@ from paceline.decoding import describe
 from paceline.errors import PacelineError
 from paceline.quantities import unit_examples, with_unit
 from paceline.recipes import Recipe, read_recipe
+from paceline.renaming import RENAMED_SETTINGS
 from paceline.settings import Rule, convert
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
@@ -170,7 +171,15 @@ def recipe_options() -> Iterator[Option]:
             inner = get_type_hints(kind)
             of_one = [((field.name, each.name), each, inner[each.name]) for each in dataclasses.fields(kind)]
         for path, each, hint in of_one:
-            yield Option(path=path, hint=hint, default=each.default, rule=each.metadata["rule"], of_recipe=True)
+            old = {f"--{'.'.join(was)}": "" for was, now in RENAMED_SETTINGS.items() if now == path}
+            yield Option(
+                path=path,
+                hint=hint,
+                default=each.default,
+                rule=each.metadata["rule"],
+                spelling=Spelling(old=old),
+                of_recipe=True,
+            )
 
 
 def options_of(command: Any, *, with_recipe: bool) -> tuple[Option, ...]:

@@ -54,7 +54,7 @@ OPTIMIZERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "sgd": ("torch.optim.SGD", ("lr", "momentum", "weight_decay", "nesterov")),
     "lars": (
         "paceline.optim.lars.LARS",
-        ("lr", "momentum", "weight_decay", "nesterov", "trust", "exclude_bias_and_norm", "clip"),
+        ("lr", "momentum", "weight_decay", "nesterov", "trust_coefficient", "exclude_bias_and_norm", "clip"),
     ),
     "adam": ("torch.optim.Adam", ("lr", "weight_decay")),
     "adamw": ("torch.optim.AdamW", ("lr", "weight_decay")),
@@ -83,7 +83,9 @@ class OptimizerSettings(Checked):
     momentum: float = setting(0.9, "sgd, lars: momentum", least=0, most=1)
     weight_decay: float = setting(5e-4, "weight decay", least=0, most=1e38)
     nesterov: bool = setting(False, "sgd, lars: Nesterov momentum")
-    trust: float = setting(0.001, "lars: share of its length a layer moves per unit of lr", above=0, most=1e6)
+    trust_coefficient: float = setting(
+        0.001, "lars: share of its length a layer moves per unit of lr", above=0, most=1e6
+    )
     exclude_bias_and_norm: bool = setting(True, "lars: biases and normalisation take the rate as it is")
     clip: bool = setting(False, "lars: lr is a limit for each layer's rate, not a factor (LARC)")
     schedule: str = setting("steps", "how the rate falls: at decay_at, or as a polynomial", choices=lambda: SCHEDULES)

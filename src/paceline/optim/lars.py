@@ -6,19 +6,19 @@ of the paper says 5.76 and 1345. By their norms those are biases: its table 2 se
 convolution's weights are not 0.098 long beside a bias of 1.86.) One rate for all is then too much for one layer and too
 little for another. LARS gives each its own,
 
-    local = trust * |w| / (|g| + weight_decay * |w|)        rate = lr * local
+    local = trust_coefficient * |w| / (|g| + weight_decay * |w|)        rate = lr * local
     d     = g + weight_decay * w                             (g negated to maximise)
     v     = momentum * v + rate * d
     w     = w - v                                            (Nesterov: w - (rate * d + momentum * v))
 
-so that an update is at most `lr * trust` of the layer's own length, however large or small its gradient is. v is the
-paper's: it carries the rates of the past in it, so a rate that falls does not shrink steps already begun.
+so that an update is at most `lr * trust_coefficient` of the layer's own length, however large or small its gradient is.
+v is the paper's: it carries the rates of the past in it, so a rate that falls does not shrink steps already begun.
 
 Where we differ from the paper: biases and the scales of normalisation are left out of the scaling unless
 `exclude_bias_and_norm=False` (a tensor of at most one dimension counts as such); where a norm is 0 the formula says
 nothing (0 / 0, or a layer that could never leave zero), and local is 1. With `clip` the global rate is a limit instead
-of a factor, rate = min(local, lr), as LARC has it. `trust=None` switches the scaling off, and what remains is
-`torch.optim.SGD`. The rate over the run, Algorithm 1's (1 - t/T)^2, is a schedule's (`schedules.py`).
+of a factor, rate = min(local, lr), as LARC has it. `trust_coefficient=None` switches the scaling off, and what remains
+is `torch.optim.SGD`. The rate over the run, Algorithm 1's (1 - t/T)^2, is a schedule's (`schedules.py`).
 
 A step is taken in one of three ways that agree. `one_by_one` is plain tensor arithmetic, which autograd can pass
 through. `many_at_once` uses torch's foreach kernels and leaves every number on its device, so no step waits for a GPU.
@@ -36,7 +36,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NamedTuple, overload
@@ -53,28 +54,51 @@ PLAIN = (Tensor, torch.nn.Parameter)
 """The types that torch's kernels take as they are; subclasses, such as DTensor, have rules of their own."""
 
 _VELOCITY, _MOMENTUM = "velocity", "momentum_buffer"  # with rates of the past in it, and without: torch's SGD
+WEIGHT_DECAY = 5e-4  # where none is given, until the next release
 _LEAST_RATE_IN_ONE_PASS = 1e-8
 _HALVES = (torch.float16, torch.bfloat16)
+
+
+class _Unset:
+    """The type of a parameter's default where None is a value."""
+
+
+_UNSET = _Unset()
+
+
+def _with_new_name(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a group's settings with `trust_coefficient` by that name: states of before have `trust`."""
+    return {"trust_coefficient" if name == "trust" else name: value for name, value in group.items()}
+
+
+def _warn_of_trust(*, stacklevel: int) -> None:
+    warnings.warn(
+        "trust is called trust_coefficient now; the old name goes with the next release",
+        DeprecationWarning,
+        stacklevel=stacklevel,
+    )
 
 
 class LARS(Optimizer):
     """SGD with momentum and layer-wise adaptive rates, for large batches; used like any `torch.optim` optimiser.
 
     >>> model = torch.nn.Linear(4, 2)
-    >>> optimizer = LARS(model.parameters(), lr=2.0)
+    >>> optimizer = LARS(model.parameters(), lr=2.0, weight_decay=5e-4)
     >>> before = model.weight.detach().clone()
     >>> model(torch.ones(3, 4)).square().mean().backward()
     >>> optimizer.step()
     >>> moved = (model.weight - before).norm() / before.norm()
-    >>> 0.0019 < moved <= 0.002001  # lr * trust of its length
+    >>> 0.0019 < moved <= 0.002001  # lr * trust_coefficient of its length
     tensor(True)
 
     Args:
         params: parameters, named parameters or groups of them, as for every optimiser of torch.
         lr: global rate, a number or a tensor of one element. LARS wants large ones: the paper has 2 to 30.
         momentum: share of the last step that is taken again, between 0 and 1.
-        weight_decay: L2 penalty; part of the gradient, and of the local rate.
-        trust: the share of its own length by which a layer may move per unit of lr; None: no scaling, torch's SGD.
+        weight_decay: L2 penalty; part of the gradient, and of the local rate. Where it is not given it is 5e-4, with a
+            warning: with the next release it is 0 then, as in torch's SGD.
+        trust_coefficient: the share of its own length by which a layer may move per unit of lr; None: no scaling, and
+            torch's SGD.
         exclude_bias_and_norm: whether tensors of at most one dimension take lr as it is.
         nesterov: look-ahead momentum, as in torch's SGD.
         clip: lr is an upper limit for the local rate instead of a factor (LARC).
@@ -83,6 +107,7 @@ class LARS(Optimizer):
         fused: one pass through memory per layer, by torch's fused SGD kernel; the default on the CPU, and only there.
             For float32; other types and tensors that lie otherwise in memory take the plain way.
         differentiable: let autograd pass through the step.
+        trust: the old name of trust_coefficient.
 
     A NaN in a gradient makes its whole layer NaN, and an infinity at least the elements where it was; where the rate is
     not scaled, both only the elements where they were, as in torch's SGD. Other layers are not touched. With mixed
@@ -94,8 +119,8 @@ class LARS(Optimizer):
         params: ParamsT,
         lr: float | Tensor,
         momentum: float = 0.9,
-        weight_decay: float = 5e-4,
-        trust: float | None = 0.001,
+        weight_decay: float | None = None,
+        trust_coefficient: float | None = 0.001,
         exclude_bias_and_norm: bool = True,
         nesterov: bool = False,
         clip: bool = False,
@@ -103,12 +128,28 @@ class LARS(Optimizer):
         foreach: bool | None = None,
         fused: bool | None = None,
         differentiable: bool = False,
+        *,
+        trust: float | _Unset | None = _UNSET,
     ) -> None:
+        if not isinstance(trust, _Unset):
+            _warn_of_trust(stacklevel=3)
+            trust_coefficient = trust
+        if weight_decay is None:
+            if isinstance(params, Iterator):
+                params = list(params)
+            groups = params if isinstance(params, list) and params else [None]
+            if not all(isinstance(group, dict) and "weight_decay" in group for group in groups):
+                warnings.warn(
+                    f"LARS has weight_decay={WEIGHT_DECAY:g} where none is given, and 0 with the next release, as "
+                    f"torch's SGD: give weight_decay={WEIGHT_DECAY:g} to keep it",
+                    FutureWarning,
+                    stacklevel=2,
+                )
         defaults = {
             "lr": lr,
             "momentum": momentum,
-            "weight_decay": weight_decay,
-            "trust": trust,
+            "weight_decay": WEIGHT_DECAY if weight_decay is None else weight_decay,
+            "trust_coefficient": trust_coefficient,
             "exclude_bias_and_norm": exclude_bias_and_norm,
             "nesterov": nesterov,
             "clip": clip,
@@ -123,12 +164,15 @@ class LARS(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, with settings of its own where it names them.
 
-        >>> optimizer = LARS([torch.zeros(2, 2)], lr=1.0)
-        >>> optimizer.add_param_group({"params": [torch.zeros(2)], "trust": None, "lr": 0.1})
+        >>> optimizer = LARS([torch.zeros(2, 2)], lr=1.0, weight_decay=0.0)
+        >>> optimizer.add_param_group({"params": [torch.zeros(2)], "trust_coefficient": None, "lr": 0.1})
         >>> optimizer.add_param_group({"params": [torch.zeros(3)], "momentum": -1})
         Traceback (most recent call last):
         ValueError: momentum must be between 0 and 1 (momentum=-1)
         """
+        if "trust" in param_group:
+            _warn_of_trust(stacklevel=3)
+            param_group = _with_new_name(param_group)
         _check_settings({**self.defaults, **param_group})
         super().add_param_group(param_group)
         try:
@@ -142,19 +186,24 @@ class LARS(Optimizer):
         """Go on from what `state_dict` has kept; that of another optimiser is refused, for its momentum is another.
 
         >>> weight = torch.zeros(2, 2)
-        >>> LARS([weight], lr=1.0).load_state_dict(torch.optim.SGD([weight], lr=0.1).state_dict())
+        >>> LARS([weight], lr=1.0, weight_decay=0.0).load_state_dict(torch.optim.SGD([weight], lr=0.1).state_dict())
         Traceback (most recent call last):
-        ValueError: this state is not that of LARS: its groups have no 'trust'; begin anew, LARS's rates are others too
+        ValueError: this state is not that of LARS: its groups have no 'trust_coefficient'; begin anew, ...
         """
-        if any("trust" not in group for group in state_dict["param_groups"]):
+        groups = [_with_new_name(group) for group in state_dict["param_groups"]]
+        if any("trust_coefficient" not in group for group in groups):
             raise ValueError(
-                "this state is not that of LARS: its groups have no 'trust'; begin anew, LARS's rates are others too"
+                "this state is not that of LARS: its groups have no 'trust_coefficient'; begin anew, LARS's rates are "
+                "others too"
             )
-        super().load_state_dict(state_dict)
+        super().load_state_dict({**state_dict, "param_groups": groups})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.defaults = _with_new_name(self.defaults)
         for group in self.param_groups:
+            if "trust" in group:  # the groups stay the objects that they are: schedulers hold them
+                group["trust_coefficient"] = group.pop("trust")
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
 
@@ -187,7 +236,7 @@ class LARS(Optimizer):
                     "LARS needs dense gradients (a layer's norm is taken); build Embedding(sparse=False)"
                 )
             if group["momentum"] != 0:
-                state, name = self.state[parameter], _MOMENTUM if group["trust"] is None else _VELOCITY
+                state, name = self.state[parameter], _MOMENTUM if group["trust_coefficient"] is None else _VELOCITY
                 if state.get(name) is None:
                     state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 velocity = state[name]
@@ -196,7 +245,7 @@ class LARS(Optimizer):
 
 
 def _take_step(layers: list[LayerTensors], group: dict[str, Any]) -> None:
-    if group["trust"] is None:
+    if group["trust_coefficient"] is None:
         _torch_sgd(layers, group)
         return
     settings = {name: group[name] for name in _STEP_SETTINGS}
@@ -242,10 +291,10 @@ def _torch_sgd(layers: list[LayerTensors], group: dict[str, Any]) -> None:
 
 def _check_settings(group: dict[str, Any]) -> None:
     """Refuse a group's settings that cannot be, with the value and what is allowed."""
-    for name in ("lr", "momentum", "weight_decay", "trust"):
+    for name in ("lr", "momentum", "weight_decay", "trust_coefficient"):
         value = group[name]
         fits = isinstance(value, Real) or (name == "lr" and isinstance(value, Tensor))
-        if isinstance(value, bool) or not (fits or (name == "trust" and value is None)):
+        if isinstance(value, bool) or not (fits or (name == "trust_coefficient" and value is None)):
             raise TypeError(f"{name} must be a number ({name}={value!r})")
     for name in ("exclude_bias_and_norm", "nesterov", "clip", "maximize", "differentiable", "foreach", "fused"):
         if not isinstance(group[name], bool) and not (name in ("foreach", "fused") and group[name] is None):
@@ -258,8 +307,11 @@ def _check_settings(group: dict[str, Any]) -> None:
             raise ValueError(f"{name} must be at least 0 and finite ({name}={group[name]})")
     if not 0 <= group["momentum"] <= 1:
         raise ValueError(f"momentum must be between 0 and 1 (momentum={group['momentum']})")
-    if group["trust"] is not None and not 0 < group["trust"] < math.inf:
-        raise ValueError(f"trust must be above 0 and finite, or None for no scaling (trust={group['trust']})")
+    if group["trust_coefficient"] is not None and not 0 < group["trust_coefficient"] < math.inf:
+        raise ValueError(
+            f"trust_coefficient must be above 0 and finite, or None for no scaling "
+            f"(trust_coefficient={group['trust_coefficient']})"
+        )
     if group["nesterov"] and group["momentum"] == 0:
         raise ValueError("nesterov needs momentum above 0 (momentum=0)")
     if group["fused"] and group["foreach"]:
@@ -290,13 +342,13 @@ def is_bias_or_norm(parameter: Tensor) -> bool:
     return parameter.dim() <= 1
 
 
-def local_rate(weight_norm: float, gradient_norm: float, *, trust: float, weight_decay: float) -> float:
+def local_rate(weight_norm: float, gradient_norm: float, *, trust_coefficient: float, weight_decay: float) -> float:
     """Return the layer's own factor, where neither norm is 0.
 
-    >>> local_rate(3.0, 0.5, trust=0.001, weight_decay=0.0)
+    >>> local_rate(3.0, 0.5, trust_coefficient=0.001, weight_decay=0.0)
     0.006
     """
-    return trust * weight_norm / (gradient_norm + weight_decay * weight_norm)
+    return trust_coefficient * weight_norm / (gradient_norm + weight_decay * weight_norm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,13 +358,13 @@ class LayerStep:
     The rate is computed twice by the same arithmetic: on tensors, for a device that must not be waited for, and on
     numbers, for the CPU. A NaN in a norm comes out as a NaN in the rate.
 
-    >>> step = LayerStep(lr=2.0, trust=0.001, weight_decay=0.0)
+    >>> step = LayerStep(lr=2.0, trust_coefficient=0.001, weight_decay=0.0)
     >>> step.rate(weight_norm=3.0, gradient_norm=0.5), step.rate(weight_norm=0.0, gradient_norm=0.5)
     (0.012, 2.0)
     """
 
     lr: float | Tensor
-    trust: float
+    trust_coefficient: float
     weight_decay: float
     clip: bool = False
     momentum: float = 0.0
@@ -330,7 +382,9 @@ class LayerStep:
         lr = float(self.lr)
         if weight_norm == 0 or gradient_norm == 0:
             return lr
-        local = local_rate(weight_norm, gradient_norm, trust=self.trust, weight_decay=self.weight_decay)
+        local = local_rate(
+            weight_norm, gradient_norm, trust_coefficient=self.trust_coefficient, weight_decay=self.weight_decay
+        )
         if not self.clip:
             return lr * local
         return lr if local > lr else local  # in this order a NaN stays one
@@ -340,7 +394,7 @@ class LayerStep:
         still = (weight_norms == 0) | (gradient_norms == 0)
         # the denominator is kept from 0, for a 0 / 0 that is not chosen still makes the gradient of `where` a NaN
         below = torch.where(still, 1.0, gradient_norms + self.weight_decay * weight_norms)
-        local = self.trust * weight_norms / below
+        local = self.trust_coefficient * weight_norms / below
         # `lr` may be a scalar on the CPU: `mul` and `minimum` take it as a number, `where` would copy it and wait
         if not self.clip:
             return self.lr * torch.where(still, 1.0, local)

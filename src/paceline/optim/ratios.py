@@ -8,7 +8,7 @@ away what the layer was, and training may diverge. So each layer bears a rate up
 and one rate for all layers is limited by the layer with the smallest ratio. LARS (You, Gitman and Ginsburg 2017,
 section 4 and table 2) gives each layer a rate of its own instead, in proportion to that ratio:
 
-    local rate = trust * |w| / (|g| + weight_decay * |w|)
+    local rate = trust_coefficient * |w| / (|g| + weight_decay * |w|)
 
 The rate is lr * local rate; with `clip` it is min(lr, local rate), so that the local rate is a limit and no factor.
 What LARS leaves out, and what has a norm of 0, takes lr as it is: a factor of 1, or no limit.
@@ -40,6 +40,7 @@ from paceline.lookup import unknown
 from paceline.optim.lars import is_bias_or_norm, local_rate
 from paceline.optim.norms import entries
 from paceline.quantities import number_text
+from paceline.renaming import renamed
 from paceline.terminal import WIDTH, bar, decades, log_share, shortened, text_table
 
 LEAST_NAME, MOST_NAME, NUMBER, RATE = 15, 24, 8, 9  # widths of columns
@@ -103,10 +104,16 @@ class LayerRatios:
     """
 
     rows: tuple[LayerRatio, ...]
-    trust: float
+    trust_coefficient: float
     weight_decay: float
     exclude_bias_and_norm: bool
     clip: bool = False
+
+    @property
+    def trust(self) -> float:
+        """The old name of `trust_coefficient`."""
+        renamed("trust", self.trust_coefficient, "trust_coefficient", None)
+        return self.trust_coefficient
 
     @property
     def limiting(self) -> LayerRatio | None:
@@ -176,15 +183,17 @@ class LayerRatios:
 def layer_ratios(
     model: nn.Module,
     *,
-    trust: float = 0.001,
+    trust_coefficient: float = 0.001,
     weight_decay: float = 5e-4,
     exclude_bias_and_norm: bool = True,
     clip: bool = False,
+    trust: float | None = None,
 ) -> LayerRatios:
     """Return each parameter's norm beside that of its gradient, as a backward has left it in `.grad`.
 
     Gradients must be as the optimiser sees them: with a `GradScaler`, unscale them first. A kind of "norm" or "bias"
-    has one dimension at most: that is what LARS leaves out by default. The other arguments are those of `LARS`.
+    has one dimension at most: that is what LARS leaves out by default. The other arguments are those of `LARS`;
+    `trust` is the old name of `trust_coefficient`.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> model(torch.ones(1, 4)).square().sum().backward()
@@ -196,14 +205,20 @@ def layer_ratios(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"layer_ratios takes an nn.Module, not a {type(model).__name__}")
-    if not 0 < trust < math.inf:
-        raise ValueError(f"trust must be above 0 and finite (trust={trust})")
+    if trust is not None:
+        trust_coefficient = renamed("trust", trust, "trust_coefficient", None)
+    if not 0 < trust_coefficient < math.inf:
+        raise ValueError(f"trust_coefficient must be above 0 and finite (trust_coefficient={trust_coefficient})")
     if not 0 <= weight_decay < math.inf:
         raise ValueError(f"weight_decay must be at least 0 and finite (weight_decay={weight_decay})")
     named = list(_parameters(model))
     _check_gradients([parameter for _, _, parameter in named])
     ratios = LayerRatios(
-        rows=(), trust=trust, weight_decay=weight_decay, exclude_bias_and_norm=exclude_bias_and_norm, clip=clip
+        rows=(),
+        trust_coefficient=trust_coefficient,
+        weight_decay=weight_decay,
+        exclude_bias_and_norm=exclude_bias_and_norm,
+        clip=clip,
     )
     rows = (_row(name, _kind(owner, parameter), parameter, ratios) for name, owner, parameter in named)
     return replace(ratios, rows=tuple(rows))
@@ -258,7 +273,9 @@ def _row(name: str, kind: Kind, parameter: nn.Parameter, settings: LayerRatios) 
             ratio, remark = (math.inf, "gradient is 0") if weight else (None, "both are 0")
         local = math.inf if settings.clip else 1.0
         if scaled:
-            local = local_rate(weight, gradient, trust=settings.trust, weight_decay=settings.weight_decay)
+            local = local_rate(
+                weight, gradient, trust_coefficient=settings.trust_coefficient, weight_decay=settings.weight_decay
+            )
     return LayerRatio(
         name=name,
         shape=tuple(parameter.shape),

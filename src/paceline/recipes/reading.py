@@ -11,6 +11,7 @@ import functools
 import math
 import re
 import tomllib
+import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -21,6 +22,7 @@ from paceline.files import read_plain
 from paceline.lookup import unknown
 from paceline.quantities import unit_examples, with_unit
 from paceline.recipes.recipe import Recipe
+from paceline.renaming import RENAMED_SETTINGS, with_new_names
 from paceline.settings import SettingError, convert
 
 MOST_BYTES = 64 * 1024
@@ -65,7 +67,17 @@ def read_recipe(path: str | Path | None = None, overrides: Mapping[str, str] | N
         setting = tuple(dotted.split("."))
         values[setting] = value
         places[setting] = f"--{dotted.replace('_', '-')}"
-    return _build(values, places, texts={tuple(dotted.split(".")) for dotted in overrides or {}})
+    for old in [setting for setting in values if setting in RENAMED_SETTINGS]:
+        new = RENAMED_SETTINGS[old]
+        warnings.warn(
+            f"{places[old]}: {'.'.join(old)} is called {new[-1]} now; the old name goes with the next release",
+            FutureWarning,
+            stacklevel=2,
+        )
+        value = values.pop(old)
+        if new not in values:
+            values[new], places[new] = value, places[old]
+    return _build(values, places, texts={tuple(dotted.split(".")) for dotted in overrides or {}} - {*RENAMED_SETTINGS})
 
 
 def recipe_from_document(document: Mapping[str, Any]) -> Recipe:
@@ -75,7 +87,7 @@ def recipe_from_document(document: Mapping[str, Any]) -> Recipe:
     inf
     """
     values: dict[Path_, Any] = {}
-    for name, value in document.items():
+    for name, value in with_new_names(document).items():
         if isinstance(value, Mapping):
             values |= {(str(name), str(inner)): entry for inner, entry in value.items()}
         else:

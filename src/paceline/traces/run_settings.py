@@ -10,6 +10,8 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from paceline.renaming import with_new_names
+
 OF_THE_MACHINE = {"data.directory", "delay.file", "pipeline.plan"}  # the same may lie elsewhere on another one
 
 
@@ -43,11 +45,12 @@ def difference(
 
 
 def with_defaults(kept: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored recipe with the values of settings that it lacks because they did not exist when its run began.
+    """Return a stored recipe with its settings' names of today, and values of those that did not exist when it began.
 
-    >>> with_defaults({"optimizer": {"lr": 0.1}}, {"optimizer": {"lr": 0.05, "trust": 0.001}})
-    {'optimizer': {'lr': 0.1, 'trust': 0.001}}
+    >>> with_defaults({"optimizer": {"lr": 0.1}}, {"optimizer": {"lr": 0.05, "trust_coefficient": 0.001}})
+    {'optimizer': {'lr': 0.1, 'trust_coefficient': 0.001}}
     """
+    kept = with_new_names(kept)
     whole = {**defaults, **kept}
     for name, value in defaults.items():
         if isinstance(value, Mapping) and isinstance(kept.get(name), Mapping):

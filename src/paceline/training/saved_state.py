@@ -102,6 +102,9 @@ def check_model(name: str, found: Any, like: Mapping[str, torch.Tensor]) -> None
 # -- optimisers --------------------------------------------------------------------------------------------------------
 
 
+_RENAMED = {"trust_coefficient": "trust"}  # what a group of LARS had before; the optimiser loads it
+
+
 def check_optimizer(found: Any, optimizer: torch.optim.Optimizer) -> None:
     """Refuse a state that the optimiser could not step with.
 
@@ -134,8 +137,9 @@ def _check_group(place: str, found: Any, own: dict[str, Any]) -> None:
     for name, value in own.items():
         if name == "params":
             continue
-        if name in found:
-            check_form(f"{place}.{name}", found[name], value)
+        kept = _RENAMED.get(name, name) if name not in found else name
+        if kept in found:
+            check_form(f"{place}.{kept}", found[kept], value)
         elif value is not None and value is not False:  # a newer torch has more switches, which are off
             raise SavedStateError(f"{place} has no {name!r}")
     if isinstance(found.get("lr"), int | float) and found["lr"] < 0:

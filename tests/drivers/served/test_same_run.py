@@ -170,12 +170,12 @@ def test_no_setting_of_a_recipe_changes_under_a_served_run_in_silence(setting, s
 
 def test_a_setting_that_an_older_checkpoint_lacks_has_its_default(served_recipe, tmp_path):
     older = copy.deepcopy(served_recipe.recipe)
-    del older["optimizer"]["trust"], older["pruning"]
+    del older["optimizer"]["trust_coefficient"], older["pruning"]
     begun(settings_in(tmp_path, recipe=older))
     given = settings_in(tmp_path, recipe=served_recipe.recipe, recipe_defaults=DEFAULTS)
     resumed(given)
-    with pytest.raises(ServeError, match=r"optimizer\.trust was 0\.001, and is 1\.001 now"):
-        resumed(dataclasses.replace(given, recipe=changed(served_recipe.recipe, ("optimizer", "trust"))))
+    with pytest.raises(ServeError, match=r"optimizer\.trust_coefficient was 0\.001, and is 1\.001 now"):
+        resumed(dataclasses.replace(given, recipe=changed(served_recipe.recipe, ("optimizer", "trust_coefficient"))))
 
 
 def test_a_trace_that_says_another_recipe_than_the_checkpoint_is_not_gone_on_with(tmp_path, capsys):
