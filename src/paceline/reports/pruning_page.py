@@ -165,10 +165,10 @@ def _label_errors(facts: PruningFacts, shown: ShownSamples, uris: Mapping[int, s
 
 def _rows_caption(facts: PruningFacts, shown: ShownSamples) -> str:
     kinds = ("hard", "easy") if facts.prunes_the_hard else ("easy", "hard")
-    caption = (
-        f"Of each class the most pruned, which are {kinds[0]} here, and the least pruned, the {kinds[1]}. "
-        "12\u00d7: pruned 12 times. #7: number 7 of the training data."
-    )
+    caption = f"Of each class the most pruned, which are {kinds[0]} here, and the least pruned, the {kinds[1]}."
+    if not facts.prunings:
+        caption = "Nothing was pruned; of each class, some samples."
+    caption += " 12\u00d7: pruned 12 times. #7: number 7 of the training data."
     if len(facts.label_errors):
         caption += " Framed, with a ?: the label looks wrong."
     left_out = np.count_nonzero([each.samples for each in facts.classes]) - len(shown.classes)
