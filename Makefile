@@ -7,6 +7,9 @@ PEERS  := $(VENV)/.peers
 VERSIONS := 3.11 3.12 3.13
 ARGS   ?=
 
+# Dozens of processes load the same modules: what is compiled once is kept, whatever the machine's usual setting.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: setup race test quick test-all lint types bench clean
 
 setup: $(READY)

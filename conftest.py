@@ -48,6 +48,18 @@ def pytest_configure(config):
         del os.environ["GLIBC_TUNABLES"]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """Start half as many testers more than there are cores: while one waits for an end or a silence, others compute.
+
+    What `make quick` runs does not wait; there a tester more would only import torch once more.
+    """
+    if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS") or os.environ.get("PACELINE_TESTS_QUICK"):
+        return None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + (cores + 1) // 2
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(file_path):
     """Look for doctests in what users read, not in the tests, whose helpers would be imported for nothing."""
