@@ -19,6 +19,9 @@ from hypothesis import settings
 from pytest_timeout import is_debugging
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, and for the processes that tests start
+# torch asks for the name behind the address of every connection to a store; a resolver that leaves out an answer now
+# and then, as containers' do, is asked again after 5 seconds.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 # What a tester frees it keeps for its next tensor. By glibc's own settings each large tensor is mapped anew, and the
 # kernel has to clear its pages: a sixth of the time of the tests of networks. A process reads this as it starts, so
@@ -26,8 +29,10 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, and for the pro
 KEEP_MEMORY = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=16777216"
 
 settings.register_profile("paceline", deadline=None, derandomize=True)  # this machine is slow, and a test is no lottery
-settings.register_profile("quick", settings.get_profile("paceline"), max_examples=10)
-settings.load_profile("quick" if os.environ.get("PACELINE_TESTS_QUICK") else "paceline")
+QUICK, QUICK_EXAMPLES = bool(os.environ.get("PACELINE_TESTS_QUICK")), 10
+OF_ONE_TEST = "_hypothesis_internal_use_settings"  # where hypothesis keeps what a test's own @settings says
+settings.register_profile("quick", settings.get_profile("paceline"), max_examples=QUICK_EXAMPLES)
+settings.load_profile("quick" if QUICK else "paceline")
 
 
 TESTS = Path(__file__).parent / "tests"
@@ -54,7 +59,7 @@ def pytest_xdist_auto_num_workers():
 
     What `make quick` runs does not wait; there a tester more would only import torch once more.
     """
-    if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS") or os.environ.get("PACELINE_TESTS_QUICK"):
+    if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS") or QUICK:
         return None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores + (cores + 1) // 2
@@ -68,13 +73,16 @@ def pytest_collect_file(file_path):
 
 
 def pytest_collection_modifyitems(items):
-    """Mark what starts processes, so that `make quick` can leave it out; nobody has to keep a list."""
+    """Mark what starts processes, which `make quick` leaves out; there, no test tries more than a few examples."""
     found: dict[object, bool] = {}
     for item in items:
         fixtures = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {}).values()
         functions = [getattr(item, "function", None), *(fixture.func for several in fixtures for fixture in several)]
         if any(_starts_processes(function, found) for function in functions):
             item.add_marker("processes")
+        asked = getattr(functions[0], OF_ONE_TEST, None)
+        if QUICK and asked is not None and asked.max_examples > QUICK_EXAMPLES:
+            setattr(functions[0], OF_ONE_TEST, settings(asked, max_examples=QUICK_EXAMPLES))
 
 
 def _starts_processes(thing, found):

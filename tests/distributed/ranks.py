@@ -24,9 +24,6 @@ from tests import warm
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS, JOB_SECONDS = 60.0, 60.0
-# torch asks for the name behind the address of every connection to a store; a resolver that leaves out an answer now
-# and then, as containers' do, is asked again after 5 seconds.
-NO_LONG_LOOKUPS = {"RES_OPTIONS": "timeout:1 attempts:1"}
 
 
 class JobError(Exception):
@@ -43,7 +40,7 @@ class Ranks:
         self._lost = False  # a rank that has missed its time would answer a later question with an earlier answer
 
     def __enter__(self):
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **NO_LONG_LOOKUPS}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         questions, answers = ([os.pipe() for _ in range(self._world)] for _ in range(2))
         self._questions, self._answers = [ends[1] for ends in questions], [ends[0] for ends in answers]
         theirs = [[asked[0], told[1]] for asked, told in zip(questions, answers, strict=True)]

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests import warm
-from tests.distributed.ranks import NO_LONG_LOOKUPS, ROOT
+from tests.distributed.ranks import ROOT
 
 pytestmark = pytest.mark.xdist_group("rounds lives")
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("rounds lives")
 def lives(tmp_path_factory):
     """The exit codes of every scene, and what its ranks have written."""
     folder = tmp_path_factory.mktemp("lives")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **NO_LONG_LOOKUPS}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "tests.rounds.lives", str(folder)]
     done = warm.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
