@@ -2,6 +2,8 @@
 
 import logging
 import math
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -17,7 +19,7 @@ class Slow:
 
     def __init__(self, told: threading.Event) -> None:
         self.signatures: list[str] = []
-        self.stats = SimpleNamespace(cache_misses={"int64": 1})
+        self.stats = SimpleNamespace(cache_misses={"int64": 1}, cache_path=None)
         self._told = told
 
     def __call__(self, number: int) -> int:
@@ -50,6 +52,22 @@ def test_compiling_is_told_once_in_a_process(told, caplog):
     records = [record for record in caplog.records if record.name == "paceline.codecs"]
     assert [record.levelno for record in records] == [logging.WARNING]
     assert "compiles its codecs for this machine" in records[0].message
+
+
+def test_of_processes_that_compile_at_the_same_time_one_says_so(tmp_path):
+    code = (
+        "import sys; from paceline.codecs.machine_code import _is_first_to_compile as first;"
+        "print(first(sys.argv[1]), flush=True); sys.stdin.read()"
+    )
+    folder = tmp_path / "cache"
+    first = subprocess.Popen(
+        [sys.executable, "-c", code, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert first.stdout.readline() == "True\n"
+    assert not machine_code._is_first_to_compile(str(folder))
+    first.communicate(timeout=DEADLINE_SECONDS)  # it has compiled: whoever compiles now compiles anew
+    assert machine_code._is_first_to_compile(str(folder))
+    assert list(folder.iterdir()) == []
 
 
 def test_what_is_quick_is_not_told_and_leaves_no_timer(told, monkeypatch, caplog):

@@ -55,6 +55,7 @@ def test_the_plan_is_what_the_policy_does(schedule, epochs, batch_size, drop_las
     assert plan.pruned_epochs == pruned
     batches = [count // batch_size if drop_last else -(-count // batch_size) for count in kept]
     assert plan.epoch_batches == batches
+    assert plan.most_batches == plan.least_batches == sum(batches)
     trained = [number * batch_size for number in batches] if drop_last else kept
     assert plan.epoch_samples == trained
     whole = max(trained) if drop_last else samples
@@ -75,9 +76,13 @@ def test_info_batch_prunes_in_no_other_epochs_than_planned(samples, epochs, rati
     plan = plan_info(samples, epochs=epochs, ratio=ratio, delta=delta, batch_size=7)
     assert not plan.exact
     assert plan.paper is None
-    ever = [epochs_pruned_by(InfoPolicy(samples, ratio=ratio, delta=delta, seed=seed), epochs)[0] for seed in range(2)]
+    ever = [epochs_pruned_by(InfoPolicy(samples, ratio=ratio, delta=delta, seed=seed), epochs) for seed in range(2)]
     if plan.prune_num:
-        assert set().union(*ever) <= set(plan.pruned_epochs)
+        assert set().union(*(pruned for pruned, _ in ever)) <= set(plan.pruned_epochs)
+    assert all(sum(-(-count // 7) for count in kept) <= plan.most_batches for _, kept in ever)  # a scheduler's steps
+    assert plan.least_batches <= plan.most_batches
+    with pytest.warns(DeprecationWarning, match="a scheduler wants most_batches"):
+        assert plan.total_batches == plan.least_batches
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.1, 0.3, 0.5, 0.875, 1.0])

@@ -1,12 +1,14 @@
 """Kernels in machine code: numba compiles them, and they run in as many threads as torch uses.
 
 The first call in a process loads a kernel (a moment) or compiles it (seconds, once a machine; it is kept on disk).
-Compiling is logged: nobody should wonder why the first step is slow. A kernel releases Python's lock. Its result does
+Compiling is logged: nobody should wonder why the first step is slow. Of the ranks and workers of one machine, which all
+compile at the same moment, the first says so for all. A kernel releases Python's lock. Its result does
 not depend on the number of threads.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import itertools
 import logging
@@ -72,7 +74,22 @@ def _announce(compiled: Any) -> None:
     compiles = compiled.stats.cache_misses and not compiled.signatures  # else it loads, or runs
     if compiles and not _announced.is_set():
         _announced.set()
-        log.warning("paceline compiles its codecs for this machine: some seconds, once")
+        if _is_first_to_compile(compiled.stats.cache_path):
+            log.warning("paceline compiles its codecs for this machine: some seconds, once")
+
+
+def _is_first_to_compile(cache_path: str | None) -> bool:
+    """Whether no other process compiles into this folder now: the folder is locked while this process lives."""
+    if cache_path is None:  # nothing is kept, so each process compiles for itself
+        return True
+    try:
+        os.makedirs(cache_path, exist_ok=True)
+        fcntl.flock(os.open(cache_path, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
 
 
 def in_threads(

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -142,13 +143,37 @@ class PruningPlan:
         return self._of_every_epoch(self.whole[1], self.pruned[1])
 
     @property
-    def total_batches(self) -> int:
-        """The batches of all epochs: the number of steps for a scheduler of the learning rate.
+    def most_batches(self) -> int:
+        """The most batches that all epochs can have: the number of steps for a scheduler of the learning rate.
 
-        >>> plan_info(101, epochs=4, ratio=0.5, delta=0.75, batch_size=16).total_batches
+        It is exact for fine-pruning. Nobody knows beforehand how many samples InfoBatch leaves out, if any.
+
+        >>> plan_info(101, epochs=4, ratio=0.5, delta=0.75, batch_size=16).most_batches
+        28
+        """
+        return sum(self.epoch_batches) if self.exact else self.epochs * self.whole[1]
+
+    @property
+    def least_batches(self) -> int:
+        """The fewest batches to expect of all epochs; a scheduler that is given so many may end early.
+
+        It is exact for fine-pruning, and for InfoBatch the mean over its lots where every sample but one is easy.
+
+        >>> plan_info(101, epochs=4, ratio=0.5, delta=0.75, batch_size=16).least_batches
         22
         """
         return sum(self.epoch_batches)
+
+    @property
+    def total_batches(self) -> int:
+        """The old name of `least_batches`."""
+        warnings.warn(
+            "total_batches is called least_batches now, and a scheduler wants most_batches; the old name goes with the "
+            "next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.least_batches
 
     @property
     def samples_saved(self) -> int:
