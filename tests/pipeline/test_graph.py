@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 import random
+import re
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 
 from paceline.pipeline import PipelineError
 from paceline.pipeline.graph import ModelGraph, cut_pieces, hand_on
-from tests.pipeline.zoo import ZOO, Undecided, as_tuple, mlp, model_and_inputs, residual_net
+from tests.pipeline.zoo import ZOO, Undecided, Views, as_tuple, mlp, model_and_inputs, residual_net
 
 pytestmark = pytest.mark.slow
 
@@ -134,7 +135,15 @@ def test_layers_that_overwrite_can_be_cut_from_those_before():
 def test_what_cannot_be_parted_is_one_layer_and_says_why():
     _, _, graph = traced("views")
     assert any("overwritten in place" in note for note in graph.notes)
-    assert any("share the buffer norm.running_" in note for note in graph.notes)
+    assert any(re.search(r"norm\.running_\w+ is a buffer that they share", note) for note in graph.notes)
+
+
+def test_the_same_reason_in_every_block_is_one_note():
+    alone = ModelGraph(Views(), (torch.randn(6, 4),)).notes
+    of_six = ModelGraph(nn.Sequential(*(Views() for _ in range(6))), (torch.randn(6, 4),)).notes
+    assert len(of_six) == len(alone)
+    assert not any("more such groups" in note for note in alone)
+    assert all(", and 5 more such groups, stay together: " in note for note in of_six)
 
 
 def test_another_micro_batch_has_the_same_fingerprint_and_another_model_has_not():

@@ -24,7 +24,7 @@ import itertools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -123,21 +123,25 @@ class ModelGraph:
         self._layer_of = {node: place for place, layer in enumerate(layers) for node in layer.nodes}
         self.weights = tuple(self._weights())
 
-    def _merge(self, impossible: dict[int, str]) -> None:
+    def _merge(self, impossible: dict[int, _Reason]) -> None:
         """Make one layer of those that no cut may part; `impossible` are such cuts, and why."""
         merged: list[list[TracedLayer]] = []
-        whys: list[str] = []
+        whys: list[_Reason | None] = []
         for place, layer in enumerate(self.layers):
             if place in impossible:
                 merged[-1].append(layer)
                 whys[-1] = impossible[place]
             else:
                 merged.append([layer])
-                whys.append("")
+                whys.append(None)
+        alike: dict[str, list[tuple[list[TracedLayer], _Reason]]] = {}
         for layers, why in zip(merged, whys, strict=True):
-            if len(layers) > 1:
-                note = f"{layers[0].name} to {layers[-1].name} ({len(layers)} layers) stay together: {why}"
-                self.notes = (*self.notes, note)
+            if why is not None:
+                alike.setdefault(why.kind, []).append((layers, why))
+        for (layers, why), *others in alike.values():  # a model of many blocks has the same reason in each of them
+            first = f"{layers[0].name} to {layers[-1].name} ({len(layers)} layers)"
+            more = f", and {len(others)} more such groups," if others else ""
+            self.notes = (*self.notes, f"{first}{more} stay together: {why.name}{why.kind}")
         self._set_layers(tuple(_joined(layers) for layers in merged))
 
     # -- what uses what ------------------------------------------------------------------------------------------------
@@ -170,21 +174,30 @@ class ModelGraph:
             if max(readers) > producer:
                 yield Value(node=node, producer=producer, last_use=max(readers))
 
-    def _impossible_cuts(self, traced: TracedModel) -> Iterator[tuple[int, str]]:
+    def _impossible_cuts(self, traced: TracedModel) -> Iterator[tuple[int, _Reason]]:
         """Yield the cuts through what is not a tensor, what is overwritten, or a buffer that moves; and why."""
         for node, producer in self._layer_of.items():
             if not isinstance(node.meta.get("val"), torch.Tensor):
                 last = max(self._readers(node), default=producer)
-                yield from _between(producer, last, f"{node.name} is not a tensor and cannot be sent")
+                yield from _between(producer, last, _Reason(node.name, " is not a tensor and cannot be sent"))
         for first, last_node in traced.bound:
             begin, end = self._layer_of.get(first, 0), self._layer_of.get(last_node, len(self.layers) - 1)
-            yield from _between(begin, end, f"{first.name} is overwritten in place, or reads what is")
+            yield from _between(begin, end, _Reason(first.name, " is overwritten in place, or reads what is"))
         for weight in self.weights:
             if not weight.trained and (weight.name in traced.changed or "running_" in weight.name):
-                yield from _between(weight.layers[0], weight.layers[-1], f"they share the buffer {weight.name}")
+                yield from _between(
+                    weight.layers[0], weight.layers[-1], _Reason(weight.name, " is a buffer that they share")
+                )
 
 
-def _between(first: int, last: int, why: str) -> Iterator[tuple[int, str]]:
+class _Reason(NamedTuple):
+    """Why layers cannot be parted: the name of a value, and what is with it."""
+
+    name: str
+    kind: str
+
+
+def _between(first: int, last: int, why: _Reason) -> Iterator[tuple[int, _Reason]]:
     """Yield the cuts between two layers, each with the same reason."""
     for cut in range(first + 1, last + 1):
         yield cut, why

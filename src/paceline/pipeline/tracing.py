@@ -32,7 +32,7 @@ import io
 import logging
 import operator
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
@@ -171,7 +171,7 @@ def _with_weights(program: Any, model: nn.Module) -> TracedModel:
         several_outputs=not program.call_spec.out_spec.is_leaf(),
         bound=tuple(values.bound),
         changed=frozenset(values.changed),
-        notes=tuple(f"{name} is not used by the model's forward" for name in unused),
+        notes=(_unused_note(unused),) if unused else (),
     )
 
 
@@ -198,6 +198,16 @@ def _check_outputs(program: Any) -> None:
 
 
 # -- an nn.Sequential --------------------------------------------------------------------------------------------------
+
+
+def _unused_note(names: Sequence[str]) -> str:
+    """Return that weights are not used, the first few by name.
+
+    >>> _unused_note(["a.weight"]), _unused_note(["a", "b", "c", "d", "e"])
+    ("a.weight is not used by the model's forward", "a, b, c and 2 more are not used by the model's forward")
+    """
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"{shown} {'is' if len(names) == 1 else 'are'} not used by the model's forward"
 
 
 def _module_by_module(model: nn.Sequential, inputs: Inputs, note: str) -> TracedModel:
