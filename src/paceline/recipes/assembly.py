@@ -12,6 +12,7 @@ from paceline.drivers.simulated.averaging_cluster import AveragingSetup
 from paceline.drivers.simulated.cluster import Setup
 from paceline.drivers.simulated.delays import Delays, Pareto, ShiftedExponential, SlowWorkers, read_recorded
 from paceline.models import MODELS
+from paceline.optim import OPTIMIZERS
 from paceline.recipes.recipe import Recipe
 from paceline.strategies import STRATEGIES, Strategy
 from paceline.strategies.averaging import AVERAGING, Averaging, make_averaging
@@ -360,6 +361,27 @@ def notice_of_k(recipe: Recipe) -> str:
     return (
         f"K is {recipe.k}, seven tenths of {workers:,} workers; unset it was 7 until paceline 0.1: "
         "give k = 7 to have that again"
+    )
+
+
+def notice_of_skew(recipe: Recipe) -> str:
+    """Return what to say of workers that keep their own change in flight, on skewed data and with momentum.
+
+    The recipe's split must be `sized`. docs/averaging.md says why such a worker goes on along its own data.
+
+    >>> print(notice_of_skew(sized(Recipe().with_strategy("hpsgd"))))
+    hpsgd with rebase and momentum 0.9 on skewed data (non-iid) drifts along each worker's own data: give rebase = false
+    and a smaller learning rate, or take local-sgd
+    >>> notice_of_skew(sized(Recipe().with_settings(strategy={"name": "hpsgd", "rebase": False})))
+    ''
+    """
+    momentum = recipe.optimizer.momentum if "momentum" in OPTIMIZERS[recipe.optimizer.name][1] else 0.0
+    skewed = recipe.data.split in ("non-iid", "dirichlet") and recipe.cluster.workers > 1
+    if not (averages(recipe) and skewed and momentum and make_member(recipe).rebase):
+        return ""
+    return (
+        f"{recipe.strategy.name} with rebase and momentum {momentum:g} on skewed data ({recipe.data.split}) drifts "
+        "along each worker's own data: give rebase = false and a smaller learning rate, or take local-sgd"
     )
 
 

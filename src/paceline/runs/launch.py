@@ -28,12 +28,13 @@ from paceline.distributed import RankGoneError
 from paceline.drivers.ranks import launch
 from paceline.errors import PacelineError
 from paceline.processes import check_processes
+from paceline.quantities import counted
 from paceline.recipes.assembly import NOTHING_GIVEN, Given, load_data, make_training, resolved
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import Trained, folder_to_train
 from paceline.runs.ranks import by_ranks, read_recipe_of, rounds_to_train, train_rank
-from paceline.runs.simulation import Result
+from paceline.runs.simulation import Result, warn_of_skew
 from paceline.traces.run_folder import check_free
 from paceline.traces.run_settings import difference
 
@@ -91,11 +92,19 @@ def train_ranks(
 ) -> Trained:
     """Be a rank, or start the ranks and wait for them."""
     recipe = for_world(wanted.recipe, place)
+    if place is not None and place.rank == 0 and not recipe.pipeline.on and recipe != wanted.recipe:
+        LOG.warning(
+            "%s were launched, so there are as many workers, not the %d of the recipe",
+            counted(place.world, "rank"),
+            wanted.recipe.cluster.workers,
+        )
     if place is not None and wanted.out is None:
         raise ValueError("under torchrun, give --out (out=): all ranks, and those of a restart, must find one folder")
     rounds, dataset = None, load_data(recipe, wanted.given)
     if not wanted.resume:
         recipe = resolved(recipe, dataset)
+        if place is None or place.rank == 0:
+            warn_of_skew(recipe)
     else:
         folder = folder_to_train(wanted.out, resume=True)
         stored = read_recipe_of(folder)

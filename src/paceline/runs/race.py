@@ -9,7 +9,7 @@ from paceline.drivers.simulated.progress import Progress
 from paceline.lookup import unknown
 from paceline.recipes.assembly import Given, load_data, sized
 from paceline.recipes.recipe import Recipe
-from paceline.runs.simulation import Result, make_run, result_of, warn_of_k
+from paceline.runs.simulation import Result, make_run, result_of, warn_of_k, warn_of_skew
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
 
@@ -54,6 +54,8 @@ class Race:
             warn_of_k(each)
         self.recipe = sized(recipe, dataset)
         entered = [sized(each, dataset) for each in entered]
+        for each in entered if not timing_only else ():
+            warn_of_skew(each)
         _refuse_repeated([each.strategy.label for each in entered])  # lgc is lgc@ranks where the recipe says so
         self.recipes = [each.with_seed(recipe.seed + extra) for each in entered for extra in range(seeds)]
         self.lanes = [

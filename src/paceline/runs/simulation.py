@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from paceline.recipes.assembly import (
     make_setup,
     make_training,
     notice_of_k,
+    notice_of_skew,
     sized,
 )
 from paceline.recipes.recipe import Recipe
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
     from paceline.data import Dataset
     from paceline.workers.flat import FlatModel
+
+log = logging.getLogger("paceline.runs")
 
 MOST_GRADIENTS_BY_EVENT = 5_000_000
 FROM_TRACE = ("late_work", "clock", "diverged", "sent_bytes", "received_bytes")
@@ -118,7 +122,11 @@ def simulate(
     if not isinstance(recipe, Recipe):
         raise TypeError(f"simulate takes a Recipe, not a {type(recipe).__name__}; Recipe.load reads one from a file")
     warn_of_k(recipe)
-    run = make_run(recipe, timing_only=timing_only, given=Given(data=data, model=model, loss=loss))
+    given = Given(data=data, model=model, loss=loss)
+    dataset = None if timing_only else load_data(given.named(recipe), given)
+    if dataset is not None:
+        warn_of_skew(sized(given.named(recipe), dataset))
+    run = make_run(recipe, timing_only=timing_only, dataset=dataset, given=given)
     for progress in run:
         if on_progress is not None:
             on_progress(progress)
@@ -137,6 +145,12 @@ def warn_of_k(recipe: Recipe) -> None:
     """Warn that K is another than in the last release, where it follows from the number of workers."""
     if notice := notice_of_k(recipe):
         warnings.warn(notice, FutureWarning, stacklevel=3)
+
+
+def warn_of_skew(recipe: Recipe) -> None:
+    """Log what averaging does on skewed data; the recipe's split must be known."""
+    if notice := notice_of_skew(recipe):
+        log.warning("%s", notice)
 
 
 def make_run(

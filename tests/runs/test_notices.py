@@ -1,0 +1,66 @@
+"""What the docs warn of is said when a run begins: once, and only where it holds."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+import paceline
+from paceline import Recipe
+from paceline.runs import launch
+from paceline.runs.launch import RanksToTrain, train_ranks
+
+SKEWED = "drifts along each worker's own data"
+
+
+def recipe(**settings):
+    sections = {"cluster": {"workers": 3}, "worker": {"batch_size": 8}, "strategy": {"name": "hpsgd"}}
+    for section, values in settings.items():
+        sections[section] = sections.get(section, {}) | values
+    return Recipe(rounds=1).with_settings(**sections)
+
+
+def told(caplog):
+    return [record.getMessage() for record in caplog.records if SKEWED in record.getMessage()]
+
+
+@pytest.mark.parametrize(
+    ("settings", "times"),
+    [
+        ({}, 1),
+        ({"data": {"split": "dirichlet"}}, 1),
+        ({"data": {"split": "iid"}}, 0),
+        ({"strategy": {"rebase": False}}, 0),
+        ({"strategy": {"name": "local-sgd"}}, 0),
+        ({"strategy": {"name": "diloco", "overlap": True}}, 1),
+        ({"strategy": {"name": "lgc"}}, 0),
+        ({"optimizer": {"momentum": 0.0}}, 0),
+        ({"optimizer": {"name": "adam"}}, 0),
+    ],
+)
+def test_simulate_says_what_averaging_does_on_skewed_data(settings, times, caplog):
+    paceline.simulate(recipe(**settings))
+    assert len(told(caplog)) == times
+
+
+def test_race_says_it_once_for_all_seeds_and_not_where_nothing_is_trained(caplog):
+    paceline.Race(recipe(), strategies=["hpsgd", "local-sgd"], seeds=3)
+    assert len(told(caplog)) == 1
+    caplog.clear()
+    paceline.Race(recipe(), strategies=["hpsgd"], timing_only=True)
+    assert told(caplog) == []
+
+
+@pytest.mark.parametrize(("rank", "workers", "lines"), [(0, 20, 1), (1, 20, 0), (0, 2, 0)])
+def test_a_launch_of_another_number_of_ranks_is_said_by_one_of_them(
+    rank, workers, lines, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(launch._RankWork, "train", lambda *_, **__: None)
+    wanted = RanksToTrain(recipe=recipe(cluster={"workers": workers}), out=tmp_path / "run", resume=False)
+    place = launch.launch.Place(rank=rank, world=2)
+    train_ranks(wanted, place, on_standing=lambda standing: None, on_plan=lambda plan: None)
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    said = "2 ranks were launched, so there are as many workers, not the 20 of the recipe"
+    assert messages.count(said) == lines
+    assert len(told(caplog)) == (rank == 0)
