@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import shutil
 
 import pytest
@@ -11,7 +13,7 @@ import paceline
 from paceline.cli import main
 from paceline.recipes import Recipe
 from paceline.traces.checkpoints import read_newest, write_checkpoint
-from paceline.traces.journal import StepRecord, record_from
+from paceline.traces.journal import StepRecord, line_of, record_from
 
 pytestmark = pytest.mark.slow
 
@@ -122,3 +124,27 @@ def test_a_run_without_its_last_checkpoint_or_its_last_steps_is_not_whole(run, c
     code, _, err, _ = replayed(run, capsys)
     assert code == 1
     assert err.endswith("there is no whole checkpoint to compare with")
+
+
+def test_a_line_that_was_taken_out_of_the_trace_is_told_by_the_line_where_it_shows(run, capsys):
+    lines = (run / "trace.jsonl").read_bytes().splitlines(keepends=True)
+    kinds = [type(record_from(line)).__name__ for line in lines]
+    for kind in ("WorkerJoined", "StepRecord"):
+        removed = kinds.index(kind)
+        (run / "trace.jsonl").write_bytes(b"".join(lines[:removed] + lines[removed + 1 :]))
+        assert main(["replay", str(run)]) != 0
+        told = capsys.readouterr().err
+        (line,) = map(int, re.findall(r"line (\d+) of the trace", told))
+        assert removed < line <= len(lines), (kind, told)
+
+
+def test_a_run_that_is_over_asks_for_nothing_when_it_is_resumed(run, capsys):
+    trace = run / "trace.jsonl"
+    began, *rest = trace.read_bytes().splitlines(keepends=True)
+    record = record_from(began)
+    own = {**record.recipe, "model": {**record.recipe["model"], "name": "my_models:net"}}
+    trace.write_bytes(line_of(dataclasses.replace(record, recipe=own)) + b"".join(rest))
+    assert main(["train", "--resume", str(run)]) == 0
+    assert "is finished: all 6 rounds are done" in capsys.readouterr().err
+    assert main(["train", "--resume", str(run), "--rounds", "9"]) != 0
+    assert "--model my_models:net" in capsys.readouterr().err

@@ -156,6 +156,8 @@ def _serve(
     folder = run_folder(options.resume) if resume else new_folder(options.out, command)
     extension: Extension | None = None
     if resume:
+        if "rounds" not in overrides and (done := _finished_rounds(folder)):
+            return _note_finished(folder, done)
         began = _recorded_recipe(folder, _names_given(overrides))
         before = cluster.extension_in(folder)
         extension = extend(began, before, overrides)
@@ -210,6 +212,16 @@ def _is_finished(folder: Path, rounds: int) -> bool:
     return isinstance(last, RunEnded) and last.rounds_done >= rounds
 
 
+def _finished_rounds(folder: Path) -> int:
+    """Return the rounds of a run that is over, or 0: nobody has to name code and paths for one that is."""
+    if not (folder / TRACE).is_file():
+        return 0
+    journal = read_journal(folder / TRACE)
+    last = journal.records[-1]
+    total = journal.began.recipe.get("rounds", 0) if journal.extended is None else journal.extended.rounds
+    return last.rounds_done if isinstance(last, RunEnded) and 0 < total <= last.rounds_done else 0
+
+
 def _note_finished(folder: Path, rounds: int) -> None:
     text = f"{folder} is finished: all {rounds} rounds are done; for more, give --rounds with their total"
     note(Console(stderr=True), text)
@@ -242,6 +254,8 @@ def _train_ranks(options: TrainOptions, recipe: Recipe, overrides: dict[str, str
     place, resume, extension = place_in(os.environ), bool(options.resume), None
     folder = Path(options.resume or options.out)
     if resume:
+        if "rounds" not in overrides and (done := _finished_rounds(folder)):
+            return _note_finished(folder, done)
         document = read_recipe_of(folder).to_document()
         recipe = cluster.recipe_of_run(folder, document, _names_given(overrides))
         extension = _extension_of_ranks(overrides)
@@ -267,8 +281,10 @@ def _train_ranks(options: TrainOptions, recipe: Recipe, overrides: dict[str, str
                 on_plan=lambda plan: view.note(f"pipeline: {_headline(plan)}"),
             )
     except BaseException:
-        if place is None and any((folder / "rank-0").glob("checkpoint-*")):
-            note(notes, f"go on from the last checkpoint with: {_command_to_resume('train', folder, recipe)}")
+        if (place is None or place.rank == 0) and any((folder / "rank-0").glob("checkpoint-*")):
+            again = _command_to_resume("train", folder, recipe)
+            again = again if place is None else f"torchrun ... -m {again}"
+            note(notes, f"go on from the last checkpoint with: {again}")
         raise
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

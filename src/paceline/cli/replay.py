@@ -73,10 +73,14 @@ def _compared(verdict: Verdict) -> str:
     >>> from paceline.drivers.replayed import Verdict
     >>> _compared(Verdict(steps=57, difference=None, checkpoint=50, missing="the trace ends after step 57"))
     '57 steps, and the weights of checkpoint 50 to the last bit'
+    >>> _compared(Verdict(steps=75, difference=None, checkpoint=50, redone=25))
+    '50 steps (25 of them twice: the run was resumed), and the weights of checkpoint 50 to the last bit'
     """
+    redone = f" ({verdict.redone} of them twice: the run was resumed)" if verdict.redone else ""
+    steps = f"{verdict.steps - verdict.redone} steps{redone}"
     if verdict.checkpoint is None:
-        return f"{verdict.steps} steps by their fingerprints, and no weights"
-    return f"{verdict.steps} steps, and the weights of checkpoint {verdict.checkpoint} to the last bit"
+        return f"{steps} by their fingerprints, and no weights"
+    return f"{steps}, and the weights of checkpoint {verdict.checkpoint} to the last bit"
 
 
 class RunDiffers(PacelineError, OSError):  # noqa: N818 - a finding, not a fault

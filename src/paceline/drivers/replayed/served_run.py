@@ -58,6 +58,7 @@ class Verdict:
 
     `checkpoint` is the version of the checkpoint whose weights were compared, None if none was. `missing` says what of
     the run could not be compared: its trace does not reach its end, or there is no checkpoint of its last step.
+    `redone` of the steps were taken again after the run had been resumed from an earlier one.
     `nearly` says how near the weights are where the order of a sum is not ours to know, so that bits may differ.
 
     >>> Verdict(steps=300, difference=None, checkpoint=300).identical
@@ -71,6 +72,7 @@ class Verdict:
     nearly: str = ""
     checkpoint: int | None = None
     missing: str = ""
+    redone: int = 0
 
     @property
     def identical(self) -> bool:
@@ -123,19 +125,21 @@ class Replay:
         self._resumed_from = {record.version for record in records if isinstance(record, Resumed)}
         self._saved: dict[int, tuple[Any, Any, Any]] = {}
         self._trainings: dict[int, Training] = {}  # under which total each of them was saved
-        self._taken = 0
+        self._taken = self._line = 0
         self._difference: str | None = None
         self._remember()
 
     @property
     def verdict(self) -> Verdict:
         """The result so far."""
-        return Verdict(steps=self._taken, difference=self._difference)
+        redone = max(0, self._taken - self.train_state.version) if self._difference is None else 0
+        return Verdict(steps=self._taken, difference=self._difference, redone=redone)
 
     def __iter__(self) -> Iterator[int]:
         threads = torch.get_num_threads()
         try:
-            for record in self._records:
+            for line, record in enumerate(self._records, 1):
+                self._line = line
                 match record:
                     case WorkerJoined():
                         self._joined(record)
@@ -154,7 +158,9 @@ class Replay:
                     case Extended():
                         self._extended(record)
         except RunDifference as found:
-            self._difference = str(found)
+            self._difference = f"{found} (line {self._line} of the trace)"
+        except ReplayError as error:
+            raise ReplayError(f"line {self._line} of the trace: {error}") from None
         finally:
             torch.set_num_threads(threads)
 

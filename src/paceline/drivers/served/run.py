@@ -392,7 +392,7 @@ class ServerRun:
                     self._save(now)
             if self._journal.error and not self._lost_reported:  # when the first is lost, not when the run is over
                 self._lost_reported = True
-                log.error("%s; training goes on", self._journal.error)
+                log.error("%s%s", self._journal.error, "" if self.coordinator.done else "; training goes on")
         if self.coordinator.done:
             self._finished.set()
 
@@ -459,7 +459,7 @@ class ServerRun:
     def _not_saved(self, reason: str) -> None:
         if not self._disk_refuses:  # once, not with every checkpoint that is tried
             self._disk_refuses = True
-            self._failed(f"{reason}; training goes on")
+            self._failed(reason if self._finished.is_set() else f"{reason}; training goes on")
 
     def _when_done(
         self, future: Future[Any], then: Callable[[Any], None], otherwise: Callable[[str], None] | None = None
