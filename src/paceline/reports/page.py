@@ -136,7 +136,7 @@ def prose(sentence: str) -> Markup:
     >>> prose("<lgc>: 33 % in 2 s").replace("\u00a0", "_")
     Markup('&lt;lgc&gt;: 33_% in 2_s')
     """
-    return escape(re.sub(r"(\d) (%|s\b)", "\\1\u00a0\\2", sentence))
+    return escape(re.sub(r"(\d) (%|(?:s|ms|us|kB|MB|GB)\b)", "\\1\u00a0\\2", sentence))
 
 
 def colour_variables(colours: Mapping[Scheme, Mapping[str, str]]) -> str:
