@@ -133,7 +133,7 @@ def send_nan(address: str, dice: random.Random, number: int | None) -> None:
         module = make_training(recipe, load_data(recipe)).module
         worker.hold(module)
         worker.ready()
-        while worker.training():
+        while worker.running():
             for _ in worker.blocks(torch.ones(worker.welcome.blocks)):
                 for parameter in module.parameters():
                     parameter.grad.view(-1)[0] = wrong

@@ -155,7 +155,7 @@ def work(address: str, plan: LinkPlan) -> None:
 
     model, _ = made(plan.elements)
     with Worker(address, model) as worker:
-        while worker.training():
+        while worker.running():
             worker.begin_batch(1)
             backward(model)
             worker.block_done()

@@ -44,7 +44,7 @@ def worker_side(address: str, elements: int, local: bool = False) -> None:
     model = network(elements)
     options: dict[str, Any] = {"local": local} if local_is_known() else {}
     with Worker(address, model, **options) as worker:
-        while worker.training():
+        while worker.running():
             worker.begin_batch(1)
             worker.block_done()
             worker.send()

@@ -108,3 +108,9 @@ def test_group_is_the_old_name_of_process_group(make):
     assert make(process_group=group)._find_ranks.group is group
     with pytest.raises(TypeError, match="give process_group alone"):
         make(group=group, process_group=group)
+
+
+def test_training_is_the_old_name_of_a_workers_running(monkeypatch):
+    monkeypatch.setattr(paceline.Worker, "running", lambda worker: "it is")
+    with pytest.warns(DeprecationWarning, match=r"Worker\.training is called running now"):
+        assert object.__new__(paceline.Worker).training() == "it is"

@@ -24,7 +24,7 @@ def train(tmp_path, after_round, happens, then=lambda: None):
     with serving(network(), tmp_path, rounds=ROUNDS, checkpoint_every=1000) as (address, ended):
         try:
             with paceline.Worker(address, model, patience_seconds=1.0) as worker:
-                while worker.training():
+                while worker.running():
                     if worker.version == after_round:
                         happens()
                     if worker.version == after_round + 3:

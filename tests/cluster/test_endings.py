@@ -33,7 +33,7 @@ def slow_added(*given):
     return added(*given)
 
 def begin():
-    worker.training()
+    worker.running()
     while len(models) < 2:
         time.sleep(0.01)
 

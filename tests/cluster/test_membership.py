@@ -26,7 +26,7 @@ def work_and_leave(address, *, batches, reason):
         worker.ready()
         own = Batches(training)
         for _ in range(batches):
-            assert worker.training()
+            assert worker.running()
             batch = own.assignment(worker=worker.number, shard=worker.shard, draw=worker.draw, blocks_done=4)
             worker.begin_batch(training.blocks)
             losses, _ = accumulate(training.module, batch, parts=4, go_on=lambda done: worker.block_done())
@@ -92,7 +92,7 @@ def loss_of(model):
 def work(port, seed):
     generator = torch.Generator().manual_seed(seed)
     with paceline.Worker(f"127.0.0.1:{port}", model) as worker:
-        while worker.training():
+        while worker.running():
             inputs, targets = batch(generator)
             for x, y in worker.blocks(inputs, targets):
                 torch.nn.functional.mse_loss(model(x), y).backward()

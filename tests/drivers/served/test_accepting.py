@@ -38,7 +38,7 @@ def test_two_hundred_silent_strangers_keep_no_worker_out_and_are_hung_up_on(tmp_
     with serving(served, tmp_path, limits=LIMITS) as (address, ended), ExitStack() as held:
         strangers = [held.enter_context(connect(address)) for _ in range(200)]
         with paceline.Worker(address, model) as worker:
-            assert worker.training()
+            assert worker.running()
             until_closed(strangers)
             work(worker, model, batches(100))
     assert ended[0].finished
@@ -55,7 +55,7 @@ def test_two_hundred_strangers_in_the_middle_of_a_handshake_keep_no_worker_out(t
         for stranger in strangers:
             stranger.sendall(b"\x16\x03\x01\x02\x00")
         with paceline.Worker(address, model, tls=tmp_path / "keys" / "worker") as worker:
-            assert worker.training()
+            assert worker.running()
             until_closed(strangers)
             work(worker, model, batches(100))
     assert ended[0].finished

@@ -215,7 +215,7 @@ def trained(folder, *, local, codec, rounds=6, workers=3, spoil=lambda worker, d
         mine = nn.Sequential(nn.Linear(40, 30), nn.BatchNorm1d(30), nn.Linear(30, 1))
         try:
             with paceline.Worker(f"127.0.0.1:{port}", mine, wish=number, local=local) as worker:
-                while worker.training():
+                while worker.running():
                     batch = torch.randn(8, 40, generator=generator)
                     for part in worker.blocks(batch):
                         (mine(part) ** 2).mean().backward()
@@ -305,10 +305,10 @@ def test_workers_that_come_and_go_leave_no_memory_behind(tmp_path):
             for _ in range(12):
                 mine = nn.Linear(50, 1)
                 with paceline.Worker(f"127.0.0.1:{port}", mine, wish=1) as worker:
-                    worker.training()
+                    worker.running()
                 most.append(memory_files())
             with paceline.Worker(f"127.0.0.1:{port}", nn.Linear(50, 1), wish=0) as worker:
-                while worker.training():
+                while worker.running():
                     for part in worker.blocks(torch.ones(4, 50)):
                         (worker._held().module(part) ** 2).mean().backward()
                     worker.send()

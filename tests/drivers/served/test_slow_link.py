@@ -25,7 +25,7 @@ GIVE_UP_SECONDS = 40.0
 def work(address: str) -> None:
     model = nn.Linear(PARAMETERS, 1, bias=False)
     with Worker(address, model, patience_seconds=20.0, local=False) as worker:
-        while worker.training():
+        while worker.running():
             for inputs in worker.blocks(torch.ones(1, PARAMETERS)):
                 model(inputs).sum().backward()
             worker.send()

@@ -65,7 +65,7 @@ def serving(model, folder, **options):
 
 
 def work(worker, model, source, *, zero=False):
-    while worker.training():
+    while worker.running():
         inputs, targets = next(source)
         for x, y in worker.blocks(inputs, targets):
             if zero:
@@ -157,7 +157,7 @@ def test_a_script_takes_any_codec_by_its_words_and_leaves_no_thread_behind(tmp_p
 def test_a_gradient_that_was_taken_off_its_parameter_is_found_again(tmp_path):
     served, model = network(), network()
     with serving(served, tmp_path, blocks=1) as (address, ended), paceline.Worker(address, model) as worker:
-        while worker.training():
+        while worker.running():
             inputs, targets = next(batches(1))
             for x, y in worker.blocks(inputs, targets):
                 model.zero_grad(set_to_none=True)
@@ -264,7 +264,7 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused_before_the_run(tmp_path)
 def test_a_loop_that_is_left_early_is_told_and_not_sent(tmp_path):
     served, model = network(), network()
     with serving(served, tmp_path, rounds=1) as (address, _), paceline.Worker(address, model) as worker:
-        assert worker.training()
+        assert worker.running()
         for x, y in worker.blocks(*next(batches(1))):
             nn.functional.cross_entropy(model(x), y).backward()
             break
@@ -298,7 +298,7 @@ def test_a_second_server_on_one_run_is_refused(tmp_path):
     served, model, other = network(), network(), network()
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
     with serving(served, tmp_path, checkpoint_every=1) as (address, ended), paceline.Worker(address, model) as worker:
-        assert worker.training()
+        assert worker.running()
         until_there(tmp_path / "run" / "checkpoint-00000000" / "manifest.json")
         with pytest.raises(ValueError, match="another process writes it"):
             paceline.serve(other, optimizer, workers=1, listen="127.0.0.1:0", out=tmp_path / "run", resume=True)
@@ -318,12 +318,12 @@ def test_a_batch_longer_than_the_silence_allowed_is_no_silence(tmp_path):
     limits = Limits(silence_seconds=1.0, gather_seconds=30.0)
     once = {"rounds": 1, "blocks": 1, "limits": limits}
     with serving(served, tmp_path, **once) as (address, ended), paceline.Worker(address, model) as worker:
-        assert worker.training()
+        assert worker.running()
         for x, y in worker.blocks(*next(batches(1))):
             nn.functional.cross_entropy(model(x), y).backward()
             time.sleep(2.0)  # computing that takes twice as long as silence may last
         worker.send()
-        assert not worker.training()
+        assert not worker.running()
     assert ended[0].finished
 
 
@@ -369,7 +369,7 @@ def test_patience_counts_from_the_last_progress_and_not_from_the_last_connection
     try:
         worker = paceline.Worker(f"127.0.0.1:{ready.get(timeout=10)}", network(), patience_seconds=1.0)
         with pytest.raises(ServerUnreachableError, match=r"no model from the server at .* for 1 s"), worker:
-            worker.training()
+            worker.running()
         assert connections > 2
     finally:
         stop.set()

@@ -6,11 +6,13 @@ floating ones (BatchNorm's statistics), and BatchNorm's counter.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import weakref
 from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
@@ -117,7 +119,15 @@ def _check_kinds(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> No
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"optimizer must be a torch.optim.Optimizer (it is a {type(optimizer).__name__})")
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
-        raise ValueError("the model is a DistributedDataParallel, which averages already: give the model inside it")
+        raise ValueError(
+            "do not wrap the model in DistributedDataParallel, which averages too: give the plain module, and make no "
+            "DistributedDataParallel of it"
+        )
+    if is_in_live_ddp(model):
+        raise ValueError(
+            "the model is also inside a DistributedDataParallel, which would average its gradients as well: train the "
+            "plain module, and make no DistributedDataParallel of it (or delete the one that there is)"
+        )
     for where, module in model.named_modules():
         if _is_sharded(module):
             raise ValueError(f"{f'module {where}' if where else 'the model'} is sharded (FSDP): {NOT_WHOLE}")
@@ -128,6 +138,32 @@ def _check_kinds(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> No
             raise ValueError(f"parameter {name} has no shape yet: run the model once before")
         if not parameter.is_floating_point():
             raise ValueError(f"parameter {name} is {parameter.dtype}: only floating-point parameters are averaged")
+
+
+def is_in_live_ddp(model: torch.nn.Module) -> bool:
+    """Whether a DistributedDataParallel that still exists has parameters of this model.
+
+    DDP leaves no trace on a module or its parameters: its hooks are in C++. So the objects of this process are looked
+    through for it, once: 0.1 s for the 300,000 that there are when torch is loaded.
+
+    >>> is_in_live_ddp(torch.nn.Linear(3, 2))
+    False
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    ours, kinds = {id(parameter) for parameter in model.parameters()}, {DistributedDataParallel}
+    while more := {kind for each in kinds for kind in each.__subclasses__()} - kinds:
+        kinds |= more
+
+    def found() -> bool:
+        wrappers = [each for each in gc.get_objects() if type(each) in kinds]
+        made = [each for each in wrappers if "reducer" in vars(each)]  # else it was refused while it was made
+        return any(id(parameter) in ours for each in made for parameter in each.parameters())
+
+    if not found():
+        return False
+    gc.collect()  # one that was deleted may still be there, in a ring of references
+    return found()
 
 
 def _is_sharded(thing: object) -> bool:

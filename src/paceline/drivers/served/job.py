@@ -32,7 +32,7 @@ def work(
     batches = Batches(training)
     welcome: Welcome | None = None
     module.train()
-    while worker.training():
+    while worker.running():
         number, draw = worker.number, worker.draw
         if worker.welcome is not welcome:  # a connection of its own has its own
             welcome = worker.welcome

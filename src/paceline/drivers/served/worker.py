@@ -12,6 +12,7 @@ import os
 import platform
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -52,7 +53,7 @@ class Worker:
     """A worker of a parameter server: computes gradients of `model` at the parameters the server sends.
 
         with paceline.Worker("host:29400", model, tls="keys/worker") as worker:
-            while worker.training():
+            while worker.running():
                 inputs, targets = next(batches)
                 for x, y in worker.blocks(inputs, targets):
                     loss_function(model(x), y).backward()
@@ -147,11 +148,20 @@ class Worker:
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
-    def training(self) -> bool:
+    def running(self) -> bool:
         """Return whether there is a batch to do; False once the server says that training is over."""
         if not self._over and self.version < 0:
             self._receive()
         return not self._over
+
+    def training(self) -> bool:
+        """Return `running()`; this is its old name, which modules have for something else."""
+        warnings.warn(
+            "Worker.training is called running now; the old name goes with the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.running()
 
     def blocks(self, *batch: Any) -> Iterator[Any]:
         """Yield the batch in equal blocks, as many as the server wishes; end early once the round has closed.
