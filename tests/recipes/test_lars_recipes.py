@@ -130,6 +130,11 @@ def test_trust_is_the_old_name_of_trust_coefficient_in_files_options_and_documen
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert Recipe.from_document(old).optimizer.trust_coefficient == 0.25
+    with pytest.warns(FutureWarning, match=r"optimizer\.trust is called trust_coefficient now") as warned:
+        assert (
+            Recipe().with_settings(optimizer={"trust": 0.25}).to_document() == Recipe.from_document(old).to_document()
+        )
+    assert warned[0].filename == __file__
     command = ["simulate", str(path), "--rounds", "1", "--timing-only", "--json", "--out", str(tmp_path / "run")]
     assert main([*command, "--optimizer.trust", "0.5"]) == 0
     said = capsys.readouterr()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.codecs import Codec, make_codec
 from paceline.codecs.naming import codec_text, parse_codec, settings_of
@@ -13,7 +13,7 @@ from paceline.drivers.simulated.cluster import Setup
 from paceline.drivers.simulated.delays import Delays, Pareto, ShiftedExponential, SlowWorkers, read_recorded
 from paceline.models import MODELS
 from paceline.optim import OPTIMIZERS
-from paceline.recipes.recipe import Recipe
+from paceline.recipes.recipe import Recipe, RecipeChanges
 from paceline.strategies import STRATEGIES, Strategy
 from paceline.strategies.averaging import AVERAGING, Averaging, make_averaging
 from paceline.strategies.averaging.members import SETTINGS
@@ -417,7 +417,7 @@ def resolved(recipe: Recipe, dataset: Dataset | None = None) -> Recipe:
             for name, value in values.items()
             if name in SETTINGS[member.name] and getattr(recipe.strategy, name) == "auto"
         }
-    return recipe.with_settings(**found)
+    return recipe.with_settings(**cast("RecipeChanges", found))
 
 
 def make_setup(recipe: Recipe) -> Setup:

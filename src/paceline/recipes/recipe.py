@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from paceline.data import DATASETS
 from paceline.data.pruning import PruningSettings
@@ -25,7 +26,30 @@ from paceline.recipes.sections import (
     StrategySection,
     WorkerSection,
 )
+from paceline.renaming import RENAMED_SETTINGS
 from paceline.settings import Checked, SettingError, setting
+
+
+class RecipeChanges(TypedDict, total=False):
+    """The keywords of `Recipe.with_settings`: a recipe's settings, and of a section a dict of those that change."""
+
+    seed: int
+    rounds: int
+    target_loss: float | None
+    evaluate_every: int
+    evaluation_samples: int
+    data: Mapping[str, Any] | DataSection
+    model: Mapping[str, Any] | ModelSection
+    worker: Mapping[str, Any] | WorkerSection
+    optimizer: Mapping[str, Any] | OptimizerSettings
+    cluster: Mapping[str, Any] | ClusterSection
+    delay: Mapping[str, Any] | DelaySection
+    network: Mapping[str, Any] | Network
+    strategy: Mapping[str, Any] | StrategySection
+    codec: Mapping[str, Any] | CodecSection
+    pruning: Mapping[str, Any] | PruningSettings
+    pipeline: Mapping[str, Any] | PipelineSettings
+    server: Mapping[str, Any] | ServerSection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +203,7 @@ class Recipe(Checked):
         """
         return dataclasses.asdict(self)
 
-    def with_settings(self, **changes: Any) -> Recipe:
+    def with_settings(self, **changes: Unpack[RecipeChanges]) -> Recipe:
         """Return the same run with other settings; those of a section are given as a dict.
 
         >>> Recipe().with_settings(rounds=60, strategy={"k": "auto"}).strategy
@@ -189,13 +213,7 @@ class Recipe(Checked):
         for name, value in changes.items():
             if name not in known:
                 raise unknown("setting", name, known)
-            if dataclasses.is_dataclass(known[name]) and isinstance(value, dict):
-                names = [each.name for each in dataclasses.fields(known[name])]
-                for inner in value:
-                    if inner not in names:
-                        raise unknown(f"setting in {name}", inner, names)
-                value = dataclasses.replace(known[name], **value)
-            known[name] = value
+            known[name] = value if not isinstance(value, Mapping) else _changed(known[name], value, section=name)
         return Recipe(**known)
 
     def with_strategy(self, name: str) -> Recipe:
@@ -216,6 +234,23 @@ class Recipe(Checked):
         3
         """
         return dataclasses.replace(self, seed=seed)
+
+
+def _changed(before: Any, changes: Mapping[str, Any], *, section: str) -> Any:
+    """Return a section with other settings; one by its old name is warned of."""
+    names = [each.name for each in dataclasses.fields(before)] if dataclasses.is_dataclass(before) else []
+    for name in changes:
+        if (section, name) in RENAMED_SETTINGS:
+            new = RENAMED_SETTINGS[section, name][1]
+            changes = {new if each == name else each: value for each, value in changes.items()}
+            warnings.warn(
+                f"{section}.{name} is called {new} now; the old name goes with the next release",
+                FutureWarning,
+                stacklevel=3,
+            )
+        elif name not in names:
+            raise unknown(f"setting in {section}", name, names)
+    return dataclasses.replace(before, **changes)
 
 
 def _plain(value: Any) -> Any:
