@@ -305,5 +305,5 @@ def test_what_cannot_be_is_told_in_one_line(tmp_path, capsys, monkeypatch):
     served = complaint(capsys, "train", "--out", tmp_path / "new")
     assert "with --on ranks full, fastest-k and lgc run under torchrun" in served
     assert "k must be between 1 and workers (k=7, workers=2)" in complaint(
-        capsys, "train", *on_ranks, "--out", tmp_path / "new"
+        capsys, "train", *on_ranks, "--k", "7", "--out", tmp_path / "new"
     )
