@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -249,7 +250,7 @@ TIMES = st.none() | st.floats(0.01, 100)
 def test_the_headline_names_who_was_first_at_the_target(
     runs: list[tuple[float | None, float, float]], with_a_baseline: bool
 ) -> None:
-    """A law: whatever the losses at the end, the winner has the shortest time to the target, if anybody reached it."""
+    """A law: the winner has the shortest time to the target of those that nearly keep the baseline's loss, or of all."""
     names = ["full" if with_a_baseline else "diloco", "lgc", "fastest-k", "async", "hpsgd"]
     traces = [
         replace(
@@ -268,7 +269,10 @@ def test_the_headline_names_who_was_first_at_the_target(
     times = {row.label: row.seconds_to_target for row in rows if row.seconds_to_target is not None}
     if times:
         winner = said.split(" reached the target loss")[0]
-        assert times[winner] == min(times.values())
+        losses = {row.label: row.loss for row in rows}
+        full = times.get("full", math.inf)
+        keep = [name for name in times if losses[name] <= 1.05 * losses.get("full", math.inf) and times[name] < full]
+        assert times[winner] == min(times[name] for name in keep or times)
     else:
         assert "target" not in said
     assert all(name in " ".join([said, *further_sentences(rows, 0.5)]) for name in times if with_a_baseline)

@@ -6,6 +6,7 @@ the page both list them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -30,7 +31,7 @@ def headline(rows: Sequence[ResultRow]) -> str:
     >>> headline([row("full", None, 0.2), row("lgc", 0.33, 0.202), row("fastest-k", 0.34, 0.3)])
     'lgc finished 33 % sooner than full, with a loss 1 % higher'
     >>> headline([row("full", None, 0.2, 4.0), row("lgc", 0.33, 0.202, 3.0), row("fastest-k", 0.34, 0.3, 2.0)])
-    'fastest-k reached the target loss 50 % sooner than full, and ended with a loss 50 % higher'
+    'lgc reached the target loss 25 % sooner than full, and ended with a loss 1 % higher'
     """
     against, best = baseline(rows), best_row(rows)
     if best is not None and best.seconds_to_target is not None:
@@ -50,11 +51,12 @@ def headline(rows: Sequence[ResultRow]) -> str:
 
 
 def best_row(rows: Sequence[ResultRow]) -> ResultRow | None:
-    """Return the winner: the first at the target loss, whatever became of its loss after that.
+    """Return the winner: the first at the target loss of those that end nearly as well as the baseline.
 
     The target is what makes runs comparable, so it decides where several runs of one clock went to their end and one of
-    them reached it. Where none did, the winner is the soonest of those that nearly keep the baseline's loss; where all
-    have a higher loss, the one with the least.
+    them reached it. Where none of those that came to it before the baseline keeps the baseline's loss, the first of all
+    wins, and its loss is told. Where nobody came to the target, the winner is the soonest of those that nearly keep the
+    baseline's loss; where all have a higher loss, the one with the least.
 
     >>> best_row([]) is None
     True
@@ -63,13 +65,16 @@ def best_row(rows: Sequence[ResultRow]) -> ResultRow | None:
     clock = against.clock if against is not None else rows[0].clock if rows else ""
     racing = [row for row in rows if not row.diverged and not row.stopped and row.clock == clock]
     there = [row for row in racing if row.seconds_to_target is not None]
+    limit = math.inf if against is None or against.loss is None else against.loss * (1.0 + NEARLY)
     if there and len(racing) > 1:
-        return min(there, key=lambda row: (row.seconds_to_target or 0.0, row.seconds))
+        theirs = math.inf if against is None or against.seconds_to_target is None else against.seconds_to_target
+        sooner = [row for row in there if row is not against and (row.seconds_to_target or 0.0) < theirs]
+        as_good = [row for row in sooner if row.loss is not None and row.loss <= limit]
+        return min(as_good or there, key=lambda row: (row.seconds_to_target or 0.0, row.seconds))
     rivals = [row for row in racing if row.saved is not None]
     trained = [row for row in rivals if row.loss is not None]
     if against is None or against.loss is None or not trained:
         return min(rivals, key=lambda row: row.seconds, default=None)
-    limit = against.loss * (1.0 + NEARLY)
     good = [row for row in trained if row.loss is not None and row.loss <= limit]
     if not good:
         return min(trained, key=lambda row: row.loss or 0.0)
