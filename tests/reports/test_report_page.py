@@ -250,7 +250,7 @@ TIMES = st.none() | st.floats(0.01, 100)
 def test_the_headline_names_who_was_first_at_the_target(
     runs: list[tuple[float | None, float, float]], with_a_baseline: bool
 ) -> None:
-    """A law: the winner has the shortest time to the target of those that nearly keep the baseline's loss, or of all."""
+    """A law: the winner is the first at the target of those that nearly keep the baseline's loss, or else of all."""
     names = ["full" if with_a_baseline else "diloco", "lgc", "fastest-k", "async", "hpsgd"]
     traces = [
         replace(
