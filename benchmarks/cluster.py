@@ -35,8 +35,8 @@ from benchmarks.options import Options
 from benchmarks.output import Bar, coloured, progress_bar, save, tables, titled
 from paceline.recipes import Recipe
 from paceline.runs import simulate
-from paceline.runs.cluster import train
 from paceline.runs.replaying import replay
+from paceline.runs.training import train
 from paceline.traces.history import recorded_delays, write_recorded
 from paceline.traces.journal import JournalRecord, StepRecord
 from paceline.traces.journal_files import Journal, effective, read_journal

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from paceline.pipeline.plan import Plan
     from paceline.recipes import Recipe, RecipeError
     from paceline.runs import Race, Result, simulate
-    from paceline.runs.cluster import train
     from paceline.runs.replaying import replay
     from paceline.runs.serving import serve
+    from paceline.runs.training import train
     from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full
 
 _HOMES = {
@@ -61,7 +61,7 @@ _HOMES = {
     "replay": "runs.replaying",
     "serve": "runs.serving",
     "simulate": "runs",
-    "train": "runs.cluster",
+    "train": "runs.training",
     "BMUF": "drivers.averaging.averager",
     "DiLoCo": "drivers.averaging.averager",
     "HPSGD": "drivers.averaging.averager",

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from paceline.drivers.served.run import RunOutcome
     from paceline.drivers.served.settings import Limits, ServeError
     from paceline.drivers.served.worker import Worker
-    from paceline.runs.cluster import Trained, train
+    from paceline.runs.cluster import Trained
     from paceline.runs.replaying import replay
     from paceline.runs.serving import serve
+    from paceline.runs.training import train
     from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full
 
 _HOMES = {
@@ -35,7 +36,7 @@ _HOMES = {
     "LGCSync": "paceline.drivers.rounds.synchronizer",
     "FastestKSync": "paceline.drivers.rounds.synchronizer",
     "FullSync": "paceline.drivers.rounds.synchronizer",
-    "train": "paceline.runs.cluster",
+    "train": "paceline.runs.training",
     "Trained": "paceline.runs.cluster",
     "replay": "paceline.runs.replaying",
     "compress": "paceline.drivers.ddp",

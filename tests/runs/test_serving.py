@@ -10,7 +10,7 @@ import torch
 
 import paceline
 from paceline.drivers.served.settings import EvaluateError
-from paceline.runs.serving import shown_log
+from paceline.runs.pages import shown_log
 from paceline.traces import run_status
 from tests.drivers.served.test_worker import batches, network, serving, work
 

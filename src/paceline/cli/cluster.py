@@ -98,7 +98,7 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     if by_ranks(recipe) or (options.resume and is_ranks_run(options.resume)):
         return _train_ranks(options, recipe, overrides)
     greeting = "server at {address}; more workers: paceline work {address}"
-    run = functools.partial(cluster.train, listen=options.listen)
+    run = functools.partial(cluster.train_recipe, listen=options.listen)
     _serve(options, recipe, run, command="train", greeting=greeting, overrides=overrides)
 
 
@@ -180,7 +180,7 @@ def _serve(
         note(notes, f"error: {error}", style="red")
     kept = not trained.outcome.lost
     try:
-        show_results(recipe, [trained.result], folder, notes, as_json=options.json)
+        show_results(_recipe_of(trained, recipe), [trained.result], folder, notes, as_json=options.json)
     except ResultsNotKept as error:
         kept = False
         note(notes, f"error: {error}", style="red")
@@ -271,7 +271,7 @@ def _train_ranks(options: TrainOptions, recipe: Recipe, overrides: dict[str, str
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the ranks as well
     try:
         with RunView(notes, shown=place is None or place.rank == 0) as view:
-            trained = cluster.train(
+            trained = cluster.train_recipe(
                 recipe,
                 out=folder if resume or place is None else options.out or None,
                 resume=resume,
@@ -289,7 +289,13 @@ def _train_ranks(options: TrainOptions, recipe: Recipe, overrides: dict[str, str
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
     if trained.result is not None:
-        show_results(recipe, [trained.result], trained.folder, notes, as_json=options.json)
+        show_results(_recipe_of(trained, recipe), [trained.result], trained.folder, notes, as_json=options.json)
+
+
+def _recipe_of(trained: Trained, given: Recipe) -> Recipe:
+    """Return the recipe that ran, with every number that it did not name."""
+    document = trained.result.trace.recipe if trained.result is not None else {}
+    return Recipe.from_document(document) if document else given
 
 
 def _headline(plan: Plan) -> str:

@@ -30,9 +30,8 @@ from paceline.recipes.assembly import (
 )
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
-from paceline.renaming import renamed
 from paceline.runs.forked_workers import ForkedWorkers
-from paceline.runs.simulation import Result, warn_of_k
+from paceline.runs.simulation import Result, give_notices
 from paceline.strategies import STRATEGIES
 from paceline.traces import summarise
 from paceline.traces.run_folder import next_free_folder, removing_unused, take_folder
@@ -169,13 +168,15 @@ def serve_recipe(
     resume: bool = False,
     extension: Extension | None = None,
     given: Given = NOTHING_GIVEN,
+    on_ready: Callable[[], None] = lambda: None,
     on_open: Callable[[str], None] = lambda address: None,
     on_standing: OnStanding = lambda standing: None,
     reason_to_stop: Callable[[RunStatus], str | None] = lambda standing: None,
 ) -> Trained:
     """Serve a recipe until all rounds are done, or somebody stops it.
 
-    `extension` is another total for a run that is resumed; without it, the one that its trace has.
+    `extension` is another total for a run that is resumed; without it, the one that its trace has. `on_ready` is called
+    once nothing is left to refuse, before the server listens.
     """
     from paceline.drivers.served.run import open_run
     from paceline.drivers.served.security import join_address, server_credentials
@@ -193,6 +194,9 @@ def serve_recipe(
     refuse_without_server(recipe)
     dataset = load_data(recipe, given)
     served = make_served(resolved(recipe, dataset), out, dataset, extension=extension, given=given)
+    if not resume:
+        give_notices(recipe, None)
+    on_ready()
     size = sum(parameter.numel() for parameter in served.module.parameters())
 
     async def run() -> tuple[RunOutcome, Any]:
@@ -383,12 +387,10 @@ def delay_of(recipe: Recipe) -> Delay:
 LISTEN = "127.0.0.1:0"
 
 
-def train(
+def train_recipe(
     recipe: Recipe,
     *,
-    data: Any = None,
-    model: Any = None,
-    loss: Any = None,
+    given: Given = NOTHING_GIVEN,
     out: str | Path | None = None,
     resume: bool = False,
     extension: Extension | None = None,
@@ -396,41 +398,12 @@ def train(
     on_open: Callable[[str], None] = lambda address: None,
     on_standing: OnStanding = lambda standing: None,
     on_plan: Callable[[Plan], None] = lambda plan: None,
-    folder: str | Path | None = None,
 ) -> Trained:
-    """Carry out a recipe in real processes, as `paceline train` does: with a server and workers, or with ranks.
-
-        trained = paceline.train(Recipe().with_strategy("hpsgd").with_settings(cluster={"workers": 4}))
-        trained.result.accuracy, trained.folder
-
-    The processes are started on this machine, and are gone when it returns. Inside a launch (torchrun) this process is
-    one of the ranks, and `out` must be given; a strategy with a server is refused there. What a recipe cannot be is
-    said before a process is started or a folder is made.
-
-    Args:
-        data: Data of your own in place of those that the recipe names: (train, test), each a torch Dataset or a pair of
-            tensors, or a function that returns them.
-        model: A module of your own, or a function that makes one.
-        loss: A function of outputs and targets.
-        out: The folder for trace and checkpoints; without it runs/train, or the next that is free.
-        resume: Go on with the run in `out`, from its newest checkpoint; the recipe must be the same.
-        extension: Another number of rounds in all for a run that is resumed.
-        listen: Where the server listens; more workers can join there.
-        on_open: Called with the server's address once it can be joined.
-        on_standing: Called from time to time with where the run stands.
-        on_plan: Called with the plan of a pipeline, before it runs.
-        folder: The old name of `out`.
-    """
-    if not isinstance(recipe, Recipe):
-        raise TypeError(f"train takes a Recipe, not a {type(recipe).__name__}; Recipe.load reads one from a file")
+    """Carry out a recipe in real processes, with a server and workers, or with ranks (`training.py` says it whole)."""
     from paceline.runs.launch import RanksToTrain, launched_place, train_ranks
     from paceline.runs.ranks import by_ranks
 
-    out = renamed("folder", folder, "out", out)
-    given = Given(data=data, model=model, loss=loss)
     recipe = given.named(recipe)
-    if not resume:
-        warn_of_k(recipe)
     place = launched_place(recipe)
     if by_ranks(recipe):
         if listen != LISTEN:
@@ -467,10 +440,10 @@ def _train_served(
 ) -> Trained:
     """Start workers on this machine, serve the recipe to them, and end them."""
     taken = folder_to_train(out, resume=resume)
-    workers = start_workers(recipe, range(recipe.cluster.workers), given)  # it loads torch while the server makes ready
+    started: list[LocalWorkers] = []
 
     def opened(address: str) -> None:
-        send_address(workers, address)
+        send_address(started[0], address)
         on_open(address)
 
     finished = False
@@ -482,14 +455,16 @@ def _train_served(
             resume=resume,
             extension=extension,
             given=given,
+            on_ready=lambda: started.append(start_workers(recipe, range(recipe.cluster.workers), given)),
             on_open=opened,
             on_standing=on_standing,
-            reason_to_stop=lambda standing: _all_gone(workers, standing),
+            reason_to_stop=lambda standing: _all_gone(started[0], standing),
         )
         finished = trained.outcome.finished
         return trained
     finally:
-        end_process(workers, by_itself=finished)
+        for workers in started:
+            end_process(workers, by_itself=finished)
 
 
 def folder_to_train(out: str | Path | None, *, resume: bool) -> Path:

@@ -34,7 +34,7 @@ from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import Trained, folder_to_train
 from paceline.runs.ranks import by_ranks, read_recipe_of, rounds_to_train, train_rank
-from paceline.runs.simulation import Result, warn_of_skew
+from paceline.runs.simulation import Result, give_notices
 from paceline.traces.run_folder import check_free
 from paceline.traces.run_settings import difference
 
@@ -103,8 +103,6 @@ def train_ranks(
     rounds, dataset = None, load_data(recipe, wanted.given)
     if not wanted.resume:
         recipe = resolved(recipe, dataset)
-        if place is None or place.rank == 0:
-            warn_of_skew(recipe)
     else:
         folder = folder_to_train(wanted.out, resume=True)
         stored = read_recipe_of(folder)
@@ -117,11 +115,15 @@ def train_ranks(
         if not wanted.resume and not any(folder.glob("rank-*/launch")):
             check_free(folder)
         training = make_training(recipe, dataset, wanted.given)
+        if not wanted.resume and place.rank == 0:
+            give_notices(wanted.recipe, recipe)
         job = _RankWork(recipe=recipe, folder=folder, resume=wanted.resume, rounds=rounds, training=training)
         return _trained(job.train(place, on_standing=on_standing, on_plan=on_plan), folder)
     world = recipe.pipeline.ranks if recipe.pipeline.on else recipe.cluster.workers
     check_processes(world)
     training = make_training(recipe, dataset, wanted.given)
+    if not wanted.resume:
+        give_notices(wanted.recipe, recipe)
     folder = folder_to_train(wanted.out, resume=wanted.resume)
     job = _RankWork(recipe=recipe, folder=folder, resume=wanted.resume, rounds=rounds, training=training)
     return _trained(_fork(job, world, on_standing=on_standing, on_plan=on_plan), folder)

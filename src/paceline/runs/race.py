@@ -9,7 +9,7 @@ from paceline.drivers.simulated.progress import Progress
 from paceline.lookup import unknown
 from paceline.recipes.assembly import Given, load_data, sized
 from paceline.recipes.recipe import Recipe
-from paceline.runs.simulation import Result, make_run, result_of, warn_of_k, warn_of_skew
+from paceline.runs.simulation import Result, give_notices, make_run, result_of
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
 
@@ -50,18 +50,17 @@ class Race:
             raise ValueError(f"seeds must be between 1 and {MOST_SEEDS} (seeds={seeds})")
         dataset = None if timing_only or recipe.data.name == "synthetic" else load_data(recipe, given)
         entered = [recipe.with_strategy(name) for name in strategies]
-        for each in entered:
-            warn_of_k(each)
+        asked = entered
         self.recipe = sized(recipe, dataset)
         entered = [sized(each, dataset) for each in entered]
-        for each in entered if not timing_only else ():
-            warn_of_skew(each)
         _refuse_repeated([each.strategy.label for each in entered])  # lgc is lgc@ranks where the recipe says so
         self.recipes = [each.with_seed(recipe.seed + extra) for each in entered for extra in range(seeds)]
         self.lanes = [
             f"{each.strategy.label} {each.seed}" if seeds > 1 else each.strategy.label for each in self.recipes
         ]
         self.runs = [make_run(each, timing_only=timing_only, dataset=dataset, given=given) for each in self.recipes]
+        for given_recipe, each in zip(asked, entered, strict=True):
+            give_notices(given_recipe, None if timing_only else each)
         self._results: list[Result | None] = [None] * len(self.runs)
 
     def __iter__(self) -> Iterator[tuple[int, Progress]]:

@@ -6,17 +6,14 @@
     ends after 300 rounds: all rounds are done
     report: runs/serve/report.html
 
-A plain script has not set up logging, and Python shows such a script warnings alone. So where neither the root logger
-nor that of paceline has a handler, the lines go to stderr while the run lasts (`shown_log`).
+`pages.py` has where the lines go, and the pages.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,50 +26,21 @@ from paceline.drivers.served.run import RunOutcome, open_run
 from paceline.drivers.served.security import check_exposed, join_address, parse_address, server_credentials
 from paceline.drivers.served.server import check_listens
 from paceline.drivers.served.settings import Limits, ServeError, ServerSettings, measured_values
-from paceline.files import write_file
 from paceline.quantities import counted
 from paceline.renaming import renamed
-from paceline.reports import write_report
-from paceline.runs.simulation import Result, as_document
+from paceline.runs.pages import shown_log, write_pages
+from paceline.runs.simulation import Result
 from paceline.strategies import Full, Strategy
 from paceline.traces import summarise
 from paceline.traces.history import trace_of
 from paceline.traces.journal import TRACE
 from paceline.traces.journal_files import read_journal
-from paceline.traces.run_folder import RESULTS, next_free_folder, removing_unused
+from paceline.traces.run_folder import next_free_folder, removing_unused
 from paceline.traces.run_status import RunStatus, StatusLines
 from paceline.training.train_state import Schedule
 from paceline.training.training import MeasuredCopy
 
 log = logging.getLogger("paceline.served")
-
-REPORT = "report.html"
-
-
-@contextmanager
-def shown_log() -> Iterator[None]:
-    """Show what paceline logs on stderr, if nobody has said where logs go.
-
-    A script that wants it elsewhere, or not at all, says so before: `logging.basicConfig(...)`, or for silence
-    `logging.getLogger("paceline").addHandler(logging.NullHandler())`.
-
-    >>> with shown_log():
-    ...     log.debug("nobody sees this")
-    """
-    logger = logging.getLogger("paceline")
-    if logger.hasHandlers():
-        yield
-        return
-    handler, level = logging.StreamHandler(), logger.level
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    logger.addHandler(handler)
-    if level == logging.NOTSET:
-        logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
 
 
 def serve(
@@ -163,16 +131,6 @@ def serve(
         if out is None and not resume:
             settings = replace(settings, folder=next_free_folder(wanted))
         outcome = asyncio.run(run())
-        _write_pages(settings.folder)
+        trace = trace_of(read_journal(settings.folder / TRACE))
+        write_pages(Result(summary=summarise(trace), trace=trace), settings.folder)
     return outcome
-
-
-def _write_pages(folder: Path) -> None:
-    """Write results.json and report.html; that a disk does not take them is logged, and does not undo the run."""
-    trace = trace_of(read_journal(folder / TRACE))
-    document = as_document(None, [Result(summary=summarise(trace), trace=trace)])
-    try:
-        write_file(folder / RESULTS, json.dumps(document, indent=2, allow_nan=False) + "\n")
-        log.info("report: %s", write_report([trace], folder / REPORT))
-    except OSError as error:
-        log.error("cannot write the report to %s: %s", folder, error.strerror or error)

@@ -121,12 +121,10 @@ def simulate(
     """
     if not isinstance(recipe, Recipe):
         raise TypeError(f"simulate takes a Recipe, not a {type(recipe).__name__}; Recipe.load reads one from a file")
-    warn_of_k(recipe)
     given = Given(data=data, model=model, loss=loss)
     dataset = None if timing_only else load_data(given.named(recipe), given)
-    if dataset is not None:
-        warn_of_skew(sized(given.named(recipe), dataset))
     run = make_run(recipe, timing_only=timing_only, dataset=dataset, given=given)
+    give_notices(recipe, None if dataset is None else sized(given.named(recipe), dataset))
     for progress in run:
         if on_progress is not None:
             on_progress(progress)
@@ -141,15 +139,15 @@ def result_of(run: Run) -> Result:
     return Result(summary=summarise(trace), trace=trace, parameters=parameters)
 
 
-def warn_of_k(recipe: Recipe) -> None:
-    """Warn that K is another than in the last release, where it follows from the number of workers."""
-    if notice := notice_of_k(recipe):
+def give_notices(given: Recipe, trained: Recipe | None) -> None:
+    """Say what somebody should know of a run that is about to begin, once nothing is left to refuse.
+
+    Of the recipe that was given: that K, which follows from the number of workers, was another in the last release. Of
+    the one that is trained, with its split known: what averaging does on skewed data.
+    """
+    if notice := notice_of_k(given):
         warnings.warn(notice, FutureWarning, stacklevel=3)
-
-
-def warn_of_skew(recipe: Recipe) -> None:
-    """Log what averaging does on skewed data; the recipe's split must be known."""
-    if notice := notice_of_skew(recipe):
+    if trained is not None and (notice := notice_of_skew(trained)):
         log.warning("%s", notice)
 
 
