@@ -22,11 +22,14 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+Result = TypeVar("Result")
 
 POLL_SECONDS = 0.05
 END_SECONDS = 3.0
@@ -144,6 +147,32 @@ def _run_child(run: Callable[[], int], parent: int, signals: set[Any], log: Path
                     stream.flush()
         finally:
             os._exit(code)
+
+
+def in_new_thread(call: Callable[[], Result]) -> Result:
+    """Call a function in a thread of its own, and return what it does.
+
+    For a forked child: its parent may have computed, and then OpenMP's pool of threads belongs to the thread that
+    forked, and was not inherited. A new thread begins a new one.
+
+    >>> in_new_thread(lambda: 3)
+    3
+    """
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="paceline-forked", daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def end_with_parent(number: int = signal.SIGTERM) -> None:

@@ -16,7 +16,17 @@ from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
+from paceline.errors import PacelineError
 from paceline.lookup import unknown
+
+
+class UserCodeError(PacelineError, ValueError):
+    """Code of a user's own that cannot be found, or does not give what it must.
+
+    >>> raise UserCodeError("loss 'my_losses:f' gave no gradient")
+    Traceback (most recent call last):
+    paceline.user_code.UserCodeError: loss 'my_losses:f' gave no gradient
+    """
 
 
 def is_code(name: str) -> bool:
@@ -35,7 +45,7 @@ def find(kind: str, name: str) -> Any:
     'cross_entropy'
     >>> find("model", "no_such_module:net")
     Traceback (most recent call last):
-    ValueError: module 'no_such_module' of model 'no_such_module:net' was not found; ...
+    paceline.user_code.UserCodeError: module 'no_such_module' of model 'no_such_module:net' was not found; ...
     """
     with _importable_here():
         return _find(kind, name)
@@ -53,7 +63,7 @@ def make(kind: str, name: str, offered: Offered) -> Any:
     """
     factory = find(kind, name)
     if not callable(factory):
-        raise ValueError(f"{kind} {name!r} names a {type(factory).__name__}; name a function or class to call")
+        raise UserCodeError(f"{kind} {name!r} names a {type(factory).__name__}; name a function or class to call")
     return call(kind, name, factory, offered)
 
 
@@ -77,7 +87,7 @@ def _arguments(kind: str, name: str, factory: Callable[..., Any], offered: Offer
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        raise ValueError(
+        raise UserCodeError(
             f"{kind} {name!r} cannot be built with {' and '.join(offered)} alone ({error}); "
             "give its factory's other arguments defaults"
         ) from None
@@ -100,7 +110,7 @@ def _importable_here() -> Iterator[None]:
 def _find(kind: str, name: str) -> Any:
     module_name, _, wanted = name.partition(":")
     if not all(part.isidentifier() for part in [*module_name.split("."), wanted]):
-        raise ValueError(f"{kind} {name!r} must be 'module:{_word(kind)}', such as {_EXAMPLES[kind]!r}")
+        raise UserCodeError(f"{kind} {name!r} must be 'module:{_word(kind)}', such as {_EXAMPLES[kind]!r}")
     module = _import(kind, name, module_name)
     if not hasattr(module, wanted):
         raise _not_there(kind, module_name, wanted, vars(module))
@@ -120,11 +130,11 @@ def _import(kind: str, name: str, module_name: str) -> ModuleType:
     except Exception as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{module_name}.".startswith(f"{missing}."):
-            raise ValueError(
+            raise UserCodeError(
                 f"module {missing!r} of {kind} {name!r} was not found; "
                 "run from the directory that holds it, or install it"
             ) from None
-        raise ValueError(
+        raise UserCodeError(
             f"module {module_name!r} of {kind} {name!r} could not be imported; mend its {type(error).__name__}: "
             + " ".join(str(error).split())
         ) from error
@@ -137,8 +147,8 @@ def _not_there(kind: str, module_name: str, wanted: str, contents: Mapping[str, 
         if callable(value) and not key.startswith("_") and getattr(value, "__module__", "") == module_name
     ]
     if not defined:
-        return ValueError(f"module {module_name!r} has no {wanted!r}, nor any function or class; add it")
-    return unknown(f"{_word(kind)} in module {module_name!r}:", wanted, defined)
+        return UserCodeError(f"module {module_name!r} has no {wanted!r}, nor any function or class; add it")
+    return UserCodeError(str(unknown(f"{_word(kind)} in module {module_name!r}:", wanted, defined)))
 
 
 def name_of(thing: object) -> str:

@@ -126,15 +126,42 @@ def test_a_language_model_trains_on_a_server_is_resumed_and_replayed(tmp_path, c
     assert "identical: 6 steps" in capsys.readouterr().out
 
 
+class NoisyText(torch.utils.data.Dataset):
+    """Samples that are read one by one, with something drawn."""
+
+    def __init__(self, inputs, targets):
+        self._inputs, self._targets = inputs, targets
+
+    def __len__(self):
+        return len(self._inputs)
+
+    def __getitem__(self, index):
+        return self._inputs[index].roll(int(torch.randint(2, (1,)))), self._targets[index]
+
+
+class Dropping(own_parts.LanguageModel):
+    """A model that draws, too."""
+
+    def forward(self, ids):
+        return F.dropout(super().forward(ids), 0.2, self.training)
+
+
 @pytest.mark.parametrize("strategy", ["lgc", "lgc@ranks", "hpsgd"])
 def test_objects_train_in_real_processes_and_are_replayed(tmp_path, strategy, monkeypatch):
+    """Also where reading and the model draw: measuring, which reads as well, must not move what training draws."""
     monkeypatch.chdir(tmp_path)
-    recipe = LANGUAGE.with_settings(cluster={"workers": 2}).with_strategy(strategy)
-    own = {"data": own_parts.text(), "model": own_parts.LanguageModel, "loss": own_parts.by_word}
+    recipe = LANGUAGE.with_settings(cluster={"workers": 2}, evaluate_every=1).with_strategy(strategy)
+    data = tuple(NoisyText(*pair) for pair in own_parts.text())
+    own = {"data": data, "model": Dropping, "loss": own_parts.by_word}
     trained = paceline.train(recipe, out="run", **own)
     assert trained.outcome.finished
     assert trained.result.rounds >= 6
+    assert (tmp_path / "run" / "report.html").is_file()
     assert paceline.replay("run", **own).identical
+    model = Dropping(trained.result.state_dict["scores.bias"].numel())
+    model.load_state_dict(trained.result.state_dict)
+    found = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    assert torch.equal(found, trained.result.parameters)
     with pytest.raises(ValueError, match="which is code and not a network by name"):
         paceline.replay("run")
 
@@ -225,6 +252,149 @@ def test_a_data_set_is_not_read_as_a_whole_where_nobody_asks():
     assert len(read) <= 2  # the shape of a sample of each part
     found.train.take(torch.tensor([5, 3]))
     assert read[-2:] == [5, 3]
+
+
+# -- what a careful reader found ---------------------------------------------------------------------------------------
+
+
+def test_losses_do_not_count_what_torch_does_not_and_a_sum_is_refused():
+    outputs, targets = torch.randn(4, 3, 5), torch.randint(0, 3, (4, 5))
+    targets[1, 2:] = -100
+    expected = CrossEntropy()(outputs, targets)
+    for loss in (F.cross_entropy, torch.nn.CrossEntropyLoss, torch.nn.CrossEntropyLoss()):
+        torch.testing.assert_close(OwnLoss(loss)(outputs, targets), expected)
+    weighed = OwnLoss(torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 1.0])))
+    scores, labels = outputs[:, :, 0].requires_grad_(), torch.tensor([0, 1, 2, 1])
+    weighed.check(scores, labels)
+    assert not weighed.per_sample  # torch divides by the weights, which one sample does not know
+    assert float(weighed(scores, labels)[0]) == pytest.approx(
+        float(F.cross_entropy(scores, labels, weight=torch.tensor([1.0, 5.0, 1.0])))
+    )
+    for summed in (torch.nn.CrossEntropyLoss(reduction="sum"), lambda o, t: F.cross_entropy(o, t, reduction="sum")):
+        with pytest.raises(ValueError, match="gives a sum, which grows with the batch"):
+            OwnLoss(summed).check(scores, labels)
+    with pytest.raises(ValueError, match="a class that cannot be made without arguments"):
+        OwnLoss(torch.nn.utils.rnn.PackedSequence)
+
+
+def test_a_model_that_flattens_its_positions_is_weighed_as_one_that_does_not():
+    class Flat(own_parts.LanguageModel):
+        def forward(self, ids):
+            return super().forward(ids).flatten(0, 1)
+
+    def flat_loss(outputs, targets):
+        return F.cross_entropy(outputs, targets.flatten())
+
+    recipe = LANGUAGE.with_settings(rounds=3)
+    ours = simulate(recipe, loss=own_parts.by_word)
+    flat = simulate(recipe.with_settings(model={"name": "mlp"}), model=Flat, loss=flat_loss)
+    torch.testing.assert_close(flat.parameters, ours.parameters, rtol=1e-4, atol=1e-5)
+
+    def by_position(outputs, targets):
+        return F.cross_entropy(outputs, targets.flatten(), reduction="none")
+
+    with pytest.raises(ValueError, match=r"a loss for each of 2 samples, or one number; it gave \(12,\)"):
+        simulate(recipe, model=Flat, loss=by_position)
+
+
+def test_targets_that_a_data_set_lists_are_taken_only_if_they_are_what_it_gives():
+    class Listed(own_parts.Items):
+        def __init__(self, inputs, targets, shift=0):
+            super().__init__(inputs, targets + shift)
+            self.targets, self.read = targets, 0
+
+        def __getitem__(self, index):
+            self.read += 1
+            return super().__getitem__(index)
+
+    inputs, targets = own_parts.digits()[0]
+    honest = ReadSamples(torch.utils.data.Subset(Listed(inputs, targets), list(range(0, 600, 2))), "listed")
+    assert torch.equal(honest.targets, targets[0:600:2])
+    assert honest._copy.dataset.read <= 4
+    assert torch.equal(ReadSamples(Listed(inputs, targets, shift=1), "listed").targets, targets + 1)
+
+    class Doubled(torch.utils.data.TensorDataset):
+        def __getitem__(self, index):
+            inputs, target = super().__getitem__(index)
+            return 2 * inputs, target
+
+    found = dataset_of((Doubled(inputs, targets), Doubled(inputs, targets)), "doubled")
+    assert torch.equal(found.train.first(3)[0], 2 * inputs[:3])
+
+
+def test_every_process_reads_with_a_data_set_of_its_own():
+    class Opened(own_parts.Items):
+        handle = None
+
+        def __getitem__(self, index):
+            self.handle = self.handle or object()
+            return super().__getitem__(index)
+
+    source = Opened(*own_parts.digits()[0])
+    samples = ReadSamples(torch.utils.data.Subset(source, [1, 2, 3]), "opened")
+    samples.first(2)
+    assert source.handle is None  # what a fork would hand down is as the user made it
+    assert samples._copy.dataset.handle is not None
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.int16, torch.int32, torch.uint8])
+def test_labels_of_any_whole_number_and_tokens_of_small_ones_train(kind):
+    inputs, targets = torch.randn(80, 6), (torch.arange(80) % 2).to(kind)
+    assert simulate(SHORT, data=((inputs, targets), (inputs, targets))).rounds == 6
+    (x, y), _ = own_parts.text()
+    small = x.to(torch.int16).numpy().astype("uint16"), y.to(torch.int32)
+    assert simulate(LANGUAGE.with_settings(rounds=2), data=(small, small)).rounds == 2
+
+
+def test_numbers_that_nobody_gave_fit_labels_with_gaps_and_rare_classes():
+    inputs = torch.randn(60, 6)
+    for targets in (torch.arange(60) % 2 * 5, torch.tensor([0] * 30 + [1] * 28 + [2] * 2)):
+        assert simulate(SHORT, data=((inputs, targets), (inputs, targets)), model=torch.nn.Linear(6, 6)).rounds == 6
+
+
+def test_a_trial_and_a_measurement_draw_nothing_of_the_scripts():
+    class Drawing(torch.nn.Linear):
+        def forward(self, inputs):
+            return super().forward(inputs + 0 * torch.rand(1))
+
+    recipe, state = SHORT.with_settings(data={"split": "iid"}), torch.get_rng_state()
+    data = load_data(recipe, paceline.recipes.assembly.Given(data=own_parts.numbers))
+    given = paceline.recipes.assembly.Given(data=own_parts.numbers, model=Drawing(6, 1), loss=F.mse_loss)
+    make_training(given.named(recipe), data, given)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_of_another_loss_outputs_are_guesses_only_if_there_is_one_for_each_class():
+    def distance(outputs, targets):
+        return outputs.pow(2).mean(1)
+
+    assert (
+        simulate(SHORT, model=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)), loss=distance).accuracy
+        is None
+    )
+    assert simulate(SHORT, loss=own_parts.per_sample).accuracy is not None
+
+
+def test_names_do_as_well_as_objects_and_the_trained_model_comes_out():
+    assert outcome(simulate(SHORT, data="digits", model="mlp")) == outcome(simulate(SHORT))
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.BatchNorm1d(10))
+    result = simulate(SHORT, model=network)
+    network.load_state_dict(result.state_dict)
+    found = torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+    assert torch.equal(found, result.parameters)
+    assert int(network[2].num_batches_tracked) > 0
+
+
+def test_a_race_over_seeds_makes_the_data_of_each_seed():
+    def made(seed=0):
+        inputs = torch.randn(200, 6, generator=torch.Generator().manual_seed(seed))
+        return ((inputs, (inputs.sum(1) > 0).long()),) * 2
+
+    race = Race(SHORT, strategies=["full"], seeds=2, data=made)
+    for _ in race:
+        pass
+    alone = [simulate(SHORT.with_strategy("full").with_seed(seed), data=made).loss for seed in (0, 1)]
+    assert [result.loss for result in race.results] == alone
 
 
 # -- numbers that follow from the workers ------------------------------------------------------------------------------

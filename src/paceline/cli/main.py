@@ -10,6 +10,7 @@ A name of before stands for its command with a line of warning, for one release.
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 import traceback
 import warnings
@@ -100,6 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # as `python -m paceline` has it: code of a user's own may import its neighbours
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         return exit_code(lambda: _dispatch(given), debug="--debug" in given)

@@ -12,8 +12,10 @@ torch's generator follows from the seed, so a run can be replayed.
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +27,7 @@ from paceline.data.samples import MOST_LABELS, Dataset, Samples, labels_among
 from paceline.randomness import seed_for
 from paceline.user_code import Offered, call, make
 
+CHECKED = 100_000  # samples of tensors that are looked at before a run
 SHAPES = "(train, test), each a torch Dataset of (input, target) or a pair of tensors (inputs, targets)"
 
 
@@ -37,17 +40,27 @@ class ReadSamples(Samples):
     (3, (tensor([3., 1.]), tensor([9, 1])))
     """
 
-    def __init__(self, dataset: Any, name: str) -> None:
-        object.__setattr__(self, "_items", dataset)
-        object.__setattr__(self, "_name", name)
-        object.__setattr__(self, "_first", self._read([0]))
+    reads = True
 
-    _items: Any
+    def __init__(self, dataset: Any, name: str) -> None:
+        self.__dict__.update(_source=dataset, _name=name, _process=None)
+        self.__dict__["_first"] = self._read([0])
+
+    _source: Any
     _name: str
+    _process: int | None
+    _copy: Any
     _first: tuple[torch.Tensor, torch.Tensor]
 
+    @property
+    def _items(self) -> Any:
+        """A copy of the data set for this process: a file that it opens at its first read is no other process's."""
+        if self._process != os.getpid():
+            self.__dict__.update(_process=os.getpid(), _copy=_copied(self._source))
+        return self._copy
+
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._source)
 
     def take(self, indices: torch.Tensor, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         return self._read(indices.tolist(), seed)
@@ -72,13 +85,11 @@ class ReadSamples(Samples):
     @cached_property
     def targets(self) -> torch.Tensor:
         """All targets: the data set's own list of them where it has one, else every sample is read once."""
-        for attribute in ("targets", "labels"):
-            held = getattr(self._items, attribute, None)
-            if isinstance(held, torch.Tensor | np.ndarray | list | tuple) and len(held) == len(self):
-                try:
-                    return _tensor(held)
-                except (TypeError, ValueError, RuntimeError):
-                    continue
+        listed = _listed_targets(self._source)
+        if listed is not None and len(listed) == len(self):
+            some = sorted({0, len(self) // 2, len(self) - 1})  # a transform may make another target of what is listed
+            if torch.equal(_targets(listed)[some], self._read(some)[1]):
+                return _targets(listed)
         return torch.cat([targets for _, targets in self.parts(512)])
 
     @cached_property
@@ -97,10 +108,16 @@ class ReadSamples(Samples):
             raise DatasetError(
                 f"samples of data set {self._name!r} do not make a batch ({reason}); give all of them one shape"
             ) from None
-        return inputs, targets
+        return _inputs(inputs), _targets(targets)
 
     def _item(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        item = self._items[index]
+        try:
+            item = self._items[index]
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise DatasetError(
+                f"sample {index} of data set {self._name!r} cannot be read: {type(error).__name__}: {reason}"
+            ) from error
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise DatasetError(
                 f"sample {index} of data set {self._name!r} is a {type(item).__name__}; "
@@ -113,6 +130,29 @@ class ReadSamples(Samples):
             raise DatasetError(
                 f"sample {index} of data set {self._name!r} is a pair of {kinds}; give tensors, arrays or numbers"
             ) from None
+
+
+def _copied(dataset: Any) -> Any:
+    """Return a shallow copy of a data set, and of those that it wraps (Subset, ConcatDataset)."""
+    copied = copy.copy(dataset)
+    if isinstance(inner := getattr(copied, "dataset", None), torch.utils.data.Dataset):
+        copied.dataset = _copied(inner)
+    if isinstance(several := getattr(copied, "datasets", None), list):
+        copied.datasets = [_copied(each) for each in several]
+    return copied
+
+
+def _listed_targets(dataset: Any) -> torch.Tensor | None:
+    """Return the targets that a data set lists beside its samples, as those of torchvision do."""
+    if isinstance(dataset, torch.utils.data.Subset):
+        inner = _listed_targets(dataset.dataset)
+        return None if inner is None else inner[torch.as_tensor(dataset.indices)]
+    for attribute in ("targets", "labels"):
+        held = getattr(dataset, attribute, None)
+        if isinstance(held, torch.Tensor | np.ndarray | list | tuple):
+            with suppress(TypeError, ValueError, RuntimeError):
+                return _tensor(held)
+    return None
 
 
 class OwnDataset(Dataset):
@@ -190,11 +230,11 @@ def _samples(part: Any, name: str, kind: str) -> Samples:
     """Return one of the two parts."""
     if isinstance(part, Samples):
         return part
-    if isinstance(part, torch.utils.data.TensorDataset):
+    if type(part) is torch.utils.data.TensorDataset:  # a subclass may make something else of its tensors
         part = part.tensors
     pair = isinstance(part, tuple | list) and len(part) == 2
     if pair and all(isinstance(each, torch.Tensor | np.ndarray) for each in part):
-        samples = Samples(inputs=_tensor(part[0]), targets=_tensor(part[1]))
+        samples = _held(part, name, kind)
     elif _has_items(part) and not isinstance(part, tuple | list | torch.Tensor | np.ndarray):
         if len(part) == 0:
             raise DatasetError(f"data set {name!r} has no {kind} samples; give at least one")
@@ -206,6 +246,38 @@ def _samples(part: Any, name: str, kind: str) -> Samples:
     if len(samples) == 0:
         raise DatasetError(f"data set {name!r} has no {kind} samples; give at least one")
     return samples
+
+
+def _held(pair: Any, name: str, kind: str) -> Samples:
+    try:
+        inputs, targets = (_tensor(each) for each in pair)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise DatasetError(f"{kind} samples of data set {name!r} are no numbers ({reason}); give numbers") from None
+    if inputs.is_floating_point() and not bool(torch.isfinite(inputs[:CHECKED]).all()):
+        raise DatasetError(
+            f"{kind} inputs of data set {name!r} are not all finite; fill in or leave out what is missing"
+        )
+    return OwnSamples(inputs=inputs, targets=targets)
+
+
+class OwnSamples(Samples):
+    """Tensors of a user's own, of any kind of whole number; a batch of them is of torch's usual kinds."""
+
+    def take(self, indices: torch.Tensor, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        return _inputs(self.inputs[indices]), _targets(self.targets[indices])
+
+    def first(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return _inputs(self.inputs[:count]), _targets(self.targets[:count])
+
+
+def _inputs(inputs: torch.Tensor) -> torch.Tensor:
+    """Return token ids as int64, whatever whole numbers a file holds them in; bytes may be pixels, and stay."""
+    return inputs.long() if inputs.dtype in (torch.int8, torch.int16, torch.int32, torch.uint16) else inputs
+
+
+def _targets(targets: torch.Tensor) -> torch.Tensor:
+    return targets if targets.is_floating_point() else targets.long()
 
 
 def _has_items(value: object) -> bool:

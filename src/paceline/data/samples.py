@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ class Samples:
 
     inputs: torch.Tensor
     targets: torch.Tensor
+    reads: ClassVar[bool] = False  # whether taking samples runs code of a user's, which may draw random numbers
 
     def __post_init__(self) -> None:
         if self.inputs.ndim < 1 or self.targets.ndim < 1 or len(self.inputs) != len(self.targets):

@@ -17,7 +17,7 @@ from paceline.recipes.recipe import Recipe, RecipeChanges
 from paceline.strategies import STRATEGIES, Strategy
 from paceline.strategies.averaging import AVERAGING, Averaging, make_averaging
 from paceline.strategies.averaging.members import SETTINGS
-from paceline.user_code import find, is_code, name_of
+from paceline.user_code import UserCodeError, find, is_code, name_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -94,7 +94,8 @@ class Given:
     """Objects of a script, in place of what a recipe names.
 
     `data` is (train, test), each a torch Dataset or a pair of tensors, or a function that returns them. `model` is a
-    module, of which copies are trained, or a function that makes one. `loss` maps outputs and targets to losses.
+    module, of which copies are trained, or a function that makes one. `loss` maps outputs and targets to losses. A
+    name, as a recipe has it, does as well.
 
     >>> Given(model=lambda: None).named(Recipe()).model.name
     'paceline.recipes.assembly:object'
@@ -109,13 +110,24 @@ class Given:
 
     def named(self, recipe: Recipe) -> Recipe:
         """Return the recipe with the objects' names, for tables and journals; they are not found by them again."""
-        model = {} if self.model is None else {"name": name_of(self.model), "norm": ""}
-        loss = {} if self.loss is None else {"loss": name_of(self.loss)}
-        data = {} if self.data is None else {"name": name_of(self.data)}
+        model = {} if self.model is None else {"name": _name_of(self.model), "norm": ""}
+        loss = {} if self.loss is None else {"loss": _name_of(self.loss)}
+        data = {} if self.data is None else {"name": _name_of(self.data)}
         return recipe.with_settings(model=model | loss, data=data)
+
+    def objects(self) -> Given:
+        """Return what is given as objects; names are in the recipe once it is `named`."""
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return Given(**{name: None if isinstance(value, str) else value for name, value in values.items()})
 
 
 NOTHING_GIVEN = Given()
+
+
+def _name_of(given: Any) -> str:
+    from paceline.data import Dataset
+
+    return given if isinstance(given, str) else given.name if isinstance(given, Dataset) else name_of(given)
 
 
 def load_data(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Dataset:
@@ -124,13 +136,13 @@ def load_data(recipe: Recipe, given: Given = NOTHING_GIVEN) -> Dataset:
     >>> load_data(Recipe()).classes
     10
     """
-    data = recipe.data
+    data, given = recipe.data, given.objects()
     if given.data is not None or is_code(data.name):
         from paceline.data.own import dataset_of, load_own
 
         if given.data is None:
             return load_own(data.name, directory=data.directory, seed=recipe.seed)
-        return dataset_of(given.data, name_of(given.data), directory=data.directory, seed=recipe.seed)
+        return dataset_of(given.data, data.name, directory=data.directory, seed=recipe.seed)
     from paceline.data import load_dataset
 
     return load_dataset(
@@ -157,6 +169,7 @@ def make_model(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN) -
 
     from paceline.models import build_model, own_model, seeded
 
+    given = given.objects()
     if isinstance(given.model, nn.Module):
         return copy.deepcopy(given.model)
     name, source = recipe.model.name, given.model if given.model is not None else recipe.model.name
@@ -188,7 +201,7 @@ def make_loss(recipe: Recipe, given: Given = NOTHING_GIVEN) -> SampleLoss:
     """
     from paceline.workers.losses import CrossEntropy, OwnLoss
 
-    if given.loss is not None:
+    if given.objects().loss is not None:
         return OwnLoss(given.loss, name_of(given.loss))
     name = recipe.model.loss
     return OwnLoss(find("loss", name), name) if is_code(name) else CrossEntropy()
@@ -205,12 +218,12 @@ def _check_parts(recipe: Recipe, model: nn.Module, dataset: Dataset, loss: Sampl
     try:
         outputs = model.eval()(inputs)
     except Exception as error:
-        raise ValueError(f"model {name!r} fails on a batch of shape {tuple(inputs.shape)}: {error}") from error
+        raise UserCodeError(f"model {name!r} fails on a batch of shape {tuple(inputs.shape)}: {error}") from error
     finally:
         model.train(training)
     found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
     if not isinstance(outputs, torch.Tensor):
-        raise ValueError(f"model {name!r} must return a tensor (it gave a {found}); wrap it in a module that does")
+        raise UserCodeError(f"model {name!r} must return a tensor (it gave a {found}); wrap it in a module that does")
     if isinstance(loss, OwnLoss):
         loss.check(outputs, targets)
     elif targets.is_floating_point():
@@ -219,14 +232,21 @@ def _check_parts(recipe: Recipe, model: nn.Module, dataset: Dataset, loss: Sampl
             "of your own, such as --loss torch.nn.functional:mse_loss"
         )
     elif targets.ndim == 1:
-        expected, own_data = (len(inputs), dataset.classes), recipe.classes is None
-        more = own_data and outputs.ndim == 2 and len(outputs) == len(inputs) and outputs.shape[1] > dataset.classes
-        if found != expected and not more:  # of data of its own a user may know more classes than are in it
-            raise ValueError(
+        # Of data that are read one by one only these two are looked at: their classes would have to be counted.
+        classes = int(targets.max()) + 1 if dataset.train.reads else dataset.classes
+        expected, own_data = (len(inputs), classes), recipe.classes is None
+        more = own_data and outputs.ndim == 2 and len(outputs) == len(inputs) and outputs.shape[1] > classes
+        if found != expected and not more:  # a user may know more classes than are in the data
+            raise UserCodeError(
                 f"model {name!r} must return a tensor of shape {expected} for two samples (it gave {found})"
             )
     else:
-        loss(outputs, targets)
+        try:
+            loss(outputs, targets)
+        except IndexError as error:
+            raise UserCodeError(
+                f"data set {dataset.name!r} has targets that model {name!r} gives no score for: {error}"
+            ) from None
     if not loss.per_sample:
         _refuse_without_sample_losses(recipe)
 
@@ -249,7 +269,10 @@ def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN
     import torch
 
     from paceline.data import NoAugmentation, PadCropFlip, split
+    from paceline.models import seeded
     from paceline.training import Training
+
+    given = given.objects()
 
     recipe = sized(recipe, dataset)
     data, workers, train = recipe.data, recipe.cluster.workers, dataset.train
@@ -277,7 +300,8 @@ def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN
     )
     module, loss = make_model(recipe, dataset, given), make_loss(recipe, given)
     if given or any(map(is_code, (recipe.model.name, recipe.model.loss, recipe.data.name))):
-        _check_parts(recipe, module, dataset, loss)
+        with seeded(recipe.seed):  # what the trial draws is nobody's
+            _check_parts(recipe, module, dataset, loss)
     return Training(
         module=module,
         dataset=dataset,
@@ -332,19 +356,31 @@ def sized(recipe: Recipe, dataset: Dataset | None = None) -> Recipe:
     (3, 'non-iid', 4)
     """
     data, changes = recipe.data, dict[str, Any]()
+    # Where they play no part K and classes per worker are what they were in records of before, 7 and 3.
+    k = recipe.k if recipe.strategy.name in ("fastest-k", "lgc") or recipe.strategy.k is not None else 7
     if dataset is None and recipe.classes is None:
-        return recipe.with_settings(strategy={"k": recipe.k})
+        return recipe.with_settings(strategy={"k": k})
     if data.split == "auto":
         labelled = dataset is None or dataset.train.labels is not None
         changes["split"] = "non-iid" if labelled else "iid"
     if data.classes_per_worker is None:
-        split = changes.get("split", data.split)
-        # Where it plays no part it stays what it was in records of before.
         changes["classes_per_worker"] = 3
-        if split == "non-iid":
-            classes = recipe.classes or 1 if dataset is None else dataset.classes
-            changes["classes_per_worker"] = min(classes, max(3, -(-classes // recipe.cluster.workers)))
-    return recipe.with_settings(strategy={"k": recipe.k}, data=changes)
+        if changes.get("split", data.split) == "non-iid":
+            changes["classes_per_worker"] = _classes_to_hold(recipe, dataset)
+    return recipe.with_settings(strategy={"k": k}, data=changes)
+
+
+def _classes_to_hold(recipe: Recipe, dataset: Dataset | None) -> int:
+    """Return three classes for each worker, more if else a class is held by nobody, fewer if a class is too small."""
+    workers = recipe.cluster.workers
+    if dataset is None or dataset.train.labels is None:
+        classes = recipe.classes or 1
+        return min(classes, max(3, -(-classes // workers)))
+    sizes = dataset.train.labels.bincount()
+    classes = int((sizes > 0).sum())
+    least = -(-classes // workers)
+    room = int(sizes.clamp(max=workers).sum()) // workers  # a class has no more holders than samples
+    return min(classes, max(least, min(3, room)))
 
 
 def notice_of_k(recipe: Recipe) -> str:

@@ -31,7 +31,7 @@ from paceline.recipes.assembly import (
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.runs.forked_workers import ForkedWorkers
-from paceline.runs.simulation import Result, give_notices
+from paceline.runs.simulation import Result, give_notices, state_with
 from paceline.strategies import STRATEGIES
 from paceline.traces import summarise
 from paceline.traces.run_folder import next_free_folder, removing_unused, take_folder
@@ -168,7 +168,7 @@ def serve_recipe(
     resume: bool = False,
     extension: Extension | None = None,
     given: Given = NOTHING_GIVEN,
-    on_ready: Callable[[], None] = lambda: None,
+    on_ready: Callable[[Dataset], None] = lambda dataset: None,
     on_open: Callable[[str], None] = lambda address: None,
     on_standing: OnStanding = lambda standing: None,
     reason_to_stop: Callable[[RunStatus], str | None] = lambda standing: None,
@@ -176,7 +176,7 @@ def serve_recipe(
     """Serve a recipe until all rounds are done, or somebody stops it.
 
     `extension` is another total for a run that is resumed; without it, the one that its trace has. `on_ready` is called
-    once nothing is left to refuse, before the server listens.
+    with the data once nothing is left to refuse, before the server listens.
     """
     from paceline.drivers.served.run import open_run
     from paceline.drivers.served.security import join_address, server_credentials
@@ -196,7 +196,7 @@ def serve_recipe(
     served = make_served(resolved(recipe, dataset), out, dataset, extension=extension, given=given)
     if not resume:
         give_notices(recipe, None)
-    on_ready()
+    on_ready(dataset)
     size = sum(parameter.numel() for parameter in served.module.parameters())
 
     async def run() -> tuple[RunOutcome, Any]:
@@ -208,12 +208,13 @@ def serve_recipe(
             on_standing=on_standing,
             reason_to_stop=reason_to_stop,
         )
-        return outcome, opened.coordinator.train_state.model.parameters
+        return outcome, opened.coordinator.train_state.model
 
     with threads_for(size):
-        outcome, parameters = asyncio.run(run())
+        outcome, model = asyncio.run(run())
     trace = trace_of(read_journal(out / TRACE))
-    result = Result(summary=summarise(trace), trace=trace, parameters=parameters)
+    parameters, state = model.parameters, state_with(model.module, model.parameters)
+    result = Result(summary=summarise(trace), trace=trace, parameters=parameters, state_dict=state)
     return Trained(outcome=outcome, result=result, folder=out)
 
 
@@ -296,7 +297,7 @@ def trusted_recipe(document: Mapping[str, Any], options: WorkerOptions, *, sourc
     recipe = Recipe.from_document(document)
     for option, path, kind in CODE:
         named, mine = _at(recipe, path), getattr(options, path[0] if path[1] == "name" else path[1])
-        if is_code(named) and not mine and getattr(options.given, option.lstrip("-")) is None:
+        if is_code(named) and not mine and getattr(options.given, option[2:]) is None:
             raise ValueError(
                 f"{source} {kind[0]} {named!r}, which is code and not {kind[1]} by name; if you have it and trust it, "
                 f"give {option} {shlex.quote(named)}"
@@ -442,6 +443,11 @@ def _train_served(
     taken = folder_to_train(out, resume=resume)
     started: list[LocalWorkers] = []
 
+    def start(dataset: Dataset) -> None:
+        objects = given.objects()
+        inherited = replace(objects, data=dataset) if objects else objects  # loaded once for all that are forked
+        started.append(start_workers(recipe, range(recipe.cluster.workers), inherited))
+
     def opened(address: str) -> None:
         send_address(started[0], address)
         on_open(address)
@@ -455,7 +461,7 @@ def _train_served(
             resume=resume,
             extension=extension,
             given=given,
-            on_ready=lambda: started.append(start_workers(recipe, range(recipe.cluster.workers), given)),
+            on_ready=start,
             on_open=opened,
             on_standing=on_standing,
             reason_to_stop=lambda standing: _all_gone(started[0], standing),
@@ -500,8 +506,10 @@ def start_workers(recipe: Recipe, numbers: Sequence[int], given: Given = NOTHING
     Those that are given objects are forked, and compute with one thread each, as all workers of one machine do.
     """
     if given:
+        names = {option: _at(recipe, path) for option, path, _ in CODE}
+        named: dict[str, Any] = {option[2:]: name for option, name in names.items() if is_code(name)}
         options = WorkerOptions(
-            given=given, data_directory=recipe.data.directory, delay_file=recipe.delay.file, threads=1
+            **named, given=given, data_directory=recipe.data.directory, delay_file=recipe.delay.file, threads=1
         )
         return ForkedWorkers(numbers, lambda address, number: work_for(address, replace(options, wish=number)))
     module, numbers_text = "paceline.runs.local_workers", ",".join(map(str, numbers))

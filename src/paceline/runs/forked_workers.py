@@ -14,11 +14,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import IO
 
-from paceline.processes import Processes, end_with_parent
+from paceline.errors import PacelineError
+from paceline.processes import Processes, end_with_parent, in_new_thread
 
 
 class ForkedWorkers:
@@ -63,24 +63,7 @@ def _wait_and_work(reading: int, writing: int, numbers: Sequence[int], work: Cal
         address = line.readline().strip()
     if not address:
         return 0  # the server has gone
-    return 1 if run_workers(numbers, functools.partial(_in_new_thread, functools.partial(work, address))) else 0
-
-
-def _in_new_thread(work: Callable[[int], None], number: int) -> None:
-    """Work in a thread of its own: a script may have computed, and its pool of OpenMP's threads is not inherited."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work(number)
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="paceline-worker", daemon=True)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
+    return 1 if run_workers(numbers, lambda number: in_new_thread(lambda: work(address, number))) else 0
 
 
 def run_workers(numbers: Sequence[int], work: Callable[[int], None]) -> int:
@@ -103,6 +86,6 @@ def _run_worker(number: int, work: Callable[[int], None]) -> int:
     try:
         work(number)
         return 0
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, PacelineError) as error:
         print(f"paceline: worker {number}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1

@@ -160,7 +160,11 @@ def train_stage(
         )
         run = PipelineRun(job, gather, on_standing=on_standing)
         trace = run.run(state)
-    return None if trace is None else Result(summary=summarise(trace), trace=trace, parameters=run.parameters)
+    return (
+        None
+        if trace is None
+        else Result(summary=summarise(trace), trace=trace, parameters=run.parameters, state_dict=run.whole)
+    )
 
 
 def _plan(recipe: Recipe, training: Training, gather: StoreGather, folder: Path, *, goes_on: bool) -> Plan:

@@ -12,6 +12,7 @@ from paceline.recipes.recipe import Recipe
 from paceline.runs.simulation import Result, give_notices, make_run, result_of
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
+from paceline.user_code import is_code
 
 MOST_SEEDS = 100
 
@@ -49,6 +50,7 @@ class Race:
         if not 1 <= seeds <= MOST_SEEDS:
             raise ValueError(f"seeds must be between 1 and {MOST_SEEDS} (seeds={seeds})")
         dataset = None if timing_only or recipe.data.name == "synthetic" else load_data(recipe, given)
+        made_by_seed = seeds > 1 and (is_code(recipe.data.name) and (given.data is None or callable(given.data)))
         entered = [recipe.with_strategy(name) for name in strategies]
         asked = entered
         self.recipe = sized(recipe, dataset)
@@ -58,7 +60,8 @@ class Race:
         self.lanes = [
             f"{each.strategy.label} {each.seed}" if seeds > 1 else each.strategy.label for each in self.recipes
         ]
-        self.runs = [make_run(each, timing_only=timing_only, dataset=dataset, given=given) for each in self.recipes]
+        shared = None if made_by_seed else dataset  # a user's function may make other data of another seed
+        self.runs = [make_run(each, timing_only=timing_only, dataset=shared, given=given) for each in self.recipes]
         for given_recipe, each in zip(asked, entered, strict=True):
             give_notices(given_recipe, None if timing_only else each)
         self._results: list[Result | None] = [None] * len(self.runs)

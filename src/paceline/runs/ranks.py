@@ -32,7 +32,7 @@ from paceline.recipes.extension import Extension, ExtensionError, check_extendab
 from paceline.recipes.reading import read_recipe
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import delay_of
-from paceline.runs.simulation import Result
+from paceline.runs.simulation import Result, state_of
 from paceline.traces import summarise
 
 if TYPE_CHECKING:
@@ -107,7 +107,10 @@ def train_rank(
         run = _make_run(recipe, settings, ranks, on_standing)
         trace = run.run(state)
         parameters = run.parameters
-    return None if trace is None else Result(summary=summarise(trace), trace=trace, parameters=parameters)
+        trained = state_of(run.module)
+    if trace is None:
+        return None
+    return Result(summary=summarise(trace), trace=trace, parameters=parameters, state_dict=trained)
 
 
 def _make_run(

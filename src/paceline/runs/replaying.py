@@ -48,7 +48,11 @@ def replay(
     and the model, as they are at the end.
     """
     given = Given(data=data, model=model, loss=loss)
-    folder, options = Path(folder), replace(options or WorkerOptions(), given=given)
+    names: dict[str, Any] = {"data": data, "model": model, "loss": loss}
+    names = {name: value for name, value in names.items() if isinstance(value, str)}
+    given, options = given.objects(), options or WorkerOptions()
+    folder, options = Path(folder), replace(options, given=given if given else options.given, **names)
+    given = options.given
     from paceline.drivers.replayed import Replay, RoundsReplay
     from paceline.traces.checkpoints import read_newest
     from paceline.traces.journal import TRACE, StepRecord

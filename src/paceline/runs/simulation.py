@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
@@ -33,6 +33,7 @@ from paceline.traces import Summary, Trace, summarise
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from paceline.data import Dataset
     from paceline.workers.flat import FlatModel
@@ -56,7 +57,10 @@ class Run(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The result of a run: a summary, the trace of all that happened, and the final parameters.
+    """The result of a run: a summary, the trace of all that happened, and the trained model.
+
+    `model.load_state_dict(result.state_dict)` puts it into a module of yours; `parameters` are all that was trained, in
+    one vector. Both are None where nothing was trained.
 
     >>> result = simulate(Recipe(rounds=5))
     >>> result.rounds, result.loss == result.trace.evaluations[-1].loss
@@ -66,6 +70,7 @@ class Result:
     summary: Summary
     trace: Trace
     parameters: torch.Tensor | None = None
+    state_dict: dict[str, torch.Tensor] | None = field(default=None, repr=False)
 
     @property
     def strategy(self) -> str:
@@ -135,8 +140,33 @@ def result_of(run: Run) -> Result:
     """Return the result of a run that has been iterated over."""
     trace = run.trace
     learner = getattr(run, "learner", None)
-    parameters = learner.parameters.clone() if learner is not None else None
-    return Result(summary=summarise(trace), trace=trace, parameters=parameters)
+    if learner is None:
+        return Result(summary=summarise(trace), trace=trace)
+    parameters = learner.parameters.clone()
+    state = state_with(learner.module, parameters)
+    return Result(summary=summarise(trace), trace=trace, parameters=parameters, state_dict=state)
+
+
+def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return a copy of a module's state."""
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+def state_with(module: nn.Module, parameters: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return a copy of a module's state, with these parameters in place of its own.
+
+    >>> from torch import nn, ones
+    >>> state_with(nn.Linear(2, 1, bias=False), ones(2))
+    {'weight': tensor([[1., 1.]])}
+    """
+    state = state_of(module)
+    at, seen = 0, set[int]()
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and id(parameter) not in seen:
+            seen.add(id(parameter))
+            state[name] = parameters[at : at + parameter.numel()].detach().reshape(parameter.shape).clone()
+            at += parameter.numel()
+    return state
 
 
 def give_notices(given: Recipe, trained: Recipe | None) -> None:

@@ -63,9 +63,12 @@ def measure(module: nn.Module, training: Training) -> tuple[float, float | None]
     """
     module.eval()
     most, train, test = training.evaluation_samples, training.dataset.train, training.dataset.test
+    # Of a loss of a user's own nobody knows whether outputs are scores of classes, but by their number.
+    known = isinstance(training.loss, CrossEntropy) or getattr(training.loss, "of_classes", False)
+    classes = None if known else training.dataset.classes
     with torch.no_grad():
         total = sum(float(training.loss.total(module(x), y)) for x, y in train.parts(_EVALUATION_BATCH, most))
-        counts = [count_right(module(x), y) for x, y in test.parts(_EVALUATION_BATCH, most)]
+        counts = [count_right(module(x), y, classes) for x, y in test.parts(_EVALUATION_BATCH, most)]
     found = [count for count in counts if count is not None]
     right, of = sum(each[0] for each in found), sum(each[1] for each in found)
     return total / min(most, len(train)), right / of if of else None

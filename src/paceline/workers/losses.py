@@ -25,6 +25,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from paceline.user_code import UserCodeError
+
 IGNORED = -100  # torch's own mark of a position that has no target
 
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -76,14 +78,24 @@ class OwnLoss:
 
     def __init__(self, function: LossFunction, name: str = "loss") -> None:
         self._name = name
-        self._function = _unreduced(function)
+        self._function = _unreduced(function, name)
+        self._ignored = _ignored_by(function)
         self.per_sample = True  # until it gives one number for a block, which `check` asks for
+
+    @property
+    def of_classes(self) -> bool:
+        """Whether it is known to be a loss of classes: torch's cross-entropy, or its likelihood."""
+        return self._ignored is not None
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         losses = self._function(outputs, targets)
         if losses.ndim == 0:
-            return losses.expand(len(outputs))
-        return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+            return losses.expand(len(targets))
+        if losses.ndim == 1:
+            return losses
+        if self._ignored is None or losses.shape != targets.shape:
+            return losses.flatten(1).mean(1)
+        return losses.flatten(1).sum(1) / (targets != self._ignored).flatten(1).sum(1).clamp(min=1)
 
     def total(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return self(outputs, targets).sum()
@@ -97,29 +109,61 @@ class OwnLoss:
                 losses = self._function(outputs, targets)
         except Exception as error:
             reason = " ".join(str(error).split())
-            raise ValueError(f"loss {self._name!r} fails on the model's outputs: {reason} {shapes}") from error
+            raise UserCodeError(f"loss {self._name!r} fails on the model's outputs: {reason} {shapes}") from error
         if any("target size" in str(warning.message) for warning in heard):  # torch would spread one over the other
-            raise ValueError(f"loss {self._name!r} was given two shapes that do not match {shapes}; make them alike")
-        if not isinstance(losses, torch.Tensor) or losses.shape[:1] not in ((), (len(outputs),)):
+            raise UserCodeError(
+                f"loss {self._name!r} was given two shapes that do not match {shapes}; "
+                "make them alike: targets[:, None] are [samples, 1]"
+            )
+        if not isinstance(losses, torch.Tensor) or losses.shape[:1] not in ((), (len(targets),)):
             found = tuple(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
-            raise ValueError(
-                f"loss {self._name!r} must return a loss for each of {len(outputs)} samples, or one number; "
+            raise UserCodeError(
+                f"loss {self._name!r} must return a loss for each of {len(targets)} samples, or one number; "
                 f"it gave {found} {shapes}"
             )
         if not losses.is_floating_point() or not losses.requires_grad:
-            raise ValueError(
+            raise UserCodeError(
                 f"loss {self._name!r} gave no gradient; return a tensor computed from the outputs, without .item(), "
                 ".detach() or torch.no_grad()"
             )
         self.per_sample = losses.ndim > 0
+        if not self.per_sample and len(targets) > 1:
+            self._refuse_a_sum(float(losses.detach()), outputs, targets)
+
+    def _refuse_a_sum(self, loss: float, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """Refuse a number that doubles when every sample is there twice: it is taken for a mean."""
+        with torch.no_grad():
+            doubled = float(self._function(torch.cat([outputs, outputs]), torch.cat([targets, targets])))
+        if loss and abs(doubled / loss - 2.0) < 1e-3:
+            raise UserCodeError(f"loss {self._name!r} gives a sum, which grows with the batch; return the mean")
 
 
-def _unreduced(function: Any) -> LossFunction:
-    """Return a loss that does not take the mean, where it can be asked for that."""
+_OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+
+
+def _ignored_by(function: Any) -> int | None:
+    """Return the target that torch's losses of classes do not count; None for any other loss."""
+    if function in (F.cross_entropy, F.nll_loss, *_OF_CLASSES):
+        return IGNORED
+    return int(function.ignore_index) if isinstance(function, _OF_CLASSES) else None
+
+
+def _unreduced(function: Any, name: str) -> LossFunction:
+    """Return a loss that does not take the mean, where it can be asked for that and nothing weighs the samples."""
     if isinstance(function, type):
-        function = function()
+        try:
+            function = function()
+        except TypeError as error:
+            raise UserCodeError(
+                f"loss {name!r} is a class that cannot be made without arguments ({error}); name a function of yours "
+                "that returns the loss"
+            ) from None
+    if not callable(function):
+        raise UserCodeError(f"loss {name!r} is a {type(function).__name__}; name a function of outputs and targets")
     if isinstance(function, nn.Module):
-        if getattr(function, "reduction", None) in ("mean", "sum"):
+        if getattr(function, "reduction", None) == "sum":
+            raise UserCodeError(f"loss {name!r} gives a sum, which grows with the batch; take reduction='mean'")
+        if getattr(function, "reduction", None) == "mean" and getattr(function, "weight", None) is None:
             function = copy.copy(function)
             function.reduction = "none"
         return function  # type: ignore[no-any-return]
@@ -142,15 +186,17 @@ def classes_second(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
     last = outputs.shape[:-1] == targets.shape
     if second == last:
         why = "either dimension could be the classes" if last else "neither fits"
-        raise ValueError(
+        raise UserCodeError(
             f"targets of shape {tuple(targets.shape)} need scores [samples, ..., classes] or [samples, classes, ...], "
             f"and the model gives {tuple(outputs.shape)}: {why}; give a loss of your own (--loss module:function)"
         )
     return outputs.movedim(-1, 1) if last else outputs
 
 
-def count_right(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[int, int] | None:
+def count_right(outputs: torch.Tensor, targets: torch.Tensor, classes: int | None = None) -> tuple[int, int] | None:
     """Return how many positions the model guesses right, and how many there are; None where nothing is guessed.
+
+    With `classes`, outputs of another size are no scores of classes.
 
     >>> count_right(torch.eye(3), torch.tensor([0, 1, 0])), count_right(torch.zeros(3, 1), torch.zeros(3, 1))
     ((2, 3), None)
@@ -158,10 +204,16 @@ def count_right(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[int, int]
     if targets.is_floating_point() or outputs.ndim != targets.ndim + 1 or outputs.shape[0] != targets.shape[0]:
         return None
     if targets.ndim == 1:
-        return int((outputs.argmax(1) == targets).sum()), len(targets)
-    try:
-        guesses = classes_second(outputs, targets).argmax(1)
-    except ValueError:
+        scores = outputs
+    else:
+        try:
+            scores = classes_second(outputs, targets)
+        except UserCodeError:
+            return None
+    if classes is not None and scores.shape[1] != classes:
         return None
+    guesses = scores.argmax(1)
+    if targets.ndim == 1:
+        return int((guesses == targets).sum()), len(targets)
     counted = targets != IGNORED
     return int((guesses[counted] == targets[counted]).sum()), int(counted.sum())

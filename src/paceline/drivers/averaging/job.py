@@ -236,6 +236,11 @@ class AveragingRun(RankRun):
         )
 
     @property
+    def module(self) -> torch.nn.Module:
+        """This rank's model."""
+        return self._module
+
+    @property
     def parameters(self) -> torch.Tensor:
         """This rank's parameters in one vector; after the end, those of all ranks."""
         return torch.cat([parameter.detach().reshape(-1) for parameter in self._module.parameters()])

@@ -63,7 +63,7 @@ class PipelineRecorder(RunRecorder):
         super().__init__(replicas)
         self._stages = stages
         self._earlier = torch.empty((0, 2), dtype=torch.float64)
-        self._new: list[tuple[float, float | None]] = []
+        self._new: list[tuple[float, float]] = []
 
     def add_step(self, began: float, ended: float) -> None:
         """Record a step that was taken between these moments of time.perf_counter()."""
@@ -125,6 +125,7 @@ class PipelineRun(RankRun):
         self.optimizer, self.schedule = make_optimizer(training.optimizer, parameters, total_steps=job.rounds)
         self.recorder = PipelineRecorder(stages=plan.stages, replicas=ranks.world // plan.stages)
         self.parameters: torch.Tensor | None = None
+        self.whole: dict[str, torch.Tensor] | None = None
 
     def connected(self) -> Pipeline:
         return self._pipe
@@ -184,6 +185,7 @@ class PipelineRun(RankRun):
         whole = self._pipe.full_state_dict()
         if whole is None:
             return None
+        self.whole = dict(whole)
         self.parameters = torch.cat([whole[name].reshape(-1) for name in self._names])
         used = self.rounds_done * self.recorder.workers
         return self.recorder.trace(strategy=self.job.strategy, used=used, **about)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from paceline.distributed import RankGoneError
-from paceline.processes import Processes
+from paceline.processes import Processes, in_new_thread
 
 STORE = "PACELINE_STORE"  # a file with the port where ranks of one machine meet; set by `LocalRanks`, never by users
 INTERRUPTED = 130  # the exit code of a rank that SIGINT ended, as a shell gives it
@@ -80,24 +79,10 @@ class LocalRanks:
 
     def _run(self, run_rank: Callable[[Place], int], place: Place) -> int:
         os.environ[STORE] = str(Path(self._folder.name, "store"))
-        codes: list[int] = []
-        errors: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                codes.append(run_rank(place))
-            except BaseException as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=run, name="paceline-rank", daemon=True)
-        thread.start()
         try:
-            thread.join()
+            return in_new_thread(lambda: run_rank(place))
         except KeyboardInterrupt:
             return INTERRUPTED
-        if errors:
-            raise errors[0]
-        return codes[0]
 
     def _log(self, rank: int) -> Path:
         return self._logs / f"rank-{rank}.log"

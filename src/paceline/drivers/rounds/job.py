@@ -18,7 +18,7 @@ import logging
 import os
 import platform
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +91,11 @@ class RoundsRun:
         self._measurements = _Measurements(job, self._flat) if self._rank == 0 else None
         self._on_standing = on_standing
         self._last_measured: Evaluation | None = None
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """This rank's model."""
+        return self._module
 
     @property
     def parameters(self) -> torch.Tensor:
@@ -260,11 +265,16 @@ class RoundsRun:
 
 
 class _Measurements:
-    """Measures copies of the model, in a thread, one at a time."""
+    """Measures copies of the model, in a thread, one at a time.
+
+    Where samples are read by code of a user's, which may draw random numbers, measuring must not run beside training:
+    torch's generator is one for all threads.
+    """
 
     def __init__(self, job: RoundsJob, model: FlatModel) -> None:
         training, threads = job.training, torch.get_num_threads()
         self._model = model
+        self._beside_nobody = training.dataset.train.reads or training.dataset.test.reads
         self._copy = MeasuredCopy(training.module, lambda module: measure(module, training))
         self._thread = ThreadPoolExecutor(1, "paceline-measurer", lambda: torch.set_num_threads(threads))
         self._under_way: tuple[int, float, Future[tuple[float, float | None]]] | None = None
@@ -274,6 +284,8 @@ class _Measurements:
         if self._under_way is None:
             self._copy.load(self._model)
             self._under_way = rounds_done, seconds, self._thread.submit(self._copy)
+            if self._beside_nobody:
+                wait([self._under_way[2]])
 
     def collect(self, *, wait: bool) -> Evaluation | None:
         """Return the measurement that was under way, once it is done; with `wait`, wait for it."""

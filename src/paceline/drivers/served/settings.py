@@ -41,18 +41,20 @@ class EvaluateError(ServeError):
     """
 
 
-def measured_values(returned: object) -> tuple[float, float]:
+def measured_values(returned: object) -> tuple[float, float | None]:
     """Return the loss and the accuracy that a user's `evaluate` has returned, or raise EvaluateError.
 
-    >>> measured_values((0.53, 0.91)), measured_values([torch.tensor(0.5), 1])
-    ((0.53, 0.91), (0.5, 1.0))
+    >>> measured_values((0.53, 0.91)), measured_values([torch.tensor(0.5), 1]), measured_values((0.5, None))
+    ((0.53, 0.91), (0.5, 1.0), (0.5, None))
     >>> measured_values(0.53)
     Traceback (most recent call last):
     paceline.drivers.served.settings.EvaluateError: evaluate must return two numbers, the loss and the accuracy of the
     model it is given, as in (0.53, 0.91); it returned a float: 0.53
     """
     try:
-        loss, accuracy = (float(value) for value in returned)  # type: ignore[attr-defined]
+        loss, accuracy = (None if value is None else float(value) for value in returned)  # type: ignore[attr-defined]
+        if loss is None:
+            raise TypeError
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of more than one number
         shown = " ".join(repr(returned).split())
         raise EvaluateError(
