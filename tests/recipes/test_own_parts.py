@@ -16,7 +16,7 @@ import paceline
 from paceline import Race, Recipe, simulate
 from paceline.cli import main
 from paceline.data.own import ReadSamples, dataset_of
-from paceline.recipes.assembly import load_data, make_training, notice_of_k, sized
+from paceline.recipes.assembly import Given, load_data, make_training, notice_of_k, sized
 from paceline.runs.cluster import WorkerOptions, names_to_give_again, trusted_recipe
 from paceline.workers.losses import CrossEntropy, OwnLoss
 from tests.recipes import own_parts
@@ -267,7 +267,7 @@ def test_losses_do_not_count_what_torch_does_not_and_a_sum_is_refused():
     scores, labels = outputs[:, :, 0].requires_grad_(), torch.tensor([0, 1, 2, 1])
     weighed.check(scores, labels)
     assert not weighed.per_sample  # torch divides by the weights, which one sample does not know
-    assert float(weighed(scores, labels)[0]) == pytest.approx(
+    assert float(weighed(scores, labels)[0].detach()) == pytest.approx(
         float(F.cross_entropy(scores, labels, weight=torch.tensor([1.0, 5.0, 1.0])))
     )
     for summed in (torch.nn.CrossEntropyLoss(reduction="sum"), lambda o, t: F.cross_entropy(o, t, reduction="sum")):
@@ -357,10 +357,9 @@ def test_a_trial_and_a_measurement_draw_nothing_of_the_scripts():
         def forward(self, inputs):
             return super().forward(inputs + 0 * torch.rand(1))
 
-    recipe, state = SHORT.with_settings(data={"split": "iid"}), torch.get_rng_state()
-    data = load_data(recipe, paceline.recipes.assembly.Given(data=own_parts.numbers))
-    given = paceline.recipes.assembly.Given(data=own_parts.numbers, model=Drawing(6, 1), loss=F.mse_loss)
-    make_training(given.named(recipe), data, given)
+    objects = Given(data=own_parts.numbers, model=Drawing(6, 1), loss=F.mse_loss)
+    recipe, state = objects.named(SHORT), torch.get_rng_state()
+    make_training(recipe, load_data(recipe, objects), objects)
     assert torch.equal(torch.get_rng_state(), state)
 
 
