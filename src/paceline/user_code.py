@@ -109,6 +109,9 @@ def _importable_here() -> Iterator[None]:
 
 def _find(kind: str, name: str) -> Any:
     module_name, _, wanted = name.partition(":")
+    if module_name.endswith(".py"):
+        dotted = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise ValueError(f"{kind} {name!r} names a file; name its module, without .py: {f'{dotted}:{wanted}'!r}")
     if not all(part.isidentifier() for part in [*module_name.split("."), wanted]):
         raise UserCodeError(f"{kind} {name!r} must be 'module:{_word(kind)}', such as {_EXAMPLES[kind]!r}")
     module = _import(kind, name, module_name)

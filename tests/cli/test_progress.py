@@ -57,7 +57,7 @@ def drawn(console):
 
 def test_lines_are_for_those_who_see_no_bars(monkeypatch):
     monkeypatch.setattr(run_status, "LINE_SECONDS", 0.0)
-    lines = ("replaying: 2 of 5", "round of 9: lgc 3 (0.5000)", "round 3 of 9, ")
+    lines = ("replaying: 2 of 5", "round of 9: lgc 3 (loss 0.5000)", "round 3 of 9, ")
     assert all(line in drawn(console(terminal=False)) for line in lines)
     assert not any(line in drawn(console(terminal=True)) for line in lines)
 

@@ -162,7 +162,9 @@ def test_objects_train_in_real_processes_and_are_replayed(tmp_path, strategy, mo
     model.load_state_dict(trained.result.state_dict)
     found = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     assert torch.equal(found, trained.result.parameters)
-    with pytest.raises(ValueError, match="which is code and not a network by name"):
+    with pytest.raises(
+        ValueError, match=r"was given by a script: use paceline.replay\(folder, model=..., data=..., loss=...\)"
+    ):
         paceline.replay("run")
 
 

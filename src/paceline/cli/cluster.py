@@ -61,7 +61,7 @@ class TrainOptions:
     resume: str = option(
         "",
         "go on with the run in this folder, from its newest checkpoint; a folder names no code and no paths, so give "
-        "--model, --data-directory and --delay-file again if the run has them",
+        "--model, --data, --loss, --data-directory and --delay-file again if the run has its own",
         metavar="FOLDER",
     )
     listen: str = option("127.0.0.1:0", "where the server listens; more workers can join there", metavar="HOST:PORT")
@@ -83,7 +83,7 @@ class ServeOptions:
     resume: str = option(
         "",
         "go on with the run in this folder, from its newest checkpoint; a folder names no code and no paths, so give "
-        "--model, --data-directory and --delay-file again if the run has them",
+        "--model, --data, --loss, --data-directory and --delay-file again if the run has its own",
         metavar="FOLDER",
     )
     json: bool = json_option()
@@ -92,11 +92,14 @@ class ServeOptions:
 
 def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     from paceline.runs import cluster
+    from paceline.runs.launch import launched_place
 
     _check_resume_alone(options, overrides)
     recipe = given_recipe(options.recipe_file, overrides)
     if by_ranks(recipe) or (options.resume and is_ranks_run(options.resume)):
         return _train_ranks(options, recipe, overrides)
+    if not options.resume:
+        launched_place(recipe)  # a launch by torchrun is refused before its processes compete for the folder
     greeting = "server at {address}; more workers: paceline work {address}"
     run = functools.partial(cluster.train_recipe, listen=options.listen)
     _serve(options, recipe, run, command="train", greeting=greeting, overrides=overrides)
@@ -126,7 +129,8 @@ def _check_resume_alone(options: TrainOptions | ServeOptions, overrides: dict[st
     if refused:
         raise UsageError(
             f"--resume goes on with the run's own recipe, in its own folder: leave out {', '.join(refused)}; "
-            "--model, --data-directory and --delay-file may be given, which name code and paths, and --rounds for more"
+            "--model, --data, --loss, --data-directory and --delay-file may be given, which name code and paths, and "
+            "--rounds for more"
         )
     if "rounds" not in overrides and (given := [name for name in overrides if may_be_restated(name)]):
         raise UsageError(f"--{given[0].replace('_', '-')} is given again only with --rounds, which extends the run")

@@ -25,7 +25,7 @@ from paceline.cli.cluster import ServeOptions, TrainOptions, serve, train
 from paceline.cli.completion import completion_script
 from paceline.cli.help_text import command_help, commands_help, summary
 from paceline.cli.inspect import InspectRatesOptions, inspect_rates
-from paceline.cli.options import Option, UsageError, options_of, parse, warn
+from paceline.cli.options import Option, UsageError, naming_typed_flags, options_of, parse, warn
 from paceline.cli.plan import PlanPipelineOptions, plan_pipeline
 from paceline.cli.pruning_commands import InspectPruningOptions, PlanPruningOptions, inspect_pruning, plan_pruning
 from paceline.cli.replay import ReplayOptions, replay
@@ -59,7 +59,7 @@ class Command:
         return command_help(name, about, self.table, common=self.common or (), everything=everything)
 
 
-TRAINED = ("data.name", "data.directory", "model.name", "worker.batch_size", "optimizer.lr", "rounds")
+TRAINED = ("data.name", "data.directory", "model.name", "model.loss", "worker.batch_size", "optimizer.lr", "rounds")
 CLUSTER = ("cluster.workers", "strategy.k", *TRAINED)
 REAL = ("strategy.name", "strategy.on", *CLUSTER, "delay.inject")
 
@@ -157,7 +157,8 @@ def _dispatch(given: list[str]) -> int:
             print(_help_of(name, everything="--help-all" in arguments))
         else:
             options, overrides = COMMANDS[name].parse(arguments)
-            COMMANDS[name].call(options, overrides)
+            with naming_typed_flags(COMMANDS[name].table, arguments):
+                COMMANDS[name].call(options, overrides)
     return 0
 
 
@@ -175,7 +176,7 @@ def command_named(given: Sequence[str]) -> tuple[str, list[str]]:
         return first, rest
     if first in GROUPS and rest and f"{first} {rest[0]}" in COMMANDS:
         return f"{first} {rest[0]}", rest[1:]
-    if first in GROUPS and (set(rest) & set(HELP) or (first not in OLD_NAMES and not rest)):
+    if first in GROUPS and (set(rest) & set(HELP) or not rest):
         return first, rest
     if first in GROUPS and rest and (first not in OLD_NAMES or not rest[0].startswith("-")):
         _refuse_misspelt(first, rest[0])

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import os
 import re
 import sys
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -28,6 +30,7 @@ from paceline.decoding import describe
 from paceline.errors import PacelineError
 from paceline.quantities import unit_examples, with_unit
 from paceline.recipes import Recipe, read_recipe
+from paceline.recipes.reading import RecipeError
 from paceline.renaming import RENAMED_SETTINGS
 from paceline.settings import Rule, convert
 from paceline.strategies import STRATEGIES
@@ -236,9 +239,12 @@ def refuse_strategies(file: str, flag: str) -> None:
     Traceback (most recent call last):
     paceline.cli.options.UsageError: there is no recipe 'full,lgc'; for a strategy give --strategies full,lgc
     """
-    names = [name.partition("@")[0] for name in file.split(",")]
-    if all(name in (*STRATEGIES, *AVERAGING) for name in names) and not Path(file).exists():
+    if all(map(_is_strategy, file.split(","))) and not Path(file).exists():
         raise UsageError(f"there is no recipe {file!r}; for a strategy give {flag} {file}")
+
+
+def _is_strategy(word: str) -> bool:
+    return word.partition("@")[0] in (*STRATEGIES, *AVERAGING)
 
 
 def parse(
@@ -269,13 +275,14 @@ def parse(
 def _read(table: Sequence[Option], words: deque[str]) -> Iterator[tuple[Option, tuple[str, str]]]:
     """Yield the options that are there: each, as it was spelt, and its text."""
     spelt = {flag: option for option in table for flag in option.flags if not option.spelling.positional}
-    places = deque(option for option in table if option.spelling.positional)
+    places, placed = deque(option for option in table if option.spelling.positional), list[str]()
     while words:
         word = words.popleft()
         if not _is_option(word):
             if not places:
-                raise UsageError(f"unexpected argument {word!r}; --help shows what may be given")
+                raise _one_too_many([*placed, word, *words], spelt)
             place = places.popleft()
+            placed.append(word)
             yield place, (place.metavar, word)
             continue
         flag, equals, text = word.partition("=")
@@ -290,6 +297,23 @@ def _read(table: Sequence[Option], words: deque[str]) -> Iterator[tuple[Option, 
             yield positive, (flag, "false")
         else:
             raise _unknown_option(flag, spelt)
+
+
+def _one_too_many(words: Sequence[str], spelt: Mapping[str, Option]) -> UsageError:
+    """Return the error for an argument that has no place; names of strategies are told theirs.
+
+    >>> raise _one_too_many(["lgc", "full", "--json"], {"--strategies": None})
+    Traceback (most recent call last):
+    paceline.cli.options.UsageError: unexpected argument 'full'; for strategies give --strategies lgc,full
+    """
+    named = list(itertools.takewhile(_is_strategy, words))
+    text = f"unexpected argument {words[1] if named else words[-1]!r}; "
+    if len(named) < 2 or not {"--strategies", "--strategy"} & set(spelt):
+        return UsageError(f"{text}--help shows what may be given")
+    many = "--strategies" in spelt
+    return UsageError(
+        text + (f"for strategies give --strategies {','.join(named)}" if many else f"give one: --strategy {named[0]}")
+    )
 
 
 def _is_option(word: str) -> bool:
@@ -328,6 +352,65 @@ def _converted(option: Option, flag: str, text: str) -> Any:
     return value
 
 
+@contextmanager
+def naming_typed_flags(table: Sequence[Option], arguments: Sequence[str]) -> Iterator[None]:
+    """Let an error about a setting begin with the flag that was typed: --data, where --data.name is its full name.
+
+    >>> with naming_typed_flags(list(recipe_options()), ["--k", "many"]):
+    ...     read_recipe(None, {"strategy.k": "many"})
+    Traceback (most recent call last):
+    paceline.cli.options.UsageError: --k: expected a whole number or 'auto' or 'none', got 'many'
+    """
+    try:
+        yield
+    except RecipeError as error:
+        typed = {word.partition("=")[0].replace("_", "-") for word in arguments}
+        for full, *others in (option.flags for option in table if option.of_recipe):
+            found = next((flag for flag in others if flag in typed), None)
+            if found is not None and full not in typed and str(error).startswith(f"{full}: "):
+                raise UsageError(found + str(error).removeprefix(full)) from error
+        raise
+
+
+CALLED_ELSEWHERE = {
+    "--learning-rate": "--lr",
+    "--epochs": "--rounds",
+    "--steps": "--rounds",
+    "--iterations": "--rounds",
+    "--latency": "--network.latency-seconds",
+    "--bandwidth": "--network.server-bits-per-second",
+    "--batch": "--batch-size",
+    "--bs": "--batch-size",
+    "--dataset": "--data",
+    "--data-dir": "--data-directory",
+    "--network": "--model",
+    "--nproc-per-node": "--workers",
+    "--num-workers": "--workers",
+    "--world-size": "--workers",
+    "--output": "--out",
+    "--output-dir": "--out",
+}
+"""What other tools call an option -> the name that it has here."""
+DEVICES = ("--device", "--gpu", "--gpus", "--cuda", "--accelerator")
+NEAR = 0.75  # of the letters must agree: a guess that is wrong misleads
+
+
 def _unknown_option(flag: str, known: Mapping[str, Option]) -> UsageError:
-    near = difflib.get_close_matches(flag, known, n=1)
-    return UsageError(f"unknown option {flag}; {f'did you mean {near[0]}?' if near else '--help-all lists all'}")
+    """Return the error for an option that there is not, with the one that is meant.
+
+    >>> raise _unknown_option("--momentum", {flag: each for each in recipe_options() for flag in each.flags})
+    Traceback (most recent call last):
+    paceline.cli.options.UsageError: unknown option --momentum; did you mean --optimizer.momentum?
+    """
+    if flag in DEVICES:
+        return UsageError(f"unknown option {flag}; recipes run on the CPU; in a script of your own, any device does")
+    in_sections = [each for each in known if each.partition(".")[2] == flag.removeprefix("--")]
+    meant = [
+        *([CALLED_ELSEWHERE[flag]] if CALLED_ELSEWHERE.get(flag) in known else []),
+        *(in_sections if len(in_sections) == 1 else []),
+        *difflib.get_close_matches(flag, known, n=1, cutoff=NEAR),
+    ]
+    if not meant:
+        return UsageError(f"unknown option {flag}; --help-all lists all")
+    unit = " (a round is a step of the model)" if meant[0] == "--rounds" and flag in CALLED_ELSEWHERE else ""
+    return UsageError(f"unknown option {flag}; did you mean {meant[0]}?{unit}")

@@ -68,6 +68,10 @@ def is_ranks_run(folder: str) -> bool:
 def run_folder(text: str) -> Path:
     """Return the folder of a real run, and refuse any other."""
     if not Path(text, TRACE).is_file() and not is_ranks_run(text):
+        if Path(text, RESULTS).is_file():
+            raise UsageError(
+                f"{text} is simulated and needs no replay: the same recipe gives the same result, bit for bit"
+            )
         raise UsageError(f"{text} is not a run: it has no {TRACE}")
     return Path(text)
 

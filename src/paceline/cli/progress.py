@@ -136,11 +136,11 @@ def race_line(names: Sequence[str], runs: Sequence[RunProgress], rounds: int) ->
     """Return how far runs have come, side by side in one line: the round of each, and its loss in brackets.
 
     >>> race_line(["full", "lgc"], [RunProgress(round=3, seconds=1.0, loss=0.5), RunProgress(round=9, seconds=1.0)], 20)
-    'round of 20: full 3 (0.5000), lgc 9'
+    'round of 20: full 3 (loss 0.5000), lgc 9'
     """
     line, shown = f"round of {rounds}: ", 0
     for name, run in zip(names, runs, strict=True):
-        loss = "" if run.loss is None else f" ({run.loss:.4f})"
+        loss = "" if run.loss is None else f" (loss {run.loss:.4f})"
         lane = f"{name} {min(run.round, rounds)}{loss}"
         rest = f" and {len(names) - shown} more"
         if shown and len(line) + len(lane) + len(rest) > WIDTH:
@@ -219,7 +219,7 @@ class RunView:
         if not self._draws:
             self._lines.show(status)
             return
-        self._last = Group(*run_view(status, self._pace.add(status.round, now=now)))
+        self._last = Group(*run_view(status, self._pace.add(status, now=now)))
         if now - self._drawn >= VIEW_SECONDS:  # ranks call this after every step
             self._drawn = now
             self._live.update(self._last, refresh=True)

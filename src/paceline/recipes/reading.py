@@ -21,7 +21,7 @@ from paceline.errors import PacelineError
 from paceline.files import read_plain
 from paceline.lookup import unknown
 from paceline.quantities import unit_examples, with_unit
-from paceline.recipes.recipe import Recipe
+from paceline.recipes.recipe import Recipe, section_with
 from paceline.renaming import RENAMED_SETTINGS, with_new_names
 from paceline.settings import SettingError, convert
 
@@ -186,6 +186,9 @@ def _hint_of(path: Path_, place: str) -> Any:
             raise RecipeError(f"{place}: {unknown('section', path[0], sections)}")
         kind, where = sections[path[0]], f"[{path[0]}]"
     names = [field.name for field in dataclasses.fields(kind)]
+    if len(path) <= 2 and path[-1] not in names and (home := section_with(path[-1])) is not None:
+        where_to = f"below [{home}]" if home else "above all sections"
+        raise RecipeError(f"{place}: {path[-1]!r} is no key in {where}: write it {where_to}")
     if len(path) > 2 or path[-1] not in names:
         raise RecipeError(f"{place}: {unknown(f'key in {where}', '.'.join(path[1:]) or path[0], names)}")
     return get_type_hints(kind)[path[-1]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import warnings
 from collections.abc import Mapping
@@ -212,7 +213,7 @@ class Recipe(Checked):
         known = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         for name, value in changes.items():
             if name not in known:
-                raise unknown("setting", name, known)
+                raise _belongs(name, value) or unknown("setting", name, known)
             known[name] = value if not isinstance(value, Mapping) else _changed(known[name], value, section=name)
         return Recipe(**known)
 
@@ -234,6 +235,46 @@ class Recipe(Checked):
         3
         """
         return dataclasses.replace(self, seed=seed)
+
+
+def section_with(name: str) -> str | None:
+    """Return the one section that has a setting of this name, "" for a recipe's own; None for none or several.
+
+    >>> section_with("workers"), section_with("rounds"), section_with("name")
+    ('cluster', '', None)
+    """
+    fields: dict[str, Any] = {field.name: field.default_factory for field in dataclasses.fields(Recipe)}
+    sections = {key: kind for key, kind in fields.items() if dataclasses.is_dataclass(kind)}
+    if name in fields:
+        return None if name in sections else ""
+    found = [key for key, kind in sections.items() if name in {field.name for field in dataclasses.fields(kind)}]
+    return found[0] if len(found) == 1 else None
+
+
+def _belongs(name: str, value: object) -> ValueError | None:
+    """Return the error for a setting that was given without its section, if exactly one has it."""
+    section = section_with(name)
+    if not section:
+        return None
+    return ValueError(f"{name!r} is a setting of {section}: use with_settings({section}={{{name!r}: {value!r:.40}}})")
+
+
+def _names_sections(kind: type[Recipe]) -> type[Recipe]:
+    """Let a recipe that is made with a section's setting say where that setting belongs."""
+    init = kind.__init__
+
+    @functools.wraps(init)
+    def checked(self: Recipe, *places: Any, **settings: Any) -> None:
+        for name, value in settings.items():
+            if name not in kind.__dataclass_fields__ and (error := _belongs(name, value)) is not None:
+                raise TypeError(str(error).replace("use ", "use Recipe()."))
+        init(self, *places, **settings)
+
+    kind.__init__ = checked  # type: ignore[method-assign]
+    return kind
+
+
+_names_sections(Recipe)
 
 
 def _changed(before: Any, changes: Mapping[str, Any], *, section: str) -> Any:

@@ -15,6 +15,7 @@ from paceline.quantities import count_text, loss_text, percent_text, seconds_tex
 from paceline.reports.results import ResultRow, TraceGroup, baseline
 from paceline.traces import Trace
 from paceline.traces.worker_counts import dropped_sentence, mostly_dropped
+from paceline.user_code import is_code
 
 NEARLY = 0.05  # a loss that exceeds the baseline's by no more than this share counts as kept
 MOST_STOPPED = 4
@@ -240,14 +241,16 @@ def _workers(traces: Sequence[Trace]) -> str:
 
 
 def _setting(recipe: Mapping[str, Any], *, trained: bool, served: bool) -> list[str]:
-    """Return data, network and K, as far as the recipe has them."""
+    """Return data, network, a loss of the user's own and K, as far as the recipe has them."""
     data = _section(recipe, "data")
     dealt = {
         "non-iid": f"non-IID({data.get('classes_per_worker')})",
         "dirichlet": f"Dirichlet({data.get('alpha')})",
     }.get(str(data.get("split")), data.get("split"))
-    network, k = _section(recipe, "model").get("name"), _section(recipe, "strategy").get("k")
-    words = [data.get("name"), dealt, network] if trained else []
+    model, k = _section(recipe, "model"), _section(recipe, "strategy").get("k")
+    loss = model.get("loss")
+    own_loss = f"loss {loss}" if isinstance(loss, str) and is_code(loss) else ""
+    words = [data.get("name"), dealt, model.get("name"), own_loss] if trained else []
     return [str(word) for word in [*words, served and k and f"K={k}"] if word]
 
 

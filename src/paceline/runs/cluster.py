@@ -272,6 +272,7 @@ def work_for(
         work(worker, training.module, training, delay_of(recipe), on_gradient=on_gradient)
 
 
+SERVER = "the server"
 CODE = (  # the options that name code, the settings that hold it, and what is said of them
     ("--model", ("model", "name"), ("trains", "a network")),
     ("--data", ("data", "name"), ("reads", "a data set")),
@@ -283,7 +284,26 @@ def _at(recipe: Recipe, path: tuple[str, str]) -> str:
     return str(getattr(getattr(recipe, path[0]), path[1]))
 
 
-def trusted_recipe(document: Mapping[str, Any], options: WorkerOptions, *, source: str = "the server") -> Recipe:
+def _code_to_give(
+    missing: Sequence[tuple[str, str, tuple[str, str]]], recipe: Recipe, options: WorkerOptions, source: str
+) -> str:
+    """Return the line that asks for all that no server and no folder may name."""
+    named = " and ".join(f"{does} {name!r}" for _, name, (does, _) in missing)
+    if any(name.startswith("script:") for _, name, _ in missing):
+        objects = ", ".join(f"{option[2:]}=..." for option, _, _ in missing)
+        how = f"use paceline.replay(folder, {objects}), or paceline.train(recipe, out=folder, resume=True, {objects})"
+        return f"{source} {named}, which was given by a script: {how}"
+    kinds = " and ".join(what for _, _, (_, what) in missing)
+    asked = {option: name for option, name, _ in missing}
+    again = names_to_give_again(recipe)
+    for option, given in (("--data-directory", options.data_directory), ("--delay-file", options.delay_file)):
+        if option in again and not given and source != SERVER:
+            asked[option] = again[again.index(option) + 1]
+    words = shlex.join(word for pair in asked.items() for word in pair)
+    return f"{source} {named}, which is code and not {kinds} by name; if you have it and trust it, give {words}"
+
+
+def trusted_recipe(document: Mapping[str, Any], options: WorkerOptions, *, source: str = SERVER) -> Recipe:
     """Return a recipe from elsewhere with nothing in it that would import code or read a path of its source's choosing.
 
     >>> trusted_recipe(Recipe().with_settings(data={"directory": "/etc"}).to_document(), WorkerOptions()).data.directory
@@ -295,15 +315,15 @@ def trusted_recipe(document: Mapping[str, Any], options: WorkerOptions, *, sourc
     if not document:
         raise ValueError("the server was started by a script and has no recipe; use paceline.Worker in a script too")
     recipe = Recipe.from_document(document)
+    missing = []
     for option, path, kind in CODE:
         named, mine = _at(recipe, path), getattr(options, path[0] if path[1] == "name" else path[1])
         if is_code(named) and not mine and getattr(options.given, option[2:]) is None:
-            raise ValueError(
-                f"{source} {kind[0]} {named!r}, which is code and not {kind[1]} by name; if you have it and trust it, "
-                f"give {option} {shlex.quote(named)}"
-            )
+            missing.append((option, named, kind))
         if mine and not is_code(named) and mine != named:
             raise ValueError(f"{source} {kind[0]} {named}, and you gave {option} {mine}: leave it out")
+    if missing:
+        raise ValueError(_code_to_give(missing, recipe, options, source))
     norm = recipe.model.norm if options.model in ("", recipe.model.name) else ""
     recipe = recipe.with_settings(
         data={"directory": options.data_directory, "name": options.data or recipe.data.name},

@@ -25,7 +25,7 @@ class Race:
 
     `data`, `model` and `loss` are objects of your own in place of those that the recipe names, as for `simulate`.
 
-    >>> race = Race(Recipe(rounds=5), strategies=["full", "lgc"])
+    >>> race = Race(Recipe(rounds=5), ["full", "lgc"])
     >>> for lane, progress in race:
     ...     pass
     >>> [result.strategy for result in race.results]
@@ -35,8 +35,8 @@ class Race:
     def __init__(
         self,
         recipe: Recipe,
-        *,
         strategies: Sequence[str] = tuple(STRATEGIES),
+        *,
         seeds: int = 1,
         data: Any = None,
         model: Any = None,

@@ -25,7 +25,7 @@ from paceline.codecs.naming import text_of
 from paceline.drivers.served.run import RunOutcome, open_run
 from paceline.drivers.served.security import check_exposed, join_address, parse_address, server_credentials
 from paceline.drivers.served.server import check_listens
-from paceline.drivers.served.settings import Limits, ServeError, ServerSettings, measured_values
+from paceline.drivers.served.settings import Limits, ServeError, ServerSettings, measured_by
 from paceline.quantities import counted
 from paceline.renaming import renamed
 from paceline.runs.pages import shown_log, write_pages
@@ -109,7 +109,7 @@ def serve(
         seed=seed,
         blocks=blocks,
         limits=limits if limits is not None else Limits(),
-        measure=None if evaluate is None else MeasuredCopy(model, lambda module: measured_values(evaluate(module))),
+        measure=None if evaluate is None else MeasuredCopy(model, lambda module: measured_by(evaluate, module)),
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
     )

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("paceline.runs")
 
 MOST_GRADIENTS_BY_EVENT = 5_000_000
+SHOWN = ("strategy", "rounds", "seconds", "loss", "accuracy")
 FROM_TRACE = ("late_work", "clock", "diverged", "sent_bytes", "received_bytes")
 
 
@@ -71,6 +72,15 @@ class Result:
     trace: Trace
     parameters: torch.Tensor | None = None
     state_dict: dict[str, torch.Tensor] | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        """Return the result in a line: the trace of a long run fills pages.
+
+        >>> simulate(Recipe(rounds=5), timing_only=True)
+        Result(strategy='lgc', rounds=5, seconds=..., loss=None, accuracy=None)
+        """
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in SHOWN)
+        return f"Result({shown})"
 
     @property
     def strategy(self) -> str:

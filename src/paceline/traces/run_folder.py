@@ -49,7 +49,10 @@ def check_free(folder: Path) -> None:
     name = found.relative_to(folder)
     if found.name == RESULTS:
         raise FolderTakenError(f"{folder} holds results ({name}); give another folder, or move them away")
-    raise FolderTakenError(f"{folder} holds a run ({name}); give another folder, or go on with it: --resume {folder}")
+    raise FolderTakenError(
+        f"{folder} holds a run ({name}); give another folder, or go on with it: --resume {folder} "
+        "(in Python: resume=True)"
+    )
 
 
 def take_folder(folder: Path) -> Path:

@@ -56,3 +56,15 @@ def with_defaults(kept: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[
         if isinstance(value, Mapping) and isinstance(kept.get(name), Mapping):
             whole[name] = {**value, **kept[name]}
     return whole
+
+
+def remedy(different: str) -> str:
+    """Return what helps where two runs differ in this: more rounds are an extension of the run.
+
+    >>> remedy("rounds was 20, and is 40 now")
+    'for more rounds give --rounds beside --resume, or extension=Extension(rounds=...) of paceline.recipes.extension'
+    """
+    if different.startswith("rounds was "):
+        how = "extension=Extension(rounds=...) of paceline.recipes.extension"
+        return f"for more rounds give --rounds beside --resume, or {how}"
+    return "give what it was, or begin anew in another folder"

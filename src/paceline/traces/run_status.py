@@ -81,21 +81,29 @@ class RunStatus:
 class Pace:
     """The rounds per second of the last ten seconds.
 
+    The wait for workers is no part of it: the run has a pace once it has begun.
+
+    >>> from dataclasses import replace
+    >>> begun = RunStatus(round=10, rounds=90, seconds=0.0, loss=None, accuracy=None, begun=True, workers=())
     >>> pace = Pace()
-    >>> pace.add(10, now=0.0), pace.add(30, now=4.0)
+    >>> pace.add(replace(begun, begun=False, round=0), now=0.0)
+    0.0
+    >>> pace.add(begun, now=8.0), pace.add(replace(begun, round=30), now=12.0)
     (0.0, 5.0)
     """
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
-    def add(self, round: int, *, now: float) -> float:
+    def add(self, status: RunStatus, *, now: float) -> float:
         """Note the rounds that are done at a moment, and return the pace."""
-        self._seen.append((now, round))
+        if not status.begun:
+            return 0.0
+        self._seen.append((now, status.round))
         while now - self._seen[0][0] > PACE_SECONDS:
             self._seen.popleft()
         began, before = self._seen[0]
-        return (round - before) / (now - began) if now > began else 0.0
+        return (status.round - before) / (now - began) if now > began else 0.0
 
 
 class PeriodicLines:
@@ -131,7 +139,7 @@ class StatusLines:
 
     def show(self, status: RunStatus) -> None:
         """Write a line about the run, if it is time for one."""
-        pace = self._pace.add(status.round, now=self._clock())
+        pace = self._pace.add(status, now=self._clock())
         self._lines.offer(lambda: status_line(status, pace))
 
 

@@ -28,7 +28,7 @@ from paceline.distributed.agreement import raise_refusals
 from paceline.distributed.stores import StoreGather
 from paceline.files import discard, read_plain, write_file
 from paceline.traces.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from paceline.traces.run_settings import difference, with_defaults
+from paceline.traces.run_settings import difference, remedy, with_defaults
 from paceline.training.plain import with_tensors, without_tensors
 from paceline.training.saved_state import refusing
 
@@ -164,7 +164,9 @@ def _read(
     except (ValueError, OSError) as error:
         return None, str(error)
     if different:
-        return None, f"the checkpoint of round {rounds} in {checkpoints.run_folder} is of another recipe: {different}"
+        helps = f"; {remedy(different)}" if different.startswith("rounds ") else ""
+        name = f"the checkpoint of round {rounds} in {checkpoints.run_folder}"
+        return None, f"{name} is of another recipe: {different}{helps}"
     return state, ""
 
 

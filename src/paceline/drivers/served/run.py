@@ -58,7 +58,7 @@ from paceline.traces.journal import (
 )
 from paceline.traces.journal_files import JournalWriter, read_journal
 from paceline.traces.run_folder import check_free, make_folder
-from paceline.traces.run_settings import difference, with_defaults
+from paceline.traces.run_settings import difference, remedy, with_defaults
 from paceline.traces.run_status import RunStatus
 from paceline.traces.worker_counts import DropWatch
 from paceline.training import TrainState
@@ -149,7 +149,7 @@ def _check_same_run(settings: ServerSettings, checkpoint: Checkpoint) -> None:
     else:
         different = difference(run, {key: value for key, value in settings.identity.items() if key in run})
     if different:
-        raise ServeError(f"{name} is of another run: {different}; give what it was, or begin anew in another folder")
+        raise ServeError(f"{name} is of another run: {different}; {remedy(different)}")
 
 
 def _seconds(checkpoint: Checkpoint, folder: Path) -> float:

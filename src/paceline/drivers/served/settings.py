@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,7 +33,7 @@ class ServeError(PacelineError, ValueError):
 
 
 class EvaluateError(ServeError):
-    """What `evaluate` returned is no loss and no accuracy.
+    """An `evaluate` that raised, or returned no loss and no accuracy.
 
     >>> raise EvaluateError("evaluate must return ...")
     Traceback (most recent call last):
@@ -62,6 +62,20 @@ def measured_values(returned: object) -> tuple[float, float | None]:
             f"it returned a {type(returned).__name__}: {shown if len(shown) <= 80 else shown[:79] + '…'}"
         ) from None
     return loss, accuracy
+
+
+def measured_by(evaluate: Callable[[nn.Module], object], module: nn.Module) -> tuple[float, float]:
+    """Return the loss and the accuracy that a user's `evaluate` finds, or raise EvaluateError.
+
+    >>> measured_by(lambda module: 1 / 0, nn.Identity())
+    Traceback (most recent call last):
+    paceline.drivers.served.settings.EvaluateError: evaluate raised ZeroDivisionError: division by zero
+    """
+    try:
+        returned = evaluate(module)
+    except Exception as error:
+        raise EvaluateError(f"evaluate raised {type(error).__name__}: {error}") from error
+    return measured_values(returned)
 
 
 @dataclass(frozen=True, kw_only=True)
