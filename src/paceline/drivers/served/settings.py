@@ -64,7 +64,7 @@ def measured_values(returned: object) -> tuple[float, float | None]:
     return loss, accuracy
 
 
-def measured_by(evaluate: Callable[[nn.Module], object], module: nn.Module) -> tuple[float, float]:
+def measured_by(evaluate: Callable[[nn.Module], object], module: nn.Module) -> tuple[float, float | None]:
     """Return the loss and the accuracy that a user's `evaluate` finds, or raise EvaluateError.
 
     >>> measured_by(lambda module: 1 / 0, nn.Identity())
