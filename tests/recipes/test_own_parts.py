@@ -17,7 +17,7 @@ from paceline import Race, Recipe, simulate
 from paceline.cli import main
 from paceline.data.own import ReadSamples, dataset_of
 from paceline.recipes.assembly import Given, load_data, make_training, notice_of_k, sized
-from paceline.runs.cluster import WorkerOptions, names_to_give_again, trusted_recipe
+from paceline.runs.cluster import WorkerOptions, names_to_give_again, recipe_of_run, trusted_recipe
 from paceline.workers.losses import CrossEntropy, OwnLoss
 from tests.recipes import own_parts
 
@@ -144,6 +144,16 @@ class Dropping(own_parts.LanguageModel):
 
     def forward(self, ids):
         return F.dropout(super().forward(ids), 0.2, self.training)
+
+
+def test_all_that_no_folder_may_name_is_asked_for_in_one_line(tmp_path):
+    own = {"model": {"name": "a:net", "loss": "c:loss"}, "data": {"name": "b:load", "directory": "/my data"}}
+    document = SHORT.with_settings(**own).to_document()
+    asked = "give --model a:net --data b:load --loss c:loss --data-directory '/my data'"
+    with pytest.raises(ValueError, match=f"{asked}$"):
+        recipe_of_run(tmp_path, document, WorkerOptions())
+    with pytest.raises(ValueError, match=r"give --data b:load --loss c:loss$"):  # a worker's directory is its own
+        trusted_recipe(document, WorkerOptions(model="a:net"))
 
 
 @pytest.mark.parametrize("strategy", ["lgc", "lgc@ranks", "hpsgd"])

@@ -76,6 +76,14 @@ def test_a_senseless_evaluation_ends_the_run_at_once_and_frees_its_folder(return
     assert list(tmp_path.iterdir()) == []
 
 
+def test_so_does_one_that_raises(tmp_path, caplog):
+    with serving(network(), tmp_path, evaluate=lambda module: {}["no"]) as (_, ended):
+        pass
+    assert [type(error) for error in ended] == [EvaluateError]
+    assert "evaluate raised KeyError: 'no'" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_later_one_ends_the_run_with_a_checkpoint(tmp_path):
     returned = iter([(0.5, 0.5), (0.5, 0.5), None, None, None])
     served, model = network(), network()

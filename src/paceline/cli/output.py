@@ -16,7 +16,7 @@ from paceline.runs import Result, as_document
 from paceline.runs.ranks import RECIPE
 from paceline.traces.journal import TRACE
 from paceline.traces.run_folder import RESULTS, next_free_folder, take_folder
-from paceline.traces.trace_files import write_traces
+from paceline.traces.trace_files import TRACES, write_traces
 
 RUNS = "runs"
 
@@ -68,7 +68,7 @@ def is_ranks_run(folder: str) -> bool:
 def run_folder(text: str) -> Path:
     """Return the folder of a real run, and refuse any other."""
     if not Path(text, TRACE).is_file() and not is_ranks_run(text):
-        if Path(text, RESULTS).is_file():
+        if Path(text, TRACES).is_file():
             raise UsageError(
                 f"{text} is simulated and needs no replay: the same recipe gives the same result, bit for bit"
             )
