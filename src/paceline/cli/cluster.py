@@ -91,8 +91,8 @@ class ServeOptions:
 
 
 def train(options: TrainOptions, overrides: dict[str, str]) -> None:
-    from paceline.runs import cluster
     from paceline.runs.launch import launched_place
+    from paceline.runs.training import train_recipe
 
     _check_resume_alone(options, overrides)
     recipe = given_recipe(options.recipe_file, overrides)
@@ -101,7 +101,7 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     if not options.resume:
         launched_place(recipe)  # a launch by torchrun is refused before its processes compete for the folder
     greeting = "server at {address}; more workers: paceline work {address}"
-    run = functools.partial(cluster.train_recipe, listen=options.listen)
+    run = functools.partial(train_recipe, listen=options.listen)
     _serve(options, recipe, run, command="train", greeting=greeting, overrides=overrides)
 
 
@@ -254,6 +254,7 @@ def _extension_of_ranks(overrides: dict[str, str]) -> Extension | None:
 def _train_ranks(options: TrainOptions, recipe: Recipe, overrides: dict[str, str]) -> None:
     """Be a rank of a launch, or start the ranks and wait for them; rank 0, or who started them, shows results."""
     from paceline.runs import cluster
+    from paceline.runs.training import train_recipe
 
     place, resume, extension = place_in(os.environ), bool(options.resume), None
     folder = Path(options.resume or options.out)
@@ -275,7 +276,7 @@ def _train_ranks(options: TrainOptions, recipe: Recipe, overrides: dict[str, str
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the ranks as well
     try:
         with RunView(notes, shown=place is None or place.rank == 0) as view:
-            trained = cluster.train_recipe(
+            trained = train_recipe(
                 recipe,
                 out=folder if resume or place is None else options.out or None,
                 resume=resume,

@@ -132,6 +132,8 @@ class LARS(Optimizer):
         trust: float | _Unset | None = _UNSET,
     ) -> None:
         if not isinstance(trust, _Unset):
+            if trust_coefficient != 0.001:
+                raise TypeError("trust is the old name of trust_coefficient: give trust_coefficient alone")
             _warn_of_trust(stacklevel=3)
             trust_coefficient = trust
         if weight_decay is None:

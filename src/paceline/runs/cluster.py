@@ -16,7 +16,6 @@ import numpy as np
 
 from paceline.data import DATASETS
 from paceline.pipeline.settings import refuse_pipeline
-from paceline.processes import check_processes
 from paceline.recipes.assembly import (
     NOTHING_GIVEN,
     Given,
@@ -34,14 +33,13 @@ from paceline.runs.forked_workers import ForkedWorkers
 from paceline.runs.simulation import Result, give_notices, state_with
 from paceline.strategies import STRATEGIES
 from paceline.traces import summarise
-from paceline.traces.run_folder import next_free_folder, removing_unused, take_folder
+from paceline.traces.run_folder import next_free_folder, take_folder
 from paceline.user_code import is_code
 
 if TYPE_CHECKING:
     from paceline.data import Dataset
     from paceline.drivers.served.run import RunOutcome
     from paceline.drivers.served.settings import ServerSettings
-    from paceline.pipeline.plan import Plan
     from paceline.traces.run_status import RunStatus
     from paceline.workers.paced import Delay
 
@@ -405,94 +403,6 @@ def delay_of(recipe: Recipe) -> Delay:
 # -- both on one machine -------------------------------------------------------------------------------------------
 
 
-LISTEN = "127.0.0.1:0"
-
-
-def train_recipe(
-    recipe: Recipe,
-    *,
-    given: Given = NOTHING_GIVEN,
-    out: str | Path | None = None,
-    resume: bool = False,
-    extension: Extension | None = None,
-    listen: str = LISTEN,
-    on_open: Callable[[str], None] = lambda address: None,
-    on_standing: OnStanding = lambda standing: None,
-    on_plan: Callable[[Plan], None] = lambda plan: None,
-) -> Trained:
-    """Carry out a recipe in real processes, with a server and workers, or with ranks (`training.py` says it whole)."""
-    from paceline.runs.launch import RanksToTrain, launched_place, train_ranks
-    from paceline.runs.ranks import by_ranks
-
-    recipe = given.named(recipe)
-    place = launched_place(recipe)
-    if by_ranks(recipe):
-        if listen != LISTEN:
-            raise ValueError("--listen is for a parameter server, and ranks have none: torchrun says where they meet")
-        ranks = RanksToTrain(recipe=recipe, out=out, resume=resume, extension=extension, given=given)
-        with removing_unused():
-            return train_ranks(ranks, place, on_standing=on_standing, on_plan=on_plan)
-    endpoint = ServerEndpoint(listen=listen, insecure=True)
-    check_loopback(endpoint)
-    check_processes(recipe.cluster.workers)
-    with removing_unused():
-        return _train_served(
-            recipe,
-            endpoint,
-            out,
-            resume=resume,
-            extension=extension,
-            given=given,
-            on_open=on_open,
-            on_standing=on_standing,
-        )
-
-
-def _train_served(
-    recipe: Recipe,
-    endpoint: ServerEndpoint,
-    out: str | Path | None,
-    *,
-    resume: bool,
-    extension: Extension | None,
-    given: Given,
-    on_open: Callable[[str], None],
-    on_standing: OnStanding,
-) -> Trained:
-    """Start workers on this machine, serve the recipe to them, and end them."""
-    taken = folder_to_train(out, resume=resume)
-    started: list[LocalWorkers] = []
-
-    def start(dataset: Dataset) -> None:
-        objects = given.objects()
-        inherited = replace(objects, data=dataset) if objects else objects  # loaded once for all that are forked
-        started.append(start_workers(recipe, range(recipe.cluster.workers), inherited))
-
-    def opened(address: str) -> None:
-        send_address(started[0], address)
-        on_open(address)
-
-    finished = False
-    try:
-        trained = serve_recipe(
-            recipe,
-            endpoint,
-            taken,
-            resume=resume,
-            extension=extension,
-            given=given,
-            on_ready=start,
-            on_open=opened,
-            on_standing=on_standing,
-            reason_to_stop=lambda standing: _all_gone(started[0], standing),
-        )
-        finished = trained.outcome.finished
-        return trained
-    finally:
-        for workers in started:
-            end_process(workers, by_itself=finished)
-
-
 def folder_to_train(out: str | Path | None, *, resume: bool) -> Path:
     """Return the folder for a run: the one that was named, if it is free or goes on, or else the next that is free."""
     wanted = Path("runs", "train") if out is None else Path(out)
@@ -512,12 +422,6 @@ def check_loopback(endpoint: ServerEndpoint) -> None:
 
     if not is_loopback(endpoint.address[0]):
         raise ValueError(f"train is for this machine alone (listen={endpoint.listen}); `paceline serve` is for others")
-
-
-def _all_gone(workers: LocalWorkers, standing: RunStatus) -> str | None:
-    if workers.poll() is not None and not any(worker.alive for worker in standing.workers):
-        return "all workers of this machine have ended"
-    return None
 
 
 def start_workers(recipe: Recipe, numbers: Sequence[int], given: Given = NOTHING_GIVEN) -> LocalWorkers:

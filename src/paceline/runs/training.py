@@ -9,21 +9,40 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.recipes.assembly import Given
+from paceline.processes import check_processes
+from paceline.recipes.assembly import NOTHING_GIVEN, Given
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.renaming import renamed
-from paceline.runs.cluster import LISTEN, OnStanding, Trained, train_recipe
+from paceline.runs.cluster import (
+    LocalWorkers,
+    OnStanding,
+    ServerEndpoint,
+    Trained,
+    check_loopback,
+    end_process,
+    folder_to_train,
+    send_address,
+    serve_recipe,
+    start_workers,
+)
+from paceline.runs.launch import RanksToTrain, launched_place, train_ranks
 from paceline.runs.pages import shown_log, write_pages
+from paceline.runs.ranks import by_ranks
+from paceline.traces.run_folder import removing_unused
 from paceline.traces.run_status import RunStatus, StatusLines
 
 if TYPE_CHECKING:
+    from paceline.data import Dataset
     from paceline.pipeline.plan import Plan
 
 log = logging.getLogger("paceline.served")
+
+LISTEN = "127.0.0.1:0"
 
 
 def train(
@@ -92,3 +111,91 @@ def train(
         if trained.result is not None:
             write_pages(trained.result, trained.folder)
     return trained
+
+
+def train_recipe(
+    recipe: Recipe,
+    *,
+    given: Given = NOTHING_GIVEN,
+    out: str | Path | None = None,
+    resume: bool = False,
+    extension: Extension | None = None,
+    listen: str = LISTEN,
+    on_open: Callable[[str], None] = lambda address: None,
+    on_standing: OnStanding = lambda standing: None,
+    on_plan: Callable[[Plan], None] = lambda plan: None,
+) -> Trained:
+    """Carry out a recipe in real processes, with a server and workers, or with ranks; log and print nothing."""
+    recipe = given.named(recipe)
+    place = launched_place(recipe)
+    if by_ranks(recipe):
+        if listen != LISTEN:
+            raise ValueError("--listen is for a parameter server, and ranks have none: torchrun says where they meet")
+        ranks = RanksToTrain(recipe=recipe, out=out, resume=resume, extension=extension, given=given)
+        with removing_unused():
+            return train_ranks(ranks, place, on_standing=on_standing, on_plan=on_plan)
+    endpoint = ServerEndpoint(listen=listen, insecure=True)
+    check_loopback(endpoint)
+    check_processes(recipe.cluster.workers)
+    with removing_unused():
+        return _train_served(
+            recipe,
+            endpoint,
+            out,
+            resume=resume,
+            extension=extension,
+            given=given,
+            on_open=on_open,
+            on_standing=on_standing,
+        )
+
+
+def _train_served(
+    recipe: Recipe,
+    endpoint: ServerEndpoint,
+    out: str | Path | None,
+    *,
+    resume: bool,
+    extension: Extension | None,
+    given: Given,
+    on_open: Callable[[str], None],
+    on_standing: OnStanding,
+) -> Trained:
+    """Start workers on this machine, serve the recipe to them, and end them."""
+    taken = folder_to_train(out, resume=resume)
+    started: list[LocalWorkers] = []
+
+    def start(dataset: Dataset) -> None:
+        objects = given.objects()
+        inherited = replace(objects, data=dataset) if objects else objects  # loaded once for all that are forked
+        started.append(start_workers(recipe, range(recipe.cluster.workers), inherited))
+
+    def opened(address: str) -> None:
+        send_address(started[0], address)
+        on_open(address)
+
+    finished = False
+    try:
+        trained = serve_recipe(
+            recipe,
+            endpoint,
+            taken,
+            resume=resume,
+            extension=extension,
+            given=given,
+            on_ready=start,
+            on_open=opened,
+            on_standing=on_standing,
+            reason_to_stop=lambda standing: _all_gone(started[0], standing),
+        )
+        finished = trained.outcome.finished
+        return trained
+    finally:
+        for workers in started:
+            end_process(workers, by_itself=finished)
+
+
+def _all_gone(workers: LocalWorkers, standing: RunStatus) -> str | None:
+    if workers.poll() is not None and not any(worker.alive for worker in standing.workers):
+        return "all workers of this machine have ended"
+    return None
