@@ -66,7 +66,7 @@ def test_with_steps_the_last_moment_stands_beside_the_first(folder, capsys) -> N
     [
         (["--steps", "301"], "steps must be between 0 and the recipe's rounds (steps=301, rounds=300)"),
         (["--batch", "-1"], "batch must be between 1 and 1,000,000, or 0 for the recipe's (batch=-1)"),
-        (["--model", "mpl"], "--model.name: unknown model 'mpl'; did you mean 'mlp'?"),
+        (["--model", "mpl"], "--model: unknown model 'mpl'; did you mean 'mlp'?"),
         (["--stesp", "5"], "unknown option --stesp; did you mean --steps?"),
     ],
 )

@@ -186,7 +186,7 @@ def test_a_wrong_unit_names_what_is_allowed(arguments, allowed, capsys) -> None:
 def test_what_stands_beside_resume_is_named(capsys) -> None:
     typed = ["--resume", "x", "--k", "3", "--delay.shift-seconds", "5ms", "--out", "y"]
     assert main(["train", *typed]) == 2
-    assert "leave out --strategy.k, --delay.shift-seconds, --out;" in capsys.readouterr().err
+    assert "leave out --k, --delay.shift-seconds, --out;" in capsys.readouterr().err
 
 
 def test_a_folder_with_other_files_is_pointed_out_and_they_stay(tmp_path, capsys) -> None:

@@ -128,7 +128,7 @@ def test_a_terminal_without_blocks_gets_ascii(saved, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--stages", "0"], "--pipeline.stages: stages must be between 1 and 512 (stages=0)"),
+        (["--stages", "0"], "--stages: stages must be between 1 and 512 (stages=0)"),
         (["--stages", "2", "--microbatches", "5"], "microbatches must divide the batch evenly (microbatches=5, batch_"),
         (["--schedule", "1f1"], "unknown schedule '1f1'; did you mean '1f1b'?"),
         (["--chunks", "2"], "1f1b has one piece on each device (chunks=2); for more take interleaved"),
@@ -142,7 +142,7 @@ def test_a_terminal_without_blocks_gets_ascii(saved, monkeypatch) -> None:
         (["--repeats", "1"], "repeats must be between 3 and 1,000 (repeats=1)"),
         (["--threads", "0"], "threads must be between 1 and 1,024 (threads=0)"),
         (["--load", "none.json"], "cannot read the plan none.json"),
-        (["--load", "mine.json", "--model", "mlp"], "--load is instead of a recipe: leave out --model.name, or --load"),
+        (["--load", "mine.json", "--model", "mlp"], "--load is instead of a recipe: leave out --model, or --load"),
         (["--load", "mine.json", "--microbatches", "8"], "microbatches must be those of the plan, 4, as it was"),
         (["--load", "mine.json", "--memory", "10kB"], "layer 'block.5' alone needs "),
         (["--load", "mine.json", "--memory", "80kB"], "the model needs at least "),

@@ -354,7 +354,7 @@ def _converted(option: Option, flag: str, text: str) -> Any:
 
 @contextmanager
 def naming_typed_flags(table: Sequence[Option], arguments: Sequence[str]) -> Iterator[None]:
-    """Let an error about a setting begin with the flag that was typed: --data, where --data.name is its full name.
+    """Let an error about a setting name the flag that was typed: --data, where --data.name is its full name.
 
     >>> with naming_typed_flags(list(recipe_options()), ["--k", "many"]):
     ...     read_recipe(None, {"strategy.k": "many"})
@@ -363,12 +363,14 @@ def naming_typed_flags(table: Sequence[Option], arguments: Sequence[str]) -> Ite
     """
     try:
         yield
-    except RecipeError as error:
-        typed = {word.partition("=")[0].replace("_", "-") for word in arguments}
+    except (RecipeError, UsageError) as error:
+        typed, text = {word.partition("=")[0].replace("_", "-") for word in arguments}, str(error)
         for full, *others in (option.flags for option in table if option.of_recipe):
             found = next((flag for flag in others if flag in typed), None)
-            if found is not None and full not in typed and str(error).startswith(f"{full}: "):
-                raise UsageError(found + str(error).removeprefix(full)) from error
+            if found is not None and full not in typed:
+                text = re.sub(rf"(?<![\w.-]){re.escape(full)}(?![\w.-])", found, text)
+        if text != str(error):
+            raise UsageError(text) from error
         raise
 
 
@@ -384,9 +386,14 @@ CALLED_ELSEWHERE = {
     "--dataset": "--data",
     "--data-dir": "--data-directory",
     "--network": "--model",
+    "-n": "--workers",
+    "--nproc": "--workers",
     "--nproc-per-node": "--workers",
     "--num-workers": "--workers",
     "--world-size": "--workers",
+    "--host": "--listen",
+    "--port": "--listen",
+    "-o": "--out",
     "--output": "--out",
     "--output-dir": "--out",
 }
@@ -404,10 +411,13 @@ def _unknown_option(flag: str, known: Mapping[str, Option]) -> UsageError:
     """
     if flag in DEVICES:
         return UsageError(f"unknown option {flag}; recipes run on the CPU; in a script of your own, any device does")
-    in_sections = [each for each in known if each.partition(".")[2] == flag.removeprefix("--")]
+    word = flag.removeprefix("--")
+    in_sections = [each for each in known if each.partition(".")[2] == word]
+    longer = [each for each in known if each.startswith(f"{flag}-")]
     meant = [
         *([CALLED_ELSEWHERE[flag]] if CALLED_ELSEWHERE.get(flag) in known else []),
         *(in_sections if len(in_sections) == 1 else []),
+        *(longer if len(longer) == 1 else []),
         *difflib.get_close_matches(flag, known, n=1, cutoff=NEAR),
     ]
     if not meant:
