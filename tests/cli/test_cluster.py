@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from paceline.runs import cluster
 from paceline.traces.journal import line_of, record_from
 from tests import warm
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 ERRORS = {
     "a server open to strangers": (["serve", "--listen", "0.0.0.0:0"], ["0.0.0.0", "--tls", "--insecure"]),
     "an address without a port": (["serve", "--listen", "localhost"], ["localhost", "HOST:PORT"]),
@@ -21,7 +24,10 @@ ERRORS = {
     "a worker at no address": (["work", "nowhere"], ["nowhere", "HOST:PORT"]),
     "keys that are not there": (["work", "127.0.0.1:1", "--tls", "none/worker"], ["none/worker"]),
     "an option of another command": (["work", "127.0.0.1:1", "--rounds", "3"], ["unknown option --rounds"]),
-    "a resume of nothing": (["train", "--resume", "no/such/run"], ["no/such/run", "trace.jsonl"]),
+    "a resume of nothing": (
+        ["train", "--resume", "no/such/run"],
+        ["no/such/run is not there; give the folder of a run"],
+    ),
     "a resume with another recipe": (["train", "--resume", "x", "--k", "3"], ["--resume", "own recipe"]),
     "a replay of nothing": (["replay", "no/such/run"], ["no/such/run"]),
     "a codec that is not there": (["train", "--codec", "bfloat"], ["bfloat", "bfloat16"]),
@@ -96,6 +102,8 @@ def test_train_ends_in_a_table_a_page_and_a_run_that_replays_unless_its_trace_wa
     assert json.loads(again.stdout) == {
         "identical": True,
         "steps": 12,
+        "redone": 0,
+        "nearly": None,
         "difference": None,
         "checkpoint": 12,
         "missing": None,
@@ -114,3 +122,16 @@ def test_train_ends_in_a_table_a_page_and_a_run_that_replays_unless_its_trace_wa
     told = run("replay", "runs/train", cwd=tmp_path)
     assert told.returncode == 1
     assert "step 3: the weights after it are not the same" in told.stderr
+
+
+def test_the_results_of_a_finished_run_are_printed_again(tmp_path, capsys):
+    run = shutil.copytree(GOLDEN / "served", tmp_path / "run")
+    before = sorted(path.name for path in run.iterdir())
+    assert main(["train", "--resume", str(run), "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out) == json.loads((run / "results.json").read_text(encoding="utf-8"))
+    assert "is finished: all 54 rounds are done" in told.err
+    assert sorted(path.name for path in run.iterdir()) == before
+    (run / "results.json").unlink()
+    assert main(["train", "--resume", str(run), "--json"]) == 2
+    assert "has no results.json" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -92,6 +93,26 @@ def test_a_source_that_cannot_be_gives_no_images_and_says_why(source, said) -> N
     assert said in note
 
 
+def test_images_of_data_of_ones_own_are_shown_if_the_data_are_given(run, tmp_path, monkeypatch, capsys) -> None:
+    code = (
+        "from paceline.recipes.assembly import load_data\nfrom paceline.recipes import Recipe\n"
+        "def load():\n    about = dict(name='synthetic', samples=80, size=4, channels=1)\n"
+        "    train = load_data(Recipe().with_settings(data=about)).train\n"
+        "    return (train.inputs, train.targets), (train.inputs, train.targets)\n"
+    )
+    (tmp_path / "images_of_mine.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    record = read_pruning(run)
+    source = {**record.source, "data": {**record.source["data"], "name": "images_of_mine:load"}}
+    dataclasses.replace(record, source=source).write(run)
+    assert main(["inspect", "pruning", str(run)]) == 0
+    assert "no record may name code: give --data images_of_mine:load" in capsys.readouterr().err
+    assert "images_of_mine" not in sys.modules
+    assert main(["inspect", "pruning", str(run), "--data", "images_of_mine:load"]) == 0
+    assert "Without images" not in capsys.readouterr().err
+    assert (run / "pruning.html").read_text(encoding="utf-8").count("<img") > 20
+
+
 def test_without_its_data_set_or_with_another_the_tables_stay(run, capsys) -> None:
     record = read_pruning(run)
     source = {**record.source, "data": {**record.source["data"], "name": "mnist", "directory": str(run)}}
@@ -107,7 +128,7 @@ def test_without_its_data_set_or_with_another_the_tables_stay(run, capsys) -> No
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere"], "nowhere is not there"),
+        (["nowhere"], "nowhere is not there; give the folder of a run"),
         (["empty"], f"empty has no {PRUNING}, and no trace.jsonl to make it from"),
         (["damaged"], f"damaged/{PRUNING} is refused: it is no safetensors file"),
         (["empty", "--most", "0"], "--most must be between 1 and 200 images in a row (it is 0)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 import paceline
 from paceline.cli.main import main
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 QUICK = ("--rounds", "3", "--workers", "3", "--k", "2", "--classes-per-worker", "4")
 COMMANDS = {
     "race": ("race", *QUICK),
@@ -69,6 +71,27 @@ def test_nor_do_scripts(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="no_such_module"):
         paceline.train(paceline.Recipe().with_settings(model={"name": "no_such_module:net"}))
     assert list(tmp_path.iterdir()) == []
+
+
+OTHERS = {
+    "inspect pruning, no run": ("inspect", "pruning", "nowhere", "--out", "new"),
+    "inspect pruning, a run that pruned nothing": ("inspect", "pruning", str(GOLDEN / "served"), "--out", "new/here"),
+    "inspect pruning, no such data": ("inspect", "pruning", str(GOLDEN / "hpsgd"), "--data", "nope:f", "--out", "new"),
+    "report of nothing": ("report", "nowhere", "--out", "new"),
+    "bench, no such codec": ("bench", "codecs", "--codecs", "nope"),
+    "bench, no elements": ("bench", "codecs", "--size", "0", "--out", "new"),
+    "keys, no workers": ("keys", "new", "--workers", "0"),
+    "keys, no days": ("keys", "new", "--days", "0"),
+    "keys, no such host": ("keys", "new", "--hosts", "a b"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_nor_do_the_other_commands(what, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*OTHERS[what]]) == 2, capsys.readouterr()
+    assert list(tmp_path.iterdir()) == []
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_a_folder_that_was_there_stays_though_it_is_empty(tmp_path, capsys):

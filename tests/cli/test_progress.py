@@ -11,10 +11,11 @@ import pytest
 from rich.console import Console
 
 from paceline.cli.main import main
-from paceline.cli.progress import RunBars, RunView, race_line, step_bar
+from paceline.cli.progress import RunBars, RunView, race_line, run_view, step_bar
+from paceline.drivers.ranks.run import rank_status
 from paceline.drivers.simulated.progress import Progress
 from paceline.traces import run_status
-from paceline.traces.run_status import LINE_SECONDS, PeriodicLines, RunStatus, StatusLines, WorkerStatus
+from paceline.traces.run_status import LINE_SECONDS, PeriodicLines, RunStatus, StatusLines, WorkerStatus, status_line
 from tests.cli.test_full_disk import COMMANDS
 
 LINES = {
@@ -84,20 +85,31 @@ def test_a_rank_that_does_not_show_the_run_still_warns(monkeypatch):
     assert silent.file.getvalue() == "not finite\n"
 
 
-@pytest.mark.parametrize("workers", [0, 2, 500])
+@pytest.mark.parametrize("workers", [0, 3, 500])
 def test_a_line_names_who_is_late_or_gone_and_stays_short(workers):
     standing = status(
         round=123_456,
         rounds=999_999,
         seconds=86_400.0,
-        workers=[WorkerStatus(worker=n, last="late", alive=n % 2 == 0) for n in range(workers)],
+        workers=[WorkerStatus(worker=n, last=("late", "dropped", "")[n % 3], alive=n % 3 < 2) for n in range(workers)],
     )
     written = []
     StatusLines(written.append, clock=iter([0.0, LINE_SECONDS, LINE_SECONDS]).__next__).show(standing)
     (line,) = written
-    assert ("late: worker" in line) == ("gone: worker" in line) == (workers > 0)
-    assert len(line) <= 160  # with both lists; without them
-    assert len(line.partition(";")[0]) <= 80
+    assert all((word in line) == (workers > 0) for word in ("late", "dropped", "gone"))
+    assert len(line) <= 80
+    assert "loss 0.5000, test 80.0%" in line
+    assert "rounds/s" not in line  # not known yet
+
+
+def test_a_line_and_a_lane_call_a_rank_a_rank_and_tell_late_from_dropped():
+    ranks = [WorkerStatus(worker=1, last="late"), WorkerStatus(worker=2)]
+    ranks[1].note_drop("its round had closed")
+    found = rank_status(3, 9, 1.5, workers=ranks)
+    assert status_line(found, 2.0) == "round 3 of 9, 1.5 s, 2.0 rounds/s; late: rank 1; dropped: rank 2"
+    shown = console(terminal=False)
+    shown.print(*run_view(found, 2.0))
+    assert re.search(r"rank 2 +dropped +0 on time, 0 late, 1 dropped", shown.file.getvalue())
 
 
 def test_a_race_of_many_lanes_is_one_line():

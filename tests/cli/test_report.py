@@ -71,6 +71,8 @@ MISSING = {
     "traces that are cut off": ("cut", "cut/traces.json.gz: cut off"),
     "traces of nobody": ("strange", "strange/traces.json.gz: traces[0]: field 'strategy' is missing"),
     "a plan without its page's words": ("plan", "conditions must be a list, not None"),
+    "a plan without its results": ("alone", "it has plan.json, but no results.json: plan again"),
+    "a plan beside results of something else": ("mixed", "a results.json that is of no plan: plan again"),
     "codecs that were not measured": ("codecs", "codecs/results.json: field 'elements' is missing"),
 }
 
@@ -78,13 +80,15 @@ MISSING = {
 @pytest.mark.parametrize(("folder", "said"), MISSING.values(), ids=MISSING.keys())
 def test_what_is_missing_is_said_in_one_line(folder, said, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("empty", "before", "ranks", "cut", "strange", "plan", "codecs"):
+    for name in ("empty", "before", "ranks", "cut", "strange", "plan", "alone", "mixed", "codecs"):
         Path(name).mkdir()
     shutil.copy(GOLDEN / "hpsgd/results.json", "before")
     shutil.copy(GOLDEN / "hpsgd/recipe.json", "ranks")
     Path("cut/traces.json.gz").write_bytes(gzip.compress(b'{"format":1,"traces":[]}')[:-9])
     Path("strange/traces.json.gz").write_bytes(gzip.compress(b'{"format":1,"traces":[{}]}'))
-    shutil.copy(GOLDEN / "plan/plan.json", "plan")
+    for name in ("plan", "alone", "mixed"):
+        shutil.copy(GOLDEN / "plan/plan.json", name)
+    shutil.copy(GOLDEN / "hpsgd/results.json", "mixed")
     Path("plan/results.json").write_text('{"cuts": []}', encoding="utf-8")
     Path("codecs/results.json").write_text('{"codecs": []}', encoding="utf-8")
     assert main(["report", folder]) == 2

@@ -31,12 +31,13 @@ def message(profile, limits, *, chunks=1, in_flight=1, microbatches=4):
 
 
 def test_fewer_layers_than_pieces():
+    assert message(model(1), [None] * 2) == "1 layer does not make 2 pieces (2 stages); use 1 piece"
     assert message(model(1, 1), [None] * 3) == "2 layers do not make 3 pieces (3 stages); use 2 pieces or fewer"
     assert message(model(1, 1, 1), [None] * 2, chunks=2) == (
         "3 layers do not make 4 pieces (2 stages x 2 chunks); use 3 pieces or fewer"
     )
     assert message(model(1, 1, 1, 1, bound=(1, 2)), [None] * 3) == (
-        "4 layers with 1 possible cuts do not make 3 pieces (3 stages); use 2 pieces or fewer"
+        "4 layers with 1 possible cut do not make 3 pieces (3 stages); use 2 pieces or fewer"
     )
 
 

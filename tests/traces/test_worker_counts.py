@@ -17,6 +17,7 @@ from paceline.traces.history import trace_of
 from paceline.traces.worker_counts import (
     CAME_TOO_LATE,
     FEWEST,
+    FEWEST,
     WATCHED,
     DropWatch,
     WorkerCounts,
@@ -122,21 +123,22 @@ def told_of(gradients: str) -> list[str]:
 
 def test_a_worker_is_named_when_its_work_begins_to_be_dropped_and_once() -> None:
     (said,) = told_of("d" * 1000)
-    assert "worker 3 is mostly dropped: 10 of its last 10 gradients came too late. What helps: more blocks" in said
-    (said,) = told_of("u" * 5000 + "d" * 100)  # of all its gradients two in a hundred
+    assert "worker 3 is mostly dropped: 5 of its 5 gradients came too late. What helps: more blocks" in said
+    (said,) = told_of("u" * 5005 + "d" * 100)  # of all its gradients two in a hundred
     assert "10 of its last 10" in said
     assert told_of("u" * 1000) == told_of("ud" * 500) == []
 
 
 def test_a_worker_that_comes_and_goes_is_named_again_but_rarely() -> None:
-    flapping = ("d" * WATCHED + "u" * WATCHED) * 500
+    flapping = "u" * FEWEST + ("d" * WATCHED + "u" * WATCHED) * 500
     assert 2 <= len(told_of(flapping)) <= 8
 
 
 @settings(max_examples=50)
 @given(st.text("du", max_size=300))
-def test_whoever_is_named_had_most_of_ten_gradients_dropped(gradients: str) -> None:
-    tens = [gradients[at : at + WATCHED] for at in range(0, len(gradients), WATCHED)]
-    named = sum(ten.count("d") > WATCHED // 2 for ten in tens if len(ten) == WATCHED)
+def test_whoever_is_named_had_most_of_the_first_five_or_of_ten_gradients_dropped(gradients: str) -> None:
+    ends = [FEWEST, *range(FEWEST + WATCHED, len(gradients) + 1, WATCHED)]
+    judged = [gradients[start:end] for start, end in zip([0, *ends], ends, strict=False) if end <= len(gradients)]
+    named = sum(2 * part.count("d") > len(part) for part in judged)
     assert bool(told_of(gradients)) == bool(named)
     assert len(told_of(gradients)) <= named

@@ -224,12 +224,12 @@ def _recipe_of(folder: Path) -> dict[str, Any]:
 
 
 def images_of(
-    record: PruningRecord, numbers: Sequence[int], *, data_directory: str = ""
+    record: PruningRecord, numbers: Sequence[int], *, data_directory: str = "", data: str = ""
 ) -> tuple[dict[int, NDArray[Any]], str]:
     """Return the training images of a record's data set with these numbers, and a note on why there are none.
 
     Nothing is downloaded, no code is run that a record names, and no folder read but the default ones and
-    `data_directory`.
+    `data_directory`. `data` is what a user gave instead of the record's data: only that may be code.
 
     >>> from paceline.traces.pruning_record import empty_record
     >>> images_of(empty_record(), [0])
@@ -242,11 +242,14 @@ def images_of(
         return {}, ""
     try:
         recipe = Recipe.from_document({name: record.source[name] for name in ("seed", "data") if name in record.source})
+        recipe = recipe.with_settings(data={"name": data}) if data else recipe
         if recipe.data.name == "synthetic" and recipe.data.samples != record.samples:
             raise ValueError(f"the record has {record.samples:,} samples, and its recipe {recipe.data.samples:,}")
         ask_for_directory(recipe, data_directory, source="the run")
-        if is_code(recipe.data.name):
-            raise ValueError(f"{recipe.data.name} is data of your own, and no record may name code")
+        if is_code(recipe.data.name) and not data:
+            raise ValueError(
+                f"{recipe.data.name} is data of your own, and no record may name code: give --data {recipe.data.name}"
+            )
         train = load_data(recipe.with_settings(data={"download": False, "directory": data_directory})).train
     except (ValueError, OSError, MemoryError) as error:
         return {}, f"Without images: {' '.join(str(error).split())}"

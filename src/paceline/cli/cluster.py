@@ -8,6 +8,7 @@ the command is itself a rank of a launch by torchrun.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shlex
 import signal
@@ -31,13 +32,16 @@ from paceline.cli.options import (
 from paceline.cli.output import ResultsNotKept, is_ranks_run, new_folder, note, run_folder, show_results
 from paceline.cli.progress import RunView
 from paceline.drivers.ranks.launch import place_in
+from paceline.decoding import parse_object
 from paceline.errors import PacelineError
+from paceline.files import read_plain
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import averages
 from paceline.recipes.extension import Extension, extend, may_be_restated, restated
 from paceline.runs.ranks import by_ranks, read_recipe_of, rounds_to_train
 from paceline.traces.journal import TRACE, RunEnded
 from paceline.traces.journal_files import read_journal
+from paceline.traces.run_folder import MOST_RESULTS_BYTES, RESULTS
 
 if TYPE_CHECKING:
     from paceline.pipeline.plan import Plan
@@ -161,13 +165,13 @@ def _serve(
     extension: Extension | None = None
     if resume:
         if "rounds" not in overrides and (done := _finished_rounds(folder)):
-            return _note_finished(folder, done)
+            return _tell_finished(folder, done, as_json=options.json)
         began = _recorded_recipe(folder, _names_given(overrides))
         before = cluster.extension_in(folder)
         extension = extend(began, before, overrides)
         recipe = began if extension is None else extension.of(began)
         if extension == before and _is_finished(folder, recipe.rounds):
-            return _note_finished(folder, recipe.rounds)
+            return _tell_finished(folder, recipe.rounds, as_json=options.json)
         run = functools.partial(run, began, extension=extension)
     else:
         run = functools.partial(run, recipe)
@@ -226,7 +230,12 @@ def _finished_rounds(folder: Path) -> int:
     return last.rounds_done if isinstance(last, RunEnded) and 0 < total <= last.rounds_done else 0
 
 
-def _note_finished(folder: Path, rounds: int) -> None:
+def _tell_finished(folder: Path, rounds: int, *, as_json: bool) -> None:
+    """Say that a run is over; with --json its results are printed again, as they were stored."""
+    if as_json:
+        if not (folder / RESULTS).is_file():
+            raise UsageError(f"{folder} is finished, but has no {RESULTS}: leave out --json, or see its {TRACE}")
+        print(json.dumps(parse_object(read_plain(folder / RESULTS, most_bytes=MOST_RESULTS_BYTES)), indent=2))
     text = f"{folder} is finished: all {rounds} rounds are done; for more, give --rounds with their total"
     note(Console(stderr=True), text)
 
@@ -260,13 +269,13 @@ def _train_ranks(options: TrainOptions, recipe: Recipe, overrides: dict[str, str
     folder = Path(options.resume or options.out)
     if resume:
         if "rounds" not in overrides and (done := _finished_rounds(folder)):
-            return _note_finished(folder, done)
+            return _tell_finished(folder, done, as_json=options.json)
         document = read_recipe_of(folder).to_document()
         recipe = cluster.recipe_of_run(folder, document, _names_given(overrides))
         extension = _extension_of_ranks(overrides)
         rounds = rounds_to_train(folder, recipe, extension) or recipe.rounds
         if recipe.strategy.rounds_on_ranks and _is_finished(folder, rounds):
-            return _note_finished(folder, rounds)
+            return _tell_finished(folder, rounds, as_json=options.json)
     elif place is None:
         folder = new_folder(options.out, "train")
     notes = Console(stderr=True)

@@ -65,15 +65,29 @@ def is_ranks_run(folder: str) -> bool:
     return Path(folder, RECIPE).is_file()
 
 
+def existing_folder(text: str) -> Path:
+    """Return the folder of this name, and refuse one that is not there.
+
+    >>> existing_folder("no/where")
+    Traceback (most recent call last):
+    paceline.cli.options.UsageError: no/where is not there; give the folder of a run
+    """
+    folder = Path(text)
+    if not folder.is_dir():
+        raise UsageError(f"{folder} {'is no folder' if folder.exists() else 'is not there'}; give the folder of a run")
+    return folder
+
+
 def run_folder(text: str) -> Path:
     """Return the folder of a real run, and refuse any other."""
+    folder = existing_folder(text)
     if not Path(text, TRACE).is_file() and not is_ranks_run(text):
         if Path(text, TRACES).is_file():
             raise UsageError(
                 f"{text} is simulated and needs no replay: the same recipe gives the same result, bit for bit"
             )
         raise UsageError(f"{text} is not a run: it has no {TRACE}")
-    return Path(text)
+    return folder
 
 
 def write_result(out: Path, name: str, text: str) -> Path:

@@ -208,9 +208,7 @@ def _measured(
         **numbers,
         repeats=options.repeats,
         threads=options.threads,
-        on_round=lambda done, of: update(
-            description=f"measuring {recipe.model.name}: round {done} of {of}", completed=done, total=of
-        ),
+        on_round=lambda done, of: update(description=f"measuring {recipe.model.name}", completed=done, total=of),
     )
 
 

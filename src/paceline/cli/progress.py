@@ -37,7 +37,7 @@ from paceline.traces.worker_counts import mostly_dropped
 
 MOST_WORKERS = 24
 VIEW_SECONDS = 0.1
-_STYLES = {"on time": "green", "late": "yellow", "gone": "red", "joined": "cyan"}
+_STYLES = {"on time": "green", "late": "yellow", "dropped": "red", "gone": "red", "joined": "cyan"}
 
 
 @contextmanager
@@ -248,7 +248,7 @@ def _worker_lines(status: RunStatus) -> Table | Text:
     for worker in status.workers[:MOST_WORKERS]:
         counts = f"{worker.used} on time, {worker.late} late, {worker.dropped} dropped"
         counts += f", {worker.refused} refused" if worker.refused else ""
-        table.add_row(f"worker {worker.worker}", _state(worker), counts, _remark(worker))
+        table.add_row(f"{status.noun} {worker.worker}", _state(worker), counts, _remark(worker))
     if len(status.workers) > MOST_WORKERS:
         gone = sum(not worker.alive for worker in status.workers)
         table.add_row(f"and {len(status.workers) - MOST_WORKERS} more", "", f"{gone} of all are gone", "")

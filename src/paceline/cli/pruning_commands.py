@@ -16,10 +16,11 @@ from rich.console import Console
 from rich.text import Text
 
 from paceline.cli.options import UsageError, argument, debug_option, json_option, option, warn
-from paceline.cli.output import ResultsNotKept, note
+from paceline.cli.output import ResultsNotKept, existing_folder, note
 from paceline.cli.progress import step_bar
 from paceline.data.pruning import EPOCHS_STARTING_POINT, EPOCHS_WINDOW, PRUNINGS, PruningSettings
 from paceline.terminal import WIDTH, can_print
+from paceline.traces.run_folder import make_folder
 
 if TYPE_CHECKING:
     from paceline.data.pruning.plan import PruningPlan
@@ -179,7 +180,7 @@ class InspectPruningOptions:
 def inspect_pruning(options: InspectPruningOptions, overrides: dict[str, str]) -> None:
     from paceline.reports.pruning_facts import PruningFacts
 
-    notes, folder = Console(stderr=True), Path(options.run)
+    notes, folder = Console(stderr=True), existing_folder(options.run)
     path = _page_path(options, folder)
     record = _record(options, folder, notes)
     facts = PruningFacts(record)
@@ -197,9 +198,6 @@ def _page_path(options: InspectPruningOptions, folder: Path) -> Path:
     """Return the page's file; refuse what cannot be, before a run is replayed for it."""
     from paceline.reports.pruning_page import MOST_IMAGES
 
-    if not folder.is_dir():
-        problem = "is no folder; give the run's" if folder.exists() else "is not there"
-        raise UsageError(f"{folder} {problem}")
     if not 1 <= options.most <= MOST_IMAGES:
         raise UsageError(f"--most must be between 1 and {MOST_IMAGES} images in a row (it is {options.most})")
     out = Path(options.out or folder)
@@ -209,7 +207,7 @@ def _page_path(options: InspectPruningOptions, folder: Path) -> Path:
         warn(f"--out is now a folder, for {PAGE}; a file goes with the next release (--out {options.out})")
         return out
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
     except OSError as error:
         raise UsageError(f"cannot write to {out}: {error.strerror or error}; give another --out") from None
     return out / PAGE
@@ -234,7 +232,7 @@ def _write_page(options: InspectPruningOptions, record: PruningRecord, path: Pat
     """Write the page; return what is to be printed about it, or why it could not be written."""
     from paceline.files import write_file
 
-    page, note = _page(record, Path(options.run), options.data_directory, most=options.most)
+    page, note = _page(record, Path(options.run), options.data_directory, data=options.data, most=options.most)
     try:
         message = f"page: {write_file(path, page)}"
     except OSError as error:
@@ -242,12 +240,15 @@ def _write_page(options: InspectPruningOptions, record: PruningRecord, path: Pat
     return f"{note}\n{message}" if note else message
 
 
-def _page(record: PruningRecord, folder: Path, data_directory: str, *, most: int = MOST_IN_A_ROW) -> tuple[str, str]:
+def _page(
+    record: PruningRecord, folder: Path, data_directory: str, *, data: str = "", most: int = MOST_IN_A_ROW
+) -> tuple[str, str]:
     """Return the page, and a note on why it has no images; empty if it has."""
     from paceline.analysis.pruning import images_of
     from paceline.reports.pruning_page import pruning_page, shown_samples
 
-    images, note = images_of(record, shown_samples(record, most=most).numbers, data_directory=data_directory)
+    numbers = shown_samples(record, most=most).numbers
+    images, note = images_of(record, numbers, data_directory=data_directory, data=data)
     title = f"paceline inspect pruning: {folder.resolve().name}"
     return pruning_page(record, images, title=title, most=most, notes=[note] if note else []), note
 

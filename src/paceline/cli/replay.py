@@ -55,8 +55,10 @@ def replay(options: ReplayOptions, overrides: dict[str, str]) -> None:
             on_step=lambda step, steps: update(completed=step, total=steps),
         )
     if options.json:
-        compared = {name: getattr(verdict, name) for name in ("identical", "steps", "difference", "checkpoint")}
-        print(json.dumps(compared | {"missing": verdict.missing or None}))
+        compared = {
+            name: getattr(verdict, name) for name in ("identical", "steps", "redone", "difference", "checkpoint")
+        }
+        print(json.dumps(compared | {"nearly": verdict.nearly or None, "missing": verdict.missing or None}))
     elif verdict.difference is None:
         print(f"identical: {_compared(verdict)}")
     elif verdict.nearly:

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from paceline.cli.options import UsageError, argument, debug_option, json_option, option
-from paceline.cli.output import ResultsNotKept, is_ranks_run, note
+from paceline.cli.output import ResultsNotKept, existing_folder, is_ranks_run, note
 from paceline.decoding import parse_object
 from paceline.files import read_plain, write_file
 from paceline.recipes import Recipe
 from paceline.traces.journal import TRACE
 from paceline.traces.pruning_record import PRUNING
-from paceline.traces.run_folder import RESULTS
+from paceline.traces.run_folder import MOST_RESULTS_BYTES, RESULTS
 from paceline.traces.trace_files import TRACES, read_traces
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 REPORT = "report.html"
 PLAN = "plan.json"
-MOST_RESULTS_BYTES = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,7 @@ class ReportOptions:
 
 
 def report(options: ReportOptions, overrides: dict[str, str]) -> None:
-    folder = Path(options.run)
-    if not folder.is_dir():
-        raise UsageError(f"{folder} {'is no folder' if folder.exists() else 'is not there'}; give the folder of a run")
+    folder = existing_folder(options.run)
     out = Path(options.out or folder)
     try:
         pages = dict(pages_of(folder, data_directory=options.data_directory))
@@ -151,9 +148,11 @@ def _page_of_results(folder: Path) -> tuple[str, str] | None:
 
 def _missing(folder: Path) -> str:
     """Say in a few words what a page would need."""
-    found = (folder / RESULTS).is_file()
+    found, planned = (folder / RESULTS).is_file(), (folder / PLAN).is_file()
     if is_ranks_run(str(folder)) and not found:
         return f"it has no {TRACES}, which is written when a run of ranks ends: paceline train --resume {folder}"
+    if planned:
+        return f"it has {PLAN}, but {f'a {RESULTS} that is of no plan' if found else f'no {RESULTS}'}: plan again"
     if found:
         return f"it has {RESULTS}, but no {TRACES} ({TRACE}, {PLAN}), as of a release before: run the command again"
     return f"it has none of {TRACE}, {TRACES}, {RESULTS} and {PRUNING}"

@@ -62,7 +62,7 @@ from paceline.pipeline import PipelineError
 from paceline.pipeline.costs import Cost, Costs, InFlight, Integers, Limits
 from paceline.pipeline.devices import Device, Link
 from paceline.pipeline.profile import Profile
-from paceline.quantities import size_text
+from paceline.quantities import counted, size_text
 
 SEARCH_STEPS = 4  # from each beginning; more take longer and find little
 ROWS = 128  # a strip of so many rows and 1,000 columns stays in the cache
@@ -452,8 +452,10 @@ def _check_count(costs: Costs) -> None:
         return
     layers = len(costs.profile.layers)
     per = f"{len(costs.devices)} stages x {costs.chunks} chunks" if costs.chunks > 1 else f"{pieces} stages"
-    parted = f"{layers} layers" if blocks == layers else f"{layers} layers with {blocks - 1} possible cuts"
-    raise PlacementError(f"{parted} do not make {pieces} pieces ({per}); use {blocks} pieces or fewer")
+    parted = counted(layers, "layer") + ("" if blocks == layers else f" with {counted(blocks - 1, 'possible cut')}")
+    make = "does not make" if layers == 1 else "do not make"
+    remedy = "1 piece" if blocks == 1 else f"{blocks} pieces or fewer"
+    raise PlacementError(f"{parted} {make} {counted(pieces, 'piece')} ({per}); use {remedy}")
 
 
 def _check_size(costs: Costs) -> None:

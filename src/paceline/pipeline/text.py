@@ -64,7 +64,7 @@ def headline(plan: Plan) -> str:
     """Return what is planned and the step that it comes to, in a sentence."""
     per_device = f", {plan.chunks} pieces on each" if plan.chunks > 1 else ""
     return (
-        f"{plan.model}: {len(plan.profile.layers)} layers on {counted(plan.stages, 'device')}{per_device}, "
+        f"{plan.model}: {counted(len(plan.profile.layers), 'layer')} on {counted(plan.stages, 'device')}{per_device}, "
         f"{counted(plan.microbatches, 'micro-batch')} of {counted(plan.batch.microbatch, 'sample')}, {plan.schedule}: "
         f"{duration_text(plan.timeline.step_seconds)} a step, {percent_text(plan.timeline.idle)} idle"
     )

@@ -1,6 +1,6 @@
 """How a run stands while it goes on, and the line of text that says so where no terminal shows it.
 
-    round 40 of 300, 12.3 s, 3.2 rounds/s, loss 0.5321, test 85.1%; late: workers 3, 7
+    round 40 of 300, 12.3 s, 3.2 rounds/s, loss 0.5321, test 85.1%; late: worker 3
 
 A batch system or a container keeps what a process prints: one line every few seconds is enough to see that a run lives,
 where it is, and who is late. `PeriodicLines` is the one place that decides how often, for every long command.
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.terminal import WIDTH
 from paceline.traces.worker_counts import CAME_TOO_LATE, WorkerCounts
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 LINE_SECONDS = 5.0
 PACE_SECONDS = 10.0
 COUNTED = ("worker", "used", "late", "dropped", "too_late", "blocks", "batch_samples")
-MOST_NAMED = 5  # workers in a line of at most 80 characters
+MOST_NAMED = 5  # workers in a line
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class WorkerStatus:
         """Count a gradient that was dropped."""
         self.dropped += 1
         self.too_late += reason in CAME_TOO_LATE
-        self.last = "late"
+        self.last = "dropped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,7 @@ class RunStatus:
     accuracy: float | None
     begun: bool
     workers: tuple[WorkerStatus, ...]
+    noun: str = "worker"  # or "rank"
 
 
 class Pace:
@@ -149,7 +151,9 @@ def status_facts(status: RunStatus, rounds_per_second: float) -> list[str]:
     >>> status_facts(RunStatus(round=1, rounds=9, seconds=1, loss=0.5, accuracy=0.8, begun=True, workers=()), 2.0)
     ['1.0 s', '2.0 rounds/s', 'loss 0.5000', 'test 80.0%']
     """
-    facts = [f"{status.seconds:.1f} s", f"{rounds_per_second:.1f} rounds/s"]
+    facts = [f"{status.seconds:.1f} s"]
+    if rounds_per_second:  # 0 until it is known
+        facts.append(f"{rounds_per_second:.1f} rounds/s")
     if status.loss is not None:
         facts.append(f"loss {status.loss:.4f}")
     if status.accuracy is not None:
@@ -158,7 +162,7 @@ def status_facts(status: RunStatus, rounds_per_second: float) -> list[str]:
 
 
 def status_line(status: RunStatus, rounds_per_second: float) -> str:
-    """Return how a run stands, in one line.
+    """Return how a run stands, in one line of at most 80 columns: many workers are counted, not named.
 
     >>> workers = (WorkerStatus(worker=0, last="late"), WorkerStatus(worker=1, last="on time"))
     >>> status_line(
@@ -168,12 +172,18 @@ def status_line(status: RunStatus, rounds_per_second: float) -> str:
     """
     if not status.begun:
         return waiting_text(status)
-    line = ", ".join([f"round {status.round} of {status.rounds}", *status_facts(status, rounds_per_second)])
-    late = [worker.worker for worker in status.workers if worker.alive and worker.last == "late"]
-    gone = [worker.worker for worker in status.workers if not worker.alive]
-    for word, numbers in (("late", late), ("gone", gone)):
-        line += f"; {word}: {named_workers(numbers)}" if numbers else ""
-    return line
+    facts = [f"round {status.round} of {status.rounds}", *status_facts(status, rounds_per_second)]
+    absent: dict[str, list[int]] = {"late": [], "dropped": [], "gone": []}
+    for worker in status.workers:
+        absent.get(worker.last if worker.alive else "gone", []).append(worker.worker)
+    found = {word: numbers for word, numbers in absent.items() if numbers}
+    named = "".join(f"; {word}: {named_workers(numbers, status.noun)}" for word, numbers in found.items())
+    counted = "".join(f"; {len(numbers)} {word}" for word, numbers in found.items())
+    lines = [f"{', '.join(facts)}{named}", f"{', '.join(facts)}{counted}"]
+    while len(facts) > 1:  # the loss and the accuracy say most: time and pace go first
+        del facts[1]
+        lines.append(f"{', '.join(facts)}{counted}")
+    return next((line for line in lines if len(line) <= WIDTH), lines[-1])
 
 
 def waiting_text(status: RunStatus) -> str:
@@ -185,7 +195,7 @@ def waiting_text(status: RunStatus) -> str:
     return f"waiting for workers: {sum(worker.alive for worker in status.workers)} here"
 
 
-def named_workers(numbers: Sequence[int]) -> str:
+def named_workers(numbers: Sequence[int], noun: str = "worker") -> str:
     """Return the numbers of workers in words; of many, the first few.
 
     >>> named_workers([3]), named_workers([3, 7]), named_workers(range(9))
@@ -193,4 +203,4 @@ def named_workers(numbers: Sequence[int]) -> str:
     """
     shown = ", ".join(map(str, numbers[:MOST_NAMED]))
     rest = f" and {len(numbers) - MOST_NAMED} more" if len(numbers) > MOST_NAMED else ""
-    return f"worker{'s' if len(numbers) > 1 else ''} {shown}{rest}"
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {shown}{rest}"

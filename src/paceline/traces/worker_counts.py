@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.traces.records import Outcome
 
 FEWEST = 5  # gradients, below which nothing is said of a worker
-WATCHED = 10  # gradients of a worker by which it is judged while a run goes on
+WATCHED = 10  # gradients of a worker by which it is judged again while a run goes on
 CAME_TOO_LATE = frozenset({"its round had closed", "it missed the round after its own too"})
 """The reasons to drop a gradient (strategies/rounds.py) that are about time; the others are about the run."""
 
@@ -111,11 +111,11 @@ def dropped_sentence(strategy: str, counts: WorkerCounts, *, lately: bool = Fals
 class DropWatch:
     """Names workers whose work is mostly dropped while a run goes on, each when it begins, and not again and again.
 
-    A worker is judged by every ten gradients of it. One that comes and goes is named again only when it has sent
+    A worker is judged by its first five gradients, then by every ten. One that comes and goes is named again only when it has sent
     twice as many gradients, and a hundred more.
 
     >>> watch = DropWatch("fastest-k")
-    >>> [len(watch.sentences([WorkerCounts(worker=3, dropped=n, too_late=n)])) for n in (9, 12, 30)]
+    >>> [len(watch.sentences([WorkerCounts(worker=3, dropped=n, too_late=n)])) for n in (4, 9, 30)]
     [0, 1, 0]
     """
 
@@ -129,8 +129,9 @@ class DropWatch:
         """Return a sentence for each worker that is mostly dropped since it was last judged, and was not before."""
         found = []
         for each in counts:
-            last = _since(self._judged.get(each.worker, WorkerCounts(worker=each.worker)), each)
-            if last.gradients < WATCHED:
+            before = self._judged.get(each.worker)
+            last = each if before is None else _since(before, each)
+            if last.gradients < (FEWEST if before is None else WATCHED):
                 continue
             self._judged[each.worker] = each
             if not mostly_dropped([last]):
@@ -139,7 +140,7 @@ class DropWatch:
                 self._dropped.add(each.worker)
                 if each.gradients >= self._quiet_until.get(each.worker, 0):
                     self._quiet_until[each.worker] = 2 * each.gradients + 100
-                    found.append(dropped_sentence(self._strategy, last, lately=True))
+                    found.append(dropped_sentence(self._strategy, last, lately=before is not None))
         return found
 
 

@@ -201,6 +201,7 @@ def rank_status(
         accuracy=None if measured is None else measured.accuracy,
         begun=True,
         workers=tuple(replace(worker) for worker in workers),
+        noun="rank",
     )
 
 
