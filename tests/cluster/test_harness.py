@@ -2,7 +2,15 @@
 
 from tests.cluster.harness import Cluster
 
-WHOLE = {"identical": True, "steps": 40, "difference": None, "checkpoint": 40, "missing": None}
+WHOLE = {
+    "identical": True,
+    "steps": 40,
+    "redone": 0,
+    "difference": None,
+    "checkpoint": 40,
+    "nearly": None,
+    "missing": None,
+}
 
 
 def test_an_undisturbed_run_ends_well_and_replays_to_the_last_bit(tmp_path):

@@ -65,7 +65,15 @@ def test_a_whole_run_is_compared_whole(run, capsys):
     code, out, _, document = replayed(run, capsys)
     assert code == 0
     assert out == "identical: 6 steps, and the weights of checkpoint 6 to the last bit\n"
-    assert document == {"identical": True, "steps": 6, "difference": None, "checkpoint": 6, "missing": None}
+    assert document == {
+        "identical": True,
+        "steps": 6,
+        "difference": None,
+        "checkpoint": 6,
+        "redone": 0,
+        "nearly": None,
+        "missing": None,
+    }
 
 
 def test_a_trace_that_ends_before_the_checkpoint_is_no_proof_of_it(run, capsys):
