@@ -17,7 +17,6 @@ from paceline.traces.history import trace_of
 from paceline.traces.worker_counts import (
     CAME_TOO_LATE,
     FEWEST,
-    FEWEST,
     WATCHED,
     DropWatch,
     WorkerCounts,

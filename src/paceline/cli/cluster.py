@@ -31,8 +31,8 @@ from paceline.cli.options import (
 )
 from paceline.cli.output import ResultsNotKept, is_ranks_run, new_folder, note, run_folder, show_results
 from paceline.cli.progress import RunView
-from paceline.drivers.ranks.launch import place_in
 from paceline.decoding import parse_object
+from paceline.drivers.ranks.launch import place_in
 from paceline.errors import PacelineError
 from paceline.files import read_plain
 from paceline.recipes import Recipe

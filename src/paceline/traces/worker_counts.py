@@ -111,8 +111,8 @@ def dropped_sentence(strategy: str, counts: WorkerCounts, *, lately: bool = Fals
 class DropWatch:
     """Names workers whose work is mostly dropped while a run goes on, each when it begins, and not again and again.
 
-    A worker is judged by its first five gradients, then by every ten. One that comes and goes is named again only when it has sent
-    twice as many gradients, and a hundred more.
+    A worker is judged by its first five gradients, then by every ten. One that comes and goes is named again only when
+    it has sent twice as many gradients, and a hundred more.
 
     >>> watch = DropWatch("fastest-k")
     >>> [len(watch.sentences([WorkerCounts(worker=3, dropped=n, too_late=n)])) for n in (4, 9, 30)]
