@@ -193,7 +193,7 @@ def _table(rows: Sequence[dict[str, str | float | None]], seeds: int, recipe: Re
         title=titled("The paper's claims (loss: at the end)", quick=quick),
         padding=(0, 2, 0, 0),
         pad_edge=False,
-        caption=f"{recipe.data.name}, {recipe.model.name}, {recipe.cluster.workers} workers, K={recipe.strategy.k}, "
+        caption=f"{recipe.data.name}, {recipe.model.name}, {recipe.cluster.workers} workers, K={recipe.k}, "
         f"{recipe.rounds} rounds; means over {seeds} seed(s). In brackets: for information.",
     )
     for name in ("late work", "setting", "figure"):

@@ -80,7 +80,7 @@ def _rank(rank: int, document: dict[str, Any], store: str, out: Any) -> int:
         assignment = batches.assignment(worker=rank, shard=rank, draw=draw, blocks_done=training.blocks)
         no_sooner = time.perf_counter() + delay_seconds(rank, draw)
         model.gradient.zero_()
-        accumulate(module, assignment, parts=training.blocks)
+        accumulate(module, assignment, training.loss, parts=training.blocks)
         time.sleep(max(0.0, no_sooner - time.perf_counter()))
         dist.all_reduce(model.gradient)
         model.gradient.div_(ranks)
@@ -92,7 +92,7 @@ def _rank(rank: int, document: dict[str, Any], store: str, out: Any) -> int:
     if rank == 0:
         module.eval()
         with torch.no_grad():
-            out.put((seconds, measure(module, training.dataset, training.evaluation_samples)[0]))
+            out.put((seconds, measure(module, training)[0]))
         out.close()
         out.join_thread()
     dist.destroy_process_group()

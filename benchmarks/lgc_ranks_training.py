@@ -181,7 +181,7 @@ def train(lane: str, recipe: Recipe) -> Row:
     seconds, outcomes = (_train_by_ddp if lane == DDP else _train_in_rounds)(recipe, training)
     training.module.eval()
     with torch.no_grad():
-        loss, accuracy = measure(training.module, training.dataset, training.evaluation_samples)
+        loss, accuracy = measure(training.module, training)
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, outcomes)
     return {
@@ -203,7 +203,7 @@ def _train_in_rounds(recipe: Recipe, training: Training) -> tuple[float, dict[st
         sync: Any = paceline.FullSync(module, optimizer, **common)
     else:
         kind = paceline.LGCSync if strategy.name == "lgc" else paceline.FastestKSync
-        sync = kind(module, optimizer, k=strategy.k, **common)
+        sync = kind(module, optimizer, k=recipe.k, **common)
     module.train()
     with sync:
         dist.barrier()
@@ -216,7 +216,7 @@ def _train_in_rounds(recipe: Recipe, training: Training) -> tuple[float, dict[st
                 return bool(sync.block_done())
 
             sync.begin_batch(assignment.blocks)
-            losses, _ = accumulate(module, assignment, parts=assignment.blocks, go_on=go_on)
+            losses, _ = accumulate(module, assignment, training.loss, parts=assignment.blocks, go_on=go_on)
             sync.step(losses)
     return sync.history[-1].done - began, sync.outcomes.state_dict()
 

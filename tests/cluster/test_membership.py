@@ -29,7 +29,9 @@ def work_and_leave(address, *, batches, reason):
             assert worker.running()
             batch = own.assignment(worker=worker.number, shard=worker.shard, draw=worker.draw, blocks_done=4)
             worker.begin_batch(training.blocks)
-            losses, _ = accumulate(training.module, batch, parts=4, go_on=lambda done: worker.block_done())
+            losses, _ = accumulate(
+                training.module, batch, training.loss, parts=4, go_on=lambda done: worker.block_done()
+            )
             worker.send(losses)
         worker.leave(reason)
         return worker.number, worker.shard

@@ -61,7 +61,7 @@ def in_one_process(recipe):
         local_gradient(training.module, batches, worker=0, draw=draw)
         optimizer.step()
         schedule.step()
-    return *measure(training.module, training.dataset, training.evaluation_samples), training.module.state_dict()
+    return *measure(training.module, training), training.module.state_dict()
 
 
 def test_a_rank_that_dies_is_named_and_the_run_goes_on_to_what_one_process_comes_to(recipe, tmp_path):

@@ -105,7 +105,7 @@ def plain(value):
 @pytest.mark.parametrize("shape", [(), (1,)], ids=["no dimension", "one"])
 def test_a_rate_in_a_tensor_is_changed_in_place(shape):
     rate = torch.full(shape, 2.0, dtype=torch.float64)
-    optimizer = LARS([torch.nn.Parameter(torch.ones(1))], lr=rate)
+    optimizer = LARS([torch.nn.Parameter(torch.ones(1))], lr=rate, weight_decay=0.0005)
     course = {"warmup_steps": 3, "total_steps": 9, "power": 2}
     found = rates_of(optimizer, warmup_poly(optimizer, **course), 11)
     assert found == [pytest.approx([expected_rate(2.0, step, **course)]) for step in range(11)]
