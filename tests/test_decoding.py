@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -10,7 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding import AS_ARRAY, Between, DecodingError, ReadBy, Words, decode, parse_object
+from paceline.decoding import (
+    AS_ARRAY,
+    JSON,
+    Between,
+    DecodingError,
+    Notation,
+    ReadBy,
+    Words,
+    decode,
+    parse_object,
+    reader_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,9 +139,44 @@ def test_a_place_within_a_place_is_named_as_well(changes, why):
     assert str(caught.value) == why
 
 
-def test_what_no_type_of_this_decoder_is_cannot_be_asked_for():
-    with pytest.raises(KeyError):
-        decode(complex, 1)
+@dataclass(frozen=True)
+class Pair:
+    left: int
+    right: int = 0
+
+
+UNIONS = {
+    "a bounded number or text": (Annotated[int, Between(1, 3)] | str, [2, "a"], [9], "a whole number or text"),
+    "a list or a number": (list[int] | int, [[1, 2], 3], ["a"], "a list of numbers or a whole number"),
+    "an object or a number": (Pair | int, [{"left": 1}, 3], [[]], "an object or a whole number"),
+    "a table or true": (dict[str, int] | bool, [{"a": 1}, True], ["a"], "an object or true or false"),
+    "words of its own": (Annotated[str, Words("one letter", lambda text: len(text) == 1)] | int, ["a", 1], ["ab"],
+                         "one letter or a whole number"),
+    "pairs or nothing or text": (tuple[int, int] | None | str, [[1, 2], None, "a"], [3], "a list or 'none' or text"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("hint", "taken", "refused", "words"), UNIONS.values(), ids=UNIONS)
+def test_a_union_may_be_of_anything_and_its_refusal_names_all(hint, taken, refused, words):
+    for value in taken:
+        found = decode(hint, value)
+        assert found == (Pair(**value) if hint == Pair | int and isinstance(value, dict) else found)
+        assert (found is None) == (value is None)
+    for value in refused:
+        with pytest.raises(DecodingError, match=f"must be {re.escape(words)}, not"):
+            decode(hint, value)
+
+
+@pytest.mark.parametrize("hint", [Literal[1, 2], complex, complex | int, dict[str, complex]], ids=str)
+def test_a_type_that_cannot_be_decoded_is_refused_before_any_value_is_seen(hint):
+    with pytest.raises(TypeError, match=r"must be of texts|is no type that can be decoded"):
+        reader_of(hint)
+
+
+@pytest.mark.parametrize("hint", [Pair, tuple[Pair, ...], Annotated[int, Between(1, 2)], Pair | None], ids=str)
+def test_only_json_has_objects_and_bounds(hint):
+    with pytest.raises(TypeError, match="is read from JSON only"):
+        reader_of(hint, Notation({**JSON.readers}))
 
 
 def test_of_very_many_names_the_one_that_is_there_twice_is_found_at_once():

@@ -180,6 +180,8 @@ def reader_of(hint: Any, notation: Notation | None = None) -> Reader:
 @functools.cache
 def _reader(hint: Any, notation: Notation) -> Reader:
     origin, parts = get_origin(hint), get_args(hint)
+    if notation is not JSON and (origin is Annotated or is_dataclass(hint)):
+        raise TypeError(f"{hint} is read from JSON only: other notations have plain values, without bounds")
     if origin is Annotated:
         return _annotated(parts[0], parts[1:])
     if origin in (Union, types.UnionType):
@@ -192,9 +194,13 @@ def _reader(hint: Any, notation: Notation) -> Reader:
     if is_dataclass(hint):
         return _object(*_fields(hint), hint)
     if origin is Literal:
+        if not all(isinstance(part, str) for part in parts):
+            raise TypeError(f"{hint} must be of texts: take an int with Between for numbers")
         return _plain(f"one of {', '.join(parts)}", lambda value: isinstance(value, str) and value in parts)
     if origin in (dict, Mapping):
         return notation.readers[dict] if parts[1] is Any else _table(_reader(parts[1], notation))
+    if hint not in notation.readers:
+        raise TypeError(f"{hint} is no type that can be decoded; decoding.py lists those that can")
     return notation.readers[hint]
 
 
@@ -374,12 +380,18 @@ def describe(hint: Any) -> str:
     >>> describe(int | Literal["auto"]), describe(tuple[float, ...])
     ("a whole number or 'auto'", 'a list of numbers')
     """
-    if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(describe(part) for part in get_args(hint))
-    if get_origin(hint) is Literal:
-        return " or ".join(repr(choice) for choice in get_args(hint))
-    if get_origin(hint) is tuple:
-        return f"a list of {'numbers' if get_args(hint)[0] is float else 'words'}"
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(part) for part in parts)
+    if origin is Literal:
+        return " or ".join(repr(choice) for choice in parts)
+    if origin is Annotated:
+        return next((mark.words for mark in parts[1:] if isinstance(mark, Words)), describe(parts[0]))
+    if origin in (tuple, list, frozenset):
+        kinds = {float: " of numbers", int: " of numbers", str: " of words"}
+        return "a list" + (kinds.get(parts[0], "") if origin is not tuple or parts[1:] == (...,) else "")
+    if is_dataclass(hint) or origin in (dict, Mapping):
+        return "an object"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "'none'"}
     return names[hint]
 

@@ -16,3 +16,11 @@ class PacelineError(Exception):
     >>> issubclass(paceline.RecipeError, PacelineError), issubclass(paceline.RecipeError, ValueError)
     (True, True)
     """
+
+
+class PacelineWarning(UserWarning):
+    """What somebody should know of a run that paceline does not refuse; commands print it as a line of their own.
+
+    >>> issubclass(PacelineWarning, UserWarning)
+    True
+    """

@@ -135,3 +135,21 @@ def test_the_results_of_a_finished_run_are_printed_again(tmp_path, capsys):
     (run / "results.json").unlink()
     assert main(["train", "--resume", str(run), "--json"]) == 2
     assert "has no results.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["--delay", "pareto"], True),
+        (["--delay.shape", "3"], True),
+        (["--delay", "pareto", "--inject-delays"], False),
+        (["--rounds", "3"], False),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "serve"])
+def test_delays_that_a_real_run_leaves_out_are_named(command, typed, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([command, *typed, "--model", "no_such_module:net"]) == 2
+    assert (
+        "is ignored: a real run has delays of a recipe only with --inject-delays" in capsys.readouterr().err
+    ) == said

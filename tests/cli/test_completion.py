@@ -20,6 +20,11 @@ WORDS = {
     "train --inject-delays f": ["false"],
     "plan pruning --polic": ["--policy"],
     "plan pipeline --schedule zero": ["zero-bubble"],
+    "train --model resnet5": ["resnet50"],
+    "race --strategies as": ["async"],
+    "help ra": ["race"],
+    "help plan pr": ["pruning"],
+    "--print-completion z": ["zsh"],
     "work --rounds": [],  # no option of this command
     "race my": [],  # a recipe: the shell completes names of files
 }

@@ -272,6 +272,16 @@ def test_a_plan_that_was_saved_loads_and_prints_as_it_did(golden, tmp_path, caps
     )
 
 
+def test_a_record_of_pruning_reads_and_prints_as_it_did(golden, capsys):
+    folder = golden("pruning")
+    assert main(["inspect", "pruning", str(folder), "--json"]) == 0
+    check_document(
+        json.loads(capsys.readouterr().out), json.loads((GOLDEN / "pruning/printed.json").read_text()), "pruning"
+    )
+    assert main(["report", str(folder)]) == 0
+    assert "<h1>" in (folder / "pruning.html").read_text(encoding="utf-8")
+
+
 def check_document(found, expected, at="plan"):
     """Every value of the golden document is in the new one; numbers to a few roundings."""
     match expected:

@@ -8,9 +8,11 @@ import pytest
 
 import paceline
 from paceline import Recipe
+from paceline.cli import main
 from paceline.runs import launch
 from paceline.runs.launch import RanksToTrain, train_ranks
 
+HPSGD = ("--strategy", "hpsgd", "--workers", "3", "--worker.batch-size", "8", "--rounds", "1")
 SKEWED = "drifts along each worker's own data"
 
 
@@ -21,8 +23,8 @@ def recipe(**settings):
     return Recipe(rounds=1).with_settings(**sections)
 
 
-def told(caplog):
-    return [record.getMessage() for record in caplog.records if SKEWED in record.getMessage()]
+def told(recwarn):
+    return [str(each.message) for each in recwarn if SKEWED in str(each.message)]
 
 
 @pytest.mark.parametrize(
@@ -39,22 +41,28 @@ def told(caplog):
         ({"optimizer": {"name": "adam"}}, 0),
     ],
 )
-def test_simulate_says_what_averaging_does_on_skewed_data(settings, times, caplog):
+def test_simulate_says_what_averaging_does_on_skewed_data(settings, times, recwarn):
     paceline.simulate(recipe(**settings))
-    assert len(told(caplog)) == times
+    assert len(told(recwarn)) == times
 
 
-def test_race_says_it_once_for_all_seeds_and_not_where_nothing_is_trained(caplog):
+def test_race_says_it_once_for_all_seeds_and_not_where_nothing_is_trained(recwarn):
     paceline.Race(recipe(), strategies=["hpsgd", "local-sgd"], seeds=3)
-    assert len(told(caplog)) == 1
-    caplog.clear()
+    assert len(told(recwarn)) == 1
+    recwarn.clear()
     paceline.Race(recipe(), strategies=["hpsgd"], timing_only=True)
-    assert told(caplog) == []
+    assert told(recwarn) == []
+
+
+def test_a_command_says_it_in_a_line_of_its_own(tmp_path, capsys):
+    assert main(["simulate", *HPSGD, "--out", str(tmp_path / "run"), "--json"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if SKEWED in line]
+    assert [line.startswith("paceline: warning: hpsgd with momentum drifts") for line in lines] == [True]
 
 
 @pytest.mark.parametrize(("rank", "workers", "lines"), [(0, 20, 1), (1, 20, 0), (0, 2, 0)])
 def test_a_launch_of_another_number_of_ranks_is_said_by_one_of_them(
-    rank, workers, lines, tmp_path, monkeypatch, caplog
+    rank, workers, lines, tmp_path, monkeypatch, caplog, recwarn
 ):
     monkeypatch.setattr(launch._RankWork, "train", lambda *_, **__: None)
     wanted = RanksToTrain(recipe=recipe(cluster={"workers": workers}), out=tmp_path / "run", resume=False)
@@ -63,4 +71,4 @@ def test_a_launch_of_another_number_of_ranks_is_said_by_one_of_them(
     messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     said = "2 ranks were launched, so there are as many workers, not the 20 of the recipe"
     assert messages.count(said) == lines
-    assert len(told(caplog)) == (rank == 0)
+    assert len(told(recwarn)) == (rank == 0)

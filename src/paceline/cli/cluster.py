@@ -28,6 +28,7 @@ from paceline.cli.options import (
     json_option,
     option,
     out_option,
+    warn,
 )
 from paceline.cli.output import ResultsNotKept, is_ranks_run, new_folder, note, run_folder, show_results
 from paceline.cli.progress import RunView
@@ -100,6 +101,7 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
 
     _check_resume_alone(options, overrides)
     recipe = given_recipe(options.recipe_file, overrides)
+    _warn_of_idle_delays(recipe, overrides)
     if by_ranks(recipe) or (options.resume and is_ranks_run(options.resume)):
         return _train_ranks(options, recipe, overrides)
     if not options.resume:
@@ -115,12 +117,20 @@ def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
     _check_resume_alone(options, overrides)
     endpoint = cluster.ServerEndpoint(listen=options.listen, tls=options.tls or None, insecure=options.insecure)
     recipe = given_recipe(options.recipe_file, overrides)
+    _warn_of_idle_delays(recipe, overrides)
     if by_ranks(recipe) and not options.resume:
         kind = "a pipeline" if recipe.pipeline.on else "averaging" if averages(recipe) else recipe.strategy.label
         raise UsageError(f"{kind} has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE")
     greeting = "server at {address}: waiting for {workers} workers"
     run = functools.partial(cluster.serve_recipe, endpoint=endpoint)
     _serve(options, recipe, run, command="serve", greeting=greeting, overrides=overrides)
+
+
+def _warn_of_idle_delays(recipe: Recipe, overrides: dict[str, str]) -> None:
+    """Say of delays that were typed that a real run has none of them unless they are injected."""
+    typed = [name for name in overrides if name.startswith("delay.") and name not in (*GIVEN_AGAIN, "delay.inject")]
+    if typed and not recipe.delay.inject:
+        warn(f"--{typed[0].replace('_', '-')} is ignored: a real run has delays of a recipe only with --inject-delays")
 
 
 def _check_resume_alone(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> None:

@@ -7,7 +7,7 @@ zsh runs the function for bash, by its own `bashcompinit`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.cli.options import Option, UsageError
 from paceline.lookup import unknown
@@ -16,8 +16,16 @@ SHELLS = ("bash", "zsh")
 FOR_ZSH = "autoload -Uz compinit bashcompinit\n(( $+functions[compdef] )) || compinit\nbashcompinit\n"
 
 
-def completion_script(shell: str, commands: Mapping[str, Sequence[Option]], *, first: Sequence[str] = ()) -> str:
+def completion_script(
+    shell: str,
+    commands: Mapping[str, Sequence[Option]],
+    *,
+    first: Sequence[str] = (),
+    values: Mapping[str, Iterable[str]] | None = None,
+) -> str:
     """Return the script for a shell; `commands` are all of them with their options, `first` what else may come first.
+
+    `values` are words that may follow an option whose value is not only one of a few.
 
     >>> completion_script("fish", {})
     Traceback (most recent call last):
@@ -33,6 +41,7 @@ def completion_script(shell: str, commands: Mapping[str, Sequence[Option]], *, f
         groups.setdefault(group, []).extend([member] if member else [])
     both = "|".join(group for group, members in groups.items() if members)
     shared = [option for option in _largest(commands) if option.of_recipe]
+    words = _choices(commands) | {flag: [*found] for flag, found in (values or {}).items()}
     lines = [
         "_paceline() {",
         "  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} command=${COMP_WORDS[1]} words=''",
@@ -41,13 +50,22 @@ def completion_script(shell: str, commands: Mapping[str, Sequence[Option]], *, f
         "  if (( COMP_CWORD == 1 )); then",
         f"    words='{' '.join([*groups, *first])}'",
         *_members({group: members for group, members in groups.items() if members}),
+        "  elif [[ ${COMP_WORDS[1]} == help ]]; then",
+        f"    (( COMP_CWORD == 2 )) && words='{' '.join(groups)}'",
+        *(
+            f"    [[ ${{COMP_WORDS[2]}} == {group} ]] && (( COMP_CWORD == 3 )) && words='{' '.join(members)}'"
+            for group, members in groups.items()
+            if members
+        ),
+        "  elif [[ ${COMP_WORDS[1]} == --print-completion ]]; then",
+        f"    words='{' '.join(SHELLS)}'",
         "  elif [[ $word == -* ]]; then",
         '    case "$command" in',
         *(f'      "{name}") words="{_words(options)}";;' for name, options in commands.items()),
         "    esac",
         "  else",
         '    case "$before" in',
-        *(f"      {flag}) words='{' '.join(choices)}';;" for flag, choices in _choices(commands).items()),
+        *(f"      {flag}) words='{' '.join(choices)}';;" for flag, choices in words.items()),
         "    esac",
         "  fi",
         '  COMPREPLY=($(compgen -W "$words" -- "$word"))',

@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from paceline.cli.replay import ReplayOptions, replay
 from paceline.cli.report import ReportOptions, report
 from paceline.cli.simulate import RaceOptions, SimulateOptions, race, simulate
 from paceline.cli.work import KeysOptions, WorkOptions, keys, work
+from paceline.errors import PacelineWarning
 from paceline.lookup import unknown
 from paceline.traces.run_folder import removing_unused
 
@@ -110,10 +111,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
     """Print what changes for a user as a line of ours, without the place in our code; other warnings as Python does."""
-    if issubclass(category, FutureWarning):
+    if issubclass(category, FutureWarning | PacelineWarning):
         warn(str(message))
     else:
         print(warnings.formatwarning(message, category, *place[:2]), end="", file=sys.stderr)
+
+
+def _values() -> dict[str, Iterable[str]]:
+    """Return words that may follow options which take others as well: code of a user's own, or a list."""
+    from paceline.models import MODELS
+    from paceline.strategies import STRATEGIES
+    from paceline.strategies.averaging import AVERAGING
+
+    return {"--model": MODELS, "--model.name": MODELS, "--strategies": (*STRATEGIES, *AVERAGING)}
 
 
 def exit_code(call: Callable[[], int | None], *, debug: bool) -> int:
@@ -150,7 +160,8 @@ def _dispatch(given: list[str]) -> int:
     elif given[0].partition("=")[0] == "--print-completion":
         shell = given[0].partition("=")[2] or " ".join(given[1:])
         tables = {name: command.table for name, command in COMMANDS.items()}
-        print(completion_script(shell, tables, first=("help", "--help", "--version", "--print-completion")))
+        first = ("help", "--help", "--version", "--print-completion")
+        print(completion_script(shell, tables, first=first, values=_values()))
     else:
         name, arguments = command_named(given)
         if set(arguments) & set(HELP) or (name in GROUPS and not arguments):

@@ -387,7 +387,7 @@ def notice_of_k(recipe: Recipe) -> str:
     """Return what to say of a K that is another than it was in the last release; "" if there is nothing to say.
 
     >>> notice_of_k(Recipe().with_settings(cluster={"workers": 20}))
-    'K is 14, seven tenths of 20 workers; unset it was 7 until paceline 0.1: give k = 7 to have that again'
+    'K is 14, seven tenths of 20 workers; unset it was 7 before this release: give k = 7 to have that again'
     >>> notice_of_k(Recipe())
     ''
     """
@@ -395,7 +395,7 @@ def notice_of_k(recipe: Recipe) -> str:
     if not takes_k or recipe.strategy.k is not None or recipe.k == 7 or workers < 7:
         return ""
     return (
-        f"K is {recipe.k}, seven tenths of {workers:,} workers; unset it was 7 until paceline 0.1: "
+        f"K is {recipe.k}, seven tenths of {workers:,} workers; unset it was 7 before this release: "
         "give k = 7 to have that again"
     )
 
@@ -406,8 +406,8 @@ def notice_of_skew(recipe: Recipe) -> str:
     The recipe's split must be `sized`. docs/averaging.md says why such a worker goes on along its own data.
 
     >>> print(notice_of_skew(sized(Recipe().with_strategy("hpsgd"))))
-    hpsgd with rebase and momentum 0.9 on skewed data (non-iid) drifts along each worker's own data: give rebase = false
-    and a smaller learning rate, or take local-sgd
+    hpsgd with momentum drifts along each worker's own data (split non-iid). Give rebase = false and a smaller learning
+    rate, or take local-sgd.
     >>> notice_of_skew(sized(Recipe().with_settings(strategy={"name": "hpsgd", "rebase": False})))
     ''
     """
@@ -416,8 +416,8 @@ def notice_of_skew(recipe: Recipe) -> str:
     if not (averages(recipe) and skewed and momentum and make_member(recipe).rebase):
         return ""
     return (
-        f"{recipe.strategy.name} with rebase and momentum {momentum:g} on skewed data ({recipe.data.split}) drifts "
-        "along each worker's own data: give rebase = false and a smaller learning rate, or take local-sgd"
+        f"{recipe.strategy.name} with momentum drifts along each worker's own data (split {recipe.data.split}). "
+        "Give rebase = false and a smaller learning rate, or take local-sgd."
     )
 
 

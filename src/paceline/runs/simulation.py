@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
 from paceline.drivers.simulated.progress import Progress
 from paceline.drivers.simulated.timing import AsyncTimes, RoundTimes
+from paceline.errors import PacelineWarning
 from paceline.pipeline.settings import refuse_pipeline
 from paceline.recipes.assembly import (
     NOTHING_GIVEN,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from paceline.data import Dataset
     from paceline.workers.flat import FlatModel
 
-log = logging.getLogger("paceline.runs")
 
 MOST_GRADIENTS_BY_EVENT = 5_000_000
 SHOWN = ("strategy", "rounds", "seconds", "loss", "accuracy")
@@ -188,7 +187,7 @@ def give_notices(given: Recipe, trained: Recipe | None) -> None:
     if notice := notice_of_k(given):
         warnings.warn(notice, FutureWarning, stacklevel=3)
     if trained is not None and (notice := notice_of_skew(trained)):
-        log.warning("%s", notice)
+        warnings.warn(notice, PacelineWarning, stacklevel=3)
 
 
 def make_run(

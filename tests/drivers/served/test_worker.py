@@ -374,3 +374,13 @@ def test_patience_counts_from_the_last_progress_and_not_from_the_last_connection
     finally:
         stop.set()
         thread.join(10)
+
+
+@pytest.mark.parametrize(
+    ("address", "model"), [(torch.nn.Linear(2, 1), "127.0.0.1:29400"), (("127.0.0.1", 29400), torch.nn.Linear(2, 1))]
+)
+def test_arguments_in_another_order_are_told_apart(address, model):
+    with pytest.raises(
+        ValueError, match=r"the address comes first, then the model: Worker\('host:29400', model\), not"
+    ):
+        paceline.Worker(address, model)

@@ -35,7 +35,7 @@ from paceline.drivers.served.connection import (
 )
 from paceline.drivers.served.handover import Slot, fetch_slots
 from paceline.drivers.served.messages import PROTOCOL, Gradient, Hello, Leave, Sizes, Welcome, frames, model_signature
-from paceline.drivers.served.security import join_address, parse_address, worker_credentials
+from paceline.drivers.served.security import AddressError, join_address, parse_address, worker_credentials
 from paceline.drivers.served.transport import keep_memory
 from paceline.traces.run_settings import difference
 from paceline.training import all_finite, gradient_generator
@@ -75,6 +75,11 @@ class Worker:
         wish: int | None = None,
         local: bool = True,
     ) -> None:
+        if not isinstance(address, str) or isinstance(model, str):
+            raise AddressError(
+                f"the address comes first, then the model: Worker('host:29400', model), not "
+                f"Worker({type(address).__name__}, {type(model).__name__})"
+            )
         host, port = parse_address(address)
         self.address = join_address(host, port)
         self.version = -1
