@@ -106,7 +106,10 @@ def test_images_of_data_of_ones_own_are_shown_if_the_data_are_given(run, tmp_pat
     source = {**record.source, "data": {**record.source["data"], "name": "images_of_mine:load"}}
     dataclasses.replace(record, source=source).write(run)
     assert main(["inspect", "pruning", str(run)]) == 0
-    assert "no record may name code: give --data images_of_mine:load" in capsys.readouterr().err
+    assert (
+        "no record may name code: `paceline inspect pruning RUN --data images_of_mine:load` shows"
+        in capsys.readouterr().err
+    )
     assert "images_of_mine" not in sys.modules
     assert main(["inspect", "pruning", str(run), "--data", "images_of_mine:load"]) == 0
     assert "Without images" not in capsys.readouterr().err

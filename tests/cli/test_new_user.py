@@ -62,7 +62,7 @@ TYPED = {
     "simulate top.toml": (2, r"top\.toml:1: 'k' is no key in a recipe: write it below \[strategy\]$"),
     "simulate deep.toml": (2, r"deep\.toml:2: 'rounds' is no key in \[strategy\]: write it above all sections$"),
     "replay simulated": (2, r"simulated is simulated and needs no replay"),
-    "train --resume nowhere": (2, r"nowhere is not a run"),
+    "train --resume nowhere": (2, r"nowhere is not there; give the folder of a run"),
     "torchrun train --strategy lgc --out under": (2, r"has a server.*run it without torchrun"),
     "trian": (2, r"did you mean 'train'\?"),
 }

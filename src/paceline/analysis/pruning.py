@@ -10,6 +10,7 @@ The model looks at every training sample once, in eval mode and without augmenta
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -248,7 +249,8 @@ def images_of(
         ask_for_directory(recipe, data_directory, source="the run")
         if is_code(recipe.data.name) and not data:
             raise ValueError(
-                f"{recipe.data.name} is data of your own, and no record may name code: give --data {recipe.data.name}"
+                f"{recipe.data.name} is data of your own, and no record may name code: "
+                f"`paceline inspect pruning RUN --data {shlex.quote(recipe.data.name)}` shows them"
             )
         train = load_data(recipe.with_settings(data={"download": False, "directory": data_directory})).train
     except (ValueError, OSError, MemoryError) as error:
