@@ -178,7 +178,7 @@ def test_states_of_something_else_are_refused(trio):
 # -- misuse -------------------------------------------------------------------------------------------------------
 
 SAID = {
-    "ddp": "averages already",
+    "ddp": "do not wrap the model in DistributedDataParallel",
     "strange": "a parameter that the model does not have",
     "untrained": "no trainable parameter",
     "optimizer": "must be a torch.optim.Optimizer",

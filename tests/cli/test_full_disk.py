@@ -16,7 +16,7 @@ import paceline
 from paceline.cli.main import OTHER_ERROR, main
 from paceline.drivers.served.run import RunOutcome
 from paceline.recipes import Recipe
-from paceline.runs import cluster
+from paceline.runs import cluster, training
 
 MODEL = ("--model.name", "mlp", "--data.name", "synthetic")
 COMMANDS = {
@@ -73,7 +73,7 @@ def test_a_run_that_is_not_on_the_disk_fails_though_all_rounds_are_done(tmp_path
         outcome = RunOutcome(reason="all rounds are done", finished=True, diverged=False, errors=(lost,), lost=(lost,))
         return cluster.Trained(outcome=outcome, result=result, folder=out)
 
-    monkeypatch.setattr(cluster, "train", train)
+    monkeypatch.setattr(training, "train_recipe", train)
     assert main(["train", "--out", str(tmp_path / "run"), "--json"]) == OTHER_ERROR
     printed, told = capsys.readouterr()
     assert json.loads(printed)

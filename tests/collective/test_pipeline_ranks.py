@@ -279,6 +279,14 @@ def test_spans_are_what_the_schedule_orders(four, schedule):
         assert times == sorted(times)
 
 
+def test_a_plan_is_measured_once_for_the_ranks_of_a_process_group(four):
+    first, second, third, fourth = four.do("planned_in_pairs")
+    assert first == second
+    assert third == fourth
+    assert first[0] != first[1]  # measured anew
+    assert first[0] != third[0]
+
+
 def test_a_killed_rank_is_named_by_all_others(four, tmp_path):
     """The last one: it leaves three of the four."""
     four.tell("until_killed", folder=str(tmp_path))
@@ -290,11 +298,3 @@ def test_a_killed_rank_is_named_by_all_others(four, tmp_path):
     for told in four.answers([0, 2, 3]):
         assert re.search(r"stage 1 \(rank 1\) is gone", told["told"])
         assert told["took"] < 60  # and not the deadline, which is 120
-
-
-def test_a_plan_is_measured_once_for_the_ranks_of_a_process_group(four):
-    first, second, third, fourth = four.do("planned_in_pairs")
-    assert first == second
-    assert third == fourth
-    assert first[0] != first[1]  # measured anew
-    assert first[0] != third[0]

@@ -18,7 +18,7 @@ SOON_SECONDS = 15.0  # where nothing is waited for; the limits of these rounds a
 def test_what_cannot_be_is_refused_on_all_ranks(trio):
     results = trio.do("misused")
     expected = {
-        "ddp": "the model is a DistributedDataParallel",
+        "ddp": "do not wrap the model in DistributedDataParallel",
         "ddp on one": "DistributedDataParallel",
         "sync batch norm": "1 is a SyncBatchNorm, which waits for all ranks",
         "codec": "no codec yet (codec='qsgd')",

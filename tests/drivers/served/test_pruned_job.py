@@ -34,7 +34,7 @@ class Scripted:
     def __init__(self):
         self.draw, self.welcome, self.losses = 0, object(), {}
 
-    def training(self):
+    def running(self):
         return self.draw < DRAWS
 
     def begin_batch(self, blocks):
