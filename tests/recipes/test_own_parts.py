@@ -280,7 +280,7 @@ def test_losses_do_not_count_what_torch_does_not_and_a_sum_is_refused():
     weighed.check(scores, labels)
     assert not weighed.per_sample  # torch divides by the weights, which one sample does not know
     assert float(weighed(scores, labels)[0].detach()) == pytest.approx(
-        float(F.cross_entropy(scores, labels, weight=torch.tensor([1.0, 5.0, 1.0])))
+        float(F.cross_entropy(scores.detach(), labels, weight=torch.tensor([1.0, 5.0, 1.0])))
     )
     for summed in (torch.nn.CrossEntropyLoss(reduction="sum"), lambda o, t: F.cross_entropy(o, t, reduction="sum")):
         with pytest.raises(ValueError, match="gives a sum, which grows with the batch"):
