@@ -28,6 +28,7 @@ from paceline.cli.options import (
     json_option,
     option,
     out_option,
+    resume_option,
     warn,
 )
 from paceline.cli.output import ResultsNotKept, is_ranks_run, new_folder, note, run_folder, show_results
@@ -63,12 +64,7 @@ class TrainOptions:
 
     recipe_file: str = argument("[RECIPE]", RECIPE_FILE, default="")
     out: str = out_option("trace, checkpoints and report", "runs/train")
-    resume: str = option(
-        "",
-        "go on with the run in this folder, from its newest checkpoint; a folder names no code and no paths, so give "
-        "--model, --data, --loss, --data-directory and --delay-file again if the run has its own",
-        metavar="FOLDER",
-    )
+    resume: str = resume_option()
     listen: str = option("127.0.0.1:0", "where the server listens; more workers can join there", metavar="HOST:PORT")
     json: bool = json_option()
     debug: bool = debug_option()
@@ -85,12 +81,7 @@ class ServeOptions:
     )
     insecure: bool = option(False, "listen beyond this machine without TLS: anybody who reaches the port can join")
     out: str = out_option("trace, checkpoints and report", "runs/serve")
-    resume: str = option(
-        "",
-        "go on with the run in this folder, from its newest checkpoint; a folder names no code and no paths, so give "
-        "--model, --data, --loss, --data-directory and --delay-file again if the run has its own",
-        metavar="FOLDER",
-    )
+    resume: str = resume_option()
     json: bool = json_option()
     debug: bool = debug_option()
 

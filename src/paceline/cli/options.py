@@ -160,6 +160,28 @@ def out_option(files: str, folder: str) -> Any:
     return option("", f"folder for {files}", metavar="FOLDER", shown=f"{folder}, or the next that is free")
 
 
+def code_option(what: str, setting: str) -> Any:
+    """Declare an option for code of a user's own where no recipe is typed: a server and a run's folder name none."""
+    kind = "function" if what == "loss" else "factory"
+    return option("", f"the {what} as module:{kind}, if it is your own: it is never named for you", also=(setting,))
+
+
+def data_directory_option() -> Any:
+    """Declare the folder of data where no recipe is typed: a server and a run's folder name no path."""
+    help_text = "folder with the data set's files, if it is one of yours: it is never named for you"
+    return option("", help_text, metavar="FOLDER", also=("data.directory",))
+
+
+def resume_option() -> Any:
+    """Declare the run that a command goes on with."""
+    return option(
+        "",
+        "go on with the run in this folder, from its newest checkpoint; a folder names no code and no paths, so give "
+        "--model, --data, --loss, --data-directory and --delay-file again if the run has its own",
+        metavar="FOLDER",
+    )
+
+
 def recipe_options() -> Iterator[Option]:
     """Yield every setting of a recipe.
 

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from paceline.cli.options import UsageError, argument, debug_option, json_option, option, warn
+from paceline.cli.options import (
+    UsageError,
+    argument,
+    code_option,
+    data_directory_option,
+    debug_option,
+    json_option,
+    option,
+    warn,
+)
 from paceline.cli.output import ResultsNotKept, existing_folder, note
 from paceline.cli.progress import step_bar
 from paceline.data.pruning import EPOCHS_STARTING_POINT, EPOCHS_WINDOW, PRUNINGS, PruningSettings
@@ -167,12 +176,10 @@ class InspectPruningOptions:
     run: str = argument("RUN", "the run's folder")
     most: int = option(MOST_IN_A_ROW, "images in a row of the page, at most")
     out: str = option("", f"folder for {PAGE}", metavar="FOLDER", shown="the run's folder")
-    model: str = option("", "the network as module:factory, if the run trained one of your own", also=("model.name",))
-    data: str = option("", "the data as module:factory, if they are your own", also=("data.name",))
-    loss: str = option("", "the loss as module:function, if it is your own", also=("model.loss",))
-    data_directory: str = option(
-        "", "folder with the data set's files, if it has moved", metavar="FOLDER", also=("data.directory",)
-    )
+    model: str = code_option("network", "model.name")
+    data: str = code_option("data", "data.name")
+    loss: str = code_option("loss", "model.loss")
+    data_directory: str = data_directory_option()
     json: bool = json_option()
     debug: bool = debug_option()
 

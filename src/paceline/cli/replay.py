@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from paceline.cli.options import argument, debug_option, json_option, option
+from paceline.cli.options import argument, code_option, data_directory_option, debug_option, json_option
 from paceline.cli.output import run_folder
 from paceline.cli.progress import step_bar
 from paceline.errors import PacelineError
@@ -25,19 +25,10 @@ class ReplayOptions:
     """
 
     run: str = argument("RUN", "the run's folder")
-    model: str = option(
-        "",
-        "the network as module:factory, if the run trained one of your own: a run's folder never names code",
-        also=("model.name",),
-    )
-    data: str = option("", "the data as module:factory, if they are your own", also=("data.name",))
-    loss: str = option("", "the loss as module:function, if it is your own", also=("model.loss",))
-    data_directory: str = option(
-        "",
-        "folder with the data set's files, if the run read them in one of yours: a run's folder never names paths",
-        metavar="FOLDER",
-        also=("data.directory",),
-    )
+    model: str = code_option("network", "model.name")
+    data: str = code_option("data", "data.name")
+    loss: str = code_option("loss", "model.loss")
+    data_directory: str = data_directory_option()
     json: bool = json_option()
     debug: bool = debug_option()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from paceline.cli.options import argument, debug_option, json_option, option
+from paceline.cli.options import argument, code_option, data_directory_option, debug_option, json_option, option
 from paceline.cli.output import note
 from paceline.cli.progress import printed_log, step_bar
 from paceline.quantities import counted
@@ -25,19 +25,10 @@ class WorkOptions:
     tls: str = option(
         "", "certificate and key without their endings, such as keys/worker; ca.crt lies beside", metavar="PATH"
     )
-    model: str = option(
-        "",
-        "a network of your own as module:factory, if the server trains one: a server never names code",
-        also=("model.name",),
-    )
-    data: str = option("", "the data as module:factory, if they are your own", also=("data.name",))
-    loss: str = option("", "the loss as module:function, if it is your own", also=("model.loss",))
-    data_directory: str = option(
-        "",
-        "folder with the data set's files; a server never names paths",
-        metavar="FOLDER",
-        also=("data.directory",),
-    )
+    model: str = code_option("network", "model.name")
+    data: str = code_option("data", "data.name")
+    loss: str = code_option("loss", "model.loss")
+    data_directory: str = data_directory_option()
     delay_file: str = option(
         "", "CSV file, if the server injects recorded delays", metavar="FILE", also=("delay.file",)
     )
