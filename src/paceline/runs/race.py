@@ -50,20 +50,19 @@ class Race:
         if not 1 <= seeds <= MOST_SEEDS:
             raise ValueError(f"seeds must be between 1 and {MOST_SEEDS} (seeds={seeds})")
         dataset = None if timing_only or recipe.data.name == "synthetic" else load_data(recipe, given)
-        made_by_seed = seeds > 1 and (is_code(recipe.data.name) and (given.data is None or callable(given.data)))
-        entered = [recipe.with_strategy(name) for name in strategies]
-        asked = entered
-        self.recipe = sized(recipe, dataset)
-        entered = [sized(each, dataset) for each in entered]
+        asked = [recipe.with_strategy(name) for name in strategies]
+        self.recipe, entered = sized(recipe, dataset), [sized(each, dataset) for each in asked]
         _refuse_repeated([each.strategy.label for each in entered])  # lgc is lgc@ranks where the recipe says so
         self.recipes = [each.with_seed(recipe.seed + extra) for each in entered for extra in range(seeds)]
         self.lanes = [
             f"{each.strategy.label} {each.seed}" if seeds > 1 else each.strategy.label for each in self.recipes
         ]
-        shared = None if made_by_seed else dataset  # a user's function may make other data of another seed
+        # A user's function may make other data of another seed.
+        made_by_seed = seeds > 1 and is_code(recipe.data.name) and (given.data is None or callable(given.data))
+        shared = None if made_by_seed else dataset
         self.runs = [make_run(each, timing_only=timing_only, dataset=shared, given=given) for each in self.recipes]
-        for given_recipe, each in zip(asked, entered, strict=True):
-            give_notices(given_recipe, None if timing_only else each)
+        for before, each in zip(asked, entered, strict=True):
+            give_notices(before, None if timing_only else each)
         self._results: list[Result | None] = [None] * len(self.runs)
 
     def __iter__(self) -> Iterator[tuple[int, Progress]]:
