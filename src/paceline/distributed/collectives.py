@@ -96,6 +96,18 @@ class PendingCollective:
         while not self.done() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
 
+    def leave(self, seconds: float) -> bool:
+        """Wait, at most so long, until the backend is through with it; return whether it is.
+
+        Who leaves for good calls it: a callback that comes while the interpreter ends aborts the process. Where others
+        leave too, it comes soon: their connections close.
+        """
+        deadline = time.monotonic() + seconds
+        self.wait(seconds)
+        while not self._work.is_completed() and time.monotonic() < deadline:  # true when the callback is through
+            time.sleep(POLL_SECONDS)
+        return self.done()
+
     def check(self) -> None:
         """Raise the collective's error, if it has one; on a GPU, make the current stream wait for the collective."""
         self._work.wait()

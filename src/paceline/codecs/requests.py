@@ -1,0 +1,56 @@
+"""What a rank asks of all ranks at once, as data: a protocol yields these, and whoever runs it answers.
+
+    request      what every rank gives                     what every rank gets
+    AllReduce    a tensor                                  the sum of all, or the largest, element by element
+    AllGather    a tensor, of one size on all ranks        all of them, by place
+    AllToAll     a part for every rank                     what every rank has for it, by place
+
+Nothing here knows a process group: the same protocol runs over torch.distributed, and among ranks in one process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllReduce:
+    """Add up a tensor over all ranks, or take the largest of each element; the answer is the tensor itself.
+
+    >>> AllReduce(torch.ones(2)).largest
+    False
+    """
+
+    tensor: torch.Tensor
+    largest: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllGather:
+    """Bring every rank's flat tensor to every rank; the answer has a row for each rank, by place.
+
+    >>> AllGather(torch.zeros(4, dtype=torch.uint8)).tensor.numel()
+    4
+    """
+
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllToAll:
+    """Bring part p of a flat tensor to the rank at place p; the answer is what all have for this rank, by place.
+
+    `sends` are the lengths of the parts, `receives` those of what comes from each rank.
+
+    >>> AllToAll(torch.zeros(5, dtype=torch.uint8), sends=(2, 3), receives=(2, 2)).receives
+    (2, 2)
+    """
+
+    tensor: torch.Tensor
+    sends: tuple[int, ...]
+    receives: tuple[int, ...]
+
+
+Request = AllReduce | AllGather | AllToAll
