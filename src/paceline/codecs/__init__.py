@@ -65,6 +65,14 @@ class Codec(Protocol):
     def fixed_size(self) -> bool:
         """Whether a payload always has `most_bytes`: its size follows from the vector's length alone."""
 
+    @property
+    def plans(self) -> tuple[str, ...]:
+        """The ways in which ranks may exchange vectors with it: all-reduce (by its `add_up`), gather, two-step."""
+
+    @property
+    def adds_exactly(self) -> bool:
+        """Whether an all-reduce gives the sum of what the ranks sent, to float32 rounding: no hop loses anything."""
+
     def encode(self, gradient: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
         """Return the bytes of a gradient of any shape, as a uint8 tensor; NotFiniteError if it is not finite."""
 

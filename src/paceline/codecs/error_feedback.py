@@ -62,6 +62,21 @@ class ErrorFeedback:
         return self.codec.fixed_size
 
     @property
+    def plans(self) -> tuple[str, ...]:
+        """The inner codec's plans; all-reduce only where the sum holds just what was sent, or the residual is wrong.
+
+        >>> from paceline.codecs import BFloat16
+        >>> ErrorFeedback(BFloat16()).plans
+        ('gather', 'two-step')
+        """
+        return tuple(plan for plan in self.codec.plans if plan != "all-reduce" or self.codec.adds_exactly)
+
+    @property
+    def adds_exactly(self) -> bool:
+        """Whether the inner codec's all-reduce gives the sum of what was sent."""
+        return self.codec.adds_exactly
+
+    @property
     def residual(self) -> torch.Tensor | None:
         """A copy of what is yet to be sent; None before the first gradient."""
         return None if self._residual is None else self._residual.clone()

@@ -50,7 +50,8 @@ class NotFiniteError(PacelineError, ValueError):
 class StatelessCodec:
     """A codec that treats every gradient for itself: it remembers nothing.
 
-    Unless a codec says otherwise it is unbiased, and what it sends can stand for changes, not for parameters.
+    Unless a codec says otherwise it is unbiased, what it sends can stand for changes, not for parameters, and payloads
+    are gathered, of whole vectors or of shards: they are not added up on their way.
 
     >>> StatelessCodec().state_dict()
     {}
@@ -60,6 +61,8 @@ class StatelessCodec:
 
     biased: ClassVar[bool] = False
     suits_parameters: ClassVar[bool] = False
+    plans: ClassVar[tuple[str, ...]] = ("gather", "two-step")
+    adds_exactly: ClassVar[bool] = False
 
     def fresh(self, shapes: Sequence[torch.Size] | None = None) -> Self:
         """Return this codec: without a memory it can serve any number of senders."""

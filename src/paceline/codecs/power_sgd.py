@@ -66,6 +66,8 @@ class PowerSGD:
     NUMBER: ClassVar[int] = 6
     biased: ClassVar[bool] = True
     suits_parameters: ClassVar[bool] = False
+    plans: ClassVar[tuple[str, ...]] = ("gather",)  # a shard is no matrix
+    adds_exactly: ClassVar[bool] = False
 
     rank: int = 4
     shapes: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
