@@ -9,11 +9,12 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from paceline.codecs import CODECS, QSGD, BFloat16, ErrorFeedback, Identity, OneBit, PowerSGD, Sparsifier, TopK
+from paceline.codecs import CODECS, QSGD, BFloat16, ErrorFeedback, Float16, Identity, OneBit, PowerSGD, Sparsifier, TopK
 
 VARIANTS: dict[str, list[Any]] = {
     "identity": [Identity()],
     "bfloat16": [BFloat16()],
+    "float16": [Float16()],
     "one-bit": [OneBit()],
     "qsgd": [
         QSGD(),
@@ -35,6 +36,11 @@ every_plain_codec = pytest.mark.parametrize("codec", _LISTED, ids=str)
 # Lengths about the edges of rows (32), lanes (64), buckets (512) and units (4,096), and far from any.
 LENGTHS = (0, 1, 2, 3, 7, 31, 32, 33, 64, 100, 127, 511, 512, 513, 1000, 4095, 4096, 4097, 4128, 5003, 8200)
 KINDS = ("normal", "zeros", "negative zeros", "constant", "subnormal", "large", "mixed", "one spike")
+
+
+def carries(codec: Any, gradient: torch.Tensor) -> bool:
+    """Whether a gradient is in the range of a codec: all but float16 carry whatever is finite."""
+    return codec.NUMBER != Float16.NUMBER or bool((gradient.abs() <= torch.finfo(torch.float16).max).all())
 
 
 def seeded(seed: int) -> torch.Generator:

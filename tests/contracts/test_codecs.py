@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 from benchmarks.hostile import besiege
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from paceline.codecs import CODECS, NotFiniteError, OneBit, PayloadError, TopK, machine_code, make_codec
@@ -15,6 +15,7 @@ from paceline.codecs.payload import HEADER_BYTES, read_header
 from tests.contracts.codec_variants import (
     EVERY_CODEC,
     VARIANTS,
+    carries,
     every_codec,
     every_plain_codec,
     gradients,
@@ -42,6 +43,7 @@ def test_every_codec_of_the_table_is_held_to_the_laws():
 @example(gradient=torch.tensor(3.0), seed=0)
 @example(gradient=torch.zeros(0, 5), seed=0)
 def test_what_comes_back_is_flat_finite_and_as_long_and_the_payload_says_so(codec, gradient, seed):
+    assume(carries(codec, gradient))
     codec, length, before = codec.fresh(), gradient.numel(), gradient.detach().clone()
     payload = codec.encode(gradient, seeded(seed))
     assert same(gradient, before)
@@ -104,6 +106,7 @@ def test_whole_numbers_are_no_gradient(codec):
 @given(kind=st.sampled_from(("normal", "mixed")), length=st.sampled_from((4097, 20_011, 30_000)), seed=seeds)
 def test_the_same_seed_gives_the_same_bytes_on_any_number_of_threads(codec, kind, length, seed):
     vector = vector_of(kind, length, seed=7)
+    assume(carries(codec, vector))
     payloads, vectors, before = [], [], (torch.get_num_threads(), machine_code.LEAST_ELEMENTS)
     machine_code.LEAST_ELEMENTS = 1
     try:

@@ -77,7 +77,7 @@ def variants(texts: Iterable[str] = ()) -> list[CodecVariant]:
     ['identity', 'qsgd levels=3']
     >>> variants(["one-bit", "two-bit"])
     Traceback (most recent call last):
-    ValueError: unknown codec 'two-bit'; did you mean 'one-bit'? choose from identity, bfloat16, one-bit, ...
+    ValueError: unknown codec 'two-bit'; did you mean 'one-bit'? choose from identity, bfloat16, float16, ...
     """
     named = list(dict.fromkeys(texts)) or list(CODECS)
     for text in named:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from paceline.codecs.error_feedback import ErrorFeedback
-    from paceline.codecs.floats import BFloat16, Identity
+    from paceline.codecs.floats import BFloat16, Float16, Identity
     from paceline.codecs.one_bit import OneBit
     from paceline.codecs.payload import NotFiniteError, PayloadError
     from paceline.codecs.power_sgd import PowerSGD
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 CODECS: dict[str, str] = {
     "identity": "Identity",
     "bfloat16": "BFloat16",
+    "float16": "Float16",
     "one-bit": "OneBit",
     "qsgd": "QSGD",
     "sparsifier": "Sparsifier",
@@ -39,6 +40,7 @@ CODECS: dict[str, str] = {
 _HOMES = {
     "Identity": "floats",
     "BFloat16": "floats",
+    "Float16": "floats",
     "OneBit": "one_bit",
     "QSGD": "qsgd",
     "Sparsifier": "qsgd",
@@ -104,7 +106,7 @@ def make_codec(name: str, **settings: Any) -> Codec:
     QSGD(levels=3, bucket=512, norm='max', lossless='packed')
     >>> make_codec("bfloat")
     Traceback (most recent call last):
-    ValueError: unknown codec 'bfloat'; did you mean 'bfloat16'? choose from identity, bfloat16, one-bit, qsgd, ...
+    ValueError: unknown codec 'bfloat'; did you mean 'bfloat16'? choose from identity, bfloat16, float16, one-bit, ...
     """
     codec: Codec = codec_class(name)(**settings)
     return codec
@@ -127,6 +129,7 @@ __all__ = [
     "BFloat16",
     "Codec",
     "ErrorFeedback",
+    "Float16",
     "Identity",
     "NotFiniteError",
     "OneBit",

@@ -10,6 +10,7 @@ Nothing here knows a process group: the same protocol runs over torch.distribute
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import torch
@@ -54,3 +55,9 @@ class AllToAll:
 
 
 Request = AllReduce | AllGather | AllToAll
+
+Adding = Generator[AllReduce, torch.Tensor, tuple[torch.Tensor, torch.Tensor | None]]
+"""A codec's `add_up`: it asks for sums, and returns that of all vectors, and this rank's part (None: nobody asks).
+
+The tensor of its first request ends with a place of zero for each rank: whoever runs it says there who is in trouble.
+"""

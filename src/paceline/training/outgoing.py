@@ -37,7 +37,7 @@ def whole_codec_of(codec: Codec) -> Floats:
     Identity()
     """
     inner = inner_of(codec)
-    return inner if isinstance(inner, Floats) else Identity()
+    return inner if isinstance(inner, Floats) and inner.suits_parameters else Identity()
 
 
 def warm_up(codec: Codec, shapes: Sequence[torch.Size]) -> None:
@@ -45,7 +45,7 @@ def warm_up(codec: Codec, shapes: Sequence[torch.Size]) -> None:
 
     >>> warm_up(QSGD(levels=7), [torch.Size([3])])
     """
-    if isinstance(codec, Floats):
+    if isinstance(codec, Floats) and codec.suits_parameters:
         return
     vector = torch.ones(sum(shape.numel() for shape in shapes), dtype=torch.float32)
     finer = () if inner_of(codec).suits_parameters else (FINE,)
