@@ -1,7 +1,8 @@
 """Hosts and the cables between them: network namespaces of this machine. Needs root and iproute2.
 
-Cable   two hosts, joined
-Star    one host in the middle, and others that each have a cable of their own to it
+Cable    two hosts, joined
+Star     one host in the middle, and others that each have a cable of their own to it
+Switch   hosts that each have a cable of their own to one switch, and reach each other through it
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import subprocess
 
 ADDRESSES = "10.77.0.1", "10.77.0.2"
 RATE = "200mbit"
+LEAST_BUCKET_BYTES = 16_384
 
 
 def why_not() -> str | None:
@@ -39,10 +41,8 @@ class Cable:
         try:
             for host in self.hosts:
                 _do("ip", "netns", "add", host)
-            first, second = self.interfaces
-            _do("ip", "link", "add", first, "type", "veth", "peer", "name", second)
+            _plug(*zip(self.hosts, self.interfaces, strict=True))
             for host, interface, address in zip(self.hosts, self.interfaces, ADDRESSES, strict=True):
-                _do("ip", "link", "set", interface, "netns", host)
                 _do("ip", "-n", host, "addr", "add", f"{address}/24", "dev", interface)
                 _do("ip", "-n", host, "link", "set", "lo", "up")
                 _do("ip", "-n", host, "link", "set", interface, "up")
@@ -98,11 +98,9 @@ class Star:
                 _do("ip", "netns", "add", host)
                 _do("ip", "-n", host, "link", "set", "lo", "up")
             for number, host in enumerate(self.spokes):
-                near, far = self._interfaces(number)
-                _do("ip", "link", "add", near, "type", "veth", "peer", "name", far)
-                addresses = self.hub_address(number), f"10.78.{number}.2"
-                for each, end, address in zip((self.hub, host), (near, far), addresses, strict=True):
-                    _do("ip", "link", "set", end, "netns", each)
+                ends = tuple(zip((self.hub, host), self._interfaces(number), strict=True))
+                _plug(*ends)
+                for (each, end), address in zip(ends, (self.hub_address(number), f"10.78.{number}.2"), strict=True):
                     _do("ip", "-n", each, "addr", "add", f"{address}/24", "dev", end)
                     _do("ip", "-n", each, "link", "set", end, "up")
                     _do("tc", "-n", each, "qdisc", "add", "dev", end, *self._shape)
@@ -123,6 +121,69 @@ class Star:
         counts = _command("ip", "netns", "exec", self.hub, "cat", f"{folder}/tx_bytes", f"{folder}/rx_bytes")
         sent, received = counts.stdout.split()
         return int(sent), int(received)
+
+
+class Switch:
+    """Hosts on one switch, a bridge in a namespace of its own; both ends of each cable send at most at the rate.
+
+        host 0 ---- rate ---- switch ---- rate ---- host 1
+        host 2 ---- rate ----        ---- rate ---- host 3 ...
+
+    The bucket of `tc tbf` holds a millisecond of the rate, so that next to nothing goes out faster, and packets are cut
+    to half of it, so that the kernel need not cut them again; a queue holds what takes 200 ms to send, enough for all
+    hosts that send to one at once.
+
+    `number` tells switches apart. A process in one of the hosts that knows it makes the same object, and may `shape`.
+    """
+
+    def __init__(self, hosts: int, *, number: int | None = None) -> None:
+        self.number = os.getpid() if number is None else number
+        self.hosts = tuple(f"pl{self.number}n{host}" for host in range(hosts))
+        self.interfaces = tuple(f"pn{self.number}x{host}" for host in range(hosts))
+        self._switch = f"pl{self.number}w"
+        self._sockets = tuple(f"pw{self.number}x{host}" for host in range(hosts))
+
+    def __enter__(self) -> Switch:
+        try:
+            for host in (self._switch, *self.hosts):
+                _do("ip", "netns", "add", host)
+                _do("ip", "-n", host, "link", "set", "lo", "up")
+            _do("ip", "-n", self._switch, "link", "add", "bridge0", "type", "bridge")
+            _do("ip", "-n", self._switch, "link", "set", "bridge0", "up")
+            for place, (host, interface, socket) in enumerate(self._cables()):
+                _plug((host, interface), (self._switch, socket))
+                _do("ip", "-n", host, "addr", "add", f"10.79.0.{1 + place}/24", "dev", interface)
+                _do("ip", "-n", host, "link", "set", interface, "up")
+                _do("ip", "-n", self._switch, "link", "set", socket, "master", "bridge0", "up")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for socket in self._sockets:
+            _command("ip", "link", "del", socket)  # one that never got into its namespace
+        for host in (self._switch, *self.hosts):
+            _command("ip", "netns", "del", host)
+
+    def shape(self, bits_per_second: float) -> None:
+        """Set the rate of all cables, both ways; what is on its way stays so."""
+        bucket = max(LEAST_BUCKET_BYTES, round(bits_per_second / 8 / 1000))
+        shape = ("root", "tbf", "rate", f"{bits_per_second:.0f}bit", "burst", f"{bucket}b", "latency", "200ms")
+        for host, interface, socket in self._cables():
+            for each, end in ((host, interface), (self._switch, socket)):
+                _do("ip", "-n", each, "link", "set", end, "gso_max_size", str(min(bucket // 2, 65536)))
+                _do("tc", "-n", each, "qdisc", "replace", "dev", end, *shape)
+
+    def _cables(self) -> zip[tuple[str, str, str]]:
+        return zip(self.hosts, self.interfaces, self._sockets, strict=True)
+
+
+def _plug(first: tuple[str, str], second: tuple[str, str]) -> None:
+    """Join two hosts by a pair of interfaces; both are (host, interface)."""
+    _do("ip", "link", "add", first[1], "type", "veth", "peer", "name", second[1])
+    for host, interface in (first, second):
+        _do("ip", "link", "set", interface, "netns", host)
 
 
 def _command(*command: str) -> subprocess.CompletedProcess[str]:

@@ -39,7 +39,8 @@ BENCHMARKS = MappingProxyType(
             "benchmarks.corrupt:run", "damaged and forged files of every kind, refused or as they were"
         ),
         "hostile": Benchmark("benchmarks.hostile:run", "altered and made-up payloads, refused or borne by every codec"),
-        "links": Benchmark("benchmarks.links:run", "a DDP step over 200 Mbit/s: our codecs, torch's hooks"),
+        "links": Benchmark("benchmarks.links:run", "a DDP step at 2, 4, 8 ranks, 200 Mbit/s each: codecs, torch hooks"),
+        "plans": Benchmark("benchmarks.plans:run", "every plan of every codec against the one that compress chooses"),
         "averaging": Benchmark("benchmarks.averaging:run", "four ranks over 200 Mbit/s: hpsgd, its sisters, DDP"),
         "scale": Benchmark("benchmarks.scale:run", "scale efficiency of averaging at 4 to 1,024 simulated workers"),
         "averaging-accuracy": Benchmark(

@@ -1,4 +1,4 @@
-"""Ranks on the two hosts of a cable or on this machine alone, and the lines that rank 0 writes: no wait is for ever.
+"""Ranks on the hosts of a cable or a switch, or on this machine, and the lines that rank 0 writes: no wait is for ever.
 
 A rank is `python -m MODULE FOLDER RANK PLAN`; rank 0 appends a line of JSON to FOLDER/lanes-0.jsonl for every figure.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks.cable import Cable
+from benchmarks.cable import Cable, Switch
 from benchmarks.output import progress_bar
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +30,7 @@ def measured(
     module: str,
     plan: str,
     labels: Sequence[str],
-    cable: Cable | None,
+    cable: Cable | Switch | None,
     folder: Path,
     *,
     ranks_per_host: int = 1,
@@ -41,7 +41,7 @@ def measured(
     """
     ranks: list[subprocess.Popen[bytes]] = []
     try:
-        for rank in range(ranks_per_host if cable is None else 2 * ranks_per_host):
+        for rank in range(ranks_per_host * (1 if cable is None else len(cable.hosts))):
             command = [sys.executable, "-m", module, str(folder), str(rank), plan]
             interface = "lo"
             if cable is not None:

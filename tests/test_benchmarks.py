@@ -19,7 +19,7 @@ RUNS = [
     ["cluster"],
     ["overhead", "server-memory"],
     ["soak"],
-    ["links", "slow-link"],
+    ["links", "plans", "slow-link"],
     ["averaging"],
     ["lgc-ranks"],
     ["gradients", "--only", "mlp,lenet"],
