@@ -4,16 +4,27 @@ The first call in a process loads a kernel (a moment) or compiles it (seconds, o
 Compiling is logged: nobody should wonder why the first step is slow. Of the ranks and workers of one machine, which all
 compile at the same moment, the first says so for all. A kernel releases Python's lock. Its result does
 not depend on the number of threads.
+
+Whose threads: after an operation of torch its OpenMP threads spin for some milliseconds, in case there is more to do,
+and threads beside them get half a core. So kernels run on torch's own threads, as one more parallel region of theirs.
+A region ends when every thread of the team has had its turn, though, which on a crowded machine is long after all the
+work is done. Then, and wherever torch has no OpenMP, a pool of our own does better: whoever gets no turn is not needed.
+
+    torch, then a kernel    main  [torch][kernel parts]               main  [torch][kernel parts      ]
+                            team  [torch][kernel parts]spin           team  [torch]spin spin spin
+                                                                      pool         [part ][part ][part]
 """
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import functools
 import itertools
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,9 +36,9 @@ log = logging.getLogger("paceline.codecs")
 
 ANNOUNCED_AFTER_SECONDS = 0.5
 LEAST_ELEMENTS = 65_536  # a thread is not worth waking for less
-# After an operation torch's own threads spin for some milliseconds, in case there is more to do, and ours get half a
-# core. Whoever gets on takes more parts: with one part each all would wait for the slowest.
-PARTS_EACH = 8
+PARTS_EACH = 8  # whoever gets on takes more parts: with one part each all would wait for the slowest
+LATE_SECONDS = 0.001  # a thread of the team that begins later than this had no core
+CALLS_WITHOUT_TEAM = 32  # after one that was late
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -114,14 +125,21 @@ def in_threads(
                 return
             found[number] = call(compiled, *part, *arguments)
 
-    helpers = [_pool(threads).submit(work) for _ in range(min(threads, parts) - 1)]
+    if parts == 1:
+        work()
+    elif not (getattr(compiled, "signatures", True) and _team.run(work, threads)):  # to compile wants a large stack
+        _run_in_pool(work, threads, min(threads, parts) - 1)
+    return found
+
+
+def _run_in_pool(work: Callable[[], None], threads: int, helpers: int) -> None:
+    futures = [_pool(threads).submit(work) for _ in range(helpers)]
     try:
         work()  # this thread works too
     finally:
-        for helper in helpers:
-            if not helper.cancel():  # else it never got a turn, and there is nothing left for it
-                helper.result()
-    return found
+        for future in futures:
+            if not future.cancel():  # else it never got a turn, and there is nothing left for it
+                future.result()
 
 
 @functools.cache
@@ -129,4 +147,61 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(1, threads - 1), thread_name_prefix="paceline-codec")
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork: a child makes its own
+_REGION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Team:
+    """The OpenMP threads that torch's operations run on, while they are there at once."""
+
+    def __init__(self) -> None:
+        self._calls_without = 0
+        self._forked_thread: int | None = None  # has a team by OpenMP's account, of threads that did not come along
+
+    def run(self, work: Callable[[], None], threads: int) -> bool:
+        """Call `work` on each of so many threads, this one among them; return False if the team is not to be used."""
+        if self._calls_without > 0:
+            self._calls_without -= 1
+            return False
+        parallel = _parallel_region()
+        if parallel is None or threading.get_ident() == self._forked_thread:
+            return False
+        begun: list[float] = []
+        errors: list[BaseException] = []
+
+        def turn(_: int | None) -> None:
+            try:
+                begun.append(time.perf_counter())
+                work()
+            except BaseException as error:  # C would ignore it
+                errors.append(error)
+
+        started = time.perf_counter()
+        parallel(_REGION(turn), None, threads, 0)
+        if errors:
+            raise errors[0]
+        if max(begun, default=started) - started > LATE_SECONDS:
+            self._calls_without = CALLS_WITHOUT_TEAM
+        work()  # nothing is left to do, unless an interrupt has come before a turn began
+        return True
+
+    def forked(self) -> None:
+        """Take note, in a child, of the thread that forked."""
+        self._forked_thread = threading.get_ident()
+
+
+@functools.cache
+def _parallel_region() -> Callable[..., None] | None:
+    """Return `GOMP_parallel` of the OpenMP library that torch itself has loaded; None if it has none, or another one."""
+    try:
+        parallel = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    parallel.argtypes, parallel.restype = [_REGION, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return cast(Callable[..., None], parallel)
+
+
+_team = _Team()
+
+# Threads do not survive a fork: a child makes its own.
+os.register_at_fork(after_in_child=_pool.cache_clear)
+os.register_at_fork(after_in_child=_team.forked)
