@@ -191,7 +191,7 @@ class _Team:
 
 @functools.cache
 def _parallel_region() -> Callable[..., None] | None:
-    """Return `GOMP_parallel` of the OpenMP library that torch itself has loaded; None if it has none, or another one."""
+    """Return `GOMP_parallel` of the OpenMP library that torch itself runs on; None if it runs on another kind."""
     try:
         parallel = ctypes.CDLL(torch._C.__file__).GOMP_parallel
     except (OSError, AttributeError):
