@@ -9,7 +9,19 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from paceline.codecs import CODECS, QSGD, BFloat16, ErrorFeedback, Float16, Identity, OneBit, PowerSGD, Sparsifier, TopK
+from paceline.codecs import (
+    CODECS,
+    QSGD,
+    BFloat16,
+    ErrorFeedback,
+    Float16,
+    Identity,
+    Int8Sum,
+    OneBit,
+    PowerSGD,
+    Sparsifier,
+    TopK,
+)
 
 VARIANTS: dict[str, list[Any]] = {
     "identity": [Identity()],
@@ -26,6 +38,7 @@ VARIANTS: dict[str, list[Any]] = {
     "sparsifier": [Sparsifier(), Sparsifier(lossless="packed")],
     "top-k": [TopK(), TopK(fraction=1.0)],
     "power-sgd": [PowerSGD(), PowerSGD(rank=1)],
+    "int8-sum": [Int8Sum(), Int8Sum(bucket=0), Int8Sum(bucket=100)],
 }
 
 _LISTED = [codec for name in CODECS for codec in VARIANTS.get(name, [])]

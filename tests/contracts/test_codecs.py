@@ -208,6 +208,8 @@ def test_a_codec_refuses_what_another_codec_sent():
         ("top-k", {"fraction": math.nan}, "(fraction=nan)"),
         ("power-sgd", {"rank": 0}, "rank must be between 1 and 65,536 (rank=0)"),
         ("power-sgd", {"rank": 65_537}, "(rank=65537)"),
+        ("int8-sum", {"bucket": -1}, "bucket must be between 0 (the whole vector) and 2**32 - 1 (bucket=-1)"),
+        ("int8-sum", {"bucket": 2**32}, "(bucket=4294967296)"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_with_their_value_and_range(name, settings, told):

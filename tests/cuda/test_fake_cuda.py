@@ -98,6 +98,15 @@ def test_the_twin_of_qsgd_rounds_packs_and_unpacks(codec):
         on_gpu(norms, codes, words, out)
 
 
+@pytest.mark.parametrize("bucket", [512, ELEMENTS])
+def test_the_twin_of_int8_sum_rounds_and_scales(bucket):
+    with fake_cuda():
+        vector = ones(ELEMENTS)
+        norms = tensors.bucket_norms(vector, bucket, "max")
+        levels = tensors.int8_levels(vector, norms, bucket, 31, 1, 2)
+        on_gpu(norms, levels, tensors.int8_values(levels, norms, bucket, 31))
+
+
 def test_the_twin_of_one_bit_encodes_and_decodes():
     with fake_cuda():
         vector, means = ones(ELEMENTS), ones(2)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from paceline.codecs.error_feedback import ErrorFeedback
     from paceline.codecs.floats import BFloat16, Float16, Identity
+    from paceline.codecs.int8_sum import Int8Sum
     from paceline.codecs.one_bit import OneBit
     from paceline.codecs.payload import NotFiniteError, PayloadError
     from paceline.codecs.power_sgd import PowerSGD
@@ -34,6 +35,7 @@ CODECS: dict[str, str] = {
     "sparsifier": "Sparsifier",
     "top-k": "TopK",
     "power-sgd": "PowerSGD",
+    "int8-sum": "Int8Sum",
 }
 """Name -> the class in this package."""
 
@@ -46,6 +48,7 @@ _HOMES = {
     "Sparsifier": "qsgd",
     "TopK": "top_k",
     "PowerSGD": "power_sgd",
+    "Int8Sum": "int8_sum",
     "ErrorFeedback": "error_feedback",
     "NotFiniteError": "payload",
     "PayloadError": "payload",
@@ -131,6 +134,7 @@ __all__ = [
     "ErrorFeedback",
     "Float16",
     "Identity",
+    "Int8Sum",
     "NotFiniteError",
     "OneBit",
     "PayloadError",

@@ -104,14 +104,16 @@ class Floats(StatelessCodec):
             return found, bool(torch.isfinite(found).all())
         return found, True
 
-    def add_up(self, vector: torch.Tensor, world: int, generator: torch.Generator | None = None) -> Adding:
+    def add_up(
+        self, vector: torch.Tensor, world: int, generator: torch.Generator | None = None, *, part: bool = False
+    ) -> Adding:
         """Add up the vectors of all ranks in this type; NotFiniteError on all ranks if the sum leaves its range."""
         vector, divisor = flat_vector(vector), self._divisor(world)
         floats = torch.empty(vector.numel() + world, dtype=self.DTYPE, device=vector.device)
         floats[vector.numel() :] = 0
         self._cast(vector, floats[: vector.numel()], divisor)
         answer = yield AllReduce(floats)
-        return self._total(answer[: vector.numel()], divisor), vector if self.adds_exactly else None
+        return self._total(answer[: vector.numel()], divisor), vector if part else None
 
     def most_bytes(self, elements: int) -> int:
         return HEADER_BYTES + self.DTYPE.itemsize * elements

@@ -280,6 +280,47 @@ def qsgd_values(
         scale_buckets(start, codes[start:end], bucket, norms, levels, width, end, out)
 
 
+# -- int8-sum -------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def int8_round(
+    first: int,
+    last: int,
+    values: Array,
+    bucket: int,
+    norms: Array,
+    levels: int,
+    low: Any,
+    high: Any,
+    out: Array,
+) -> None:
+    """Fill in the levels of units, as qsgd rounds them, with their signs: from -levels to levels."""
+    memory = np.empty(UNIT, np.uint32)
+    for unit in range(first, last):
+        start, end = unit * UNIT, min((unit + 1) * UNIT, values.size)
+        codes, part = memory[: end - start], out[start:end]
+        quantise_buckets(start, values, bucket, norms, levels, 8, low, high, end, codes)
+        for index in range(codes.size):
+            level = i32(codes[index] & u32(127))
+            part[index] = np.int8(-level if codes[index] >> u32(7) else level)
+
+
+@kernel
+def int8_values(first: int, last: int, sums: Array, bucket: int, norms: Array, levels: int, out: Array) -> None:
+    """Fill in the values of units from sums of levels."""
+    scale = f32(levels)
+    for unit in range(first, last):
+        place, end = unit * UNIT, min((unit + 1) * UNIT, out.size)
+        while place < end:
+            index = place // bucket
+            until, norm = min(end, (index + 1) * bucket), norms[index]
+            part, into = sums[place:until], out[place:until]
+            for element in range(part.size):
+                into[element] = norm * (f32(part[element]) / scale)
+            place = until
+
+
 # -- 1-bit ----------------------------------------------------------------------------------------------------------
 
 

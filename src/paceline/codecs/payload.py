@@ -63,6 +63,7 @@ class StatelessCodec:
     suits_parameters: ClassVar[bool] = False
     plans: ClassVar[tuple[str, ...]] = ("gather", "two-step")
     adds_exactly: ClassVar[bool] = False
+    sum_steps: ClassVar[int] = 1  # all-reduces of an `add_up`
 
     def fresh(self, shapes: Sequence[torch.Size] | None = None) -> Self:
         """Return this codec: without a memory it can serve any number of senders."""

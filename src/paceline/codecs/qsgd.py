@@ -185,7 +185,7 @@ def _pack_by_kernel(codec: QSGD, vector: torch.Tensor, low: int, high: int) -> t
     elements, rows, values, found = vector.numel(), in_rows(vector.numel()), vector.numpy(), norms.numpy()
     bucket, kind = codec._bucket(elements), NORMS.index(codec.norm)
     fused = UNIT % bucket == 0
-    _norms_by_kernel(values, bucket, kind, found, after=buckets_of(rows, bucket) if fused else 0)
+    norms_by_kernel(values, bucket, kind, found, after=buckets_of(rows, bucket) if fused else 0)
     common = codec.levels, codec.width, np.uint32(low), np.uint32(high)
     in_threads(
         kernels.qsgd_encode, units_of(rows), UNIT, values, bucket, fused, kind, found, *common,
@@ -204,7 +204,7 @@ def _quantise_by_kernel(codec: QSGD, vector: torch.Tensor, low: int, high: int) 
 
     values, bucket = vector.numpy(), codec._bucket(vector.numel())
     norms, codes = np.empty(codec._buckets(values.size), np.float32), np.empty(values.size, np.uint32)
-    _norms_by_kernel(values, bucket, NORMS.index(codec.norm), norms)
+    norms_by_kernel(values, bucket, NORMS.index(codec.norm), norms)
     in_threads(
         kernels.qsgd_codes, -(-codes.size // UNIT), UNIT, values, bucket, norms, codec.levels, codec.width,
         np.uint32(low), np.uint32(high), codes,
@@ -212,7 +212,7 @@ def _quantise_by_kernel(codec: QSGD, vector: torch.Tensor, low: int, high: int) 
     return torch.from_numpy(norms), torch.from_numpy(codes.view(np.int32))
 
 
-def _norms_by_kernel(values: Any, bucket: int, kind: int, norms: Any, *, after: int = 0) -> None:
+def norms_by_kernel(values: Any, bucket: int, kind: int, norms: Any, *, after: int = 0) -> None:
     """Fill in the norms of all buckets from number `after` on."""
     from paceline.codecs import kernels
 

@@ -57,7 +57,7 @@ class AllToAll:
 Request = AllReduce | AllGather | AllToAll
 
 Adding = Generator[AllReduce, torch.Tensor, tuple[torch.Tensor, torch.Tensor | None]]
-"""A codec's `add_up`: it asks for sums, and returns that of all vectors, and this rank's part (None: nobody asks).
+"""A codec's `add_up`: it asks for sums, and returns that of all vectors, and this rank's part of it if that is wanted.
 
 The tensor of its first request ends with a place of zero for each rank: whoever runs it says there who is in trouble.
 """

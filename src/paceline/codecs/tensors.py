@@ -98,6 +98,20 @@ def values_of(codes: torch.Tensor, norms: torch.Tensor, bucket: int, levels: int
     return torch.where((codes >> (width - 1)) != 0, -value, value)
 
 
+def int8_levels(
+    values: torch.Tensor, norms: torch.Tensor, bucket: int, levels: int, low: int, high: int
+) -> torch.Tensor:
+    """Return levels by stochastic rounding, from -levels to levels (127 at most), as int8."""
+    codes = codes_of(values, norms, bucket, levels, 8, low, high)
+    return torch.where(codes >> 7 != 0, -(codes & 127), codes & 127).to(torch.int8)
+
+
+def int8_values(sums: torch.Tensor, norms: torch.Tensor, bucket: int, levels: int) -> torch.Tensor:
+    """Return the values of sums of levels."""
+    norm = norms.repeat_interleave(bucket)[: sums.numel()]
+    return norm * (sums.to(torch.float32) / torch.tensor(levels, dtype=torch.float32))
+
+
 # -- packing (see layout.py) ----------------------------------------------------------------------------------------
 
 

@@ -240,7 +240,7 @@ class StrategySection(Checked):
 
 CODEC_SETTINGS = {  # which codecs have a setting; repeated here so that reading a recipe need not load the codecs
     "levels": ("qsgd",),
-    "bucket": ("qsgd",),
+    "bucket": ("qsgd", "int8-sum"),
     "norm": ("qsgd",),
     "lossless": ("qsgd", "sparsifier"),
     "fraction": ("top-k",),
@@ -261,7 +261,7 @@ class CodecSection(Checked):
         "auto", "add what was lost to the next gradient; auto: where a codec is biased", choices=lambda: ("auto",)
     )
     levels: int = setting(7, "qsgd: levels besides zero, either sign", least=1, most=32_767, alias="levels")
-    bucket: int = setting(512, "qsgd: elements that share a norm; 0: all", least=0, most=2**32 - 1)
+    bucket: int = setting(512, "qsgd, int8-sum: elements that share a norm; 0: all", least=0, most=2**32 - 1)
     norm: str = setting("max", "qsgd: largest magnitude or Euclidean length", choices=lambda: ("max", "l2"))
     lossless: str = setting(
         "auto", "qsgd: how levels are coded; auto: as is usual", choices=lambda: ("auto", "packed", "elias", "entropy")
