@@ -37,6 +37,7 @@ LEVELS = [
     },
     {"drivers.ranks"},
     {"traces", "training", "pipeline", "reference", "reference_averaging", "reference_pruning", "reference_pipeline"},
+    {"exchanges"},
     {"data", "models", "workers", "codecs", "strategies", "optim"},
     {"distributed"},
     {"settings", "quantities", "terminal", "files", "processes"},

@@ -12,13 +12,14 @@ Seide et al., "1-Bit Stochastic Gradient Descent", 2014; Karimireddy et al., "Er
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 
 from paceline.codecs import Codec
 from paceline.codecs.payload import flat_vector
+from paceline.codecs.requests import AllReduce
 
 _INNER = "inner."
 
@@ -85,13 +86,40 @@ class ErrorFeedback:
     @torch.no_grad()
     def encode(self, gradient: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
         """Return the inner codec's bytes of gradient plus residual. If it raises, the residual stays as it was."""
+        target, memory = self.begin(gradient)
+        payload = self.codec.encode(target, generator)
+        self.end(self.codec.decode(payload, expected_length=target.numel(), out=memory))
+        return payload
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def begin(self, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what is to be sent, gradient plus residual, and the residual's memory, for what will have been sent.
+
+        Nothing has changed until something is written there: then `end` must follow.
+        """
         vector = flat_vector(gradient)
         residual, target = self._buffers(vector)
         torch.add(vector, residual, out=target)
-        payload = self.codec.encode(target, generator)
-        sent = self.codec.decode(payload, expected_length=vector.numel(), out=residual)
-        self._residual, self._spare = torch.sub(target, sent, out=residual), target
-        return payload
+        self._residual, self._spare = residual, target
+        return target, residual
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def end(self, sent: torch.Tensor) -> None:
+        """Hold back what was not sent of what `begin` returned; `sent` may be the memory that it returned."""
+        if self._residual is None or self._spare is None:
+            raise ValueError("end() without begin()")
+        torch.sub(self._spare, sent, out=self._residual)
+
+    def add_up(
+        self, gradient: torch.Tensor, world: int, generator: torch.Generator | None = None
+    ) -> Generator[AllReduce, torch.Tensor, tuple[torch.Tensor, None]]:
+        """Add up gradient plus residual over all ranks, as the inner codec does, and hold back what it lost."""
+        target, _ = self.begin(gradient)
+        total, sent = yield from self.codec.add_up(target, world, generator)  # type: ignore[attr-defined]
+        self.end(sent)
+        return total, None
 
     def take_back(self) -> None:
         """Undo the last `encode`, whose payload was not used: all of it is yet to be sent.

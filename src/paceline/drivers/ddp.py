@@ -1,15 +1,14 @@
 r"""DistributedDataParallel with gradients that travel encoded.
 
-    backward:   gradients of bucket 0   of bucket 1   of bucket 2
-                      |                     |             |
-    the hook:      encode, send          encode, send  encode, send        payloads travel while backward goes on
-                             \                   \            \
-    arrived:                  decode all, mean    ...          ...         in the order of the ranks
+    backward:      gradients of bucket 0   of bucket 1    of bucket 2
+                         |                     |              |
+    the hook:      encode, send           encode, send   encode, send          payloads travel while backward goes on
+                         \                    \              \
+    the conductor:        sum, encode, send    ...            ...      decode  in the order of the buckets
 
-Every rank decodes the same payloads in the same order, its own among them, so that all ranks come to the same mean.
-
-Where DDP all-reduces, this gathers: payloads cannot be added up on their way. It moves `ranks - 1` payloads to each
-rank where an all-reduce moves about two gradients, so a codec gains while it shrinks more than about ranks / 2.
+How the ranks come to the sum is a plan of `paceline.exchanges`: all-reduce, gather or two-step; unless one is named,
+the quickest for the codec, the bucket's size and the number of ranks. All ranks decode the same payloads in the same
+order, or receive the same sum, so that all come to the same mean.
 
 What goes wrong on one rank is told to all of them, and raised on all of them when backward is through: by then DDP has
 finished its round, and a caller may catch the error, leave this step out and go on. The gradients are NaN then, so that
@@ -19,13 +18,15 @@ DistributedDataParallel puts parameters into buckets, and after the first step i
 order the gradients come. And a run that goes on from a checkpoint begins with the first buckets again. So a bucket is
 known by the names of its parameters, and where the names change:
 
-- what was held back (the residual of error feedback) follows its parameter into its new bucket: it is part of
-  the gradient, and nothing of it may be lost;
+- what was held back (the residual of error feedback, and what a rank held back of the sums that it owned) follows its
+  parameter into its new bucket: it is part of the gradient, and nothing of it may be lost. All of it becomes the
+  residual of the rank that has it, wherever the new shards lie: only the sum over ranks counts;
 - anything else that a codec remembers begins anew (the warm start of power-sgd finds itself again in a step or two).
 """
 # No `from __future__ import annotations` here: DDP compares a hook's annotations with classes, not with their names.
 
 import functools
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -34,32 +35,37 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.codecs import Codec, ErrorFeedback, NotFiniteError
+from paceline.codecs import Codec, NotFiniteError
 from paceline.codecs.naming import resolve_codec
 from paceline.distributed import RankGoneError, check_limits, first_line
 from paceline.distributed.agreement import describe, gather_rows, raise_difference, short_text
-from paceline.distributed.collectives import AnySizeExchange, Delivery, FixedSizeExchange, PayloadExchange, Trouble
 from paceline.distributed.groups import make_group
+from paceline.drivers.ranks.exchanging import Conductor, ConnectionLostError, Underway
+from paceline.exchanges import Trouble, TroubleError, VectorExchange, make_exchange
+from paceline.exchanges.plans import AUTO, GATHER, TWO_STEP, check_plan, plans_of, steps_of
 from paceline.randomness import torch_generator
 
+log = logging.getLogger("paceline.ddp")
+
 TIMEOUT_SECONDS = 600.0
-RESIDUAL = "residual"  # in a codec's state_dict: what it holds back, one number for each element of the vector
 
 
 def compress(
     model: DistributedDataParallel,
     codec: Codec | str,
     *,
+    plan: str = AUTO,
     seed: int = 0,
     process_group: dist.ProcessGroup | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> "Compression":
     """Let the gradients of a DistributedDataParallel model travel encoded; call it once, on every rank.
 
-    `codec` is a codec, or words that name it ("top-k fraction=0.01": with error feedback, since it is biased). The
-    ranks round independently, as `seed` says. Payloads travel in a process group of their own, of the same ranks and
-    the same backend, unless you give one that nothing else uses; a rank that is not heard of for `timeout_seconds`
-    ends the step with an error.
+    `codec` is a codec, or words that name it ("top-k fraction=0.01": with error feedback, since it is biased). `plan`
+    is how the ranks come to the sum: "all-reduce", "gather", "two-step", or the quickest ("auto"). The ranks round
+    independently, as `seed` says. Payloads travel in process groups of their own, of the same ranks and the same
+    backend; if you give one that nothing else uses, it is the first of them. A rank that is not heard of for
+    `timeout_seconds` ends the step with an error.
 
     >>> import tempfile
     >>> dist.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
@@ -67,16 +73,17 @@ def compress(
     >>> compression = compress(model, "qsgd")
     >>> model(torch.ones(1, 1000)).sum().backward()
     >>> compression
-    Compression(QSGD(levels=7, bucket=512, norm='max', lossless='packed'), 1 step of 5,101 bytes, 7.8 times smaller)
+    Compression(QSGD(levels=7, bucket=512, norm='max', lossless='packed'), by gather, 1 step of 5,101 bytes, ...)
     >>> dist.destroy_process_group()
     """
     if not isinstance(model, DistributedDataParallel):
         raise ValueError(f"compress wants a DistributedDataParallel model (this is a {type(model).__name__})")
     check_limits(timeout_seconds=timeout_seconds)
     codec = resolve_codec(codec)
+    check_plan(plan, codec)
     if getattr(model, "_comm_hooks", None):
         raise ValueError("this model has a communication hook already; a DistributedDataParallel model takes one")
-    compression = Compression(model, codec, seed, process_group, timeout_seconds)
+    compression = Compression(model, codec, plan, seed, process_group, timeout_seconds)
     try:
         model.register_comm_hook(compression, Compression._send)
     except RuntimeError as error:  # one of PyTorch's own, which are not in the list above
@@ -91,21 +98,21 @@ class Compression:
         self,
         model: DistributedDataParallel,
         codec: Codec,
+        plan: str,
         seed: int,
         process_group: dist.ProcessGroup | None,
         timeout_seconds: float,
     ) -> None:
-        self.codec = codec
-        self.steps = self.payload_bytes = self.gradient_bytes = 0
+        self.codec, self.plan = codec, plan
+        self.steps = self.payload_bytes = self.gradient_bytes = self.sent_bytes = 0
         self._timeout_seconds = timeout_seconds
         self._connect(model, process_group)
         self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
         self._shapes = {name: parameter.shape for name, parameter in model.module.named_parameters()}
         self._generator = torch_generator(seed, "compress", self._rank)
-        self._memories = BucketCodecs(codec)
+        self._exchanges = BucketExchanges(codec, plan, self._ranks.index(self._rank), len(self._ranks))
         self._failures: dict[int, Exception] = {}  # by bucket, of this step
-        self._sent: list[Codec] = []  # those whose payloads of this step are on their way
-        self._decoded: dict[int, torch.Tensor] = {}  # by bucket: kept, for new memory costs more than decoding into it
+        self._used: list[VectorExchange] = []  # in this step
 
     def _connect(self, model: DistributedDataParallel, given: dist.ProcessGroup | None) -> None:
         """Make the groups through which payloads travel, with all ranks or none."""
@@ -113,32 +120,36 @@ class Compression:
         self._ranks, self._rank = dist.get_process_group_ranks(given or theirs), dist.get_rank()
         if self._ranks != dist.get_process_group_ranks(theirs):
             raise ValueError(f"process_group must have the ranks of the model's own group (it has {self._ranks})")
+        shapes = [parameter.shape for parameter in model.parameters() if parameter.requires_grad]
+        ours, world = self.codec.fresh(shapes), len(self._ranks)
+        make_exchange(self.codec, shapes, 0, world, self.plan)  # refuses what cannot be
         device = next(model.parameters()).device
-        group = given or make_group(self._ranks, dist.get_backend_config(theirs), self._timeout_seconds)
+        first = given or make_group(self._ranks, dist.get_backend_config(theirs), self._timeout_seconds)
         raise_difference(  # payloads of ranks that encode differently would not fit in each other's places
-            gather_rows({"codec": short_text(describe(self.codec))}, group, device),
+            gather_rows({"codec": short_text(describe(self.codec)), "plan": self.plan}, first, device),
             "all ranks must compress alike: {who} with {theirs}, this one with {ours}",
             names=[f"rank {rank}" for rank in self._ranks],
             reference=self._ranks.index(self._rank),
         )
-        shapes = [parameter.shape for parameter in model.parameters()]
-        self._fixed_size: bool = getattr(self.codec.fresh(shapes), "fixed_size", False)
-        self._exchange: PayloadExchange = FixedSizeExchange(group, device)
-        if not self._fixed_size:
-            self._exchange = AnySizeExchange(group, make_group(self._ranks, "gloo", self._timeout_seconds), device)
+        plans = [self.plan] if self.plan != AUTO else [each for each in plans_of(ours) if world > 2 or each != TWO_STEP]
+        others = max(steps_of(plan, ours) for plan in plans) - 1
+        backend = dist.get_backend_config(theirs)
+        groups = [first, *(make_group(self._ranks, backend, self._timeout_seconds) for _ in range(others))]
+        self._conductor = Conductor(groups, device)
 
     def __repr__(self) -> str:
         times = self.gradient_bytes / max(1, self.payload_bytes)
         steps = "1 step" if self.steps == 1 else f"{self.steps:,} steps"
-        step = f"{steps} of {self.bytes_per_step:,.0f} bytes, {times:.1f} times smaller"
+        plans = " and ".join(self._exchanges.plans) or self.plan
+        step = f"by {plans}, {steps} of {self.bytes_per_step:,.0f} bytes, {times:.1f} times smaller"
         return f"Compression({self.codec!r}, {step if self.steps else 'no step yet'})"
 
     @property
     def bytes_per_step(self) -> float:
         """The size of this rank's payloads of a step, the mean of all steps so far.
 
-        `payload_bytes` are those of all steps, each payload counted once, however many ranks it goes to;
-        `gradient_bytes` is what the gradients themselves would have taken.
+        `payload_bytes` are those of all steps, each payload counted once, however many ranks it goes to; `sent_bytes`
+        is what this rank has given to the network; `gradient_bytes` is what the gradients themselves would take.
         """
         return self.payload_bytes / max(1, self.steps)
 
@@ -147,23 +158,30 @@ class Compression:
         return {
             "codec": describe(self.codec),
             "rank": self._rank,
+            "ranks": len(self._ranks),
             "steps": self.steps,
             "payload_bytes": self.payload_bytes,
             "gradient_bytes": self.gradient_bytes,
+            "sent_bytes": self.sent_bytes,
             "generator": self._generator.get_state(),
-            **self._memories.state_dict(),
+            **self._exchanges.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from this rank's `state_dict`."""
+        """Go on from this rank's `state_dict`, among as many ranks."""
         if state["codec"] != describe(self.codec):
             raise ValueError(f"this state is of {state['codec']} (this codec is {describe(self.codec)})")
         if state["rank"] != self._rank:
             raise ValueError(f"this state is of rank {state['rank']} (this is rank {self._rank})")
-        self._memories.load_state_dict(state, self._shapes)
+        if state.get("ranks", len(self._ranks)) != len(self._ranks):  # states of the last release do not say it
+            raise ValueError(
+                f"this state is of one among {state['ranks']} ranks (here are {len(self._ranks)}): what the others "
+                "held back would be lost. Go on with as many ranks, or without the state"
+            )
+        self._exchanges.load_state_dict(state, self._shapes)
         self._generator.set_state(state["generator"])
         self.steps, self.payload_bytes = state["steps"], state["payload_bytes"]
-        self.gradient_bytes = state["gradient_bytes"]
+        self.gradient_bytes, self.sent_bytes = state["gradient_bytes"], state.get("sent_bytes", 0)
 
     # -- one bucket ------------------------------------------------------------------------------------------------
 
@@ -172,81 +190,69 @@ class Compression:
         index, buffer, last = bucket.index(), bucket.buffer(), bucket.is_last()
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
         shapes = [parameter.shape for parameter in bucket.parameters()]
-        codec = self._memories.codec_of(names, shapes)
-        payload, cause = self._encoded(codec, buffer)
-        delivery = self._exchange.send(payload, codec.most_bytes(buffer.numel()), last=last)
+        exchange = self._exchanges.exchange_of(names, shapes)
         what = f"bucket {index} of step {self.steps + 1} ({names[0]} .. {names[-1]})"
+        devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        self._used.append(exchange)
+        self.gradient_bytes += buffer.numel() * buffer.element_size()
         if last:
             self.steps += 1
             _after_backward(self._raise)
-        finish = functools.partial(self._finish, delivery, codec, buffer, index, what, cause)
-        return delivery.future.then(finish)
-
-    def _encoded(self, codec: Codec, buffer: torch.Tensor) -> tuple[torch.Tensor | Trouble, Exception | None]:
-        try:
-            payload = codec.encode(buffer, self._generator)
-            most = codec.most_bytes(buffer.numel())
-            if payload.numel() > most or (payload.numel() < most and self._fixed_size):
-                raise ValueError(f"{codec!r} promises {most:,} bytes, and has made {payload.numel():,}")
-        except Exception as error:  # the others wait for a payload: whatever it is, they must hear of it
-            return Trouble.NOT_FINITE if isinstance(error, NotFiniteError) else Trouble.OTHER, error
-        self._sent.append(codec)
-        self.payload_bytes += payload.numel()
-        self.gradient_bytes += buffer.numel() * buffer.element_size()
-        return payload, None
+        direct = buffer.dtype is torch.float32 and buffer.is_contiguous()
+        protocol = exchange.run(buffer, self._generator, buffer if direct else None)
+        self._conductor.begin(protocol, functools.partial(self._finish, exchange, buffer, index, what, future))
+        return future
 
     def _finish(
         self,
-        delivery: Delivery,
-        codec: Codec,
+        exchange: VectorExchange,
         buffer: torch.Tensor,
         index: int,
         what: str,
-        cause: Exception | None,
-        done: torch.futures.Future[Any],
-    ) -> torch.Tensor:
-        """Put the mean of all payloads into the bucket; runs in the backend's thread, raises nothing."""
+        future: torch.futures.Future[torch.Tensor],
+        underway: Underway,
+        ended: torch.Tensor | Exception,
+    ) -> None:
+        """Put the mean of all ranks into the bucket; runs in the conductor's thread, raises nothing."""
         try:
-            payloads = self._arrived(delivery, done, what)
-            if delivery.troubles:
-                raise self._error(delivery.troubles, what) from cause
-            decoded = self._decoded.get(index)
-            if decoded is None or decoded.shape != buffer.shape:
-                decoded = self._decoded[index] = torch.empty_like(buffer, dtype=torch.float32)
-            _mean(codec, payloads, buffer, decoded)
+            if isinstance(ended, Exception):
+                raise self._error(ended, what) from getattr(ended, "cause", None) or ended.__cause__
+            ended.div_(len(self._ranks))
+            if ended is not buffer:
+                buffer.copy_(ended)
+            self.payload_bytes += exchange.made_bytes
         except Exception as error:
             self._failures[index] = error
             buffer.fill_(float("nan"))
-        return buffer
+        self.sent_bytes += underway.given_bytes
+        future.set_result(buffer)
 
-    def _arrived(self, delivery: Delivery, done: torch.futures.Future[Any], what: str) -> list[torch.Tensor]:
-        try:
-            done.value()
-        except RuntimeError as error:
-            raise RankGoneError(
+    def _error(self, error: Exception, what: str) -> Exception:
+        """Return the error that all ranks raise."""
+        if isinstance(error, ConnectionLostError):
+            return RankGoneError(
                 f"rank {self._rank} waited for the payloads of all {len(self._ranks)} ranks for {what}, and a rank is "
                 f"gone, or was not heard of for {self._timeout_seconds:g} s: {first_line(error)}"
-            ) from error
-        return delivery.payloads()
-
-    def _error(self, troubles: dict[int, Trouble], what: str) -> Exception:
-        """Return the error that all ranks raise."""
-        ranks = [self._ranks[place] for place in troubles]
+            )
+        if not isinstance(error, TroubleError):
+            return error
+        ranks = [self._ranks[place] for place in error.troubles]
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-        if Trouble.NOT_FINITE in troubles.values():
+        name = "sum of the gradients" if error.summed else "gradient"
+        if Trouble.NOT_FINITE in error.troubles.values():
             return NotFiniteError(
-                f"{who}: the gradient is not finite in {what}; nothing was averaged. "
+                f"{who}: the {name} is not finite in {what}; nothing was averaged. "
                 "Lower the learning rate or clip, and skip this step"
             )
-        return RuntimeError(f"{who}: the gradient could not be encoded in {what}; the reason is with {who}")
+        return RuntimeError(f"{who}: the {name} could not be encoded in {what}; the reason is with {who}")
 
     def _raise(self) -> None:
         failures, self._failures = self._failures, {}
-        sent, self._sent = self._sent, []
+        used, self._used = self._used, []
         if failures:
-            for codec in sent:  # the step is left out, on all ranks: what they sent in it was not used
-                if isinstance(codec, ErrorFeedback):
-                    codec.take_back()
+            for exchange in used:  # the step is left out, on all ranks: what they sent in it was not used
+                exchange.take_back()
             raise failures[min(failures)]
 
 
@@ -259,48 +265,48 @@ def _after_backward(callback: Any) -> None:
         later(lambda: later(callback))
 
 
-def _mean(codec: Codec, payloads: list[torch.Tensor], buffer: torch.Tensor, decoded: torch.Tensor) -> None:
-    """Decode in the order of the ranks, add up in float32, divide; `decoded` is memory to work in."""
-    direct = buffer.dtype is torch.float32 and buffer.is_contiguous()
-    total = codec.decode(payloads[0], out=buffer if direct else torch.empty_like(buffer, dtype=torch.float32))
-    for payload in payloads[1:]:
-        total.add_(codec.decode(payload, out=decoded))
-    total.div_(len(payloads))
-    if total is not buffer:
-        buffer.copy_(total)
-
-
 # -- what the codecs remember ------------------------------------------------------------------------------------------
 
 
-class BucketCodecs:
-    """A codec for each bucket, with what it remembers.
+class BucketExchanges:
+    """An exchange for each bucket, with what it remembers; by `plan`, from the place of this rank among `world`.
 
     >>> from paceline.codecs import make_codec
-    >>> codecs = BucketCodecs(make_codec("qsgd"))
-    >>> codecs.codec_of(["weight", "bias"], [torch.Size([2, 3]), torch.Size([2])])
-    QSGD(levels=7, bucket=512, norm='max', lossless='packed')
+    >>> exchanges = BucketExchanges(make_codec("qsgd"), "auto", place=0, world=2)
+    >>> exchanges.exchange_of(["weight", "bias"], [torch.Size([2, 3]), torch.Size([2])]).plan
+    'gather'
     """
 
-    def __init__(self, codec: Codec) -> None:
-        self._codec = codec
-        self._codecs: dict[tuple[str, ...], Codec] = {}
+    def __init__(self, codec: Codec, plan: str = AUTO, place: int = 0, world: int = 1) -> None:
+        self._codec, self._plan, self._place, self._world = codec, plan, place, world
+        self._exchanges: dict[tuple[str, ...], VectorExchange] = {}
         self._sizes: dict[str, int] = {}
-        self._carried: dict[str, torch.Tensor] = {}  # residuals of parameters whose bucket is no more
+        self._carried: dict[str, torch.Tensor] = {}  # what is held back of parameters whose bucket is no more
 
-    def codec_of(self, names: Sequence[str], shapes: Sequence[torch.Size]) -> Codec:
-        """Return the codec of the bucket that holds these parameters."""
+    @property
+    def plans(self) -> list[str]:
+        """The plans that are in use, each once."""
+        return sorted({exchange.plan for exchange in self._exchanges.values()})
+
+    def exchange_of(self, names: Sequence[str], shapes: Sequence[torch.Size]) -> VectorExchange:
+        """Return the exchange of the bucket that holds these parameters."""
         key = tuple(names)
-        if key not in self._codecs:
+        if key not in self._exchanges:
             self._sizes.update(zip(names, (shape.numel() for shape in shapes), strict=True))
             self._carry_from(set(names))
-            self._codecs[key] = self._codec.fresh(shapes)
+            self._exchanges[key] = self._made(shapes, self._plan)
             self._carry_into(key)
-        return self._codecs[key]
+        return self._exchanges[key]
+
+    def _made(self, shapes: Sequence[torch.Size], plan: str) -> VectorExchange:
+        return make_exchange(self._codec, shapes, self._place, self._world, plan)
 
     def state_dict(self) -> dict[str, Any]:
         """Return every bucket's memory with the names of its parameters; tensors, names and sizes, and nothing else."""
-        buckets = [{"parameters": list(key), "memory": codec.state_dict()} for key, codec in self._codecs.items()]
+        buckets = [
+            {"parameters": list(key), "plan": exchange.plan, "memory": exchange.state_dict()}
+            for key, exchange in self._exchanges.items()
+        ]
         return {"buckets": buckets, "carried": dict(self._carried), "sizes": dict(self._sizes)}
 
     def load_state_dict(self, state: dict[str, Any], shapes: dict[str, torch.Size]) -> None:
@@ -313,19 +319,31 @@ class BucketCodecs:
                 raise ValueError(
                     f"this state is of another model: {name!r} has {shapes[name].numel():,} elements (there: {size:,})"
                 )
-        self._codecs.clear()
+        exchanges: dict[tuple[str, ...], VectorExchange] = {}
         for bucket in state["buckets"]:
-            codec = self._codec.fresh([shapes[name] for name in bucket["parameters"]])
-            codec.load_state_dict(bucket["memory"])
-            self._codecs[tuple(bucket["parameters"])] = codec
+            there = [shapes[name] for name in bucket["parameters"]]
+            before = self._made(there, bucket.get("plan", GATHER))  # states of the last release were gathered
+            before.load_state_dict(bucket["memory"])
+            exchanges[tuple(bucket["parameters"])] = self._planned(before, there)
+        self._exchanges = exchanges
         self._carried, self._sizes = dict(state["carried"]), dict(state["sizes"])
+
+    def _planned(self, before: VectorExchange, shapes: Sequence[torch.Size]) -> VectorExchange:
+        """Return an exchange by today's plan that goes on from another: what was held back is held back."""
+        after = self._made(shapes, self._plan)
+        if after.plan == before.plan:
+            return before
+        held = before.held()
+        if held is not None:
+            after.hold(held)
+        return after
 
     def _carry_from(self, names: set[str]) -> None:
         """Dissolve the buckets that hold one of these parameters, and remember what they held back."""
-        for key in [key for key in self._codecs if names.intersection(key)]:
-            residual = self._codecs.pop(key).state_dict().get(RESIDUAL)
-            if residual is not None:
-                parts = residual.reshape(-1).split([self._sizes[name] for name in key])
+        for key in [key for key in self._exchanges if names.intersection(key)]:
+            held = self._exchanges.pop(key).held()
+            if held is not None:
+                parts = torch.split(held, [self._sizes[name] for name in key])
                 self._carried.update(zip(key, parts, strict=True))
 
     def _carry_into(self, key: tuple[str, ...]) -> None:
@@ -335,5 +353,4 @@ class BucketCodecs:
         held = {name: self._carried.pop(name) for name in key if name in self._carried}
         some = next(iter(held.values()))
         parts = [held.get(name, some.new_zeros(self._sizes[name])) for name in key]
-        codec = self._codecs[key]
-        codec.load_state_dict({**codec.state_dict(), RESIDUAL: torch.cat(parts)})
+        self._exchanges[key].hold(torch.cat(parts))

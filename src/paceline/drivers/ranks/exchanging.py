@@ -1,0 +1,238 @@
+"""Runs the protocols of exchanges over process groups.
+
+One vector at a time, where nothing else is to be done meanwhile:  `exchange_now`.
+Many vectors, one after the other, while training goes on:          `Conductor`.
+
+    training thread:       begin 0 (encode, first request)   begin 1            begin 2
+    the conductor's:                                  0: answer, second request    1: ...    0: answer, the end
+
+Every step of a protocol has a process group of its own. Within a group all ranks must start the same collectives in the
+same order, and they do: an exchange takes its next step only when all that began before it have taken theirs, or have
+ended. Between groups no order is needed. (Nothing is started in a callback of the backend's: there the order is that
+of arrival, which differs from rank to rank, and they would wait for each other for ever.)
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.codecs.requests import AllGather, AllReduce, AllToAll, Request
+from paceline.distributed import first_line
+from paceline.errors import PacelineError
+from paceline.exchanges import Protocol
+
+MOST_COPIED_BYTES = 32_768  # of a gather that is sent to all at once, in copies, and not around a ring
+JOIN_SECONDS = 1.0
+
+
+class ConnectionLostError(PacelineError, RuntimeError):
+    """A collective has failed: a rank is gone, or was not heard of for too long.
+
+    >>> raise ConnectionLostError("Connection closed by peer")
+    Traceback (most recent call last):
+    paceline.drivers.ranks.exchanging.ConnectionLostError: Connection closed by peer
+    """
+
+
+def start(request: Request, group: dist.ProcessGroup) -> tuple[torch.Tensor, Any]:
+    """Start what is asked for; return where the answer will be, and the work."""
+    tensor, world = request.tensor, group.size()
+    match request:
+        case AllReduce(largest=largest):
+            operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+            return tensor, dist.all_reduce(tensor, operation, group=group, async_op=True)
+        case AllToAll(sends=sends, receives=receives):
+            arrived = tensor.new_empty(sum(receives))
+            work = dist.all_to_all_single(arrived, tensor, list(receives), list(sends), group=group, async_op=True)
+            return arrived, work
+        case AllGather():
+            rows = tensor.new_empty(world, tensor.numel())
+            if tensor.nbytes <= MOST_COPIED_BYTES and tensor.device.type == "cpu":  # fewer hops
+                copies = tensor.expand(world, -1).contiguous().view(-1)
+                return rows, dist.all_to_all_single(rows.view(-1), copies, group=group, async_op=True)
+            gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before 2.13
+            return rows, gather(rows.view(-1), tensor, group=group, async_op=True)
+
+
+def given_bytes(request: Request, world: int, place: int) -> int:
+    """Return the bytes that a rank gives to the network for a request; an all-reduce goes around a ring.
+
+    >>> given_bytes(AllGather(torch.zeros(100, dtype=torch.uint8)), world=4, place=0)
+    300
+    """
+    match request:
+        case AllReduce():
+            return request.tensor.nbytes * 2 * (world - 1) // world
+        case AllGather():
+            return request.tensor.nbytes * (world - 1)
+        case AllToAll():
+            return (sum(request.sends) - request.sends[place]) * request.tensor.element_size()
+
+
+def exchange_now(protocol: Protocol, groups: Sequence[dist.ProcessGroup], sent: Callable[[int], None]) -> torch.Tensor:
+    """Run a protocol to its end, waiting for each answer; `sent` is told the bytes given to the network."""
+    request = next(protocol)
+    for group in groups:
+        sent(given_bytes(request, group.size(), group.rank()))
+        answer, work = start(request, group)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            protocol.close()
+            raise ConnectionLostError(first_line(error)) from error
+        try:
+            request = protocol.send(answer)
+        except StopIteration as end:
+            total: torch.Tensor = end.value
+            return total
+    raise ValueError(f"an exchange takes more than {len(groups)} steps")
+
+
+# -- many, while training goes on --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Underway:
+    """An exchange on its way; what it has taken so far, in seconds: the processor's part, and the wire's."""
+
+    protocol: Protocol
+    finished: Finished
+    step: int = 0  # whose answer it waits for
+    answer: torch.Tensor | None = None
+    work: Any = None
+    arrived: bool = False
+    started: float = 0.0
+    busy_seconds: float = 0.0
+    wire_seconds: float = 0.0
+    given_bytes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Tracks:
+    """What the conductor and its thread share: the thread must not keep the conductor alive."""
+
+    groups: list[dist.ProcessGroup]
+    device: torch.device
+    events: queue.SimpleQueue[Underway | None] = field(default_factory=queue.SimpleQueue)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    underway: list[Underway] = field(default_factory=list)  # in the order of their beginning
+
+
+Finished = Callable[[Underway, torch.Tensor | Exception], None]
+
+
+class Conductor:
+    """Takes exchanges through their steps on a thread of its own; they must begin in the same order on all ranks.
+
+    `groups` are one for each step.
+    """
+
+    def __init__(self, groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
+        self._tracks = _Tracks(list(groups), device)
+        self._thread: threading.Thread | None = None
+        self._ender: Any = None
+
+    def begin(self, protocol: Protocol, finished: Finished) -> Underway:
+        """Take the first step now, on this thread; call `finished` later, on the other, with the sum or an error."""
+        if self._thread is None or not self._thread.is_alive():  # none after a fork
+            self._thread = threading.Thread(
+                target=_conduct, args=(self._tracks,), name="paceline-exchanges", daemon=True
+            )
+            self._thread.start()
+            self._ender = weakref.finalize(self, _end, self._tracks.events, self._thread)
+        underway = Underway(protocol=protocol, finished=finished)
+        started = time.perf_counter()
+        request = next(protocol)
+        underway.busy_seconds = time.perf_counter() - started
+        with self._tracks.lock:
+            self._tracks.underway.append(underway)
+        try:
+            _take_step(self._tracks, underway, request)
+        except ConnectionLostError as error:
+            _finish(self._tracks, underway, error)
+        return underway
+
+
+def _end(events: queue.SimpleQueue[Underway | None], thread: threading.Thread) -> None:
+    events.put(None)
+    if thread is not threading.current_thread():
+        thread.join(JOIN_SECONDS)
+
+
+def _conduct(tracks: _Tracks) -> None:
+    stream = torch.cuda.Stream(tracks.device) if tracks.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        while (heard := tracks.events.get()) is not None:
+            heard.arrived = True
+            while (ready := _next_ready(tracks)) is not None:
+                _advance(tracks, ready)
+
+
+def _next_ready(tracks: _Tracks) -> Underway | None:
+    """Return what may take its next step: the earliest step first, for others wait for what comes of it."""
+    with tracks.lock:
+        ready, least = [], None
+        for each in tracks.underway:
+            if each.arrived and (least is None or each.step < least):
+                ready.append(each)
+            least = each.step if least is None else min(least, each.step)
+        return min(ready, key=lambda each: each.step, default=None)
+
+
+def _advance(tracks: _Tracks, underway: Underway) -> None:
+    started = time.perf_counter()
+    ended: torch.Tensor | Exception
+    try:
+        try:
+            underway.work.wait()  # it is over; raises what it has failed with, and on a GPU makes the stream wait
+        except RuntimeError as error:
+            underway.protocol.close()
+            raise ConnectionLostError(first_line(error)) from error
+        answer, underway.answer = underway.answer, None
+        assert answer is not None
+        request = underway.protocol.send(answer)
+        underway.busy_seconds += time.perf_counter() - started
+        underway.step, underway.arrived = underway.step + 1, False
+        _take_step(tracks, underway, request)
+        return
+    except StopIteration as end:
+        ended = end.value
+    except Exception as error:
+        ended = error
+    underway.busy_seconds += time.perf_counter() - started
+    _finish(tracks, underway, ended)
+
+
+def _finish(tracks: _Tracks, underway: Underway, ended: torch.Tensor | Exception) -> None:
+    with tracks.lock:
+        tracks.underway.remove(underway)
+    underway.finished(underway, ended)
+
+
+def _take_step(tracks: _Tracks, underway: Underway, request: Request) -> None:
+    group = tracks.groups[underway.step]
+    underway.given_bytes += given_bytes(request, group.size(), group.rank())
+    underway.started = time.perf_counter()
+    try:
+        underway.answer, underway.work = start(request, group)
+    except RuntimeError as error:
+        raise ConnectionLostError(first_line(error)) from error
+    if tracks.device.type == "cpu":
+        underway.work.get_future().add_done_callback(functools.partial(_arrived, tracks.events, underway))
+    else:
+        _arrived(tracks.events, underway, None)  # the stream waits for it, and not this thread
+
+
+def _arrived(events: queue.SimpleQueue[Underway | None], underway: Underway, _: Any) -> None:
+    underway.wire_seconds += time.perf_counter() - underway.started
+    events.put(underway)

@@ -1,0 +1,85 @@
+"""The protocols of all ranks in one process, request by request: for replays, simulations and tests.
+
+All ranks ask for the same thing at the same time, as they must over a network; whatever they would wait for for ever
+there is an error here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+
+from paceline.codecs.requests import AllGather, AllToAll, Request
+from paceline.exchanges.exchange import Protocol
+
+Outcome = torch.Tensor | Exception
+
+
+def run_in_lockstep(
+    protocols: Sequence[Protocol], heard: Callable[[Sequence[Request]], None] | None = None
+) -> list[Outcome]:
+    """Run the protocols of all ranks to their ends; return what each returned, or raised, by place.
+
+    `heard` is called with the requests of all ranks, each time.
+
+    >>> from paceline.codecs import make_codec
+    >>> from paceline.exchanges import make_exchange
+    >>> exchanges = [make_exchange(make_codec("identity"), [torch.Size([3])], place, 2, "gather") for place in (0, 1)]
+    >>> run_in_lockstep([exchange.run(torch.ones(3)) for exchange in exchanges])
+    [tensor([2., 2., 2.]), tensor([2., 2., 2.])]
+    """
+    answers: list[torch.Tensor | None] = [None] * len(protocols)
+    while True:
+        requests: list[Request] = []
+        outcomes: list[Outcome] = []
+        for protocol, answer in zip(protocols, answers, strict=True):
+            try:
+                requests.append(protocol.send(cast(torch.Tensor, answer)))  # None begins it
+            except StopIteration as end:
+                outcomes.append(end.value)
+            except Exception as error:
+                outcomes.append(error)
+        if not requests:
+            return outcomes
+        if outcomes:
+            raise ValueError(f"{len(outcomes)} of {len(protocols)} ranks have ended, and the others ask on: {outcomes}")
+        if heard is not None:
+            heard(requests)
+        answers = list(answered(requests))
+
+
+def answered(requests: Sequence[Request]) -> list[torch.Tensor]:
+    """Return the answers to what all ranks ask for, by place; each rank has its own memory.
+
+    >>> from paceline.codecs.requests import AllReduce
+    >>> [answer.tolist() for answer in answered([AllReduce(torch.ones(2)), AllReduce(torch.ones(2))])]
+    [[2.0, 2.0], [2.0, 2.0]]
+    """
+    first = requests[0]
+    if any(type(request) is not type(first) for request in requests):
+        raise ValueError(f"ranks ask for different things: {[type(request).__name__ for request in requests]}")
+    if isinstance(first, AllToAll):
+        return _exchanged(cast(Sequence[AllToAll], requests))
+    tensors = [request.tensor for request in requests]
+    if any(tensor.shape != first.tensor.shape or tensor.dtype != first.tensor.dtype for tensor in tensors):
+        raise ValueError(f"ranks bring different sizes: {[tuple(tensor.shape) for tensor in tensors]}")
+    if isinstance(first, AllGather):
+        rows = torch.stack([tensor.view(-1) for tensor in tensors])
+        return [rows.clone() for _ in requests]
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total = torch.maximum(total, tensor) if first.largest else total.add_(tensor)
+    return [tensor.copy_(total) for tensor in tensors]
+
+
+def _exchanged(requests: Sequence[AllToAll]) -> list[torch.Tensor]:
+    parts = [torch.split(request.tensor, list(request.sends)) for request in requests]
+    answers = []
+    for place, request in enumerate(requests):
+        given = [theirs[place] for theirs in parts]
+        if tuple(part.numel() for part in given) != request.receives:
+            raise ValueError(f"place {place} expects {request.receives}, and gets {[part.numel() for part in given]}")
+        answers.append(torch.cat(given))
+    return answers

@@ -1,0 +1,145 @@
+"""The plans of an exchange, what each one moves, and which one is the quickest.
+
+With N ranks, and B bytes of a payload, a rank gives to the network
+
+    all-reduce   2 (N - 1) / N  B        a ring: each part goes around twice
+    gather          (N - 1)     B
+    two-step     2 (N - 1) / N  B        of which half before the sum, and half after it
+
+so from three ranks on gathering moves the most. But it takes one collective, where two-step takes two, each with its
+latency, and a payload of a few bytes is all latency.
+
+The choice follows from the codec, the number of elements and of ranks alone, by a link that is assumed: so all ranks,
+and two runs of the same script, choose alike. `python -m benchmarks plans` holds it against every plan, measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from paceline.codecs import Codec
+from paceline.lookup import unknown
+
+ALL_REDUCE, GATHER, TWO_STEP = PLANS = ("all-reduce", "gather", "two-step")
+AUTO = "auto"
+SHARD_UNIT = 512  # elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeCosts:
+    """What moving and decoding cost: the link that the choice assumes, unless it is told another.
+
+    >>> ExchangeCosts().seconds(collectives=2, hops=4, moved_bytes=1_000_000, decoded=0) > 0.008
+    True
+    """
+
+    bytes_per_second: float = 125e6  # 1 Gbit/s
+    collective_seconds: float = 0.4e-3  # to start one, on all ranks, and to hear of its end
+    hop_seconds: float = 0.1e-3  # from one rank to its neighbour
+    decode_seconds: float = 1e-9  # of an element
+
+    def seconds(self, *, collectives: int, hops: int, moved_bytes: float, decoded: int) -> float:
+        """Return how long an exchange takes."""
+        waits = collectives * self.collective_seconds + hops * self.hop_seconds
+        return waits + moved_bytes / self.bytes_per_second + decoded * self.decode_seconds
+
+
+ASSUMED = ExchangeCosts()
+
+
+def plans_of(codec: Codec) -> tuple[str, ...]:
+    """Return the plans that a codec can do; one from outside that does not say can be gathered.
+
+    >>> from paceline.codecs import make_codec
+    >>> plans_of(make_codec("qsgd"))
+    ('gather', 'two-step')
+    """
+    return tuple(getattr(codec, "plans", (GATHER,)))
+
+
+def moved_bytes(plan: str, codec: Codec, elements: int, ranks: int) -> float:
+    """Return the bytes that each rank gives to the network for a vector of so many elements, at the most.
+
+    >>> from paceline.codecs import make_codec
+    >>> [round(moved_bytes(plan, make_codec("qsgd"), 1_000_000, 8)) for plan in ("gather", "two-step")]
+    [3554824, 892024]
+    """
+    if plan == TWO_STEP:
+        return 2 * (ranks - 1) * codec.most_bytes(longest_shard(elements, ranks))
+    times = ranks - 1 if plan == GATHER else 2 * (ranks - 1) / ranks
+    return times * codec.most_bytes(elements)
+
+
+def steps_of(plan: str, codec: Codec) -> int:
+    """Return how many requests an exchange makes: sizes go before payloads whose size is not fixed.
+
+    >>> from paceline.codecs import make_codec
+    >>> steps_of("two-step", make_codec("qsgd")), steps_of("two-step", make_codec("qsgd", lossless="elias"))
+    (2, 4)
+    """
+    sized = bool(getattr(codec, "fixed_size", False))
+    sums: int = getattr(codec, "sum_steps", 1)
+    return {ALL_REDUCE: sums, GATHER: 1 if sized else 2, TWO_STEP: 2 if sized else 4}[plan]
+
+
+def longest_shard(elements: int, ranks: int) -> int:
+    """Return the elements of the longest shard.
+
+    >>> longest_shard(100_000, 8)
+    12800
+    """
+    edges = shard_edges(elements, ranks)
+    return max(after - before for before, after in itertools.pairwise(edges))
+
+
+def shard_edges(elements: int, ranks: int) -> list[int]:
+    """Return where the shards of a vector begin, and where the last one ends: multiples of 512, as buckets of qsgd.
+
+    >>> shard_edges(10_000, 4), shard_edges(600, 4)
+    ([0, 2560, 5120, 7680, 10000], [0, 0, 512, 512, 600])
+    """
+    inner = (SHARD_UNIT * round(elements * place / ranks / SHARD_UNIT) for place in range(1, ranks))
+    return [0, *(min(elements, edge) for edge in inner), elements]
+
+
+def exchange_seconds(plan: str, codec: Codec, elements: int, ranks: int, costs: ExchangeCosts = ASSUMED) -> float:
+    """Return how long an exchange would take, apart from the encoding, which all plans have alike.
+
+    >>> from paceline.codecs import make_codec
+    >>> times = [exchange_seconds(plan, make_codec("qsgd"), 1_000_000, 8) for plan in ("gather", "two-step")]
+    >>> times[0] > 2 * times[1]
+    True
+    """
+    steps = steps_of(plan, codec)
+    hops = {ALL_REDUCE: 2 * steps * (ranks - 1), GATHER: steps * (ranks - 1), TWO_STEP: steps // 2 * ranks}[plan]
+    decoded = {ALL_REDUCE: elements, GATHER: ranks * elements, TWO_STEP: 2 * elements}[plan]
+    return costs.seconds(
+        collectives=steps, hops=hops, moved_bytes=moved_bytes(plan, codec, elements, ranks), decoded=decoded
+    )
+
+
+def choose_plan(codec: Codec, elements: int, ranks: int, costs: ExchangeCosts = ASSUMED) -> str:
+    """Return the plan that takes the least time, of those that the codec can do.
+
+    >>> from paceline.codecs import make_codec
+    >>> codec = make_codec("qsgd")
+    >>> choose_plan(codec, 1_000_000, 8), choose_plan(codec, 1_000_000, 2), choose_plan(codec, 1_000, 8)
+    ('two-step', 'gather', 'gather')
+    """
+    return min(plans_of(codec), key=lambda plan: exchange_seconds(plan, codec, elements, ranks, costs))
+
+
+def check_plan(plan: str, codec: Codec) -> None:
+    """Refuse a plan that there is not, or that the codec cannot do.
+
+    >>> from paceline.codecs import make_codec
+    >>> check_plan("all-reduce", make_codec("qsgd"))
+    Traceback (most recent call last):
+    ValueError: QSGD(levels=7, bucket=512, norm='max', lossless='packed') cannot be exchanged by 'all-reduce'; ...
+    """
+    if plan not in (AUTO, *PLANS):
+        raise unknown("plan", plan, (AUTO, *PLANS))
+    possible = plans_of(codec)
+    if plan not in (AUTO, *possible):
+        raise ValueError(f"{codec!r} cannot be exchanged by {plan!r}; choose from {', '.join((AUTO, *possible))}")

@@ -1,0 +1,173 @@
+"""What four processes can be told to do with plans. Every job runs on all; what it returns goes through JSON."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import random
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.codecs.naming import parse_codec
+from paceline.drivers.ddp import compress
+from paceline.drivers.ranks.exchanging import Conductor, exchange_now
+from paceline.exchanges import make_exchange
+from paceline.exchanges.lockstep import run_in_lockstep
+from paceline.exchanges.plans import plans_of
+from tests.ddp.jobs import digest, error_of, gradient, small_cnn
+
+SIZES = (5_000, 700, 12_345, 3, 40_000)  # buckets of all kinds, under way at once
+DEADLINE_SECONDS = 40.0
+
+
+@functools.cache
+def groups():
+    return [dist.new_group() for _ in range(4)]
+
+
+def shapes_of(size):
+    return [torch.Size([size // 5, 5])] if size % 5 == 0 else [torch.Size([size])]
+
+
+def vectors(place, step):
+    draws = torch.Generator().manual_seed(1000 * step + place)
+    return [torch.randn(size, generator=draws) for size in SIZES]
+
+
+def seeded(place, step, number):
+    return torch.Generator().manual_seed(10_000 * step + 100 * place + number)
+
+
+def real_and_in_lockstep(codec, plan, steps=2, jitter=0.0):
+    """Several vectors at once through the conductor, with pauses that differ from rank to rank; and in one process."""
+    parsed, world, ours = parse_codec(codec), dist.get_world_size(), dist.get_rank()
+    if plan not in plans_of(parsed):
+        raise ValueError(f"{codec} cannot {plan}")
+    pauses = random.Random(ours)
+    made = [[make_exchange(parsed, shapes_of(size), place, world, plan) for size in SIZES] for place in range(world)]
+    over_network = [make_exchange(parsed, shapes_of(size), ours, world, plan) for size in SIZES]
+    conductor, found = Conductor(groups(), torch.device("cpu")), []
+    for step in range(steps):
+        ended, done = {}, threading.Event()
+
+        def finished(number, underway, what, ended=ended, done=done):
+            time.sleep(jitter * pauses.random())
+            ended[number] = what
+            if len(ended) == len(SIZES):
+                done.set()
+
+        for number, (exchange, vector) in enumerate(zip(over_network, vectors(ours, step), strict=True)):
+            time.sleep(jitter * pauses.random())
+            protocol = exchange.run(vector, seeded(ours, step, number))
+            conductor.begin(protocol, functools.partial(finished, number))
+        if not done.wait(DEADLINE_SECONDS):
+            raise TimeoutError(f"{len(ended)} of {len(SIZES)} exchanges have ended")
+        for number in range(len(SIZES)):
+            runs = [
+                made[place][number].run(vectors(place, step)[number], seeded(place, step, number))
+                for place in range(world)
+            ]
+            wanted = run_in_lockstep(runs)[ours]
+            largest = float(wanted.abs().max())
+            found.append(float((ended[number] - wanted).abs().max()) / max(largest, 1e-30))
+    digests = hashlib.sha256(b"".join(ended[number].numpy().tobytes() for number in range(len(SIZES)))).hexdigest()
+    return {"apart": max(found), "digest": digests}
+
+
+def at_once(codec, plan):
+    """One vector, waited for step by step, and the same through the conductor."""
+    parsed, world, ours, sent = parse_codec(codec), dist.get_world_size(), dist.get_rank(), []
+    exchanges = [make_exchange(parsed, shapes_of(5000), ours, world, plan) for _ in range(2)]
+    vector, done, ended = vectors(ours, 0)[0], threading.Event(), []
+    now = exchange_now(exchanges[0].run(vector, seeded(ours, 0, 0)), groups(), sent.append)
+    conductor = Conductor(groups(), torch.device("cpu"))  # whose thread ends with it
+    underway = conductor.begin(
+        exchanges[1].run(vector, seeded(ours, 0, 0)), lambda underway, what: (ended.append(what), done.set())
+    )
+    if not done.wait(DEADLINE_SECONDS):
+        raise TimeoutError("the exchange did not end")
+    return {"same": torch.equal(now, ended[0]), "bytes": [sum(sent), underway.given_bytes]}
+
+
+def batch(number):
+    draws = torch.Generator().manual_seed(10 * number + dist.get_rank())
+    return torch.randn(16, 1, 8, 8, generator=draws), torch.randint(10, (16,), generator=draws)
+
+
+def hooked(codec, plan, **options):
+    model = DistributedDataParallel(small_cnn(), bucket_cap_mb=0.02, **options)
+    return model, compress(model, parse_codec(codec), plan=plan)
+
+
+def backward(model, number):
+    inputs, targets = batch(number)
+    model.zero_grad()
+    F.cross_entropy(model(inputs), targets).backward()
+    return gradient(model)
+
+
+def nothing_is_lost(codec, plan, steps=4):
+    """The mean gradients and what all ranks hold back, against the gradients; after step 1 the buckets are others."""
+    plain, (model, compression) = DistributedDataParallel(small_cnn()), hooked(codec, plan)
+    wanted, applied, layouts = 0.0, 0.0, []
+    for number in range(steps):
+        wanted = wanted + backward(plain, number)
+        applied = applied + backward(model, number)
+        layouts.append(len(compression.state_dict()["buckets"]))
+    held = {}
+    for key, exchange in compression._exchanges._exchanges.items():
+        sizes = [compression._exchanges._sizes[name] for name in key]
+        held |= dict(zip(key, exchange.held().split(sizes), strict=True))
+    residual = torch.cat([held[name] for name, _ in model.module.named_parameters()])
+    dist.all_reduce(residual)
+    scale = wanted.abs().max()
+    return {
+        "lost": float((applied + residual / dist.get_world_size() - wanted).abs().max() / scale),
+        "held": float(residual.abs().max() / scale),
+        "plans": compression._exchanges.plans,
+        "layouts": layouts,
+    }
+
+
+def resumed(codec, plan, other_plan=None):
+    """Six steps at once, and three and three with a checkpoint between; the same buckets all the way."""
+    options = {"find_unused_parameters": True}
+    (straight, _), (model, before) = hooked(codec, plan, **options), hooked(codec, plan, **options)
+    gradients = [backward(straight, number) for number in range(6)]
+    for number in range(3):
+        backward(model, number)
+    again, after = hooked(codec, other_plan or plan, **options)
+    state = before.state_dict()
+    after.load_state_dict(state)
+    last = [backward(again, number) for number in range(3, 6)][-1]
+    refused = error_of(lambda: after.load_state_dict(state | {"ranks": 7}))
+    return {"same": torch.equal(last, gradients[-1]), "refused": refused, "sent": after.sent_bytes > before.sent_bytes}
+
+
+def not_finite(codec, plan, culprit):
+    """Three steps; in the second one rank has a NaN, and the step is left out."""
+    model, _ = hooked(codec, plan)
+    errors = []
+    for number in range(3):
+        inputs, targets = batch(number)
+        if number == 1 and dist.get_rank() == culprit:
+            inputs = inputs * float("nan")
+        model.zero_grad()
+        errors.append(
+            error_of(lambda inputs=inputs, targets=targets: F.cross_entropy(model(inputs), targets).backward())
+        )
+    return {"errors": errors, "finite": bool(torch.isfinite(gradient(model)).all()), "digest": digest(model)}
+
+
+def misused():
+    model = DistributedDataParallel(small_cnn())
+    return {
+        "unknown": error_of(lambda: compress(model, "qsgd", plan="two step")),
+        "impossible": error_of(lambda: compress(model, "qsgd", plan="all-reduce")),
+        "unlike": error_of(lambda: compress(model, "qsgd", plan="gather" if dist.get_rank() else "two-step")),
+    }
