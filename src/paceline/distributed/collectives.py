@@ -1,32 +1,10 @@
-"""Collectives that are started now and waited for later; and every rank's payload to every rank, bucket by bucket.
-
-One bucket of gradients after the other is exchanged while backward goes on. A codec whose payloads are all of one size
-needs one collective a bucket:
-
-    hook of bucket    0            1            2 (the last)
-    payloads          gather 0     gather 1     gather 2
-
-Else the ranks tell each other their sizes first. A bucket's payloads leave in the hook of the next one, when the sizes
-are known: waiting for them at once would hold up backward, and sending them from a callback would let two ranks send
-in different orders, and hang. Sizes travel in a group of their own (gloo: they are for the CPU), else they would queue
-behind the payloads of the bucket before.
-
-    hook of bucket    0            1            2 (the last)
-    sizes             gather 0     gather 1     gather 2
-    payloads                       gather 0     gather 1, gather 2
-
-A rank that has no payload (its gradient is not finite) sends a `Trouble` code instead, because every rank takes part
-in every collective.
-"""
+"""Collectives that are started now and waited for later."""
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
-from collections.abc import Callable
-from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +13,6 @@ from paceline.distributed import RankGoneError, first_line
 from paceline.distributed.stores import StoreGather
 
 ALIGNED_BYTES = 16  # where a payload begins, so that its words can be read in place
-_PAYLOAD_BEGINS = ord("p")
 POLL_SECONDS = 0.0005  # where the backend does not call back
 
 
@@ -111,109 +88,3 @@ class PendingCollective:
     def check(self) -> None:
         """Raise the collective's error, if it has one; on a GPU, make the current stream wait for the collective."""
         self._work.wait()
-
-
-# -- payloads ----------------------------------------------------------------------------------------------------------
-
-
-class Trouble(IntEnum):
-    """Why a rank sends no payload: a code in place of the payload's first byte, or, negated, of its size.
-
-    >>> Trouble(1).name
-    'NOT_FINITE'
-    """
-
-    NOT_FINITE = 1
-    OTHER = 2
-
-
-class Delivery:
-    """One bucket's payloads on their way. When the future is done, they have arrived, or its value() raises."""
-
-    def __init__(self, future: torch.futures.Future[Any], world: int) -> None:
-        self.future = future
-        self.troubles: dict[int, Trouble] = {}  # by place in the group
-        self._read: Callable[[], list[torch.Tensor]] = list
-        self._world = world
-
-    def expect(self, gathered: torch.Tensor, sizes: list[int]) -> None:
-        """Say where the payloads will be: all ranks' slots, one after the other."""
-        slot = gathered.numel() // self._world
-        self._read = lambda: [gathered[place * slot :][:size] for place, size in enumerate(sizes)]
-
-    def payloads(self) -> list[torch.Tensor]:
-        """Return what every rank has sent, in the order of the group; fills in `troubles`."""
-        payloads = self._read()
-        for place, payload in enumerate(payloads):
-            if int(payload[0]) != _PAYLOAD_BEGINS:
-                self.troubles[place] = Trouble(int(payload[0])) if int(payload[0]) in list(Trouble) else Trouble.OTHER
-        return payloads
-
-
-class PayloadExchange(Protocol):
-    """Sends one bucket's payload after the other."""
-
-    def send(self, payload: torch.Tensor | Trouble, most_bytes: int, *, last: bool) -> Delivery:
-        """Send this rank's payload of a bucket, at most `most_bytes` long; `last` of this backward pass."""
-
-
-class FixedSizeExchange:
-    """Exchanges payloads whose size depends on the bucket alone."""
-
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self._group, self._device = group, device
-
-    def send(self, payload: torch.Tensor | Trouble, most_bytes: int, *, last: bool) -> Delivery:
-        """Gather the payload itself, with one collective."""
-        if isinstance(payload, Trouble):
-            payload = torch.full((most_bytes,), int(payload), dtype=torch.uint8, device=self._device)
-        sizes = [payload.numel()] * self._group.size()
-        gathered, work = start_gather(payload, payload.numel(), self._group)
-        delivery = Delivery(work.get_future(), self._group.size())
-        delivery.expect(gathered, sizes)
-        return delivery
-
-
-class AnySizeExchange:
-    """Exchanges payloads whose size depends on the gradient: the sizes go before them."""
-
-    def __init__(self, group: dist.ProcessGroup, sizes_group: dist.ProcessGroup, device: torch.device) -> None:
-        self._group, self._sizes_group, self._device = group, sizes_group, device
-        self._unsent: Callable[[], None] | None = None  # the bucket whose sizes are on their way
-
-    def send(self, payload: torch.Tensor | Trouble, most_bytes: int, *, last: bool) -> Delivery:
-        """Send the payload's size now, and the payload in the hook of the next bucket, when all sizes are known."""
-        ours = -int(payload) if isinstance(payload, Trouble) else payload.numel()
-        sizes, work = start_gather(torch.tensor([ours]), 1, self._sizes_group)
-        devices: list[int | str | torch.device] = [] if self._device.type == "cpu" else [self._device]
-        delivery = Delivery(torch.futures.Future(devices=devices), self._group.size())
-        send_before, self._unsent = self._unsent, functools.partial(self._send_now, payload, sizes, work, delivery)
-        if send_before:
-            send_before()
-        if last:
-            send_this, self._unsent = self._unsent, None
-            send_this()
-        return delivery
-
-    def _send_now(self, payload: torch.Tensor | Trouble, sizes: torch.Tensor, work: Any, delivery: Delivery) -> None:
-        try:
-            work.wait()
-            in_trouble = {place: Trouble(-size) for place, size in enumerate(sizes.tolist()) if size < 0}
-            if in_trouble or isinstance(payload, Trouble):  # everybody knows it, and nobody sends
-                delivery.troubles.update(in_trouble)
-                delivery.future.set_result(None)
-                return
-            gathered, work = start_gather(payload, int(sizes.max()), self._group)
-            delivery.expect(gathered, sizes.tolist())
-            work.get_future().then(functools.partial(_pass_on, delivery.future))
-        except Exception as error:  # a rank is gone: raised where the bucket's future is waited for
-            delivery.future.set_exception(error)
-
-
-def _pass_on(future: torch.futures.Future[Any], done: torch.futures.Future[Any]) -> None:
-    try:
-        done.value()
-    except Exception as error:
-        future.set_exception(error)
-    else:
-        future.set_result(None)

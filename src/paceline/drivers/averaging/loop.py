@@ -28,11 +28,12 @@ import torch
 
 from paceline.codecs import NotFiniteError
 from paceline.distributed import name_ranks
-from paceline.distributed.collectives import PendingCollective, Trouble
+from paceline.distributed.collectives import PendingCollective
 from paceline.drivers.averaging.transport import DIGIT, AverageHeader, AveragingError, PendingAverage, Transport
 from paceline.drivers.ranks.group import RankGroup
 from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats
 from paceline.events import Averaged, Begin, Happening, Merge, Order, Release, Standing, Stepped, Wait, Window
+from paceline.exchanges import Trouble
 from paceline.strategies.averaging import AveragingState
 from paceline.training.replica import Flat, GradientReplica, Replica
 

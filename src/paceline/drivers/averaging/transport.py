@@ -30,9 +30,10 @@ import torch.distributed as dist
 
 from paceline.codecs import Codec, NotFiniteError
 from paceline.codecs.payload import refuse_not_finite
-from paceline.distributed.collectives import ALIGNED_BYTES, PendingCollective, Trouble, start_gather
+from paceline.distributed.collectives import ALIGNED_BYTES, PendingCollective, start_gather
 from paceline.errors import PacelineError
 from paceline.events import Standing, Window
+from paceline.exchanges import Trouble
 from paceline.randomness import torch_generator
 
 DIGIT = 2**20

@@ -2,9 +2,9 @@
 
     replica r has the mean gradient g_r of n_r samples    ->    sum over r of (n_r / n) g_r,    n = all samples
 
-`identity` adds up exactly, in one all-reduce. Other codecs encode what a replica brings, (R n_r / n) g_r, with a memory
-of its own if they are biased; every replica decodes all payloads in the order of the replicas and takes their mean, so
-that all come to the same bits. Weights that several stages hold are always added up exactly: two stages would round the
+`identity` adds up exactly, in one all-reduce. Other codecs encode what a replica brings, (n_r / n) g_r, with a memory
+of its own if they are biased; the replicas exchange it by the quickest plan (`paceline.exchanges`), and all come to the
+same bits. Weights that several stages hold are always added up exactly: two stages would round the
 same gradient differently, and their copies would drift apart.
 """
 
@@ -16,13 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.codecs import Codec, ErrorFeedback, Identity, NotFiniteError
+from paceline.codecs import Codec, Identity
 from paceline.codecs.naming import resolve_codec
-from paceline.distributed.collectives import AnySizeExchange, FixedSizeExchange, PayloadExchange, Trouble
 from paceline.drivers.pipelining.ranks import PipelineRanks
 from paceline.drivers.pipelining.weights import WeightOwnership
+from paceline.drivers.ranks.exchanging import exchange_now
+from paceline.exchanges import TroubleError, VectorExchange, make_exchange
 from paceline.pipeline import PipelineError
 from paceline.randomness import torch_generator
+
+STEPS = 4  # that an exchange takes at the most
 
 
 class GradientAverager:
@@ -32,16 +35,12 @@ class GradientAverager:
         self._weights, self._ranks = weights, ranks
         found = resolve_codec(codec)
         alone = list(weights.trained(shared=False).values())
-        self.codec: Codec | None = None
+        self.exchange: VectorExchange | None = None
         self.sent_bytes = 0
-        self._encoded = False
         if ranks.replicas == 1 or isinstance(found, Identity) or not alone:
             return
-        self.codec = found.fresh([weight.shape for weight in alone])
+        self.exchange = make_exchange(found, [weight.shape for weight in alone], ranks.replica, ranks.replicas)
         self._generator = torch_generator(seed, "pipeline", ranks.rank)
-        self._exchange: PayloadExchange = FixedSizeExchange(ranks.column, ranks.device)
-        if not getattr(self.codec, "fixed_size", False):
-            self._exchange = AnySizeExchange(ranks.column, ranks.column_sizes, ranks.device)
 
     def average(self, share: float) -> Exception | None:
         """Add up over stages and average over replicas; return what is wrong with a gradient that cannot be encoded.
@@ -54,41 +53,31 @@ class GradientAverager:
             reduce_gradients((trained[name] for name in shared.names if name in trained), shared.group)
         if self._ranks.replicas == 1:
             return None
-        exact = self._weights.trained(shared=True) if self.codec else trained
+        exact = self._weights.trained(shared=True) if self.exchange else trained
         reduce_gradients(exact.values(), self._ranks.column, share)
-        if self.codec is None:
+        if self.exchange is None:
             return None
-        return self._average_encoded(self.codec, list(self._weights.trained(shared=False).values()), share)
+        return self._average_encoded(self.exchange, list(self._weights.trained(shared=False).values()), share)
 
-    def _average_encoded(self, codec: Codec, weights: list[nn.Parameter], share: float) -> Exception | None:
-        vector = torch.cat(_flat_gradients(weights)).mul_(share * self._ranks.replicas).float()
-        most_bytes = codec.most_bytes(vector.numel())
-        payload: torch.Tensor | Trouble
-        cause: Exception | None = None
-        self._encoded = False
+    def _average_encoded(self, exchange: VectorExchange, weights: list[nn.Parameter], share: float) -> Exception | None:
+        vector = torch.cat(_flat_gradients(weights)).mul_(share).float()
+        column = [self._ranks.column] * STEPS  # one at a time, in the same order on all: no more groups are needed
         try:
-            payload = codec.encode(vector, self._generator)
-            self.sent_bytes += payload.numel()
-            self._encoded = True
-        except Exception as error:  # the others wait for a payload: whatever it is, they must hear of it
-            payload, cause = Trouble.NOT_FINITE if isinstance(error, NotFiniteError) else Trouble.OTHER, error
-        delivery = self._exchange.send(payload, most_bytes, last=True)
-        delivery.future.wait()
-        payloads = delivery.payloads()
-        if delivery.troubles:
-            return cause or PipelineError("a gradient could not be encoded")
-        total, decoded = torch.zeros_like(vector), torch.empty_like(vector)
-        for each in payloads:
-            total.add_(codec.decode(each, out=decoded))
+            total = exchange_now(exchange.run(vector, self._generator), column, self._sent)
+        except TroubleError as error:
+            return error.cause or PipelineError("a gradient could not be encoded")
         anywhere = _has_gradient(weights)
         dist.all_reduce(anywhere, group=self._ranks.column)
-        _set_gradients(weights, total.div_(self._ranks.replicas), anywhere)
+        _set_gradients(weights, total, anywhere)
         return None
+
+    def _sent(self, sent: int) -> None:
+        self.sent_bytes += sent
 
     def undo(self) -> None:
         """Undo an average whose step is left out, on all ranks: what was sent in it is not used."""
-        if isinstance(self.codec, ErrorFeedback) and self._encoded:
-            self.codec.take_back()
+        if self.exchange is not None:
+            self.exchange.take_back()
 
 
 def share_of(samples: Sequence[int], replica: int, *, sums: bool) -> float:

@@ -70,7 +70,7 @@ class PipelineRanks:
     """The ranks that run a pipeline, in `process_group` or all there are.
 
     `ranks` are their numbers in the launch, and `place` is this rank's place among them. `row` and `column` are the
-    process groups drawn above; sizes of payloads travel in `column_sizes`.
+    process groups drawn above.
     """
 
     def __init__(
@@ -105,7 +105,6 @@ class PipelineRanks:
             columns = [range(stage, self.world, stages) for stage in range(stages)]
             self.row = self._our_group(rows)
             self.column = self._our_group(columns) if self.replicas > 1 else self.row
-            self.column_sizes = self._our_group(columns, "gloo") if self.replicas > 1 else self.row
         except BaseException:
             self.close()
             raise
