@@ -2,7 +2,7 @@
 
     replica r has the mean gradient g_r of n_r samples    ->    sum over r of (n_r / n) g_r,    n = all samples
 
-`identity` adds up exactly, in one all-reduce. Other codecs encode what a replica brings, (n_r / n) g_r, with a memory
+`identity` adds up exactly, in one all-reduce. Other codecs encode what a replica brings, (R n_r / n) g_r, with a memory
 of its own if they are biased; the replicas exchange it by the quickest plan (`paceline.exchanges`), and all come to the
 same bits. Weights that several stages hold are always added up exactly: two stages would round the
 same gradient differently, and their copies would drift apart.
@@ -60,7 +60,7 @@ class GradientAverager:
         return self._average_encoded(self.exchange, list(self._weights.trained(shared=False).values()), share)
 
     def _average_encoded(self, exchange: VectorExchange, weights: list[nn.Parameter], share: float) -> Exception | None:
-        vector = torch.cat(_flat_gradients(weights)).mul_(share).float()
+        vector = torch.cat(_flat_gradients(weights)).mul_(share * self._ranks.replicas).float()
         column = [self._ranks.column] * STEPS  # one at a time, in the same order on all: no more groups are needed
         try:
             total = exchange_now(exchange.run(vector, self._generator), column, self._sent)
@@ -68,7 +68,7 @@ class GradientAverager:
             return error.cause or PipelineError("a gradient could not be encoded")
         anywhere = _has_gradient(weights)
         dist.all_reduce(anywhere, group=self._ranks.column)
-        _set_gradients(weights, total, anywhere)
+        _set_gradients(weights, total.div_(self._ranks.replicas), anywhere)
         return None
 
     def _sent(self, sent: int) -> None:
