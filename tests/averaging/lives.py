@@ -72,8 +72,21 @@ def stopped(rank, folder):
     trained(paceline.LocalSGD, 6, freeze, period=1, silence_seconds=2.0)
 
 
+class AtTheEnd:
+    """Ends a process when it is destroyed: as a global, while the interpreter is being finalised."""
+
+    def __init__(self, process):
+        self.process = process
+
+    def __del__(self, kill=os.kill, sleep=time.sleep, number=signal.SIGKILL):
+        kill(self.process, number)
+        sleep(0.5)  # gloo's thread hears of it, and may take the interpreter's lock
+
+
 def unclosed(rank, folder):
     """A script ends with an average under way, and has closed nothing; the other rank does not come to it."""
+    global at_the_end
+    (folder / f"process-{os.getpid()}-{rank}").touch()
     joined(rank, folder)
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -81,6 +94,8 @@ def unclosed(rank, folder):
     if rank == 0:
         optimizer.step()
         print("under way", sync._loop.under_way)
+        (other,) = folder.glob("process-*-1")
+        at_the_end = AtTheEnd(int(other.name.split("-")[1]))
     else:
         time.sleep(WAIT_SECONDS)  # it is ended when the other is through
 

@@ -1,15 +1,29 @@
-"""Collectives that are started now and waited for later."""
+"""Collectives that are started now and waited for later, also when a script ends before they do.
+
+A script may end while a collective is under way that the others have left out. gloo cannot take it back: its thread
+ends it with an error when another rank's process ends, and no wait is long enough for that (under load a process takes
+more than 10 s to end). A thread that calls Python while the interpreter is being finalised is ended by it, inside a C++
+handler, and the process aborts: 14 of 24 did. So the callback is not on the collective's own future, which only gloo
+may complete, but on one that follows it, and that the exit handler completes before:
+
+    gloo's thread ──> work's future ──(C++)──> a future that follows it ──(Python)──> PendingCollective is done
+                                               completed by `detach`: gloo finds it complete, and calls nobody
+"""
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
+import weakref
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from paceline.distributed import RankGoneError, first_line
+from paceline.distributed.groups import never_destroy
 from paceline.distributed.stores import StoreGather
 
 ALIGNED_BYTES = 16  # where a payload begins, so that its words can be read in place
@@ -52,16 +66,24 @@ class PendingCollective:
         self.done_at: float | None = None
         self._done = threading.Event()
         if self._calls_back:  # on gloo is_completed() turns true a little later; NCCL calls back when it has begun
-            work.get_future().add_done_callback(self._on_done)
+            self._follower = torch.futures.collect_all([work.get_future()])
+            _CALLING_BACK[id(self)] = self
+            self._follower.add_done_callback(self._on_done)
+            if _exiting.is_set():  # a thread that outlives the exit handler
+                self.detach()
 
     def _on_done(self, _: Any) -> None:
+        if self._calls_back:
+            self._set_done()
+
+    def _set_done(self) -> None:
         self.done_at = time.perf_counter()
         self._done.set()
 
     def done(self) -> bool:
         """Whether it is over, well or not; costs next to nothing."""
         if not self._calls_back and not self._done.is_set() and self._work.is_completed():
-            self._on_done(None)
+            self._set_done()
         return self._done.is_set()
 
     def wait(self, seconds: float) -> None:
@@ -73,18 +95,34 @@ class PendingCollective:
         while not self.done() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
 
-    def leave(self, seconds: float) -> bool:
-        """Wait, at most so long, until the backend is through with it; return whether it is.
-
-        Who leaves for good calls it: a callback that comes while the interpreter ends aborts the process. Where others
-        leave too, it comes soon: their connections close.
-        """
-        deadline = time.monotonic() + seconds
-        self.wait(seconds)
-        while not self._work.is_completed() and time.monotonic() < deadline:  # true when the callback is through
-            time.sleep(POLL_SECONDS)
-        return self.done()
+    def detach(self) -> None:
+        """Have gloo's thread call no Python from now on, nor destroy what is Python's; the collective goes on."""
+        if not self._calls_back:
+            return
+        self._calls_back = False
+        for each in (self._work, self._follower):  # the work holds tensors
+            never_destroy(each)
+        try:
+            self._follower.set_result([])
+        except RuntimeError:  # gloo was first, and its thread calls back now, or has done so
+            while not self._work.is_completed():  # true when the callback is through
+                time.sleep(POLL_SECONDS)
 
     def check(self) -> None:
         """Raise the collective's error, if it has one; on a GPU, make the current stream wait for the collective."""
         self._work.wait()
+
+
+# By id. A callback that is still to come keeps its collective alive.
+_CALLING_BACK: weakref.WeakValueDictionary[int, PendingCollective] = weakref.WeakValueDictionary()
+_exiting = threading.Event()
+os.register_at_fork(after_in_child=_CALLING_BACK.clear)  # gloo's threads do not survive a fork
+
+
+@atexit.register  # after the exit handlers of all who start collectives: the last registered runs first
+def _detach_all() -> None:
+    _exiting.set()
+    for reference in _CALLING_BACK.valuerefs():
+        collective = reference()
+        if collective is not None:
+            collective.detach()

@@ -39,12 +39,15 @@ def make_group(ranks: Sequence[int], backend: str, timeout_seconds: float) -> di
     return group
 
 
+def never_destroy(item: object) -> None:
+    """Leak a reference, so that the destructor never runs, not even when the interpreter ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
+
+
 def close_group(group: dist.ProcessGroup, *, pending: bool) -> None:
     """Take down a group of `make_group`, without waiting for a collective that is still `pending`."""
     if pending and group.name() == "gloo":
-        # Leak a reference, so that the group's destructor never runs, not even at interpreter exit: gloo's destructor
-        # waits for the pending operation up to the group's timeout, and then aborts the process (SIGABRT).
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        never_destroy(group)  # gloo's destructor waits for it up to the group's timeout, and then aborts the process
     elif pending:
         group.abort()
     with contextlib.suppress(ValueError):  # the script has destroyed it already

@@ -201,7 +201,6 @@ class Averager(RankLifecycle):
             self._hook.remove()
             self._heartbeats.stop(reason_of(self._failure))
             self._transport.close()
-            self._loop.leave(self._heartbeats.leave_seconds)
             self._group.close(pending=self._loop.under_way)
             IN_USE.discard(self._optimizer)
 

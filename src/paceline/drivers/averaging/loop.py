@@ -100,12 +100,6 @@ class AveragingLoop:
         collectives = (self.pending.collective if self.pending else None, self._collective)
         return any(each is not None and not each.done() for each in collectives)
 
-    def leave(self, seconds: float) -> None:
-        """Wait a while for the end of what is under way, before this rank leaves for good."""
-        for each in (self.pending.collective if self.pending else None, self._collective):
-            if each is not None:
-                each.leave(seconds)
-
     @torch.no_grad()
     def handle(self, event: Happening) -> None:
         """Do what a step, or something that was asked for, leads to."""

@@ -38,7 +38,6 @@ STOP_SECONDS = 2.0  # the longest that the last beat holds up a rank that leaves
 MOST_REASON = 400
 LOOK_SECONDS = 0.25  # at most so often: a step boundary is no place to linger
 LOST_LOOK_SECONDS = 0.05
-LEAVE_SECONDS, SILENT_LEAVE_SECONDS = 10.0, 1.0
 LOST_BEATS = 4  # without which a rank is taken for gone where a connection is lost
 
 
@@ -107,16 +106,6 @@ class Heartbeats:
     def store_lost(self) -> bool:
         """Whether the store no longer answers: the process that kept it is gone."""
         return self._lost is not None or self._unlooked_seconds >= self.silence_seconds
-
-    @property
-    def leave_seconds(self) -> float:
-        """How long who leaves may wait for the end of a collective under way.
-
-        Others that leave close their connections when their processes end; one that is silent never does.
-        """
-        silent = any(seconds >= self.silence_seconds for seconds in self._silent_seconds.values())
-        frozen = silent or self._unlooked_seconds >= self.silence_seconds
-        return SILENT_LEAVE_SECONDS if frozen else LEAVE_SECONDS
 
     def entered_of(self, rank: int) -> int | None:
         """Return how many averages, or rounds, a rank had entered when it was last heard of."""

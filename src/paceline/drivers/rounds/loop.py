@@ -251,8 +251,6 @@ class RoundLoop:
             self.exchange.join(join_seconds)
             if self.deciding is not None:
                 self.deciding.join(join_seconds)
-            if self.exchange.collective is not None:
-                self.exchange.collective.leave(self._heartbeats.leave_seconds)
         # A sum that has failed counts as under way: gloo throws again where such a group is destroyed, and aborts.
         self._group.close(pending=bool(reason) or self.exchange.under_way)
 
