@@ -45,7 +45,7 @@ FULL = Job(
     sleep_seconds=0.0025,
     bucket_mb=4.0,
     passes=3,
-    steps=2,
+    steps=3,
 )
 QUICK = replace(
     FULL, rates=[1000e6], codecs=["bfloat16", "qsgd, 7 levels"], widths=[64, 128, 10], bucket_mb=0.02, passes=1
