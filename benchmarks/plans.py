@@ -5,8 +5,7 @@ lanes of a number of ranks are in the same processes, and the links are set to 1
 is a codec at a number of ranks and a rate; the choice is within 10 % of the best plan in nine cells of ten, or the bar
 is missed.
 
-What the cost model of `paceline.exchanges` needs is fitted beside it, and says what a step would take at up to 1,024
-ranks. Needs root and iproute2.
+What the cost model of `paceline.exchanges` needs is fitted beside it. Needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from benchmarks.links_lanes import OURS, parameters_of
 from benchmarks.options import Options
 from benchmarks.output import Bar, coloured, save, tables, titled
 from benchmarks.plans_rank import AUTO, LARGE_BYTES, Job
-from benchmarks.plans_scale import scale_rows, scale_table
 from benchmarks.ranks import ended_by_signals, measured
 
 RANKS = (2, 4, 8)
@@ -45,7 +43,7 @@ FULL = Job(
     sleep_seconds=0.0025,
     bucket_mb=4.0,
     passes=3,
-    steps=3,
+    steps=2,
 )
 QUICK = replace(
     FULL, rates=[1000e6], codecs=["bfloat16", "qsgd, 7 levels"], widths=[64, 128, 10], bucket_mb=0.02, passes=1
@@ -76,9 +74,6 @@ def run(options: Options) -> None:
         console.print(_table(found, job, ranks, quick=options.quick))
     costs = fitted(lines)
     console.print(_costs_table(costs))
-    scales = {rate: scale_rows(lines, cells, costs, job, rate) for rate in job.rates}
-    for rate, rows in scales.items():
-        console.print(scale_table(rows, rate))
     minutes = (time.monotonic() - started) / 60
     near = sum(cell["of_best"] <= NEAR for cell in cells) / len(cells)
     console.print(
@@ -86,8 +81,7 @@ def run(options: Options) -> None:
         f"bar {CELLS}: {coloured(CELLS.verdict(near))}\n"
         f"Minutes: {MINUTES.show(minutes)}, bar {MINUTES}: {coloured(MINUTES.verdict(minutes))}"
     )
-    figures = {"cells": cells, "costs": costs, "scales": list(scales.values()), "minutes": minutes, "lines": lines}
-    save(options, "plans", {"job": asdict(job), **figures})
+    save(options, "plans", {"job": asdict(job), "cells": cells, "costs": costs, "minutes": minutes, "lines": lines})
 
 
 def _measured(job: Job) -> list[Row]:
@@ -122,12 +116,17 @@ def cells_of(lines: Sequence[Row], ranks: int) -> list[Row]:
             seconds = cells.setdefault((line["codec"], line["rate"]), {})
             taken = median(line["seconds"])
             seconds[line["plan"]] = min(taken, seconds.get(line["plan"], taken))
-    rows = []
-    for (codec, rate), seconds in cells.items():
-        taken = seconds[chosen[codec][0] if len(chosen[codec]) == 1 else AUTO]
-        row = {"ranks": ranks, "codec": codec, "rate": rate, "seconds": seconds, "choice": " + ".join(chosen[codec])}
-        rows.append(row | {"chosen_seconds": taken, "of_best": taken / min(seconds.values())})
-    return rows
+    return [
+        {
+            "ranks": ranks,
+            "codec": codec,
+            "rate": rate,
+            "seconds": seconds,
+            "choice": " + ".join(chosen[codec]),
+            "of_best": seconds[chosen[codec][0] if len(chosen[codec]) == 1 else AUTO] / min(seconds.values()),
+        }
+        for (codec, rate), seconds in cells.items()
+    ]
 
 
 def _table(cells: Sequence[Row], job: Job, ranks: int, *, quick: bool) -> Table:
@@ -179,8 +178,8 @@ def fitted(lines: dict[int, list[Row]]) -> Row:
             rates.setdefault(f"{line['rate'] / 1e6:,.0f} Mbit/s", []).append(size / net)
     some = next(iter(lines.values()))
     return {
-        "collective_seconds": max(0.0, collective),
-        "hop_seconds": max(0.0, hop),
+        "collective_seconds": collective,
+        "hop_seconds": hop,
         "latency_seconds": latencies,
         "bytes_per_second": {rate: median(each) for rate, each in rates.items()},
         "coding": [line for line in some if line["kind"] == "coding"],

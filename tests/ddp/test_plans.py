@@ -10,7 +10,7 @@ from tests.distributed.ranks import Ranks
 
 pytestmark = pytest.mark.xdist_group("plans")  # four processes for all of them
 
-CODECS = ["identity", "bfloat16", "float16", "qsgd", "qsgd lossless=elias", "one-bit", "top-k", "power-sgd"]
+CODECS = ["identity", "bfloat16", "float16", "qsgd", "qsgd lossless=elias", "one-bit", "top-k", "power-sgd", "int8-sum"]
 CASES = [(codec, plan) for codec in CODECS for plan in plans_of(parse_codec(codec))]
 HELD = [(codec, plan) for codec in ("one-bit", "top-k", "power-sgd") for plan in plans_of(parse_codec(codec))]
 

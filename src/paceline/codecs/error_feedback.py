@@ -117,8 +117,9 @@ class ErrorFeedback:
     ) -> Generator[AllReduce, torch.Tensor, tuple[torch.Tensor, None]]:
         """Add up gradient plus residual over all ranks, as the inner codec does, and hold back what it lost."""
         target, _ = self.begin(gradient)
-        total, sent = yield from self.codec.add_up(target, world, generator)  # type: ignore[attr-defined]
-        self.end(sent)
+        adding = self.codec.add_up(target, world, generator, part=True)  # type: ignore[attr-defined]
+        total, sent = yield from adding
+        self.end(target if sent is None else sent)  # None: all of it
         return total, None
 
     def take_back(self) -> None:

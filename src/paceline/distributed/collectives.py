@@ -17,6 +17,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,10 +60,14 @@ def gather_vector(ours: torch.Tensor, store: StoreGather) -> torch.Tensor:
 
 
 class PendingCollective:
-    """A collective under way; `done_at` is when it was over, by time.perf_counter(), None if it is not."""
+    """A collective under way; `done_at` is when it was over, by time.perf_counter(), None if it is not.
 
-    def __init__(self, work: Any, device: torch.device) -> None:
-        self._work, self._calls_back = work, device.type == "cpu"
+    `then` is called once on a thread of the backend's, which does nothing else meanwhile: when it is over, and on a GPU
+    at once, since there a stream waits for it.
+    """
+
+    def __init__(self, work: Any, device: torch.device, then: Callable[[], None] | None = None) -> None:
+        self._work, self._calls_back, self._then = work, device.type == "cpu", then
         self.done_at: float | None = None
         self._done = threading.Event()
         if self._calls_back:  # on gloo is_completed() turns true a little later; NCCL calls back when it has begun
@@ -71,10 +76,14 @@ class PendingCollective:
             self._follower.add_done_callback(self._on_done)
             if _exiting.is_set():  # a thread that outlives the exit handler
                 self.detach()
+        elif then is not None:
+            then()
 
     def _on_done(self, _: Any) -> None:
         if self._calls_back:
             self._set_done()
+            if self._then is not None:
+                self._then()
 
     def _set_done(self) -> None:
         self.done_at = time.perf_counter()

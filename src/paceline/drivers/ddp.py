@@ -27,6 +27,7 @@ known by the names of its parameters, and where the names change:
 
 import functools
 import logging
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -48,6 +49,7 @@ from paceline.randomness import torch_generator
 log = logging.getLogger("paceline.ddp")
 
 TIMEOUT_SECONDS = 600.0
+WARM_UP_STEPS, WATCHED_STEPS = 3, 12  # in the first, kernels are compiled and buckets made anew
 
 
 def compress(
@@ -113,6 +115,8 @@ class Compression:
         self._exchanges = BucketExchanges(codec, plan, self._ranks.index(self._rank), len(self._ranks))
         self._failures: dict[int, Exception] = {}  # by bucket, of this step
         self._used: list[VectorExchange] = []  # in this step
+        self._taken: list[Underway] = []  # in this step
+        self._least_seconds = (math.inf, math.inf)  # of the steps watched: on the wire, and of the processor
 
     def _connect(self, model: DistributedDataParallel, given: dist.ProcessGroup | None) -> None:
         """Make the groups through which payloads travel, with all ranks or none."""
@@ -226,6 +230,7 @@ class Compression:
             self._failures[index] = error
             buffer.fill_(float("nan"))
         self.sent_bytes += underway.given_bytes
+        self._taken.append(underway)
         future.set_result(buffer)
 
     def _error(self, error: Exception, what: str) -> Exception:
@@ -250,10 +255,48 @@ class Compression:
     def _raise(self) -> None:
         failures, self._failures = self._failures, {}
         used, self._used = self._used, []
+        taken, self._taken = self._taken, []
+        if not failures and WARM_UP_STEPS < self.steps <= WATCHED_STEPS and self._ranks[0] == self._rank:
+            self._watch(taken)
         if failures:
             for exchange in used:  # the step is left out, on all ranks: what they sent in it was not used
                 exchange.take_back()
             raise failures[min(failures)]
+
+    def _watch(self, taken: Sequence[Underway]) -> None:
+        """Say once, after some steps, where the gradients themselves would be quicker on this link."""
+        wire, busy = self._least_seconds
+        wire = min(wire, covered_seconds([each for underway in taken for each in underway.on_wire]))
+        busy = min(busy, sum(underway.busy_seconds for underway in taken))
+        self._least_seconds = wire, busy
+        if self.steps < WATCHED_STEPS:
+            return
+        given, ranks = sum(underway.given_bytes for underway in taken), len(self._ranks)
+        plain_bytes = self.gradient_bytes / self.steps * 2 * (ranks - 1) / ranks
+        plain = wire * plain_bytes / max(1, given)
+        if ranks > 1 and wire + busy > plain:
+            log.warning(
+                "%s among %d ranks is %.1f ms on the wire in a step, and takes %.1f ms to encode and decode; the "
+                "gradients themselves would be about %.1f ms on this wire: without compress() a step would be quicker",
+                describe(self.codec),
+                ranks,
+                1e3 * wire,
+                1e3 * busy,
+                1e3 * plain,
+            )
+
+
+def covered_seconds(spans: Sequence[tuple[float, float]]) -> float:
+    """Return how long at least one of these spans of time, from and to, was.
+
+    >>> covered_seconds([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
+    4.0
+    """
+    total, end = 0.0, -math.inf
+    for start, stop in sorted(spans):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total
 
 
 def _after_backward(callback: Any) -> None:

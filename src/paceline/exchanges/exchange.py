@@ -90,7 +90,7 @@ class VectorExchange(ABC):
     ) -> Protocol:
         """Exchange a vector, or None where this rank has nothing to bring; return the sum, in `out` if that is given.
 
-        The vector is encoded before the first request, and not looked at afterwards: `out` may be the same memory.
+        The vector must stay as it is until the end; `out` may be the same memory, for it is written to at the end.
         """
 
     def take_back(self) -> None:

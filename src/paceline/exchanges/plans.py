@@ -19,6 +19,7 @@ import itertools
 from dataclasses import dataclass
 
 from paceline.codecs import Codec
+from paceline.codecs.naming import inner_of
 from paceline.lookup import unknown
 
 ALL_REDUCE, GATHER, TWO_STEP = PLANS = ("all-reduce", "gather", "two-step")
@@ -79,7 +80,7 @@ def steps_of(plan: str, codec: Codec) -> int:
     (2, 4)
     """
     sized = bool(getattr(codec, "fixed_size", False))
-    sums: int = getattr(codec, "sum_steps", 1)
+    sums: int = getattr(inner_of(codec), "sum_steps", 1)
     return {ALL_REDUCE: sums, GATHER: 1 if sized else 2, TWO_STEP: 2 if sized else 4}[plan]
 
 

@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from paceline.codecs.requests import AllGather, AllReduce, AllToAll, Request
 from paceline.distributed import first_line
+from paceline.distributed.collectives import PendingCollective
 from paceline.errors import PacelineError
 from paceline.exchanges import Protocol
 
@@ -103,7 +104,7 @@ def exchange_now(protocol: Protocol, groups: Sequence[dist.ProcessGroup], sent: 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Underway:
-    """An exchange on its way; what it has taken so far, in seconds: the processor's part, and the wire's."""
+    """An exchange on its way: what the processor has done for it so far, when it was on the wire, and its bytes."""
 
     protocol: Protocol
     finished: Finished
@@ -111,9 +112,8 @@ class Underway:
     answer: torch.Tensor | None = None
     work: Any = None
     arrived: bool = False
-    started: float = 0.0
     busy_seconds: float = 0.0
-    wire_seconds: float = 0.0
+    on_wire: list[tuple[float, float]] = field(default_factory=list)  # from, to
     given_bytes: int = 0
 
 
@@ -222,17 +222,14 @@ def _finish(tracks: _Tracks, underway: Underway, ended: torch.Tensor | Exception
 def _take_step(tracks: _Tracks, underway: Underway, request: Request) -> None:
     group = tracks.groups[underway.step]
     underway.given_bytes += given_bytes(request, group.size(), group.rank())
-    underway.started = time.perf_counter()
+    started = time.perf_counter()
     try:
         underway.answer, underway.work = start(request, group)
     except RuntimeError as error:
         raise ConnectionLostError(first_line(error)) from error
-    if tracks.device.type == "cpu":
-        underway.work.get_future().add_done_callback(functools.partial(_arrived, tracks.events, underway))
-    else:
-        _arrived(tracks.events, underway, None)  # the stream waits for it, and not this thread
+    PendingCollective(underway.work, tracks.device, functools.partial(_arrived, tracks.events, underway, started))
 
 
-def _arrived(events: queue.SimpleQueue[Underway | None], underway: Underway, _: Any) -> None:
-    underway.wire_seconds += time.perf_counter() - underway.started
+def _arrived(events: queue.SimpleQueue[Underway | None], underway: Underway, started: float) -> None:
+    underway.on_wire.append((started, time.perf_counter()))
     events.put(underway)
