@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from paceline.codecs import CODECS, QSGD, ErrorFeedback, Identity, NotFiniteError, OneBit, PowerSGD, TopK, make_codec
@@ -27,6 +27,7 @@ def wrapped(name):
 @given(seed=st.integers(0, 2**31), scale=st.sampled_from([1e-30, 1e-3, 1.0, 1e20]))
 def test_sent_and_residual_add_up_to_gradient_and_old_residual(name, seed, scale):
     codec, generator = wrapped(name), seeded(seed)
+    assume(name != "float16" or scale <= 1)  # beyond its range
     old = torch.zeros(ELEMENTS)
     for _ in range(4):
         gradient = torch.randn(ELEMENTS, generator=generator) * scale

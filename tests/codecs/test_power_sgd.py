@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.codecs import NotFiniteError, PayloadError, PowerSGD
+from paceline.codecs import NotFiniteError, PayloadError, PowerSGD, power_sgd
 from paceline.codecs.payload import HEADER_BYTES, Header, read_header
 from paceline.codecs.power_sgd import MOST_TENSORS
+from tests.codecs.rings import added_up
 
 SHAPES = [torch.Size(shape) for shape in ((8, 3, 3, 3), (8,), (12, 8), (2, 2), (), (12,))]
 ELEMENTS = sum(math.prod(shape) for shape in SHAPES)
@@ -272,3 +273,129 @@ def test_mutated_payloads_are_refused_or_give_the_promised_length():
             assert bool(torch.isfinite(decoded).all())
     assert refused > 100
     assert given_back > 100
+
+
+# -- added up on their way ------------------------------------------------------------------------------------------
+
+
+class WithPart:
+    """A codec whose sums come with each rank's part."""
+
+    def __init__(self, codec):
+        self.codec = codec
+
+    def add_up(self, vector, world, generator):
+        return self.codec.add_up(vector, world, generator, part=True)
+
+
+def gradients_of(world, elements=ELEMENTS, seed=0):
+    return [torch.randn(elements, generator=seeded(100 * seed + place)) for place in range(world)]
+
+
+@settings(max_examples=25)
+@given(world=st.integers(1, 6), rank=st.integers(1, 3), shaped=st.booleans(), steps=st.integers(1, 3))
+def test_the_total_is_what_one_rank_would_make_of_the_sum_and_the_parts_add_up_to_it(world, rank, shaped, steps):
+    shapes = SHAPES if shaped else None
+    codecs = [PowerSGD(rank=rank).fresh(shapes) for _ in range(world)]
+    alone = PowerSGD(rank=rank).fresh(shapes)
+    for step in range(steps):
+        vectors = gradients_of(world, seed=step)
+        if not step:
+            alone.load_state_dict(_shared_starts(alone, vectors[0]))
+        expected = sent(alone, torch.stack(vectors).sum(0))
+        found = added_up([WithPart(codec) for codec in codecs], vectors)
+        total = found[0][0]
+        size = torch.stack(vectors).abs().sum(0).max()
+        assert torch.allclose(total, expected, atol=1e-4 * size)
+        assert torch.allclose(torch.stack([part for _, part in found]).sum(0), total, atol=1e-6 * size)
+        assert all(torch.equal(each, total) for each, _ in found)
+        for codec in codecs:
+            assert all(torch.equal(codec.state_dict()[name], q) for name, q in codecs[0].state_dict().items())
+            assert codec.state_dict().keys() == alone.state_dict().keys()
+
+
+def _shared_starts(codec, vector):
+    codec = codec.fresh()
+    codec.encode(vector, seeded())
+    matrices = codec._matrices(vector.numel())
+    return {
+        name: power_sgd._shared_start(None, matrices[int(name[1:])], int(name[1:]), torch.device("cpu"))
+        for name in codec.state_dict()
+    }
+
+
+def test_repeated_sums_come_near_the_best_approximation_of_the_sum():
+    matrices = [random_matrix(40, 30, seed=place).view(-1) for place in range(3)]
+    whole = torch.stack(matrices).sum(0).view(40, 30)
+    best = torch.linalg.svdvals(whole.double())[4:].square().sum().sqrt().item()
+    codecs = [PowerSGD(rank=4).fresh([whole.shape]) for _ in matrices]
+    errors = [(added_up(codecs, matrices)[0][0].view_as(whole) - whole).norm().item() for _ in range(60)]
+    assert errors[0] > 1.03 * best
+    assert best * (1 - 1e-5) <= errors[-1] <= 1.002 * best
+
+
+def test_what_travels_is_p_and_what_is_not_factored_then_q():
+    seen = []
+    added_up([PowerSGD(rank=2).fresh(SHAPES) for _ in range(3)], gradients_of(3), seen=seen)
+    plain = 8 + 4 + 1 + 12
+    assert [tuple(rows.shape) for rows in seen] == [(3, 2 * (8 + 12) + plain + 3), (3, 2 * (27 + 8))]
+    seen = []
+    added_up([PowerSGD().fresh([torch.Size([5])])] * 2, [torch.ones(5)] * 2, seen=seen)
+    assert [tuple(rows.shape) for rows in seen] == [(2, 7)]  # nothing is factored, and no second sum is asked for
+
+
+def test_what_a_rank_holds_back_is_lost_of_its_own_matrix_alone():
+    """It is orthogonal to the directions that were sent, so with equal gradients on all ranks it is equal, too."""
+    matrix = random_matrix(20, 25).view(-1)
+    codecs = [WithPart(PowerSGD(rank=2).fresh([torch.Size([20, 25])])) for _ in range(3)]
+    found = added_up(codecs, [matrix, torch.zeros(500), 2 * matrix])
+    assert not found[1][1].any()
+    assert torch.allclose(2 * found[0][1], found[2][1], atol=1e-5)
+    left = (matrix - found[0][1]).double()
+    assert abs(left @ found[0][1].double()) <= 1e-4 * left.norm() * found[0][1].norm()
+
+
+def test_ranks_begin_alike_whatever_their_generators_are_and_these_are_not_asked():
+    generators = [seeded(1), seeded(2)]
+    before = [generator.get_state() for generator in generators]
+    codecs = [PowerSGD(rank=2).fresh(SHAPES) for _ in range(2)]
+    found = added_up(codecs, gradients_of(2), generators)
+    assert torch.equal(found[0][0], found[1][0])
+    assert all(torch.equal(generator.get_state(), old) for generator, old in zip(generators, before, strict=True))
+
+
+def test_a_sum_that_is_given_up_changes_no_memory():
+    codec = PowerSGD(rank=2).fresh(SHAPES)
+    added_up([codec], gradients_of(1))
+    before = codec.state_dict()
+    adding = codec.add_up(gradients_of(1, seed=3)[0], 1)
+    adding.send(next(adding).tensor)
+    adding.close()
+    assert all(torch.equal(codec.state_dict()[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("place", [0, ELEMENTS - 1])
+def test_what_is_not_finite_is_refused_before_anything_travels(place):
+    gradient = gradients_of(1)[0]
+    gradient[place] = math.nan
+    with pytest.raises(NotFiniteError, match=f"the first is number {place} "):
+        next(PowerSGD(rank=2).fresh(SHAPES).add_up(gradient, 2))
+
+
+@pytest.mark.parametrize("value", [3e38, 1e38])
+def test_a_sum_beyond_float32_is_refused_and_nothing_is_remembered(value):
+    codecs = [PowerSGD(rank=2).fresh(SHAPES) for _ in range(4)]
+    with pytest.raises(NotFiniteError, match="beyond float32"):
+        added_up(codecs, [torch.full((ELEMENTS,), value)] * 4)
+    assert not any(codec.state_dict() for codec in codecs)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-45, 1e-38, 1e-20, 1e15])
+def test_sums_of_any_size_stay_finite_and_no_longer_than_what_was_added(scale):
+    vectors = [gradient * scale for gradient in gradients_of(3)]
+    codecs = [WithPart(PowerSGD(rank=2).fresh(SHAPES)) for _ in vectors]
+    for _ in range(3):
+        found = added_up(codecs, vectors)
+        assert bool(torch.isfinite(found[0][0]).all())
+        exact = torch.stack(vectors).sum(0).double()
+        assert found[0][0].double().norm() <= exact.norm() * (1 + 1e-5) + ELEMENTS * 2.0**-149

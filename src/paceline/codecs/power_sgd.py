@@ -15,24 +15,40 @@ In a payload:
 
 Without a table of shapes (no tensors) the vector is one matrix, as square as can be, padded with zeros.
 
+Among ranks the factors are added up on their way. With M_i on rank i, and one Q that all of them hold:
+
+    P = sum of M_i Q             a first all-reduce, with the tensors that travel as they are
+    P = orthonormal basis of P   by every rank for itself
+    Q = sum of Q_i               a second one; Q_i = M_i^T P
+    total: P Q^T                 the sum of all M_i, projected on the r directions; of it P Q_i^T is rank i's part
+
+Since parts add up to the total, a rank may hold back M_i - P Q_i^T, what is lost of its own matrix. Vogels et al. hold
+back M_i - P Q^T / N on each rank, which has the same sum; but what a rank holds back then has parts of all the others',
+so it means nothing without them, and it grows with how different their gradients are.
+
+What follows from a payload, or from a sum, has the same bits on every processor (`low_rank`). Products with a rank's
+own matrix are torch's: their last bits may differ between processors, and with the number of threads.
+
 Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression", 2019. Ours: where a matrix has very large or very
-small numbers it is scaled by a power of two first, so that no product leaves float32; the scale goes back into Q. The
-products are torch's: their last bits may differ between processors, and with the number of threads.
+small numbers it is scaled by a power of two before it is encoded, so that no product leaves float32; the scale goes
+back into Q. Sums are not scaled, for ranks would have to agree on it: all ranks refuse one that leaves float32.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 
+from paceline.codecs.low_rank import multiply, orthonormal, unit_rows
 from paceline.codecs.payload import (
     HEADER_BYTES,
     Header,
+    NotFiniteError,
     PayloadError,
     check_bytes,
     check_claim,
@@ -41,6 +57,8 @@ from paceline.codecs.payload import (
     output_vector,
     refuse_not_finite,
 )
+from paceline.codecs.requests import Adding, AllReduce
+from paceline.codecs.tensors import uniform
 
 MOST_RANK = 2**16
 MOST_TENSORS = 2**16
@@ -48,6 +66,7 @@ ENTRY_BYTES = 8
 LARGEST = torch.finfo(torch.float32).max
 _UNSCALED = 2.0**-20, 2.0**20  # within these, squares and long sums are far from the ends of float32
 _SAFE = 0.9 * LARGEST  # below this, rounding cannot make a sum infinite
+_SHARED = 0x504F5745  # the seed of what all ranks begin with
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +85,9 @@ class PowerSGD:
     NUMBER: ClassVar[int] = 6
     biased: ClassVar[bool] = True
     suits_parameters: ClassVar[bool] = False
-    plans: ClassVar[tuple[str, ...]] = ("gather",)  # a shard is no matrix
-    adds_exactly: ClassVar[bool] = False
+    plans: ClassVar[tuple[str, ...]] = ("all-reduce", "gather")  # a shard is no matrix
+    adds_exactly: ClassVar[bool] = True
+    sum_steps: ClassVar[int] = 2
 
     rank: int = 4
     shapes: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
@@ -127,6 +147,50 @@ class PowerSGD:
         for matrix, floats in zip(matrices, parts, strict=True):
             _multiply(matrix, floats, matrix.cut(vector))
         return vector
+
+    def add_up(
+        self, vector: torch.Tensor, world: int, generator: torch.Generator | None = None, *, part: bool = False
+    ) -> Adding:
+        """Add up the vectors of all ranks, projected on directions that all share. The vector must stay as it is.
+
+        No generator is asked: where there is no Q to go on from, all ranks begin with the same one.
+        """
+        vector = flat_vector(vector)
+        refuse_not_finite(vector)
+        matrices = self._matrices(vector.numel())
+        factored = [(number, matrix) for number, matrix in enumerate(matrices) if matrix.factored]
+        full = [matrix.full(vector) for _, matrix in factored]
+        plain = [matrix for matrix in matrices if not matrix.factored]
+
+        sizes = [matrix.rows * matrix.rank for _, matrix in factored] + [matrix.elements for matrix in plain] + [world]
+        first = torch.zeros(sum(sizes), dtype=torch.float32, device=vector.device)
+        parts = torch.split(first, sizes)
+        for (number, matrix), values, into in zip(factored, full, parts, strict=False):
+            start = _shared_start(self._last.get(f"q{number}"), matrix, number, vector.device)
+            torch.mm(values, start.T, out=into.view(matrix.rows, matrix.rank))
+        for matrix, into in zip(plain, parts[len(factored) : -1], strict=True):
+            into.copy_(matrix.cut(vector))
+        sums = torch.split((yield AllReduce(first)), sizes)
+        _refuse_sums(sums[:-1])
+        bases = [orthonormal(found.view(m.rows, m.rank)) for (_, m), found in zip(factored, sums, strict=False)]
+
+        sizes = [matrix.rank * matrix.columns for _, matrix in factored]
+        second = torch.empty(sum(sizes), dtype=torch.float32, device=vector.device)
+        for values, basis, into in zip(full, bases, torch.split(second, sizes), strict=True):
+            torch.mm(basis.T.contiguous(), values, out=into.view(basis.shape[1], -1))
+        ours = second.clone() if part else None
+        if factored:
+            second = yield AllReduce(second)
+        _refuse_sums([second])
+        total = _joined(matrices, bases, second, sums[len(factored) : -1], torch.empty_like(vector))
+        if factored and not self.rank * second.abs().max().item() <= _SAFE:  # a basis has no number beyond 1
+            _refuse_sums([total])
+        self._last.clear()
+        for (number, matrix), q in zip(factored, torch.split(second, sizes), strict=True):
+            self._last[f"q{number}"] = unit_rows(q.view(matrix.rank, matrix.columns))
+        if ours is None:
+            return total, None
+        return total, _joined(matrices, bases, ours, [m.cut(vector) for m in plain], torch.empty_like(vector))
 
     def most_bytes(self, elements: int) -> int:
         """Return the exact size where the shapes are known; else the most that a vector takes, whatever its shapes are.
@@ -197,6 +261,11 @@ class Matrix:
     def cut(self, vector: torch.Tensor) -> torch.Tensor:
         """Return its elements of a vector."""
         return vector[self.start : self.start + self.elements]
+
+    def full(self, vector: torch.Tensor) -> torch.Tensor:
+        """Return it as a matrix: of the vector's memory, unless zeros fill it up."""
+        values, padding = self.cut(vector), self.rows * self.columns - self.elements
+        return (F.pad(values, (0, padding)) if padding else values).view(self.rows, self.columns)
 
 
 def matrices_of(shapes: Iterable[Sequence[int]], rank: int) -> list[Matrix]:
@@ -280,6 +349,39 @@ def _starting(
     return last.to(device)
 
 
+def _shared_start(last: torch.Tensor | None, matrix: Matrix, number: int, device: torch.device) -> torch.Tensor:
+    """Return the Q^T that all ranks begin with: it depends on the matrix's number alone, on every machine."""
+    if last is None or last.shape != (matrix.rank, matrix.columns):
+        return uniform(matrix.rank * matrix.columns, number, _SHARED, device).sub_(0.5).view(matrix.rank, -1)
+    return last.to(device)
+
+
+def _refuse_sums(sums: Iterable[torch.Tensor]) -> None:
+    """Raise if a sum over all ranks is not finite: all have the same, so all raise."""
+    for found in sums:
+        if not bool(torch.isfinite(found.sum())) and not bool(torch.isfinite(found).all()):
+            raise NotFiniteError("the sum of all ranks' gradients is beyond float32; clip it, and skip this step")
+
+
+def _joined(
+    matrices: Sequence[Matrix],
+    bases: Sequence[torch.Tensor],
+    factors: torch.Tensor,
+    plain: Sequence[torch.Tensor],
+    vector: torch.Tensor,
+) -> torch.Tensor:
+    """Fill in a vector from the bases of its factored matrices, all their Q^T, and its other tensors."""
+    left, others, at = iter(bases), iter(plain), 0
+    for matrix in matrices:
+        if matrix.factored:
+            size = matrix.rank * matrix.columns
+            multiply(next(left), factors[at : at + size].view(matrix.rank, matrix.columns), matrix.cut(vector))
+            at += size
+        else:
+            matrix.cut(vector).copy_(next(others))
+    return vector
+
+
 def _factor(matrix: Matrix, vector: torch.Tensor, start: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
     """Fill in P and Q; return the Q^T to go on from, in rows of length 1: its products stay in range."""
     values = matrix.cut(vector)
@@ -291,8 +393,7 @@ def _factor(matrix: Matrix, vector: torch.Tensor, start: torch.Tensor, into: tor
     if exponent:
         half = exponent // 2  # in two steps: 2**149 is beyond float32
         values = values * 2.0**-half * 2.0 ** (half - exponent)
-    padding = matrix.rows * matrix.columns - matrix.elements
-    full = (F.pad(values, (0, padding)) if padding else values).view(matrix.rows, matrix.columns)
+    full = replace(matrix, start=0).full(values)
     basis = torch.linalg.qr(full @ start.T).Q  # where M has a lower rank, the basis is completed: no division by zero
     found = basis.T.contiguous() @ full
     p, q = _parts(matrix, into)
@@ -333,10 +434,7 @@ def _multiply(matrix: Matrix, floats: torch.Tensor, into: torch.Tensor) -> None:
         into.copy_(floats)
         return
     p, q = _parts(matrix, floats)
-    full, rest = divmod(matrix.elements, matrix.columns)  # of a padded matrix, the last row is cut off
-    torch.mm(p[:full], q, out=into[: full * matrix.columns].view(full, matrix.columns))
-    if rest:
-        into[full * matrix.columns :] = p[full] @ q[:, :rest]
+    multiply(p, q, into)
 
 
 def _check_remembered(name: str, q: Any, rank: int, matrices: list[Matrix] | None) -> None:
