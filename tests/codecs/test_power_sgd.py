@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.codecs import NotFiniteError, PayloadError, PowerSGD, power_sgd
+from paceline.codecs import ErrorFeedback, NotFiniteError, PayloadError, PowerSGD, power_sgd
 from paceline.codecs.payload import HEADER_BYTES, Header, read_header
 from paceline.codecs.power_sgd import MOST_TENSORS
 from tests.codecs.rings import added_up
@@ -399,3 +399,15 @@ def test_sums_of_any_size_stay_finite_and_no_longer_than_what_was_added(scale):
         assert bool(torch.isfinite(found[0][0]).all())
         exact = torch.stack(vectors).sum(0).double()
         assert found[0][0].double().norm() <= exact.norm() * (1 + 1e-5) + ELEMENTS * 2.0**-149
+
+
+def test_error_feedback_keeps_on_each_rank_what_was_lost_of_its_own_and_nothing_is_lost_in_sum():
+    codecs = [ErrorFeedback(PowerSGD(rank=1)).fresh(SHAPES) for _ in range(3)]
+    held = torch.zeros(ELEMENTS)
+    for step in range(4):
+        vectors = gradients_of(3, seed=step)
+        total = added_up(codecs, vectors)[0][0]
+        left = torch.stack([codec.residual for codec in codecs]).sum(0)
+        assert torch.allclose(total + left, torch.stack(vectors).sum(0) + held, atol=1e-5)
+        held = left
+    assert held.norm() > 1  # else nothing was held back, and nothing was tried

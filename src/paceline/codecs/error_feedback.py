@@ -86,8 +86,13 @@ class ErrorFeedback:
     @torch.no_grad()
     def encode(self, gradient: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
         """Return the inner codec's bytes of gradient plus residual. If it raises, the residual stays as it was."""
+        before = self._residual
         target, memory = self.begin(gradient)
-        payload = self.codec.encode(target, generator)
+        try:
+            payload = self.codec.encode(target, generator)
+        except BaseException:
+            self._residual = before
+            raise
         self.end(self.codec.decode(payload, expected_length=target.numel(), out=memory))
         return payload
 
