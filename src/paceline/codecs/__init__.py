@@ -78,6 +78,10 @@ class Codec(Protocol):
     def adds_exactly(self) -> bool:
         """Whether an all-reduce gives the sum of what the ranks sent, to float32 rounding: no hop loses anything."""
 
+    @property
+    def sum_steps(self) -> int:
+        """How many all-reduces an `add_up` asks for, one after the other."""
+
     def encode(self, gradient: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
         """Return the bytes of a gradient of any shape, as a uint8 tensor; NotFiniteError if it is not finite."""
 

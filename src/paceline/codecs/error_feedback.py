@@ -78,6 +78,11 @@ class ErrorFeedback:
         return self.codec.adds_exactly
 
     @property
+    def sum_steps(self) -> int:
+        """How many all-reduces the inner codec's `add_up` asks for."""
+        return self.codec.sum_steps
+
+    @property
     def residual(self) -> torch.Tensor | None:
         """A copy of what is yet to be sent; None before the first gradient."""
         return None if self._residual is None else self._residual.clone()
