@@ -41,6 +41,7 @@ BENCHMARKS = MappingProxyType(
         "hostile": Benchmark("benchmarks.hostile:run", "altered and made-up payloads, refused or borne by every codec"),
         "links": Benchmark("benchmarks.links:run", "a DDP step at 2, 4, 8 ranks, 200 Mbit/s each: codecs, torch hooks"),
         "plans": Benchmark("benchmarks.plans:run", "every plan of every codec against the one that compress chooses"),
+        "codec-losses": Benchmark("benchmarks.codec_losses:run", "losses of four ranks by plan and codec, same steps"),
         "averaging": Benchmark("benchmarks.averaging:run", "four ranks over 200 Mbit/s: hpsgd, its sisters, DDP"),
         "scale": Benchmark("benchmarks.scale:run", "scale efficiency of averaging at 4 to 1,024 simulated workers"),
         "averaging-accuracy": Benchmark(

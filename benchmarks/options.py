@@ -16,7 +16,7 @@ class Options:
     quick: bool = False
     """A tiny version that takes seconds: shows that it runs, its figures mean nothing."""
     seeds: int | None = None
-    """claims, choice-of-k, large-batch, pruning, lgc-ranks: runs that are averaged; 3 if not given."""
+    """claims, choice-of-k, codec-losses, large-batch, pruning, lgc-ranks: runs that are averaged; 3 if not given."""
     only: str = ""
     """With commas between; empty: all. choice-of-k: delay models. gradients, pipeline-balance: networks.
     server-memory: sizes. corrupt: files, without commas in their names. lgc-ranks: parts. soak: words in the names of

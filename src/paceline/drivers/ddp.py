@@ -144,9 +144,14 @@ class Compression:
     def __repr__(self) -> str:
         times = self.gradient_bytes / max(1, self.payload_bytes)
         steps = "1 step" if self.steps == 1 else f"{self.steps:,} steps"
-        plans = " and ".join(self._exchanges.plans) or self.plan
+        plans = " and ".join(self.plans) or self.plan
         step = f"by {plans}, {steps} of {self.bytes_per_step:,.0f} bytes, {times:.1f} times smaller"
         return f"Compression({self.codec!r}, {step if self.steps else 'no step yet'})"
+
+    @property
+    def plans(self) -> list[str]:
+        """The plans by which buckets are exchanged, each once: known after the first step."""
+        return self._exchanges.plans
 
     @property
     def bytes_per_step(self) -> float:
