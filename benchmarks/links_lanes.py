@@ -1,6 +1,6 @@
 """The lanes of the benchmarks `links` and `plans`: one network, trained by DistributedDataParallel under one hook each.
 
-The network is fully connected and computes little on two samples; what an accelerator would compute is time asleep, in
+The network is fully connected and computes little on one sample; what an accelerator would compute is time asleep, in
 forward and in backward, layer by layer, so that buckets of gradients have something to travel behind and that eight
 ranks on two cores do not measure the cores.
 
@@ -52,6 +52,15 @@ TIMEOUT_SECONDS = 120.0
 def peers_at_hand() -> tuple[str, ...]:
     """Return the lanes of others that can run here: epfml's package `powersgd` is measured where it is installed."""
     return PEERS if importlib.util.find_spec("powersgd") else PEERS[:-1]
+
+
+def short(lane: str) -> str:
+    """Return a lane's name as tables have room for it.
+
+    >>> short("one-bit + error feedback")
+    'one-bit + EF'
+    """
+    return lane.replace("error feedback", "EF")
 
 
 def parameters_of(widths: Sequence[int]) -> int:
@@ -126,8 +135,8 @@ class Lane:
                 self.compression = compress(self._model, OURS[hook], timeout_seconds=TIMEOUT_SECONDS, **named)
 
     def step(self) -> float:
-        """Take a step on two samples of this rank's own; return its seconds."""
-        inputs = torch.randn(2, len(self._teacher), generator=self._draws)
+        """Take a step on a sample of this rank's own; return its seconds."""
+        inputs = torch.randn(1, len(self._teacher), generator=self._draws)
         targets = (inputs @ self._teacher).argmax(1)
         started = time.perf_counter()
         if self._aggregator is None:
@@ -158,26 +167,47 @@ def _epfml(module: nn.Module, rank: int) -> Any:
     return PowerSGD(list(module.parameters()), Config(rank=rank, start_compressing_after_num_steps=0))
 
 
-def interface_bytes() -> int:
-    """Return what went out of this host's interfaces, the loopback apart, by the kernel's count."""
+def interface_counts() -> tuple[int, int]:
+    """Return the bytes and packets that left this host by its interfaces, the loopback apart, as the kernel counts."""
     lines = Path("/proc/net/dev").read_text(encoding="utf-8").splitlines()[2:]
     counts = {name.strip(): rest.split() for name, _, rest in (line.partition(":") for line in lines)}
-    return sum(int(fields[8]) for name, fields in counts.items() if name != "lo")
+    sent = [(int(fields[8]), int(fields[9])) for name, fields in counts.items() if name != "lo"]
+    return sum(size for size, _ in sent), sum(packets for _, packets in sent)
 
 
 def turn(lane: Lane, steps: int, warm_up_steps: int) -> dict[str, Any]:
-    """Take some steps; return their seconds on this rank, and what a rank sent in one, the mean of all ranks."""
+    """Take some steps; return their seconds, and the bytes and processor time of one, the mean of all ranks."""
     for _ in range(warm_up_steps):
         lane.step()
     dist.barrier()
-    wire, reported = interface_bytes(), lane.reported_bytes
+    before, reported = _counts(lane), lane.reported_bytes
     seconds = [lane.step() for _ in range(steps)]
     dist.barrier()
-    sent = torch.tensor([interface_bytes() - wire, (lane.reported_bytes or 0) - (reported or 0)], dtype=torch.float64)
-    dist.all_reduce(sent)
-    wire_bytes, reported_bytes = (sent / steps / dist.get_world_size()).tolist()
+    spent = _counts(lane) - before
+    dist.all_reduce(spent)
+    wire_bytes, packets, reported_bytes, processor_seconds = (spent / steps / dist.get_world_size()).tolist()
     return {
         "seconds": seconds,
         "wire_bytes": wire_bytes,
+        "packets": packets,
         "reported_bytes": None if reported is None else reported_bytes,
+        "processor_seconds": processor_seconds,
     }
+
+
+def _counts(lane: Lane) -> torch.Tensor:
+    return torch.tensor([*interface_counts(), lane.reported_bytes or 0, time.process_time()], dtype=torch.float64)
+
+
+def goodput(bits_per_second: float) -> float:
+    """Send some megabytes from rank 0 to rank 1; return which share of the rate they had, on rank 1."""
+    sent, answer = torch.zeros(round(bits_per_second / 8 / 4)), torch.zeros(1)  # what takes a second
+    dist.barrier()
+    started = time.perf_counter()
+    if dist.get_rank() == 0:
+        dist.send(sent, 1)
+    elif dist.get_rank() == 1:
+        dist.recv(sent, 0)
+        answer[0] = 1 / (time.perf_counter() - started)
+    dist.broadcast(answer, 1)
+    return float(answer)

@@ -2,7 +2,8 @@
 
 All lanes in the same processes, in turns: every pass takes some steps in each of them. Rank 0 writes a line for each
 turn to FOLDER/lanes-0.jsonl: the seconds of its steps, what went out of a rank's network interface, by the kernel's
-count, so that headers, acknowledgements and padding are in it, and beside it what the lane says that it sent.
+count, so that headers, acknowledgements and padding are in it, and beside it what the lane says that it sent. The first
+line is which share of the rate a plain transfer has.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks.links_lanes import TIMEOUT_SECONDS, WARM_UP_STEPS, Lane, turn
+from benchmarks.links_lanes import TIMEOUT_SECONDS, WARM_UP_STEPS, Lane, goodput, turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class Job:
     """What the ranks do."""
 
     ranks: int
+    bits_per_second: float
     lanes: list[str]
     widths: list[int]
     sleep_seconds: float
@@ -45,6 +47,7 @@ def main(folder: Path, rank: int, job: Job) -> None:
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=job.ranks, timeout=timeout)
     lanes: dict[str, Lane] = {}
     with (folder / f"lanes-{rank}.jsonl").open("w", encoding="utf-8", buffering=1) as lines:
+        lines.write(json.dumps({"goodput": goodput(job.bits_per_second)}) + "\n")
         for number, name in job.turns:
             if name not in lanes:
                 lanes[name] = Lane(name, widths=job.widths, sleep_seconds=job.sleep_seconds, bucket_mb=job.bucket_mb)

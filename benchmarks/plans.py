@@ -5,12 +5,14 @@ lanes of a number of ranks are in the same processes, and the links are set to 1
 is a codec at a number of ranks and a rate; the choice is within 10 % of the best plan in nine cells of ten, or the bar
 is missed.
 
-What the cost model of `paceline.exchanges` needs is fitted beside it. Needs root and iproute2.
+What the cost model of `paceline.exchanges` needs is fitted beside it, and says what a step would take at up to 1,024
+ranks. Needs root and iproute2.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -25,10 +27,11 @@ from rich import box
 from rich.table import Table
 
 from benchmarks.cable import Switch, why_not
-from benchmarks.links_lanes import OURS, parameters_of
+from benchmarks.links_lanes import OURS, parameters_of, short
 from benchmarks.options import Options
 from benchmarks.output import Bar, coloured, save, tables, titled
 from benchmarks.plans_rank import AUTO, LARGE_BYTES, Job
+from benchmarks.plans_scale import scale_rows, scale_table
 from benchmarks.ranks import ended_by_signals, measured
 
 RANKS = (2, 4, 8)
@@ -43,7 +46,7 @@ FULL = Job(
     sleep_seconds=0.0025,
     bucket_mb=4.0,
     passes=3,
-    steps=2,
+    steps=3,
 )
 QUICK = replace(
     FULL, rates=[1000e6], codecs=["bfloat16", "qsgd, 7 levels"], widths=[64, 128, 10], bucket_mb=0.02, passes=1
@@ -72,8 +75,11 @@ def run(options: Options) -> None:
         found = cells_of(lines[ranks], ranks)
         cells += found
         console.print(_table(found, job, ranks, quick=options.quick))
-    costs = fitted(lines)
+    costs = fitted(lines, os.cpu_count() or 1)
     console.print(_costs_table(costs))
+    scales = {rate: scale_rows(lines, cells, costs, job, rate) for rate in job.rates}
+    for rate, rows in scales.items():
+        console.print(scale_table(rows, rate))
     minutes = (time.monotonic() - started) / 60
     near = sum(cell["of_best"] <= NEAR for cell in cells) / len(cells)
     console.print(
@@ -81,7 +87,8 @@ def run(options: Options) -> None:
         f"bar {CELLS}: {coloured(CELLS.verdict(near))}\n"
         f"Minutes: {MINUTES.show(minutes)}, bar {MINUTES}: {coloured(MINUTES.verdict(minutes))}"
     )
-    save(options, "plans", {"job": asdict(job), "cells": cells, "costs": costs, "minutes": minutes, "lines": lines})
+    figures = {"cells": cells, "costs": costs, "scales": list(scales.values()), "minutes": minutes, "lines": lines}
+    save(options, "plans", {"job": asdict(job), **figures})
 
 
 def _measured(job: Job) -> list[Row]:
@@ -116,17 +123,12 @@ def cells_of(lines: Sequence[Row], ranks: int) -> list[Row]:
             seconds = cells.setdefault((line["codec"], line["rate"]), {})
             taken = median(line["seconds"])
             seconds[line["plan"]] = min(taken, seconds.get(line["plan"], taken))
-    return [
-        {
-            "ranks": ranks,
-            "codec": codec,
-            "rate": rate,
-            "seconds": seconds,
-            "choice": " + ".join(chosen[codec]),
-            "of_best": seconds[chosen[codec][0] if len(chosen[codec]) == 1 else AUTO] / min(seconds.values()),
-        }
-        for (codec, rate), seconds in cells.items()
-    ]
+    rows = []
+    for (codec, rate), seconds in cells.items():
+        taken = seconds[chosen[codec][0] if len(chosen[codec]) == 1 else AUTO]
+        row = {"ranks": ranks, "codec": codec, "rate": rate, "seconds": seconds, "choice": " + ".join(chosen[codec])}
+        rows.append(row | {"chosen_seconds": taken, "of_best": taken / min(seconds.values())})
+    return rows
 
 
 def _table(cells: Sequence[Row], job: Job, ranks: int, *, quick: bool) -> Table:
@@ -140,7 +142,7 @@ def _table(cells: Sequence[Row], job: Job, ranks: int, *, quick: bool) -> Table:
     for cell in cells:
         seconds = cell["seconds"]
         table.add_row(
-            cell["codec"].replace("error feedback", "EF"),
+            short(cell["codec"]),
             f"{cell['rate'] / 1e6:,.0f}",
             *(f"{1000 * seconds[plan]:,.0f}" if plan in seconds else "-" for plan in PLANS),
             cell["choice"],
@@ -152,15 +154,17 @@ def _table(cells: Sequence[Row], job: Job, ranks: int, *, quick: bool) -> Table:
 # -- costs -------------------------------------------------------------------------------------------------------------
 
 
-def fitted(lines: dict[int, list[Row]]) -> Row:
-    """Return what a cost model needs, fitted to all numbers of ranks.
+def fitted(lines: dict[int, list[Row]], cores: int) -> Row:
+    """Return what a cost model needs.
 
-    Latency: all_reduce goes 2 (N - 1) hops around a ring, all_gather N - 1, and all_to_all is one hop for all.
+    Latency: all_reduce goes 2 (N - 1) hops around a ring, all_gather N - 1, and all_to_all is one hop for all. A hop is
+    fitted where every rank has a core of its own, or to the fewest ranks: else it is a wait for the processor.
     """
     found = [(ranks, line) for ranks, some in lines.items() for line in some if line["kind"] == "collectives"]
     hops = {"all_reduce": lambda ranks: 2 * (ranks - 1), "all_gather": lambda ranks: ranks - 1}
-    equations = torch.tensor([[1.0, hop(ranks)] for ranks, _ in found for hop in hops.values()])
-    taken = torch.tensor([[line[f"tiny_{name}_seconds"]] for _, line in found for name in hops])
+    alone = [(ranks, line) for ranks, line in found if ranks <= max(cores, min(lines))]
+    equations = torch.tensor([[1.0, hop(ranks)] for ranks, _ in alone for hop in hops.values()])
+    taken = torch.tensor([[line[f"tiny_{name}_seconds"]] for _, line in alone for name in hops])
     collective, hop = torch.linalg.lstsq(equations.double(), taken.double()).solution.flatten().tolist()
     latencies = {
         ranks: {
@@ -178,8 +182,8 @@ def fitted(lines: dict[int, list[Row]]) -> Row:
             rates.setdefault(f"{line['rate'] / 1e6:,.0f} Mbit/s", []).append(size / net)
     some = next(iter(lines.values()))
     return {
-        "collective_seconds": collective,
-        "hop_seconds": hop,
+        "collective_seconds": max(0.0, collective),
+        "hop_seconds": max(0.0, hop),
         "latency_seconds": latencies,
         "bytes_per_second": {rate: median(each) for rate, each in rates.items()},
         "coding": [line for line in some if line["kind"] == "coding"],
@@ -200,5 +204,5 @@ def _costs_table(costs: Row) -> Table:
         table.add_row(f"a link of {rate}, MB/s", f"{bytes_per_second / 1e6:.1f}")
     for line in costs["coding"]:
         shown = f"{1e9 * line['encode_seconds']:.2f}, {1e9 * line['decode_seconds']:.2f}"
-        table.add_row(f"{line['codec']}: encode, decode, ns an element", shown)
+        table.add_row(f"{short(line['codec'])}: encode, decode, ns an element", shown)
     return table

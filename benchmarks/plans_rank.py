@@ -4,7 +4,7 @@ The same processes take all turns, and rank 0 sets the rate of the switch betwee
 
     {"kind": "coding", ...}       seconds to encode and to decode an element, one rank alone at work
     {"kind": "collectives", ...}  seconds of collectives with next to nothing in them, and with a megabyte
-    {"kind": "choice", ...}       by which plans `compress` exchanges the buckets when it chooses, and their sizes
+    {"kind": "choice", ...}       by which plans `compress` exchanges the buckets when it chooses, and what is in them
     {"kind": "turn", ...}         the seconds of some steps by one plan; none where it is not measured
 
 A plan that took twice as long as another of its codec in the first pass is not measured again at that rate, and a
@@ -125,12 +125,12 @@ def _hopeless(key: tuple[str, str], seconds: dict[tuple[str, str], float]) -> bo
 def choice(lane: Lane, codec: str) -> Row:
     """Return what `compress` has chosen for every bucket."""
     buckets = lane.compression.state_dict()["buckets"]
-    sizes = {name: parameter.numel() for name, parameter in lane.module.named_parameters()}
+    shapes = {name: list(parameter.shape) for name, parameter in lane.module.named_parameters()}
     return {
         "kind": "choice",
         "codec": codec,
         "plans": [bucket.get("plan", "gather") for bucket in buckets],
-        "elements": [sum(sizes[name] for name in bucket["parameters"]) for bucket in buckets],
+        "shapes": [[shapes[name] for name in bucket["parameters"]] for bucket in buckets],
     }
 
 

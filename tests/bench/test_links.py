@@ -11,7 +11,14 @@ from benchmarks.links_lanes import FP16, NO_HOOK
 
 
 def _turn(lane: str, seconds: float, wire_bytes: float = 1e6, told: float | None = None) -> links.Row:
-    return {"lane": lane, "seconds": [seconds], "wire_bytes": wire_bytes, "reported_bytes": told}
+    return {
+        "lane": lane,
+        "seconds": [seconds],
+        "wire_bytes": wire_bytes,
+        "packets": 100,
+        "reported_bytes": told,
+        "processor_seconds": 0.0,
+    }
 
 
 def _verdicts(turns: list[links.Row]) -> dict[str, str]:
@@ -20,7 +27,7 @@ def _verdicts(turns: list[links.Row]) -> dict[str, str]:
 
 def test_links_are_judged_by_speed_and_bytes() -> None:
     lanes = [_turn(NO_HOOK, 4.0), _turn(FP16, 2.0), _turn("torch: power-sgd, rank 4", 0.5)]
-    lanes += [_turn("bfloat16", 2.1), _turn("qsgd, 7 levels", 0.4, 0.3e6, 0.299e6)]
+    lanes += [_turn("bfloat16", 2.1), _turn("qsgd, 7 levels", 0.4, 0.3e6, 0.29e6)]
     verdicts = _verdicts(lanes)
     assert set(verdicts.values()) == {"PASS"}
     assert any("qsgd" in what and "torch: power-sgd, rank 4" in what for what in verdicts)
@@ -57,7 +64,8 @@ def test_costs_are_found_again() -> None:
             line[f"tiny_{name}_seconds"] = 1e-3 + 2e-4 * hops
             line[f"large_{name}_seconds"] = 1e-3 + 2e-4 * hops + moved * share
         lines[ranks] = [line]
-    costs = plans.fitted(lines)
+    lines[8][0]["tiny_all_reduce_seconds"] += 1.0  # ranks that wait for the processor
+    costs = plans.fitted(lines, cores=4)
     assert costs["collective_seconds"] == pytest.approx(1e-3)
     assert costs["hop_seconds"] == pytest.approx(2e-4)
     assert costs["bytes_per_second"] == {"200 Mbit/s": pytest.approx(24e6)}
