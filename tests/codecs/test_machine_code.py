@@ -51,7 +51,7 @@ def test_compiling_is_told_once_in_a_process(told, caplog):
     _check_that_no_timer_runs()  # the first may be in the middle of its sentence
     records = [record for record in caplog.records if record.name == "paceline.codecs"]
     assert [record.levelno for record in records] == [logging.WARNING]
-    assert "compiles its codecs for this machine" in records[0].message
+    assert "compiles its kernels for this machine" in records[0].message
 
 
 def test_of_processes_that_compile_at_the_same_time_one_says_so(tmp_path):

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.codecs import machine_code
 from paceline.strategies.averaging import make_averaging
+from paceline.training import replica as replica_module
 from paceline.training.replica import GradientReplica, Replica, averaged_buffers
 
 WORKERS = 4
@@ -121,3 +123,99 @@ def test_a_parameter_without_a_gradient_anywhere_is_left_alone_by_the_optimiser(
         assert model["unused"].tolist() == [1.0]
         assert torch.equal(model["used"], models[0]["used"])
     assert models[1]["used"].grad is None
+
+
+# -- kernels and torch's operations ------------------------------------------------------------------------------------
+
+MEMBERS = {
+    "local-sgd": {},
+    "hpsgd": {},
+    "hpsgd, the paper": {"rebase": False},
+    "diloco, overlap": {"period": 3, "overlap": True},
+}
+
+
+def trained(member, tensors, *, threads):
+    """A life of one replica: steps, averages with and without an open window, a flush; every vector on the way."""
+    name = member.partition(",")[0]
+    draws = torch.Generator().manual_seed(5)
+    replica = Replica(tensors, [], make_averaging(name, **MEMBERS[member]), workers=3)
+    message, seen, before = torch.zeros(replica.size), [], torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for open_steps, brings in ((1, True), (2, True), (0, True), (0, False), (1, True)):
+            for tensor in tensors:
+                tensor.data.add_(torch.randn(tensor.shape, generator=draws))
+            replica.pack_change(message, scale=1.0 if open_steps else 0.25, brings=brings)
+            seen.append(message.clone())
+            message.add_(torch.randn(replica.size, generator=draws))
+            replica.merge(message, weight=1 / 3, open_steps=open_steps)
+            replica.catch_up()
+            seen += [replica.shared.clone(), replica._base.clone(), *(tensor.detach().clone() for tensor in tensors)]
+    finally:
+        torch.set_num_threads(before)
+    return replica, seen
+
+
+def tensors_of(kind):
+    draws = torch.Generator().manual_seed(3)
+    small, large, last = (torch.randn(*shape, generator=draws) for shape in ((7,), (90, 110), (3, 5)))
+    if kind == "transposed":
+        large = large.t()
+    return [nn.Parameter(tensor) for tensor in (small, large, last)]
+
+
+@pytest.mark.parametrize("kind", ["plain", "transposed"])
+@pytest.mark.parametrize("member", MEMBERS)
+def test_kernels_give_the_bits_of_torchs_operations_on_any_number_of_threads(member, kind, monkeypatch):
+    monkeypatch.setattr(replica_module, "KERNEL_ELEMENTS", 10**9)
+    plain, expected = trained(member, tensors_of(kind), threads=1)
+    assert [span.has_kernels for span in plain._spans] == [False]
+    monkeypatch.setattr(replica_module, "KERNEL_ELEMENTS", 1_000)
+    monkeypatch.setattr(machine_code, "LEAST_ELEMENTS", 1)
+    for threads in (1, 3):
+        fast, found = trained(member, tensors_of(kind), threads=threads)
+        assert [span.has_kernels for span in fast._spans] == [False, True, False]
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_a_parameter_whose_memory_is_set_to_another_is_found_there(monkeypatch):
+    monkeypatch.setattr(replica_module, "KERNEL_ELEMENTS", 4)
+    weight = nn.Parameter(torch.zeros(2, 4))
+    replica = Replica([weight], [], make_averaging("hpsgd"), workers=2)
+    message = torch.empty(replica.size)
+    for moved in (torch.ones(2, 4), torch.full((4, 2), 2.0).t(), torch.full((2, 4), 4.0, dtype=torch.float64)):
+        weight.data = moved
+        replica.pack_change(message, scale=1.0, brings=True)
+        assert message.tolist() == [float(moved[0, 0])] * 8
+        assert torch.equal(weight.float(), moved.float())  # the shared model is zeros, and ahead of it by the change
+        replica._base.zero_()
+    weight.data = torch.zeros(2)
+    with pytest.raises(RuntimeError):
+        replica.pack_change(message, scale=1.0, brings=True)
+
+
+def test_a_graph_from_before_an_average_is_not_gone_through_with_other_weights(monkeypatch):
+    monkeypatch.setattr(replica_module, "KERNEL_ELEMENTS", 4)
+    weight = nn.Parameter(torch.ones(4))
+    replica = Replica([weight], [], make_averaging("hpsgd"), workers=2)
+    loss = weight.square().sum()
+    with torch.no_grad():
+        replica.pack_change(torch.empty(replica.size), scale=1.0, brings=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_the_mean_gradient_is_written_where_the_gradient_was_unless_it_was_kept_for_later():
+    weights = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    replicas = [GradientReplica([weight], [], workers=2, step=lambda: None) for weight in weights]
+    gradients = [torch.full((3,), 2.0), torch.full((3,), 4.0)]
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient
+    averaged(replicas, weight=0.5, brings=(0,))
+    assert weights[0].grad is gradients[0]
+    assert weights[0].grad.tolist() == [1.0] * 3
+    assert weights[1].grad.tolist() == [4.0] * 3  # it stepped with the mean, and has its own gradient back
+    weights[0].grad = torch.ones(1).expand(3)  # no memory of its own to write to
+    averaged(replicas, weight=0.5)
+    assert weights[0].grad.tolist() == weights[1].grad.tolist() == [2.5] * 3

@@ -86,7 +86,7 @@ def _announce(compiled: Any) -> None:
     if compiles and not _announced.is_set():
         _announced.set()
         if _is_first_to_compile(compiled.stats.cache_path):
-            log.warning("paceline compiles its codecs for this machine: some seconds, once")
+            log.warning("paceline compiles its kernels for this machine: some seconds, once")
 
 
 def _is_first_to_compile(cache_path: str | None) -> bool:

@@ -24,20 +24,25 @@ trains on it keeps its own, which are newer; training itself does not read them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from paceline.codecs import Codec
 from paceline.codecs.error_feedback import ErrorFeedback
+from paceline.codecs.layout import UNIT
+from paceline.codecs.machine_code import in_threads
 from paceline.strategies.averaging import Averaging, Outer
 from paceline.training.batches import Batches
 from paceline.training.saved_state import check_tensor
 from paceline.workers.gradients import accumulate
 
 COUNTER = "num_batches_tracked"
+KERNEL_ELEMENTS = 65_536  # a tensor of fewer is not worth a kernel's call
 
 
 class Replica:
@@ -66,24 +71,24 @@ class Replica:
         self._parameters, self._buffers = Flat(parameters, self.dtype), Buffers(buffers, self.dtype, workers=workers)
         self.size = self._parameters.size + self._buffers.size
         self._overlap, self._rebase = member.overlap, member.rebase
-        self._rounds = any(parameter.dtype is not self.dtype for parameter in parameters)  # writing to bfloat16 does
         self._outer = OuterStep(member.outer, workers)
         device = parameters[0].device
         self.shared = self._parameters.read(torch.empty(self._parameters.size, dtype=self.dtype, device=device))
         self._base = self.shared.clone()
-        self._scratch = torch.empty_like(self.shared)
+        self._spans = make_spans(parameters, self._base, self.shared)
         self._behind = False  # the shared model has moved, and the replica has not taken that over yet
 
     def pack_change(self, out: torch.Tensor, *, scale: float, brings: bool) -> None:
         """Close the window: write its change times `scale`, and the buffers, into `out`."""
         self._buffers.send(out[self._parameters.size :])
-        if not brings:
-            out[: self._parameters.size].zero_()
-            return
         change = out[: self._parameters.size]
-        torch.sub(self._parameters.read(self._scratch), self._base, out=change)
+        if not brings:
+            change.zero_()
+            return
+        for span in self._spans:
+            span.close_window(change, begin=self._overlap, ahead=self._rebase)
         if self._overlap:
-            self._restart(ahead_by=change if self._rebase else None)
+            self._behind = False
         if scale != 1.0:
             change.mul_(scale)
 
@@ -98,30 +103,17 @@ class Replica:
         if open_steps:
             self._behind = True
         else:
-            self._restart()
+            for span in self._spans:
+                span.begin_window()
+            self._behind = False
             self._buffers.take(total[self._parameters.size :])
 
     def catch_up(self) -> None:
         """Rebuild a replica whose window stays open: the shared model as it is now, plus the open window's change."""
         if self._behind:
-            opened = self._parameters.read(self._scratch).sub_(self._base)
-            self._parameters.write(torch.add(self.shared, opened, out=self._base))
-            if self._rounds:
-                self._parameters.read(self._base).sub_(opened)
-            else:
-                self._base.copy_(self.shared)
+            for span in self._spans:
+                span.move_window()
             self._behind = False
-
-    def _restart(self, ahead_by: torch.Tensor | None = None) -> None:
-        """Begin a window at the shared model, or ahead of it by what is in flight."""
-        if ahead_by is None:
-            self._base.copy_(self.shared)
-        else:
-            torch.add(self.shared, ahead_by, out=self._base)
-        self._parameters.write(self._base)
-        if self._rounds:  # a change is counted from what the parameters really are
-            self._parameters.read(self._base)
-        self._behind = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the shared model and the outer step's velocity; the replica itself is in the model's own state."""
@@ -136,6 +128,113 @@ class Replica:
         self._base.copy_(state["base"])
         self._outer.load_state_dict(state, like=self.shared)
         self._behind = False
+
+
+class Span:
+    """Tensors whose numbers lie side by side in the flat vectors, from number `first` on, and their passes over memory.
+
+    One large tensor of float32 on the CPU has kernels, which go over memory once (window_kernels.py); any others have
+    torch's operations, in the same arithmetic.
+
+    >>> weight, shared = torch.tensor([1.0, 3.0]), torch.tensor([10.0, 20.0])
+    >>> span, change = Span([weight], 0, torch.ones(2), shared), torch.empty(2)
+    >>> span.close_window(change, begin=True, ahead=True)
+    >>> change, weight
+    (tensor([0., 2.]), tensor([10., 22.]))
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], first: int, base: torch.Tensor, shared: torch.Tensor) -> None:
+        self._flat = Flat(tensors, base.dtype)
+        self._place = slice(first, first + self._flat.size)
+        self._base, self._shared = base[self._place], shared[self._place]
+        self._rounds = any(tensor.dtype is not base.dtype for tensor in tensors)  # writing to bfloat16 does
+        self.has_kernels = len(tensors) == 1 and runs_kernels(tensors)
+
+    def close_window(self, vector: torch.Tensor, *, begin: bool, ahead: bool) -> None:
+        """Write the window's change into its place in a vector; `begin` the next, at the shared model or ahead of it.
+
+        Ahead by the change, which is on its way then.
+        """
+        change, tensor = vector[self._place], self._array(written=begin)
+        if tensor is not None:
+            from paceline.training import window_kernels as kernels
+
+            if begin:
+                close = kernels.change_and_begin_ahead if ahead else kernels.change_and_begin_at_shared
+                self._run(close, tensor, self._base.numpy(), self._shared.numpy(), change.numpy())
+            else:
+                self._run(kernels.write_change, tensor, self._base.numpy(), change.numpy())
+            return
+        self._flat.read(change).sub_(self._base)
+        if begin:
+            self._write(torch.add(self._shared, change, out=self._base) if ahead else self._base.copy_(self._shared))
+
+    def begin_window(self) -> None:
+        """Begin a window at the shared model."""
+        self._write(self._base.copy_(self._shared))  # torch's copies are as quick as a kernel
+
+    def move_window(self) -> None:
+        """Let the open window have begun at the shared model, with the same change."""
+        tensor = self._array(written=True)
+        if tensor is None:
+            opened = self._flat.read(torch.empty_like(self._base)).sub_(self._base)
+            self._flat.write(torch.add(self._shared, opened, out=self._base))
+            if self._rounds:
+                self._flat.read(self._base).sub_(opened)
+            else:
+                self._base.copy_(self._shared)
+            return
+        from paceline.training import window_kernels as kernels
+
+        self._run(kernels.move_open_window, tensor, self._base.numpy(), self._shared.numpy())
+
+    def _write(self, base: torch.Tensor) -> None:
+        self._flat.write(base)
+        if self._rounds:  # a change is counted from what the parameters really are
+            self._flat.read(base)
+
+    def _array(self, *, written: bool) -> np.ndarray[Any, Any] | None:
+        """Return the tensor as a kernel takes it; None if torch's operations are to be taken."""
+        tensor, size = self._flat.tensors[0], self._flat.size
+        # Asked at every pass: whoever sets .data may give a parameter other memory.
+        if not (self.has_kernels and runs_kernels([tensor]) and tensor.is_contiguous() and tensor.numel() == size):
+            return None
+        if written:
+            torch.autograd.graph.increment_version(tensor)  # as torch's own operations do
+        return tensor.detach().view(-1).numpy()
+
+    def _run(self, kernel: Callable[..., None], *arrays: np.ndarray[Any, Any]) -> None:
+        in_threads(kernel, -(-self._flat.size // UNIT), UNIT, *arrays)
+
+
+def make_spans(tensors: Sequence[torch.Tensor], base: torch.Tensor, shared: torch.Tensor) -> list[Span]:
+    """Return spans that make up the flat vectors: each tensor that has kernels alone, others together.
+
+    >>> vector = torch.zeros(4 + KERNEL_ELEMENTS)
+    >>> [span.has_kernels for span in make_spans([vector[:1], vector[1:4], vector[4:]], vector, vector)]
+    [False, True]
+    """
+    if not runs_kernels(tensors):
+        return [Span(tensors, 0, base, shared)]
+    runs: list[list[torch.Tensor]] = []
+    for large, group in itertools.groupby(tensors, lambda tensor: runs_kernels([tensor])):
+        run = list(group)
+        runs += [[tensor] for tensor in run] if large else [run]
+    firsts = itertools.accumulate((Flat(run, base.dtype).size for run in runs), initial=0)
+    return [Span(run, first, base, shared) for run, first in zip(runs, firsts, strict=False)]
+
+
+def runs_kernels(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether kernels pass over some of the tensors: all are plain float32 on the CPU, and one is large.
+
+    >>> runs_kernels([torch.zeros(KERNEL_ELEMENTS, dtype=torch.bfloat16)])
+    False
+    """
+    plain = all(
+        type(tensor) in (torch.Tensor, nn.Parameter) and tensor.dtype is torch.float32 and tensor.device.type == "cpu"
+        for tensor in tensors
+    )
+    return plain and any(tensor.numel() >= KERNEL_ELEMENTS for tensor in tensors)
 
 
 class OuterStep:
@@ -218,12 +317,13 @@ class GradientReplica:
         """Write the gradient, the buffers, and which parameters have a gradient at all, into `out`."""
         self._buffers.send(out[self._flat.size : self._counts_at])
         self._brought = brings
-        out[: self._flat.size].zero_()
         has = [brings and parameter.grad is not None for parameter in self._parameters]
         out[self._counts_at :] = torch.tensor(has, dtype=self.dtype)
         for part, parameter in zip(self._flat.parts(out), self._parameters, strict=True):
             if brings and parameter.grad is not None:
                 part.copy_(parameter.grad)
+            else:
+                part.zero_()
 
     @torch.no_grad()
     def merge(self, total: torch.Tensor, *, weight: float, open_steps: int) -> None:
@@ -234,8 +334,13 @@ class GradientReplica:
         held = [parameter.grad for parameter in self._parameters]
         counts = total[self._counts_at :].tolist()
         for part, parameter, count in zip(self._flat.parts(total), self._parameters, counts, strict=True):
-            # One that has no gradient anywhere gets none: an optimiser leaves it alone, and would decay a zero's.
-            parameter.grad = part.mul(weight).to(parameter.dtype) if count else None
+            grad = parameter.grad
+            if not count:  # no gradient anywhere: an optimiser leaves the parameter alone, and would decay a zero's
+                parameter.grad = None
+            elif self._brought and grad is not None and grad.is_contiguous() and grad.dtype is part.dtype:
+                torch.mul(part, weight, out=grad)  # new memory would take longer than to multiply
+            else:
+                parameter.grad = part.mul(weight).to(parameter.dtype)
         if not self._brought:
             self._step()
             for parameter, grad in zip(self._parameters, held, strict=True):

@@ -31,6 +31,7 @@ from paceline.training.replica import (
     check_codec,
     make_replica,
     message_dtype,
+    runs_kernels,
 )
 
 # -- one rank's side ---------------------------------------------------------------------------------------------------
@@ -95,8 +96,12 @@ def prepare(
     if optimizer in IN_USE:
         raise ValueError("this optimizer has an averaging or rounds already; close() that one first")
     prepared = Prepared(member=made, tracked=tracked, codec=found)
+    # Let kernels be loaded or compiled now: in the first average everybody would wait for it.
+    if not prepared.gradients and runs_kernels(tracked.parameters):
+        from paceline.training.window_kernels import load_kernels
+
+        load_kernels()
     if not isinstance(found, Identity):
-        # Let the codec's kernels be loaded or compiled now: in the first average everybody would wait for it.
         warm = found.fresh(prepared.shapes)
         warm.decode(warm.encode(torch.ones(sum(map(torch.Tensor.numel, tracked.parameters)), device=tracked.device)))
     return prepared
