@@ -7,6 +7,7 @@ padding the real forward and backward pass with sleep, as if an accelerator comp
 speed   samples per second of all ranks, where an all-reduce takes 1, 2 and 4 times a step's computation: each rank's
         steps over the seconds between two of its step boundaries, added up. Flushes are outside the clock: none is
         needed while one trains. psgd sends nothing, and is the limit.
+        The processor's time of a step, of all threads, stands beside psgd's.
 loss    seconds until the shared model is as good as ssgd's at the end of its time, on samples that nobody trains on.
         All lanes have the same learning rate and momentum (of a few that were tried in one process, those with which
         ssgd learns fastest), batches, first model and shards; nothing is tuned for any other lane.
@@ -25,9 +26,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from benchmarks.averaging_figures import loss_rows, slow_rows, speed_rows
+from benchmarks.averaging_figures import loss_rows, processor_rows, slow_rows, speed_rows
 from benchmarks.averaging_plan import Plan, plan_text, stretches
-from benchmarks.averaging_tables import loss_table, slow_table, speed_table
+from benchmarks.averaging_tables import loss_table, processor_table, slow_table, speed_table
 from benchmarks.cable import RATE, Cable, why_not
 from benchmarks.options import Options
 from benchmarks.output import save, tables
@@ -88,11 +89,12 @@ def run(options: Options) -> None:
             )
     finally:
         shutil.rmtree(folder)
-    speed, slow = speed_rows(lines, plan), slow_rows(lines, plan)
+    speed, processor, slow = speed_rows(lines, plan), processor_rows(lines, plan), slow_rows(lines, plan)
     losses = [loss_rows(lines, plan, optimiser) for optimiser in plan.optimisers]
     console = tables()
     for table, verdicts in (
         speed_table(speed, lines[0], plan, quick=options.quick),
+        processor_table(processor, plan, quick=options.quick),
         *(
             loss_table(loss, plan, optimiser, quick=options.quick)
             for loss, optimiser in zip(losses, plan.optimisers, strict=True)
@@ -101,4 +103,5 @@ def run(options: Options) -> None:
     ):
         console.print(table)
         console.print(verdicts)
-    save(options, "averaging", {"rate": RATE, "speed": speed, "loss": losses, "slow": slow, "lines": lines})
+    found = {"speed": speed, "processor": processor, "loss": losses, "slow": slow}
+    save(options, "averaging", {"rate": RATE, **found, "lines": lines})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from benchmarks.averaging_plan import LOSS_LANES, SLOW_LANES, SPEED_LANES, Plan
+from benchmarks.averaging_plan import LOSS_LANES, SLOW_LANES, SPEED_LANES, WARM_UP_STEPS, Plan
 
 Line: TypeAlias = dict[str, Any]
 
@@ -26,6 +26,17 @@ def speed_rows(lines: Sequence[Line], plan: Plan) -> list[Line]:
 def samples_per_second(line: Line, plan: Plan) -> float:
     """Of all ranks together."""
     return plan.batch * sum(rates(line))
+
+
+def processor_rows(lines: Sequence[Line], plan: Plan) -> list[Line]:
+    """The processor's seconds of a rank's step, where there is most time for averages: of the round with the least."""
+    rows = []
+    for lane in SPEED_LANES:
+        turns = [line for line in _of(lines, "speed", lane) if line["ratio"] == plan.ratios[0]]
+        rounds = [sum(turn["processor"]) / sum(turn["steps"]) for turn in turns]
+        averages = fmean(turn["averages"] / (WARM_UP_STEPS + turn["steps"][0]) for turn in turns)
+        rows.append({"lane": lane, "seconds": min(rounds), "rounds": rounds, "averages": averages})
+    return rows
 
 
 def slow_rows(lines: Sequence[Line], plan: Plan) -> list[Line]:

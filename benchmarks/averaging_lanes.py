@@ -71,6 +71,11 @@ class Clock:
         self.computing = 0.0  # forward, backward, and what they were held up
         self.stepping = 0.0  # the optimiser's step with all that averaging does in it
         self.optimiser = 0.0  # the optimiser's step alone
+        self._processor = time.process_time()
+
+    def processor(self) -> float:
+        """The processor's seconds since the reset, of all threads of this rank: gloo's too."""
+        return time.process_time() - self._processor
 
     def optimising(self, *_: Any) -> None:
         """The optimiser begins."""

@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict, dataclass
 
 PERIOD = 8  # of local-sgd
+WARM_UP_STEPS = 2
 BARRIER = "hpsgd + barrier"
 PAPER = "hpsgd, no rebase"
 SPEED_LANES = ("ddp", "ssgd", "local-sgd", "hpsgd", PAPER, "psgd")

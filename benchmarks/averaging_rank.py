@@ -21,12 +21,11 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.averaging_lanes import TIMEOUT_SECONDS, Lane
-from benchmarks.averaging_plan import PAPER, Plan, Stretch, step_seconds, stretches, whole_periods
+from benchmarks.averaging_plan import PAPER, WARM_UP_STEPS, Plan, Stretch, step_seconds, stretches, whole_periods
 from benchmarks.cable import ADDRESSES
 
 PORT = 29577  # in a network namespace of its own
 REDUCTIONS = 7
-WARM_UP_STEPS = 2
 TIMED_OPTIMISER = (0.001, 0.9)  # of SGD: what a step costs does not depend on its rate, and nothing may diverge
 Boundary: TypeAlias = Callable[[int, float], None]  # the step, and the seconds since the clock was started
 
@@ -116,7 +115,9 @@ class Rank:
             steps = times * whole_periods(steps / times) // own_times
         lane.pace.seconds = own_times * computation
         known = len(lane.sync.history) if lane.sync is not None else 0
+        averages = lane.averages(-1)
         seconds = self._steps(lane, WARM_UP_STEPS, steps)
+        processor, averages = lane.clock.processor(), lane.averages(WARM_UP_STEPS + steps - 1) - averages
         windows = [average.windows for average in lane.sync.history[known:]] if lane.sync is not None else []
         clock = copy.copy(lane.clock)
         lane.flush()
@@ -127,6 +128,8 @@ class Rank:
             "computing": of_all_ranks(clock.computing),
             "stepping": of_all_ranks(clock.stepping),
             "optimiser": of_all_ranks(clock.optimiser),
+            "processor": of_all_ranks(processor),
+            "averages": averages,  # those of the warm-up too
             "windows": [[window.steps for window in each] for each in windows],
         }
 

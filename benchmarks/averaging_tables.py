@@ -49,6 +49,26 @@ def speed_table(rows: Sequence[Row], first: Row, plan: Plan, *, quick: bool) -> 
     )
 
 
+def processor_table(rows: Sequence[Row], plan: Plan, *, quick: bool) -> tuple[Table, str]:
+    """The processor's time of a step, and what of it an average takes."""
+    title = f"The processor's time of a rank, all-reduce : computation = {plan.ratios[0]:g} : 1"
+    table = _table(title, quick=quick)
+    table.add_column("lane", no_wrap=True)
+    for name in ("ms a step", "of psgd", "averages", "ms each"):
+        table.add_column(name, justify="right")
+    alone = next(row["seconds"] for row in rows if row["lane"] == "psgd")
+    for row in rows:
+        extra = _ratio(1000 * (row["seconds"] - alone), row["averages"])
+        table.add_row(
+            _name(row["lane"]),
+            f"{1000 * row['seconds']:.1f}",
+            f"{row['seconds'] / alone:.2f}",
+            f"{row['averages']:.2f}",
+            "-" if extra is None else f"{extra:.1f}",
+        )
+    return table, "Of all threads, gloo's too; psgd does not average. Averages: in a step, and what each takes.\n"
+
+
 def loss_table(rows: Sequence[Row], plan: Plan, optimiser: Sequence[float], *, quick: bool) -> tuple[Table, str]:
     """Loss by the clock, and the time to ssgd's last."""
     rate, momentum = optimiser

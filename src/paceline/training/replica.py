@@ -130,14 +130,14 @@ class Replica:
         self._behind = False
 
 
-class Span:
+class WindowSpan:
     """Tensors whose numbers lie side by side in the flat vectors, from number `first` on, and their passes over memory.
 
     One large tensor of float32 on the CPU has kernels, which go over memory once (window_kernels.py); any others have
     torch's operations, in the same arithmetic.
 
     >>> weight, shared = torch.tensor([1.0, 3.0]), torch.tensor([10.0, 20.0])
-    >>> span, change = Span([weight], 0, torch.ones(2), shared), torch.empty(2)
+    >>> span, change = WindowSpan([weight], 0, torch.ones(2), shared), torch.empty(2)
     >>> span.close_window(change, begin=True, ahead=True)
     >>> change, weight
     (tensor([0., 2.]), tensor([10., 22.]))
@@ -207,7 +207,7 @@ class Span:
         in_threads(kernel, -(-self._flat.size // UNIT), UNIT, *arrays)
 
 
-def make_spans(tensors: Sequence[torch.Tensor], base: torch.Tensor, shared: torch.Tensor) -> list[Span]:
+def make_spans(tensors: Sequence[torch.Tensor], base: torch.Tensor, shared: torch.Tensor) -> list[WindowSpan]:
     """Return spans that make up the flat vectors: each tensor that has kernels alone, others together.
 
     >>> vector = torch.zeros(4 + KERNEL_ELEMENTS)
@@ -215,13 +215,13 @@ def make_spans(tensors: Sequence[torch.Tensor], base: torch.Tensor, shared: torc
     [False, True]
     """
     if not runs_kernels(tensors):
-        return [Span(tensors, 0, base, shared)]
+        return [WindowSpan(tensors, 0, base, shared)]
     runs: list[list[torch.Tensor]] = []
     for large, group in itertools.groupby(tensors, lambda tensor: runs_kernels([tensor])):
         run = list(group)
         runs += [[tensor] for tensor in run] if large else [run]
     firsts = itertools.accumulate((Flat(run, base.dtype).size for run in runs), initial=0)
-    return [Span(run, first, base, shared) for run, first in zip(runs, firsts, strict=False)]
+    return [WindowSpan(run, first, base, shared) for run, first in zip(runs, firsts, strict=False)]
 
 
 def runs_kernels(tensors: Sequence[torch.Tensor]) -> bool:

@@ -2,8 +2,8 @@
 
     tensor, base, shared, change: float32, of one length, the same numbers of each side by side
 
-`Span` in replica.py has the same passes in torch's operations, equal to the last bit: there are only single additions
-and subtractions in them. There closing a window goes over memory four times (read, subtract, add, write).
+`WindowSpan` in replica.py has the same passes in torch's operations, equal to the last bit: there are only single
+additions and subtractions in them. There closing a window goes over memory four times (read, subtract, add, write).
 
 Arrays are cut before they are looped over: with an index that begins at 0 numba knows that it is never negative, and
 takes eight numbers at a time.
