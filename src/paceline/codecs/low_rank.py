@@ -11,7 +11,7 @@ Here every operation is one of IEEE arithmetic, rounded for itself (no fused mul
 Twice is enough for columns that are orthogonal to the last digits (Giraud, Langou and Rozloznik, 2005). A column that
 is spanned by those before it, or is zero, has nothing left: the unit vector that these span least takes its place.
 
-For up to 8 columns a product is as fast as torch's or faster; with 16 and more it takes two to four times as long.
+A product of up to 4 columns takes as long as torch's or less (512 x 4,608: 0.55 ms and 0.67), one of 16 twice as long.
 """
 
 from __future__ import annotations
