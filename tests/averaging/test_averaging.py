@@ -50,6 +50,11 @@ def test_two_ranks_average_while_a_third_is_not_among_them(trio):
         ("elias+ef", "local-sgd", {"period": 2}),  # payloads of unequal sizes
         ("top-k fraction=0.01", "psgd", {}),
         ("power-sgd rank=1", "ssgd", {}),
+        ("one-bit", "hpsgd", {"plan": "two-step", "marks": 512}),  # a shard for each rank
+        ("elias+ef", "local-sgd", {"period": 2, "plan": "two-step", "marks": 512}),
+        ("int8-sum error-feedback", "hpsgd", {"plan": "all-reduce", "marks": 512}),
+        ("one-bit", "local-sgd", {"plan": "gather", "then": "two-step", "marks": 512}),
+        ("power-sgd rank=1", "local-sgd", {"plan": "gather", "then": "all-reduce"}),
     ],
 )
 def test_what_is_merged_and_what_a_codec_holds_back_are_together_all_changes(trio, codec, member, settings):
@@ -59,6 +64,7 @@ def test_what_is_merged_and_what_a_codec_holds_back_are_together_all_changes(tri
     found = results[0]["phases"]
     assert max(each["lost"] for each in found) < 1e-5
     assert max(each["held"] for each in found) > 0.001  # the codec is a rough one: it does hold something back
+    assert {each["plan"] for each in results} == {settings.get("then") or settings.get("plan") or results[0]["plan"]}
 
 
 # -- training -----------------------------------------------------------------------------------------------------
@@ -148,6 +154,8 @@ def test_what_is_told_of_averages(trio):
         ("hpsgd", "identity", {}, 0),
         ("local-sgd", "elias", {"period": 3}, 2),
         ("diloco", "qsgd", {"period": 2, "overlap": True}, 1),
+        ("hpsgd", "one-bit", {"period": 3, "plan": "two-step"}, 2),
+        ("local-sgd", "power-sgd rank=1", {"period": 3, "plan": "all-reduce"}, 2),
     ],
 )
 def test_a_run_that_goes_on_from_the_middle_of_a_window_is_the_undisturbed_run(trio, member, codec, settings, opened):
@@ -189,6 +197,9 @@ SAID = {
     "one period": "rank 1 cannot average: period must be between 1",
     "one timeout": "rank 1 cannot average: timeout_seconds must be above 0",
     "one codec": "rank 1 cannot average: no kernel for this machine",
+    "plan": "cannot be exchanged by 'all-reduce'; choose from auto, gather, two-step",
+    "no plan": "unknown plan 'ring'",
+    "unlike plans": "the plan of rank 2 is gather, and that of rank 0 is auto",
     "normalized": "normalize does not go with error feedback",
     "unlike models": "the model of rank 2 is 36 elements",
     "unlike members": "the period of rank 2 is 2, and that of rank 0 is 1",

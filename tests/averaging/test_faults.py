@@ -24,6 +24,14 @@ def test_one_ranks_nan_is_told_to_all_and_merged_by_none(trio, codec, member, wh
     assert results[2]["finite"]
 
 
+@pytest.mark.parametrize(
+    ("codec", "plan"), [("qsgd", "gather"), ("one-bit", "two-step"), ("elias", "two-step"), ("bfloat16", "all-reduce")]
+)
+def test_a_rank_that_cannot_encode_is_named_by_all_whatever_the_plan(trio, codec, plan):
+    for said in trio.do("unable", culprit=1, codec=codec, plan=plan):
+        assert said == "AveragingError: rank 1: the change could not be encoded in average 1; the reason is with rank 1"
+
+
 @pytest.mark.parametrize("member", ["hpsgd", "psgd"])
 def test_a_rank_that_raises_says_why_to_all(trio, member):
     results = trio.do("left_by_one", culprit=1, how="raises", member=member)
@@ -39,8 +47,9 @@ def test_a_rank_that_never_comes_is_named_and_so_is_where_it_is(trio):
     assert "did not come to average 0" in results[1][0]  # when it comes, it hears why nobody is there
 
 
-def test_a_size_that_no_payload_has_is_refused_before_there_is_room_made_for_it(trio):
-    for said in trio.do("lying", culprit=1):
+@pytest.mark.parametrize("plan", ["gather", "two-step"])
+def test_a_size_that_no_payload_has_is_refused_before_there_is_room_made_for_it(trio, plan):
+    for said in trio.do("lying", culprit=1, plan=plan):
         assert said.startswith("AveragingError: rank 1 says that its payload has 1,125,899,906,842,624 bytes")
 
 

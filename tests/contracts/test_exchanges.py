@@ -247,3 +247,15 @@ def test_a_part_that_is_not_as_long_as_expected_is_an_error_in_one_process():
 
     with pytest.raises(ValueError, match=r"place 0 expects \(1, 1\), and gets \[1, 2\]"):
         run_in_lockstep([asks((1, 2), (1, 1)), asks((2, 1), (2, 1))])
+
+
+@pytest.mark.parametrize(("codec", "plan"), WITH_FEEDBACK, ids=lambda part: str(part))
+def test_what_one_plan_has_held_back_another_holds_back(codec, plan):
+    for other in plans_of(codec):
+        before, after = ranks_of(codec, plan, 3), ranks_of(codec, other, 3)
+        exchange(before, vectors_of(3, seed=1))
+        exchange(after, vectors_of(3, seed=2))  # of which nothing is left
+        for one, then in zip(before, after, strict=True):
+            then.load_state_of(one.plan, one.state_dict())
+            assert torch.equal(then.held(), one.held())
+        exchange(after, vectors_of(3, seed=3))  # they still go together

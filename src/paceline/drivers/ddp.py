@@ -342,12 +342,12 @@ class BucketExchanges:
         if key not in self._exchanges:
             self._sizes.update(zip(names, (shape.numel() for shape in shapes), strict=True))
             self._carry_from(set(names))
-            self._exchanges[key] = self._made(shapes, self._plan)
+            self._exchanges[key] = self._made(shapes)
             self._carry_into(key)
         return self._exchanges[key]
 
-    def _made(self, shapes: Sequence[torch.Size], plan: str) -> VectorExchange:
-        return make_exchange(self._codec, shapes, self._place, self._world, plan)
+    def _made(self, shapes: Sequence[torch.Size]) -> VectorExchange:
+        return make_exchange(self._codec, shapes, self._place, self._world, self._plan)
 
     def state_dict(self) -> dict[str, Any]:
         """Return every bucket's memory with the names of its parameters; tensors, names and sizes, and nothing else."""
@@ -370,21 +370,10 @@ class BucketExchanges:
         exchanges: dict[tuple[str, ...], VectorExchange] = {}
         for bucket in state["buckets"]:
             there = [shapes[name] for name in bucket["parameters"]]
-            before = self._made(there, bucket.get("plan", GATHER))  # states of the last release were gathered
-            before.load_state_dict(bucket["memory"])
-            exchanges[tuple(bucket["parameters"])] = self._planned(before, there)
+            exchange = exchanges[tuple(bucket["parameters"])] = self._made(there)
+            exchange.load_state_of(bucket.get("plan", GATHER), bucket["memory"])  # the last release gathered
         self._exchanges = exchanges
         self._carried, self._sizes = dict(state["carried"]), dict(state["sizes"])
-
-    def _planned(self, before: VectorExchange, shapes: Sequence[torch.Size]) -> VectorExchange:
-        """Return an exchange by today's plan that goes on from another: what was held back is held back."""
-        after = self._made(shapes, self._plan)
-        if after.plan == before.plan:
-            return before
-        held = before.held()
-        if held is not None:
-            after.hold(held)
-        return after
 
     def _carry_from(self, names: set[str]) -> None:
         """Dissolve the buckets that hold one of these parameters, and remember what they held back."""

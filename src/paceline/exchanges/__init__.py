@@ -12,7 +12,23 @@ protocols of all ranks in one process.
 `plans` says which plan is the quickest for how many ranks.
 """
 
-from paceline.exchanges.exchange import Protocol, Trouble, TroubleError, VectorExchange, make_exchange
+from paceline.exchanges.exchange import (
+    PayloadSizeError,
+    Protocol,
+    Trouble,
+    TroubleError,
+    VectorExchange,
+    make_exchange,
+)
 from paceline.exchanges.plans import PLANS, choose_plan
 
-__all__ = ["PLANS", "Protocol", "Trouble", "TroubleError", "VectorExchange", "choose_plan", "make_exchange"]
+__all__ = [
+    "PLANS",
+    "PayloadSizeError",
+    "Protocol",
+    "Trouble",
+    "TroubleError",
+    "VectorExchange",
+    "choose_plan",
+    "make_exchange",
+]

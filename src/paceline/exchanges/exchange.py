@@ -65,6 +65,20 @@ class TroubleError(PacelineError, RuntimeError):
         self.troubles, self.cause, self.summed = dict(troubles), cause, summed
 
 
+class PayloadSizeError(PayloadError):
+    """The rank at a place says a size that no payload of this codec has; no memory was taken for it.
+
+    >>> from paceline.codecs import make_codec
+    >>> raise PayloadSizeError(1, 2**40, make_codec("one-bit"), 46)
+    Traceback (most recent call last):
+    paceline.exchanges.exchange.PayloadSizeError: place 1 says 1,099,511,627,776 bytes, and OneBit() makes at most 46
+    """
+
+    def __init__(self, place: int, size: int, codec: Codec, most: int) -> None:
+        super().__init__(f"place {place} says {size:,} bytes, and {codec!r} makes at most {most:,}")
+        self.place, self.size, self.most = place, size, most
+
+
 class VectorExchange(ABC):
     """One vector, of tensors of these shapes, exchanged among `world` ranks, by the rank at `place`.
 
@@ -75,6 +89,7 @@ class VectorExchange(ABC):
 
     def __init__(self, codec: Codec, shapes: Sequence[torch.Size], place: int, world: int) -> None:
         self.codec, self.place, self.world = codec.fresh(shapes), place, world
+        self._shapes = list(shapes)
         self.elements = sum(math.prod(shape) for shape in shapes)
         self.sized = bool(getattr(self.codec, "fixed_size", False))
         self.made_bytes = 0
@@ -120,6 +135,23 @@ class VectorExchange(ABC):
         """Go on from a `state_dict` of the same plan, place and number of ranks."""
         self.codec.load_state_dict(state)
 
+    def load_state_of(self, plan: str, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict` of another plan, or of this one.
+
+        What was held back is held back. What else a codec remembers is of use to its own plan only, and begins anew.
+        """
+        if plan == self.plan:
+            self.load_state_dict(state)
+            return
+        before, anew = (
+            make_exchange(self.codec, self._shapes, self.place, self.world, each) for each in (plan, self.plan)
+        )
+        before.load_state_dict(state)
+        self.load_state_dict(anew.state_dict())
+        held = before.held()
+        if held is not None:
+            self.hold(held)
+
     # -- for the plans ---------------------------------------------------------------------------------------------
 
     def _output(self, out: torch.Tensor | None, device: torch.device) -> torch.Tensor:
@@ -141,7 +173,7 @@ class VectorExchange(ABC):
         most = self.codec.most_bytes(elements)
         for place, size in enumerate(sizes):
             if size > most:
-                raise PayloadError(f"place {place} says {size:,} bytes, and {self.codec!r} makes at most {most:,} here")
+                raise PayloadSizeError(place, size, self.codec, most)
 
 
 # -- gather ------------------------------------------------------------------------------------------------------------

@@ -8,19 +8,20 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from paceline.codecs.naming import inner_of
 from paceline.strategies.averaging import make_averaging
 from tests.averaging.jobs.common import LIMITS, MEMBERS, batches, codec_of, error_of, mlp, train
 from tests.averaging.jobs.tally import Life
 
 
-def poisoned(codec, member, culprit):
+def poisoned(codec, member, culprit, plan="auto"):
     """A NaN in one rank's change: what all ranks raise, and what is left of the others' models."""
     rank = dist.get_rank()
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def run():
-        with MEMBERS[member](model, optimizer, codec=codec_of(codec), **LIMITS) as sync:
+        with MEMBERS[member](model, optimizer, codec=codec_of(codec), plan=plan, **LIMITS) as sync:
             for number, (inputs, targets) in enumerate(batches(4, rank)):
                 bad = number == 2 and rank == culprit
                 train(model, optimizer, [(inputs * float("nan") if bad else inputs, targets)])
@@ -87,18 +88,36 @@ def until_it_ends(member, silence_seconds, folder, codec="identity"):
     return error_of(run)
 
 
-def lying(culprit):
+def lying(culprit, plan):
     """A rank says that its payload is larger than any can be."""
-    life = Life(make_averaging("local-sgd", period=1), dist.get_rank(), dist.get_world_size(), None, codec="elias")
-    send = life.sync._transport._send
+    place, world = dist.get_rank(), dist.get_world_size()
+    life = Life(make_averaging("local-sgd", period=1), place, world, None, codec="elias", plan=plan)
+    start = life.sync._transport.start
 
-    def lie(ours, slot=None):
-        if slot is None:
-            ours[-1] = 2**50
-        return send(ours, slot)
+    def lie(request):
+        if request.tensor.dtype is torch.int64:  # the sizes
+            request.tensor.fill_(2**50)
+        return start(request)
 
     if dist.get_rank() == culprit:
-        life.sync._transport._send = lie
+        life.sync._transport.start = lie
     said = error_of(life.step)
     life.sync.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     return said
+
+
+def unable(culprit, codec, plan):
+    """A rank's codec breaks in its second average."""
+    place, world = dist.get_rank(), dist.get_world_size()
+    life = Life(make_averaging("local-sgd", period=1), place, world, None, codec=codec, plan=plan)
+    life.step()
+    if place == culprit:
+        exchange = life.sync._transport.exchange
+        exchange.codec.encode = exchange.codec.add_up = inner_of(exchange.codec).encode = broken
+    said = error_of(life.step)
+    life.sync.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    return said
+
+
+def broken(*_):
+    raise KeyError("no such kernel")

@@ -22,6 +22,11 @@ def misused():
         "untrained": error_of(lambda: paceline.HPSGD(*frozen())),
         "optimizer": error_of(lambda: paceline.HPSGD(model, "sgd")),
         "codec": error_of(lambda: paceline.HPSGD(model, optimizer, codec="qsdg")),
+        "plan": error_of(lambda: paceline.HPSGD(model, optimizer, codec="qsgd", plan="all-reduce")),
+        "no plan": error_of(lambda: paceline.HPSGD(model, optimizer, codec="qsgd", plan="ring")),
+        "unlike plans": error_of(
+            lambda: paceline.HPSGD(model, optimizer, codec="qsgd", plan="gather" if rank == 2 else "auto")
+        ),
         "float64": error_of(lambda: paceline.HPSGD(*doubles(), codec="qsgd")),
         "one refuses": error_of(lambda: paceline.HPSGD(mlp() if rank == 1 else model, optimizer)),
         "silence": error_of(lambda: paceline.HPSGD(model, optimizer, silence_seconds=0)),

@@ -24,17 +24,17 @@ GROWTH = 0.3
 class Tally(nn.Module):
     """Marks for the steps of all ranks."""
 
-    def __init__(self, world):
+    def __init__(self, world, marks=MARKS):
         super().__init__()
-        self.marks = nn.Parameter(torch.zeros(world, MARKS))
+        self.marks = nn.Parameter(torch.zeros(world, marks))
 
 
 class Life:
     """One rank's training of a tally, from a start or a checkpoint to an end."""
 
-    def __init__(self, member, place, world, group, state=None, codec="identity", growth=0.0, **settings):
+    def __init__(self, member, place, world, group, state=None, codec="identity", growth=0.0, marks=MARKS, **settings):
         self.growth = growth  # each mark is larger than the one before, by so much
-        self.place, self.world, self.model = place, world, Tally(world)
+        self.place, self.world, self.model = place, world, Tally(world, marks)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
         self.sync = Averager(self.model, self.optimizer, member, codec=codec_of(codec), process_group=group,
                              record=True, **{**LIMITS, **settings})  # fmt: skip
@@ -173,14 +173,17 @@ def ends(seeds):
     return {"wrong": [each for wrong, _ in found for each in wrong], "digests": [digests for _, digests in found]}
 
 
-def conserve(codec, member, phases, head_start=False, **settings):
+def conserve(codec, member, phases, head_start=False, plan="auto", then=None, marks=MARKS, **settings):
     """Merged and held back, together, against the sum of all changes: every phase is so many steps, and a flush.
 
     With a head start, rank 0 takes all steps of the first phase before the others take any. Its first average cannot
     end until they come, so that its second has several steps in it, however slow the machine is.
+
+    After the second phase a state as the last release wrote it goes on by the plan `then`.
     """
     world, rank, found = dist.get_world_size(), dist.get_rank(), []
-    life = Life(make_averaging(member, **settings), rank, world, None, codec=codec, seed=7, growth=GROWTH)
+    made = {"codec": codec, "seed": 7, "growth": GROWTH, "marks": marks}
+    life = Life(make_averaging(member, **settings), rank, world, None, plan=plan, **made)
     for number, counts in enumerate(phases):
         if head_start and number == 0 and rank:
             dist.barrier()
@@ -189,18 +192,24 @@ def conserve(codec, member, phases, head_start=False, **settings):
         if head_start and number == 0 and not rank:
             dist.barrier()
         life.sync.flush()
-        held = life.sync.state_dict()["codec"].get("residual", torch.zeros(world * MARKS)).clone()
+        if then is not None and number == 1:
+            state = life.state()
+            del state["sync"]["plan"]
+            life.sync.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+            life = Life(make_averaging(member, **settings), rank, world, None, state, plan=then, **made)
+        held = life.sync._transport.exchange.held()
+        held = torch.zeros(world * marks) if held is None else held.clone()
         dist.all_reduce(held)
         held *= -1 if member == "ssgd" else 1  # what it holds back there are gradients, and steps go against them
         merged = life.model.marks.detach().reshape(-1) + held / world
         taken = torch.tensor([float(life.taken if r == rank else 0) for r in range(world)])
         dist.all_reduce(taken)
-        marks = 1 + GROWTH * torch.arange(MARKS)
-        wanted = torch.cat([marks * (torch.arange(MARKS) < count) for count in taken])
+        sizes = 1 + GROWTH * torch.arange(marks)
+        wanted = torch.cat([sizes * (torch.arange(marks) < count) for count in taken])
         found.append({"lost": (merged - wanted).abs().max().item(), "held": held.abs().max().item()})
-    sent, averages = life.sync.sent_bytes, life.sync.averages
+    sent, averages, plan = life.sync.sent_bytes, life.sync.averages, life.sync.plan
     life.sync.close()
-    return {"phases": found, "digest": digest(life.model), "bytes_each": sent / averages}
+    return {"phases": found, "digest": digest(life.model), "bytes_each": sent / averages, "plan": plan}
 
 
 def paces(slow_seconds):

@@ -16,6 +16,7 @@ The script's loop stays as it is: a hook on the optimiser tells of each step (lo
 Each strategy is a class at the end of this file, with its own settings. All have these in common:
 
     codec             compresses the changes: a name ("identity": not at all), or a Codec
+    plan              how ranks come to the sum: "all-reduce", "gather", "two-step"; the quickest of them: "auto"
     process_group     the ranks that average; None: all
     timeout_seconds   the longest that an average may take
     silence_seconds   a rank without a heartbeat for so long counts as gone
@@ -48,6 +49,7 @@ from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats
 from paceline.drivers.ranks.lifecycle import RankLifecycle, reason_of
 from paceline.drivers.ranks.tracked_model import IN_USE
 from paceline.events import Asked, Happening, Standing, Stepped
+from paceline.exchanges.plans import AUTO, GATHER
 from paceline.strategies.averaging import Averaging, AveragingState, make_averaging
 
 TIMEOUT_SECONDS = 600.0
@@ -62,8 +64,8 @@ class Averager(RankLifecycle):
     if it raises, all ranks raise.
 
     `steps` counts the steps of this rank, `merged_steps` the steps of all ranks that are in the shared model,
-    `averages` the averages done, and `sent_bytes` the bytes that this rank has given to them, each counted once. After
-    an error nothing is averaged any more.
+    `averages` the averages done, and `sent_bytes` the bytes that this rank has given to the network for them. After an
+    error nothing is averaged any more.
     """
 
     has_ended, error_type = "averaging has ended", AveragingError
@@ -75,6 +77,7 @@ class Averager(RankLifecycle):
         member: Averaging | Callable[[], Averaging],
         *,
         codec: Codec | str = "identity",
+        plan: str = AUTO,
         process_group: dist.ProcessGroup | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
         silence_seconds: float = 15.0,
@@ -86,7 +89,7 @@ class Averager(RankLifecycle):
         made: Prepared | Exception
         try:
             check_limits(timeout_seconds=timeout_seconds, silence_seconds=silence_seconds)
-            made = prepare(model, optimizer, member, codec)
+            made = prepare(model, optimizer, member, codec, plan)
         except Exception as error:  # the others must hear of it, whatever it is: they would wait
             made = error
         refusal, wait_seconds = (made, TIMEOUT_SECONDS) if isinstance(made, Exception) else (None, timeout_seconds)
@@ -96,14 +99,14 @@ class Averager(RankLifecycle):
         self._prepared, self._tracked, self.member = made, made.tracked, made.member
         self._optimizer, ranks, rank = optimizer, self._group.ranks, self._group.rank
         try:
-            name = self._group.agree(made.description(), self._tracked.device)
+            name = self._group.agree(made.description() | {"plan": plan}, self._tracked.device)
             self._group.begin_equal(self._tracked.everything())
+            self._replica = made.replica(len(ranks), self._step_along)
+            self._transport = made.transport(self._replica, self._group.group, seed)
         except BaseException:
             self._group.close(pending=False)
             raise
         self._state = AveragingState(self.member, len(ranks))
-        self._replica = made.replica(len(ranks), self._step_along)
-        self._transport = made.transport(self._replica, self._group.group, seed)
         self._heartbeats = Heartbeats(private_store(name), ranks, rank, silence_seconds=silence_seconds)
         self._loop = AveragingLoop(
             self._state,
@@ -136,8 +139,13 @@ class Averager(RankLifecycle):
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes that this rank has given to averages so far, each counted once."""
+        """The bytes that this rank has given to the network for averages so far."""
         return self._transport.sent_bytes
+
+    @property
+    def plan(self) -> str:
+        """How the ranks come to the sum of their changes: "all-reduce", "gather" or "two-step"."""
+        return self._transport.plan
 
     @property
     def shared(self) -> dict[str, torch.Tensor]:
@@ -232,6 +240,7 @@ class Averager(RankLifecycle):
             "course": self._state.state_dict(),
             "replica": self._replica.state_dict(),
             "codec": self._transport.state_dict(),
+            "plan": self._transport.plan,
             "steps": self.steps,
             "merged_steps": self.merged_steps,
             "sent_bytes": self.sent_bytes,
@@ -244,7 +253,7 @@ class Averager(RankLifecycle):
         check_state(state, self._about(), self._tracked.checksum())
         self._state.load_state_dict(state["course"])
         self._replica.load_state_dict(state["replica"])
-        self._transport.load_state_dict(state["codec"])
+        self._transport.load_state_dict(state.get("plan", GATHER), state["codec"])  # the last release gathered
         names, total = ("steps", "merged_steps", "sent_bytes"), Annotated[int, Between(0, 2**63)]
         self.steps, self.merged_steps, self._transport.sent_bytes = (decode(total, state[name], name) for name in names)
         ahead = Annotated[int, Between(-1, self._group.world - 1)]
@@ -314,6 +323,7 @@ class SSGD(Averager):
         optimizer: torch.optim.Optimizer,
         *,
         codec: Codec | str = "identity",
+        plan: str = AUTO,
         process_group: dist.ProcessGroup | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
         silence_seconds: float = 15.0,
@@ -326,6 +336,7 @@ class SSGD(Averager):
             optimizer,
             partial(make_averaging, "ssgd"),
             codec=codec,
+            plan=plan,
             process_group=process_group,
             timeout_seconds=timeout_seconds,
             silence_seconds=silence_seconds,
@@ -349,6 +360,7 @@ class LocalSGD(Averager):
         period: int = 8,
         normalize: bool = False,
         codec: Codec | str = "identity",
+        plan: str = AUTO,
         process_group: dist.ProcessGroup | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
         silence_seconds: float = 15.0,
@@ -362,6 +374,7 @@ class LocalSGD(Averager):
             optimizer,
             partial(make_averaging, "local-sgd", **settings),
             codec=codec,
+            plan=plan,
             process_group=process_group,
             timeout_seconds=timeout_seconds,
             silence_seconds=silence_seconds,
@@ -389,6 +402,7 @@ class BMUF(Averager):
         outer_rate: float = 1.0,
         outer_momentum: float | None = None,
         codec: Codec | str = "identity",
+        plan: str = AUTO,
         process_group: dist.ProcessGroup | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
         silence_seconds: float = 15.0,
@@ -403,6 +417,7 @@ class BMUF(Averager):
             optimizer,
             partial(make_averaging, "bmuf", **settings, **outer),
             codec=codec,
+            plan=plan,
             process_group=process_group,
             timeout_seconds=timeout_seconds,
             silence_seconds=silence_seconds,
@@ -430,6 +445,7 @@ class DiLoCo(Averager):
         outer_rate: float = 0.7,
         outer_momentum: float = 0.9,
         codec: Codec | str = "identity",
+        plan: str = AUTO,
         process_group: dist.ProcessGroup | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
         silence_seconds: float = 15.0,
@@ -444,6 +460,7 @@ class DiLoCo(Averager):
             optimizer,
             partial(make_averaging, "diloco", **settings, **outer),
             codec=codec,
+            plan=plan,
             process_group=process_group,
             timeout_seconds=timeout_seconds,
             silence_seconds=silence_seconds,
@@ -469,6 +486,7 @@ class HPSGD(Averager):
         rebase: bool = True,
         normalize: bool = False,
         codec: Codec | str = "identity",
+        plan: str = AUTO,
         process_group: dist.ProcessGroup | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
         silence_seconds: float = 15.0,
@@ -482,6 +500,7 @@ class HPSGD(Averager):
             optimizer,
             member,
             codec=codec,
+            plan=plan,
             process_group=process_group,
             timeout_seconds=timeout_seconds,
             silence_seconds=silence_seconds,
@@ -501,6 +520,7 @@ class PSGD(Averager):
         *,
         normalize: bool = False,
         codec: Codec | str = "identity",
+        plan: str = AUTO,
         process_group: dist.ProcessGroup | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
         silence_seconds: float = 15.0,
@@ -513,6 +533,7 @@ class PSGD(Averager):
             optimizer,
             partial(make_averaging, "psgd", normalize=normalize),
             codec=codec,
+            plan=plan,
             process_group=process_group,
             timeout_seconds=timeout_seconds,
             silence_seconds=silence_seconds,

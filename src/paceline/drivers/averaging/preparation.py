@@ -22,8 +22,11 @@ from paceline.codecs import Codec
 from paceline.codecs.floats import Identity
 from paceline.codecs.naming import resolve_codec
 from paceline.distributed.agreement import describe
-from paceline.drivers.averaging.transport import GatheredTransport, SummedTransport, Transport
+from paceline.drivers.averaging.transport import ExchangedTransport, SummedTransport, Transport
 from paceline.drivers.ranks.tracked_model import IN_USE, TrackedModel
+from paceline.exchanges import TroubleError, make_exchange
+from paceline.exchanges.lockstep import run_in_lockstep
+from paceline.exchanges.plans import ALL_REDUCE, AUTO, check_plan
 from paceline.strategies.averaging import Averaging
 from paceline.training.replica import (
     GradientReplica,
@@ -44,6 +47,7 @@ class Prepared:
     member: Averaging
     tracked: TrackedModel
     codec: Codec
+    plan: str
 
     @property
     def gradients(self) -> bool:
@@ -61,6 +65,11 @@ class Prepared:
         about = {"model": self.tracked.description(), "codec": describe(self.codec), "member": self.member.name}
         return about | {name: text for name, text in settings.items() if name != "name"}
 
+    @property
+    def summed(self) -> bool:
+        """Whether changes are added up as they are, in one all-reduce with all else."""
+        return isinstance(self.codec, Identity) and self.plan in (AUTO, ALL_REDUCE)
+
     def replica(self, workers: int, step: Callable[[], None]) -> Replica | GradientReplica:
         """Return the replica that averages move, from the values that the model has now."""
         return make_replica(self.tracked.parameters, self.tracked.buffers, self.member, workers=workers, step=step)
@@ -68,10 +77,11 @@ class Prepared:
     def transport(self, replica: Replica | GradientReplica, group: dist.ProcessGroup, seed: int) -> Transport:
         """Return what takes the messages to the other ranks."""
         device = self.tracked.device
-        if isinstance(self.codec, Identity):
+        if self.summed:
             changes = sum(shape.numel() for shape in self.shapes)
             return SummedTransport(replica.size, changes, replica.dtype, device, group)
-        return GatheredTransport(self.codec, self.shapes, replica.size, device, group, seed=seed)
+        exchange = make_exchange(self.codec, self.shapes, group.rank(), group.size(), self.plan)
+        return ExchangedTransport(exchange, replica.size, device, group, seed=seed)
 
 
 def prepare(
@@ -79,6 +89,7 @@ def prepare(
     optimizer: torch.optim.Optimizer,
     member: Averaging | Callable[[], Averaging],
     codec: Codec | str,
+    plan: str = AUTO,
 ) -> Prepared:
     """Find out what is averaged, and how it travels; an error says why it cannot be.
 
@@ -90,20 +101,23 @@ def prepare(
     """
     made = member if isinstance(member, Averaging) else member()
     found, tracked = resolve_codec(codec), TrackedModel(model, optimizer)
-    if message_dtype(tracked.parameters) is torch.float64 and not isinstance(found, Identity):
+    prepared = Prepared(member=made, tracked=tracked, codec=found, plan=plan)
+    check_plan(plan, found)
+    if message_dtype(tracked.parameters) is torch.float64 and not prepared.summed:
         raise ValueError(f"codecs carry float32, and this model has float64 parameters (codec={found!r})")
     check_codec(made, found)
     if optimizer in IN_USE:
         raise ValueError("this optimizer has an averaging or rounds already; close() that one first")
-    prepared = Prepared(member=made, tracked=tracked, codec=found)
     # Let kernels be loaded or compiled now: in the first average everybody would wait for it.
     if not prepared.gradients and runs_kernels(tracked.parameters):
         from paceline.training.window_kernels import load_kernels
 
         load_kernels()
-    if not isinstance(found, Identity):
-        warm = found.fresh(prepared.shapes)
-        warm.decode(warm.encode(torch.ones(sum(map(torch.Tensor.numel, tracked.parameters)), device=tracked.device)))
+    if not prepared.summed:
+        warm = make_exchange(found, prepared.shapes, place=0, world=1, plan=plan)
+        (tried,) = run_in_lockstep([warm.run(torch.ones(warm.elements, device=tracked.device))])
+        if isinstance(tried, TroubleError) and tried.cause is not None:
+            raise tried.cause
     return prepared
 
 

@@ -1,17 +1,15 @@
-"""What an average consists of, and how it is sent: added up on its way, or gathered where payloads cannot be added up.
+"""What an average consists of, and how it is sent: added up on its way as it is, or exchanged by a plan of its codec.
 
-    identity      one all-reduce                          [ changes | buffers | every rank's header ]
-    other codecs  one gather, where all payloads have     [ header | buffers | payload ] of every rank
-                  one size
-                  else two: headers and sizes first,      [ header, size ] of every rank, then
-                  then what they are the sizes of         [ buffers | payload ] of every rank
+    identity      one all-reduce                        [ changes | buffers | every rank's header ]
+    other codecs  one gather, and at the same time      [ header | buffers ] of every rank
+                  the exchange of the encoded changes   all-reduce, gather or two-step (`paceline.exchanges`)
 
-Payloads cannot be added up on their way: every rank decodes all of them in the order of the ranks and adds them up, so
-that all come to the same bits. The second gather starts when this rank polls the pending average; no other collective
-of the group is under way then, so all ranks start the same ones in the same order.
+An exchange may ask more than once: its next request starts when this rank polls the pending average. No other
+collective of the group is under way then, so all ranks start the same ones in the same order, and all come to the same
+bits.
 
-A rank that has nothing to bring sends no payload, and its codec is not touched. One that cannot bring what it has, for
-it is not finite, says so in its header: nobody merges anything then.
+A rank that has nothing to bring says so, and its codec is not touched. One that cannot bring what it has, for it is not
+finite, says so in its header: nobody merges anything then.
 
 Headers survive being added up: each rank writes into a place of its own, and zeros into the others'. Their numbers
 travel as floats, which hold whole numbers up to 2**24: larger ones are cut into digits of 20 bits.
@@ -21,24 +19,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from paceline.codecs import Codec, NotFiniteError
+from paceline.codecs import NotFiniteError
 from paceline.codecs.payload import refuse_not_finite
-from paceline.distributed.collectives import ALIGNED_BYTES, PendingCollective, start_gather
+from paceline.codecs.requests import AllGather, AllReduce, Request
+from paceline.distributed.collectives import PendingCollective
+from paceline.drivers.ranks.exchanging import given_bytes, start
 from paceline.errors import PacelineError
 from paceline.events import Standing, Window
-from paceline.exchanges import Trouble
+from paceline.exchanges import PayloadSizeError, Protocol, Trouble, TroubleError, VectorExchange
+from paceline.exchanges.plans import ALL_REDUCE
 from paceline.randomness import torch_generator
 
 DIGIT = 2**20
 HEADER_NUMBERS = 7
-SIZED_HEADER_BYTES = 8 * (HEADER_NUMBERS + 1)  # a rank's header, and its payload's size
 
 
 class AveragingError(PacelineError, RuntimeError):
@@ -83,23 +82,21 @@ class AverageHeader:
 Finished = tuple[list[AverageHeader], torch.Tensor]  # every rank's header, and the sum of what they brought
 
 
-class PendingAverage:
-    """One average under way: begun at a step boundary, polled in passing, finished when it is done.
+class PendingAverage(ABC):
+    """One average under way: begun at a step boundary, polled in passing, finished when it is done."""
 
-    `collective` is the one that is under way, or was the last; `read` reads what it has brought.
-    """
+    @property
+    @abstractmethod
+    def collective(self) -> PendingCollective:
+        """The collective that is waited for, or was the last."""
 
-    def __init__(self, collective: PendingCollective, read: Callable[[], Finished]) -> None:
-        self.collective, self._read = collective, read
-
+    @abstractmethod
     def poll(self) -> bool:
         """Whether it can be finished; may start the next collective. RuntimeError where a connection is lost."""
-        return self.collective.done()
 
+    @abstractmethod
     def finish(self) -> Finished:
         """Return every rank's header, and the sum of what they brought (of no use if one of them is in trouble)."""
-        self.collective.check()
-        return self._read()
 
 
 class Transport(ABC):
@@ -117,24 +114,30 @@ class Transport(ABC):
     def send(self, number: int, window: Window) -> PendingAverage:
         """Start average `number` with the message of this window."""
 
+    @property
     @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the codec remembers."""
+    def plan(self) -> str:
+        """How ranks come to the sum."""
 
     @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the codec remembers, and what this rank holds back of sums."""
+
+    @abstractmethod
+    def load_state_dict(self, plan: str, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`, of a transport by this or another plan."""
 
     def close(self) -> None:
         """Let go of the group: nothing is sent any more."""
         self._group = None
 
-    def _group_for(self, ours: torch.Tensor) -> dist.ProcessGroup:
-        """Return the group, and count what is about to be sent through it."""
+    def start(self, request: Request) -> tuple[torch.Tensor, PendingCollective]:
+        """Start what is asked for, and count its bytes; return where the answer will be."""
         if self._group is None:
             raise AveragingError("averaging has ended: nothing is sent any more")
-        self.sent_bytes += ours.numel() * ours.element_size()
-        return self._group
+        self.sent_bytes += given_bytes(request, self._group.size(), self._group.rank())
+        answer, work = start(request, self._group)
+        return answer, PendingCollective(work, request.tensor.device)
 
 
 def find_not_finite(change: torch.Tensor, buffers: torch.Tensor) -> Exception | None:
@@ -169,142 +172,145 @@ class SummedTransport(Transport):
         header = AverageHeader(number=number, window=window, trouble=Trouble.NOT_FINITE if self.failure else 0)
         self._headers.zero_()
         self._headers[self._place] = torch.tensor(header.to_numbers(), dtype=self._vector.dtype)
-        work = dist.all_reduce(self._vector, group=self._group_for(self._vector), async_op=True)
-        return PendingAverage(PendingCollective(work, self._vector.device), self._read)
+        _, collective = self.start(AllReduce(self._vector))
+        return _PendingSum(collective, self._read)
 
     def _read(self) -> Finished:
         return [AverageHeader.from_numbers(numbers) for numbers in self._headers.tolist()], self.message
 
+    @property
+    def plan(self) -> str:
+        return ALL_REDUCE
+
     def state_dict(self) -> dict[str, Any]:
         return {}  # sums have no memory
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, plan: str, state: dict[str, Any]) -> None:
         pass
 
 
-# -- gathered ----------------------------------------------------------------------------------------------------------
+class _PendingSum(PendingAverage):
+    """One all-reduce; `read` reads what it has brought."""
+
+    def __init__(self, collective: PendingCollective, read: Callable[[], Finished]) -> None:
+        self._collective, self._read = collective, read
+
+    @property
+    def collective(self) -> PendingCollective:
+        return self._collective
+
+    def poll(self) -> bool:
+        return self._collective.done()
+
+    def finish(self) -> Finished:
+        self._collective.check()
+        return self._read()
 
 
-class GatheredTransport(Transport):
+# -- exchanged by a plan -----------------------------------------------------------------------------------------------
+
+
+class ExchangedTransport(Transport):
     """Messages whose changes travel encoded; buffers as they are."""
 
     def __init__(
-        self,
-        codec: Codec,
-        shapes: Sequence[torch.Size],
-        size: int,
-        device: torch.device,
-        group: dist.ProcessGroup,
-        *,
-        seed: int,
+        self, exchange: VectorExchange, size: int, device: torch.device, group: dist.ProcessGroup, *, seed: int
     ) -> None:
         super().__init__(torch.empty(size, dtype=torch.float32, device=device), group)
-        self.codec, self._seed, self._device = codec.fresh(shapes), seed, device
-        self._ranks = dist.get_process_group_ranks(group)
-        changes = sum(shape.numel() for shape in shapes)
-        self._change, self._buffers = self.message[:changes], self.message[changes:]
-        self._decoded = torch.empty_like(self._change)
-        self._most_bytes = self.codec.most_bytes(changes)
-        self.buffers_bytes = -(-4 * self._buffers.numel() // ALIGNED_BYTES) * ALIGNED_BYTES  # on their way
+        self.exchange, self._seed = exchange, seed
+        self.ranks = dist.get_process_group_ranks(group)
+        self._change, self._buffers = self.message[: exchange.elements], self.message[exchange.elements :]
 
     def send(self, number: int, window: Window) -> PendingAverage:
-        payload = self._encoded(number, window)
-        trouble = 0
-        if self.failure:
-            trouble = Trouble.NOT_FINITE if isinstance(self.failure, NotFiniteError) else Trouble.OTHER
-        header = AverageHeader(number=number, window=window, trouble=trouble)
-        sized_header = torch.tensor([*header.to_numbers(), payload.numel()], device=self._device)
-        buffers = self._buffers.view(torch.uint8)
-        body = torch.cat([buffers, buffers.new_zeros(self.buffers_bytes - buffers.numel()), payload])
-        if self.codec.fixed_size:
-            missing = body.new_zeros(self._most_bytes - payload.numel())
-            rows, pending = self._send(torch.cat([sized_header.view(torch.uint8), body, missing]))
-            return PendingAverage(pending, partial(self._read, rows))
-        return _PendingSizes(self, *self._send(sized_header), body)
-
-    def _encoded(self, number: int, window: Window) -> torch.Tensor:
-        none = torch.empty(0, dtype=torch.uint8, device=self._device)
         self.failure = find_not_finite(self._change, self._buffers)
-        if self.failure or not window.brought:
-            return none
-        try:
-            payload = self.codec.encode(self._change, torch_generator(self._seed, "average", dist.get_rank(), number))
-            most = self._most_bytes
-            if payload.numel() > most or (self.codec.fixed_size and payload.numel() < most):
-                raise ValueError(f"{self.codec!r} promises {most:,} bytes, and has made {payload.numel():,}")
-        except Exception as error:  # the others wait for a payload: whatever it is, they must hear of it
-            self.failure = error
-            return none
-        return payload
+        header = AverageHeader(number=number, window=window, trouble=Trouble.NOT_FINITE if self.failure else 0)
+        numbers = torch.tensor(header.to_numbers(), device=self.message.device)
+        words = torch.cat([numbers.view(torch.uint8), self._buffers.view(torch.uint8)])
+        brings = window.brought and not self.failure
+        generator = torch_generator(self._seed, "average", dist.get_rank(), number)
+        protocol = self.exchange.run(self._change if brings else None, generator, out=self._change)
+        first = next(protocol)  # encodes, so that the message is free for the sum
+        return _PendingExchange(self, protocol, self.start(AllGather(words)), self.start(first))
 
-    def _send(self, ours: torch.Tensor, slot: int | None = None) -> tuple[torch.Tensor, PendingCollective]:
-        gathered, work = start_gather(ours, slot or ours.numel(), self._group_for(ours))
-        return gathered.view(len(self._ranks), -1), PendingCollective(work, self._device)
+    def read_words(self, rows: torch.Tensor) -> list[AverageHeader]:
+        """Return every rank's header; the message has the sum of their buffers then, in the order of the ranks."""
+        header_bytes = 8 * HEADER_NUMBERS
+        self._buffers.zero_()
+        for row in rows:
+            self._buffers.add_(row[header_bytes:].view(torch.float32))
+        numbers = rows[:, :header_bytes].contiguous().view(torch.int64).tolist()
+        return [AverageHeader.from_numbers(each) for each in numbers]
 
-    def _read(self, rows: torch.Tensor) -> Finished:
-        """Read [ header, size | buffers | payload ] of every rank."""
-        numbers = [row[:SIZED_HEADER_BYTES].clone().view(torch.int64).tolist() for row in rows]
-        headers = [AverageHeader.from_numbers(each[:HEADER_NUMBERS]) for each in numbers]
-        if any(header.trouble for header in headers):
-            return headers, self.message
-        sizes = [each[HEADER_NUMBERS] for each in numbers]
-        self.check_sizes(sizes)
-        return headers, self.add_up([row[SIZED_HEADER_BYTES:] for row in rows], sizes)
-
-    def check_sizes(self, sizes: Sequence[int]) -> None:
-        """Refuse sizes that no payload has, before memory is taken for them."""
-        for rank, size in zip(self._ranks, sizes, strict=True):
-            if not 0 <= size <= self._most_bytes:
-                raise AveragingError(
-                    f"rank {rank} says that its payload has {size:,} bytes, and {self.codec!r} makes at most "
-                    f"{self._most_bytes:,} of this model"
-                )
-
-    def add_up(self, rows: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
-        """Return the sum of what all ranks sent, in the order of the ranks; a row is [buffers | payload]."""
-        self.message.zero_()
-        for row, size in zip(rows, sizes, strict=True):
-            self._buffers.add_(row[: 4 * self._buffers.numel()].view(torch.float32))
-            if size:
-                payload = row[self.buffers_bytes :][:size]
-                self._change.add_(self.codec.decode(payload, out=self._decoded))
-        return self.message
+    @property
+    def plan(self) -> str:
+        return self.exchange.plan
 
     def state_dict(self) -> dict[str, Any]:
-        return self.codec.state_dict()
+        return self.exchange.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.codec.load_state_dict(state)
+    def load_state_dict(self, plan: str, state: dict[str, Any]) -> None:
+        self.exchange.load_state_of(plan, state)
 
 
-class _PendingSizes(PendingAverage):
-    """[ header, size ] of every rank, and when they are known [ buffers | payload ]."""
+class _PendingExchange(PendingAverage):
+    """[ header | buffers ] of every rank, and the exchange of their changes, request by request."""
 
     def __init__(
-        self, transport: GatheredTransport, numbers: torch.Tensor, collective: PendingCollective, body: torch.Tensor
+        self,
+        transport: ExchangedTransport,
+        protocol: Protocol,
+        words: tuple[torch.Tensor, PendingCollective],
+        first: tuple[torch.Tensor, PendingCollective],
     ) -> None:
-        super().__init__(collective, self._add_up)
-        self._transport, self._numbers, self._body = transport, numbers, body
-        self._rows: torch.Tensor | None = None
+        self._transport, self._protocol, self._ended = transport, protocol, False
+        (self._words, before), (self._answer, collective) = words, first
+        self._collectives = [before, collective]
         self._headers: list[AverageHeader] = []
-        self._sizes: list[int] = []
+
+    @property
+    def collective(self) -> PendingCollective:
+        return next((each for each in self._collectives if not each.done()), self._collectives[-1])
 
     def poll(self) -> bool:
-        if not self.collective.done() or self._headers:
-            return self.collective.done()
-        self.collective.check()
-        numbers = self._numbers.tolist()
-        self._headers = [AverageHeader.from_numbers(each[:HEADER_NUMBERS]) for each in numbers]
-        self._sizes = [each[HEADER_NUMBERS] for each in numbers]
-        self._transport.check_sizes(self._sizes)
-        longest = self._transport.buffers_bytes + max(self._sizes)
-        averages = {header.number for header in self._headers}
-        if any(header.trouble for header in self._headers) or len(averages) > 1 or not longest:
-            return True  # all ranks read the same headers: nobody sends
-        self._rows, self.collective = self._transport._send(self._body, longest)
-        return False
+        while not self._ended and self.collective.done():
+            for each in self._collectives:
+                each.check()
+            self._advance()
+        return self._ended
 
-    def _add_up(self) -> Finished:
-        if self._rows is None:
-            return self._headers, self._transport.message.zero_()
-        return self._headers, self._transport.add_up(list(self._rows), self._sizes)
+    def finish(self) -> Finished:
+        return self._headers, self._transport.message
+
+    def _advance(self) -> None:
+        """Take the protocol to its next request, or to its end."""
+        if not self._headers:
+            self._headers = self._transport.read_words(self._words)
+            averages = {header.number for header in self._headers}
+            if len(averages) > 1 or any(header.trouble for header in self._headers):
+                self._ended = True  # all ranks read the same headers: nobody goes on
+                return
+        try:
+            request = self._protocol.send(self._answer)
+        except StopIteration:
+            self._ended = True
+        except TroubleError as error:
+            self._ended = True
+            self._headers = self._troubled(error)
+        except PayloadSizeError as error:
+            raise AveragingError(
+                f"rank {self._transport.ranks[error.place]} says that its payload has {error.size:,} bytes, and "
+                f"{self._transport.exchange.codec!r} makes at most {error.most:,} of this model"
+            ) from error
+        else:
+            self._answer, collective = self._transport.start(request)
+            self._collectives = [collective]
+
+    def _troubled(self, error: TroubleError) -> list[AverageHeader]:
+        """Return the headers, with the troubles that the exchange has found."""
+        self._transport.failure = error.cause
+        if error.summed:
+            raise NotFiniteError(
+                "the sum of what all ranks brought is beyond float32; nothing of it was merged. "
+                "Lower the learning rate or clip"
+            ) from error
+        return [replace(header, trouble=error.troubles.get(place, 0)) for place, header in enumerate(self._headers)]
