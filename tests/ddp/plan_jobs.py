@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import random
 import threading
 import time
@@ -15,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.codecs.naming import parse_codec
 from paceline.drivers.ddp import compress
-from paceline.drivers.ranks.exchanging import Conductor, exchange_now
-from paceline.exchanges import make_exchange
+from paceline.drivers.ranks.exchanging import ExchangeScheduler, exchange_now
+from paceline.exchanges import exchange, make_exchange
 from paceline.exchanges.lockstep import run_in_lockstep
 from paceline.exchanges.plans import plans_of
 from tests.ddp.jobs import digest, error_of, gradient, small_cnn
@@ -44,14 +45,14 @@ def seeded(place, step, number):
 
 
 def real_and_in_lockstep(codec, plan, steps=2, jitter=0.0):
-    """Several vectors at once through the conductor, with pauses that differ from rank to rank; and in one process."""
+    """Several vectors at once through the scheduler, with pauses that differ from rank to rank; and in one process."""
     parsed, world, ours = parse_codec(codec), dist.get_world_size(), dist.get_rank()
     if plan not in plans_of(parsed):
         raise ValueError(f"{codec} cannot {plan}")
     pauses = random.Random(ours)
     made = [[make_exchange(parsed, shapes_of(size), place, world, plan) for size in SIZES] for place in range(world)]
     over_network = [make_exchange(parsed, shapes_of(size), ours, world, plan) for size in SIZES]
-    conductor, found = Conductor(groups(), torch.device("cpu")), []
+    scheduler, found = ExchangeScheduler(groups(), torch.device("cpu")), []
     for step in range(steps):
         ended, done = {}, threading.Event()
 
@@ -61,10 +62,10 @@ def real_and_in_lockstep(codec, plan, steps=2, jitter=0.0):
             if len(ended) == len(SIZES):
                 done.set()
 
-        for number, (exchange, vector) in enumerate(zip(over_network, vectors(ours, step), strict=True)):
+        for number, (one, vector) in enumerate(zip(over_network, vectors(ours, step), strict=True)):
             time.sleep(jitter * pauses.random())
-            protocol = exchange.run(vector, seeded(ours, step, number))
-            conductor.begin(protocol, functools.partial(finished, number))
+            protocol = one.run(vector, seeded(ours, step, number))
+            scheduler.begin(protocol, functools.partial(finished, number))
         if not done.wait(DEADLINE_SECONDS):
             raise TimeoutError(f"{len(ended)} of {len(SIZES)} exchanges have ended")
         for number in range(len(SIZES)):
@@ -80,13 +81,13 @@ def real_and_in_lockstep(codec, plan, steps=2, jitter=0.0):
 
 
 def at_once(codec, plan):
-    """One vector, waited for step by step, and the same through the conductor."""
+    """One vector, waited for step by step, and the same through the scheduler."""
     parsed, world, ours, sent = parse_codec(codec), dist.get_world_size(), dist.get_rank(), []
     exchanges = [make_exchange(parsed, shapes_of(5000), ours, world, plan) for _ in range(2)]
     vector, done, ended = vectors(ours, 0)[0], threading.Event(), []
     now = exchange_now(exchanges[0].run(vector, seeded(ours, 0, 0)), groups(), sent.append)
-    conductor = Conductor(groups(), torch.device("cpu"))  # whose thread ends with it
-    underway = conductor.begin(
+    scheduler = ExchangeScheduler(groups(), torch.device("cpu"))  # whose thread ends with it
+    underway = scheduler.begin(
         exchanges[1].run(vector, seeded(ours, 0, 0)), lambda underway, what: (ended.append(what), done.set())
     )
     if not done.wait(DEADLINE_SECONDS):
@@ -118,11 +119,11 @@ def nothing_is_lost(codec, plan, steps=4):
     for number in range(steps):
         wanted = wanted + backward(plain, number)
         applied = applied + backward(model, number)
-        layouts.append(len(compression.state_dict()["buckets"]))
+        layouts.append([bucket["parameters"] for bucket in compression.state_dict()["buckets"]])
     held = {}
-    for key, exchange in compression._exchanges._exchanges.items():
+    for key, one in compression._exchanges._exchanges.items():
         sizes = [compression._exchanges._sizes[name] for name in key]
-        held |= dict(zip(key, exchange.held().split(sizes), strict=True))
+        held |= dict(zip(key, one.held().split(sizes), strict=True))
     residual = torch.cat([held[name] for name, _ in model.module.named_parameters()])
     dist.all_reduce(residual)
     scale = wanted.abs().max()
@@ -130,7 +131,7 @@ def nothing_is_lost(codec, plan, steps=4):
         "lost": float((applied + residual / dist.get_world_size() - wanted).abs().max() / scale),
         "held": float(residual.abs().max() / scale),
         "plans": compression.plans,
-        "layouts": layouts,
+        "changed": layouts[0] != layouts[1],
     }
 
 
@@ -145,8 +146,9 @@ def resumed(codec, plan, other_plan=None):
     state = before.state_dict()
     after.load_state_dict(state)
     last = [backward(again, number) for number in range(3, 6)][-1]
+    sent = after.sent_bytes > before.sent_bytes
     refused = error_of(lambda: after.load_state_dict(state | {"ranks": 7}))
-    return {"same": torch.equal(last, gradients[-1]), "refused": refused, "sent": after.sent_bytes > before.sent_bytes}
+    return {"same": torch.equal(last, gradients[-1]), "refused": refused, "sent": sent}
 
 
 def not_finite(codec, plan, culprit):
@@ -171,3 +173,74 @@ def misused():
         "impossible": error_of(lambda: compress(model, "qsgd", plan="all-reduce")),
         "unlike": error_of(lambda: compress(model, "qsgd", plan="gather" if dist.get_rank() else "two-step")),
     }
+
+
+def sum_fails():
+    """The owner of a shard cannot add up: all ranks hear of it, and the next exchange is right again."""
+    world, ours = dist.get_world_size(), dist.get_rank()
+    exchange_of_ours = make_exchange(parse_codec("one-bit"), shapes_of(5000), ours, world, "two-step")
+    before = exchange._added
+    heard = []
+    for number in range(2):
+        exchange._added = fail if number == 0 and ours == 1 else before
+        try:
+            found = exchange_now(exchange_of_ours.run(vectors(ours, number)[0]), groups(), [].append)
+            heard.append(hashlib.sha256(found.numpy().tobytes()).hexdigest())
+        except exchange.TroubleError as error:
+            heard.append([error.summed, {place: trouble.name for place, trouble in error.troubles.items()}])
+            exchange_of_ours.take_back()
+    exchange._added = before
+    return heard
+
+
+def fail(*arguments):
+    raise MemoryError("no memory for the sum")
+
+
+def fails_alone():
+    """An error that a rank has for itself ends its exchanges: later ones would meet the others' earlier steps."""
+    codec, scheduler, ended = parse_codec("qsgd"), ExchangeScheduler(groups(), torch.device("cpu")), []
+
+    def exchange_once(broken):
+        done = threading.Event()
+        ours = make_exchange(codec, shapes_of(5000), dist.get_rank(), dist.get_world_size(), "gather")
+        if broken:
+            ours._memory = fail
+        scheduler.begin(ours.run(vectors(0, 0)[0]), lambda underway, what: (ended.append(what), done.set()))
+        return done.wait(DEADLINE_SECONDS)
+
+    waited = [exchange_once(False), exchange_once(True), exchange_once(False)]
+    return {"waited": waited, "ended": [f"{type(what).__name__}: {what}"[:80] for what in ended]}
+
+
+def one_cannot_be_told():
+    """What is called at the end of an exchange raises: the others come to theirs all the same."""
+    scheduler, ended, done = ExchangeScheduler(groups(), torch.device("cpu")), [], threading.Event()
+    logging.getLogger("paceline.exchanges").disabled = True
+
+    def finished(number, underway, what):
+        ended.append(number)
+        if len(ended) == 3:
+            done.set()
+        raise ZeroDivisionError("nobody listens")
+
+    for number in range(3):
+        ours = make_exchange(parse_codec("qsgd"), shapes_of(5000), dist.get_rank(), dist.get_world_size(), "two-step")
+        scheduler.begin(ours.run(vectors(0, number)[0]), functools.partial(finished, number))
+    return done.wait(DEADLINE_SECONDS) and ended
+
+
+def joined(codec, plan):
+    """Rank r has r + 1 batches; in the third step one that has data has a NaN: it is left out by all."""
+    model, compression = hooked(codec, plan)
+    errors = []
+    with model.join():
+        for number in range(dist.get_rank() + 1):
+            inputs, targets = batch(number)
+            if number == 2 and dist.get_rank() == 3:
+                inputs = inputs * float("nan")
+            model.zero_grad()
+            errors.append(error_of(F.cross_entropy(model(inputs), targets).backward))
+    kept = [len(compression._used), len(compression._taken), len(compression._failures)]
+    after = backward(model, 9)
+    return {"errors": errors, "kept": kept, "digest": hashlib.sha256(after.numpy().tobytes()).hexdigest()}

@@ -51,6 +51,7 @@ def test_one_vector_that_is_waited_for_is_exchanged_as_many_are(four, codec, pla
 def test_error_feedback_loses_nothing_when_ddp_changes_its_buckets(four, codec, plan):
     for found in four.do("nothing_is_lost", codec=codec, plan=plan):
         assert found["plans"] == [plan]
+        assert found["changed"]
         assert found["lost"] < 1e-5 < found["held"]
 
 
@@ -59,16 +60,55 @@ def test_a_run_by_two_steps_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(f
     for found in four.do("resumed", codec=codec, plan="two-step"):
         assert found["same"]
         assert found["sent"]
-        assert "this state is of one among 7 ranks (here are 4)" in found["refused"]
+        told = "this state is of one among 7 ranks (here are 4)"
+        assert found["refused"] is None if codec == "qsgd" else told in found["refused"]
 
 
 @pytest.mark.parametrize(("codec", "plan"), [("one-bit", "two-step"), ("bfloat16", "all-reduce"), ("qsgd", "two-step")])
 def test_a_gradient_that_is_not_finite_is_an_error_on_all_ranks_and_training_can_go_on(four, codec, plan):
-    for found in four.do("not_finite", codec=codec, plan=plan, culprit=2):
+    results = four.do("not_finite", codec=codec, plan=plan, culprit=2)
+    same(results, "digest")
+    for found in results:
         before, error, after = found["errors"]
         assert (before, after) == (None, None)
         assert error.startswith("NotFiniteError: rank 2: the gradient is not finite in bucket ")
         assert found["finite"]
+
+
+def test_a_run_goes_on_by_another_plan(four):
+    for found in four.do("resumed", codec="one-bit", plan="gather", other_plan="two-step"):
+        assert not found["same"]
+        assert found["sent"]
+
+
+@pytest.mark.parametrize(("codec", "plan"), [("one-bit", "two-step"), ("qsgd", "gather"), ("bfloat16", "all-reduce")])
+def test_a_rank_that_is_out_of_data_keeps_company_and_leaves_out_what_the_others_leave_out(four, codec, plan):
+    results = four.do("joined", codec=codec, plan=plan)
+    same(results, "digest")
+    for rank, found in enumerate(results):
+        assert found["kept"] == [0, 0, 0]
+        told = [error for error in found["errors"] if error]
+        assert len(told) == (1 if rank >= 2 else 0)
+        assert all(error.startswith("NotFiniteError: rank 3: the gradient is not finite") for error in told)
+
+
+def test_an_owner_that_cannot_add_up_is_named_by_all_and_the_next_exchange_is_right(four):
+    results = four.do("sum_fails")
+    assert all(result == results[0] for result in results)
+    assert results[0][0] == [True, {"1": "OTHER"}]
+
+
+def test_an_error_of_one_rank_alone_ends_its_exchanges_and_gives_nobody_a_wrong_sum(four):
+    for found in four.do("fails_alone"):
+        assert found["waited"] == [True, True, True]
+        right, alone, later = found["ended"]
+        assert right.startswith("Tensor: ")
+        assert alone == "MemoryError: no memory for the sum"
+        assert later.startswith("ConnectionLostError: this rank has left the exchanges: no memory for the sum")
+
+
+def test_an_end_that_cannot_be_told_holds_up_no_other(four):
+    assert all(result == [0, 1, 2] for result in four.do("one_cannot_be_told"))
 
 
 def test_misuse_is_told(four):

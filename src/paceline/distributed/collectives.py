@@ -62,8 +62,8 @@ def gather_vector(ours: torch.Tensor, store: StoreGather) -> torch.Tensor:
 class PendingCollective:
     """A collective under way; `done_at` is when it was over, by time.perf_counter(), None if it is not.
 
-    `then` is called once on a thread of the backend's, which does nothing else meanwhile: when it is over, and on a GPU
-    at once, since there a stream waits for it.
+    `then` is called once when it is over, on the CPU alone, by a thread of the backend's that does nothing else
+    meanwhile.
     """
 
     def __init__(self, work: Any, device: torch.device, then: Callable[[], None] | None = None) -> None:
@@ -76,8 +76,6 @@ class PendingCollective:
             self._follower.add_done_callback(self._on_done)
             if _exiting.is_set():  # a thread that outlives the exit handler
                 self.detach()
-        elif then is not None:
-            then()
 
     def _on_done(self, _: Any) -> None:
         if self._calls_back:

@@ -4,7 +4,7 @@ r"""DistributedDataParallel with gradients that travel encoded.
                          |                     |              |
     the hook:      encode, send           encode, send   encode, send          payloads travel while backward goes on
                          \                    \              \
-    the conductor:        sum, encode, send    ...            ...      decode  in the order of the buckets
+    the scheduler:        sum, encode, send    ...            ...      decode  in the order of the buckets
 
 How the ranks come to the sum is a plan of `paceline.exchanges`: all-reduce, gather or two-step; unless one is named,
 the quickest for the codec, the bucket's size and the number of ranks. All ranks decode the same payloads in the same
@@ -28,6 +28,7 @@ known by the names of its parameters, and where the names change:
 import functools
 import logging
 import math
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -40,8 +41,8 @@ from paceline.codecs import Codec, NotFiniteError
 from paceline.codecs.naming import resolve_codec
 from paceline.distributed import RankGoneError, check_limits, first_line
 from paceline.distributed.agreement import describe, gather_rows, raise_difference, short_text
-from paceline.distributed.groups import make_group
-from paceline.drivers.ranks.exchanging import Conductor, ConnectionLostError, Underway
+from paceline.distributed.groups import close_group, make_group
+from paceline.drivers.ranks.exchanging import ConnectionLostError, ExchangeScheduler, Underway
 from paceline.exchanges import Trouble, TroubleError, VectorExchange, make_exchange
 from paceline.exchanges.plans import AUTO, GATHER, TWO_STEP, check_plan, plans_of, steps_of
 from paceline.randomness import torch_generator
@@ -115,6 +116,8 @@ class Compression:
         self._exchanges = BucketExchanges(codec, plan, self._ranks.index(self._rank), len(self._ranks))
         self._failures: dict[int, Exception] = {}  # by bucket, of this step
         self._used: list[VectorExchange] = []  # in this step
+        self._lock = threading.Lock()  # the hook and the scheduler's thread count
+        self._open_buckets, self._is_shadow = 0, False
         self._taken: list[Underway] = []  # in this step
         self._least_seconds = (math.inf, math.inf)  # of the steps watched: on the wire, and of the processor
 
@@ -129,17 +132,22 @@ class Compression:
         make_exchange(self.codec, shapes, 0, world, self.plan)  # refuses what cannot be
         device = next(model.parameters()).device
         first = given or make_group(self._ranks, dist.get_backend_config(theirs), self._timeout_seconds)
-        raise_difference(  # payloads of ranks that encode differently would not fit in each other's places
-            gather_rows({"codec": short_text(describe(self.codec)), "plan": self.plan}, first, device),
-            "all ranks must compress alike: {who} with {theirs}, this one with {ours}",
-            names=[f"rank {rank}" for rank in self._ranks],
-            reference=self._ranks.index(self._rank),
-        )
+        try:
+            raise_difference(  # payloads of ranks that encode differently would not fit in each other's places
+                gather_rows({"codec": short_text(describe(self.codec)), "plan": self.plan}, first, device),
+                "all ranks must compress alike: {who} with {theirs}, this one with {ours}",
+                names=[f"rank {rank}" for rank in self._ranks],
+                reference=self._ranks.index(self._rank),
+            )
+        except ValueError:
+            if given is None:
+                close_group(first, pending=False)
+            raise
         plans = [self.plan] if self.plan != AUTO else [each for each in plans_of(ours) if world > 2 or each != TWO_STEP]
         others = max(steps_of(plan, ours) for plan in plans) - 1
         backend = dist.get_backend_config(theirs)
         groups = [first, *(make_group(self._ranks, backend, self._timeout_seconds) for _ in range(others))]
-        self._conductor = Conductor(groups, device)
+        self._scheduler = ExchangeScheduler(groups, device)
 
     def __repr__(self) -> str:
         times = self.gradient_bytes / max(1, self.payload_bytes)
@@ -182,7 +190,8 @@ class Compression:
             raise ValueError(f"this state is of {state['codec']} (this codec is {describe(self.codec)})")
         if state["rank"] != self._rank:
             raise ValueError(f"this state is of rank {state['rank']} (this is rank {self._rank})")
-        if state.get("ranks", len(self._ranks)) != len(self._ranks):  # states of the last release do not say it
+        held = state["carried"] or any(bucket["memory"] for bucket in state["buckets"])
+        if held and state.get("ranks", len(self._ranks)) != len(self._ranks):  # the last release does not say it
             raise ValueError(
                 f"this state is of one among {state['ranks']} ranks (here are {len(self._ranks)}): what the others "
                 "held back would be lost. Go on with as many ranks, or without the state"
@@ -205,12 +214,14 @@ class Compression:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         self._used.append(exchange)
         self.gradient_bytes += buffer.numel() * buffer.element_size()
+        with self._lock:
+            self._open_buckets += 1
         if last:
             self.steps += 1
-            _after_backward(self._raise)
+            self._is_shadow = not _after_backward(self._end_step)
         direct = buffer.dtype is torch.float32 and buffer.is_contiguous()
         protocol = exchange.run(buffer, self._generator, buffer if direct else None)
-        self._conductor.begin(protocol, functools.partial(self._finish, exchange, buffer, index, what, future))
+        self._scheduler.begin(protocol, functools.partial(self._finish, exchange, buffer, index, what, future))
         return future
 
     def _finish(
@@ -223,7 +234,7 @@ class Compression:
         underway: Underway,
         ended: torch.Tensor | Exception,
     ) -> None:
-        """Put the mean of all ranks into the bucket; runs in the conductor's thread, raises nothing."""
+        """Put the mean of all ranks into the bucket; runs in the scheduler's thread, raises nothing."""
         try:
             if isinstance(ended, Exception):
                 raise self._error(ended, what) from getattr(ended, "cause", None) or ended.__cause__
@@ -234,8 +245,15 @@ class Compression:
         except Exception as error:
             self._failures[index] = error
             buffer.fill_(float("nan"))
-        self.sent_bytes += underway.given_bytes
-        self._taken.append(underway)
+        with self._lock:
+            self.sent_bytes += underway.given_bytes
+            self._taken.append(underway)
+            self._open_buckets -= 1
+            ends_shadow = self._is_shadow and not self._open_buckets
+        if ends_shadow:
+            self._is_shadow = False
+            with suppress(Exception):  # those who have data raise it; this rank leaves the step out as they do
+                self._end_step()
         future.set_result(buffer)
 
     def _error(self, error: Exception, what: str) -> Exception:
@@ -257,11 +275,13 @@ class Compression:
             )
         return RuntimeError(f"{who}: the {name} could not be encoded in {what}; the reason is with {who}")
 
-    def _raise(self) -> None:
+    def _end_step(self) -> None:
+        """Raise what has gone wrong in this step, on all ranks, and take back what they sent in it."""
         failures, self._failures = self._failures, {}
         used, self._used = self._used, []
         taken, self._taken = self._taken, []
-        if not failures and WARM_UP_STEPS < self.steps <= WATCHED_STEPS and self._ranks[0] == self._rank:
+        watched = WARM_UP_STEPS < self.steps <= WATCHED_STEPS and self._ranks[0] == self._rank
+        if not failures and watched and all(underway.on_wire for underway in taken):  # on a GPU nobody looks
             self._watch(taken)
         if failures:
             for exchange in used:  # the step is left out, on all ranks: what they sent in it was not used
@@ -304,13 +324,19 @@ def covered_seconds(spans: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-def _after_backward(callback: Any) -> None:
-    """Call `callback` when backward is through and DDP has finished its round."""
+def _after_backward(callback: Any) -> bool:
+    """Call `callback` when backward is through and DDP has finished its round; return whether there is a backward.
+
+    There is none on a rank that is out of data, and keeps company in DDP's join().
+    """
     later = torch.autograd.Variable._execution_engine.queue_callback
-    with suppress(RuntimeError):  # no backward: this rank is out of data, and keeps company in DDP's join()
+    try:
         # They are called in the order in which they are queued. DDP queues its own after the hook of the last
         # bucket, so ours, if it were queued now, would come before: what comes now queues it again.
         later(lambda: later(callback))
+    except RuntimeError:
+        return False
+    return True
 
 
 # -- what the codecs remember ------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ protocols of all ranks in one process.
 """
 
 from paceline.exchanges.exchange import (
+    ExchangeProtocol,
     PayloadSizeError,
-    Protocol,
     Trouble,
     TroubleError,
     VectorExchange,
@@ -24,8 +24,8 @@ from paceline.exchanges.plans import PLANS, choose_plan
 
 __all__ = [
     "PLANS",
+    "ExchangeProtocol",
     "PayloadSizeError",
-    "Protocol",
     "Trouble",
     "TroubleError",
     "VectorExchange",

@@ -31,7 +31,7 @@ from paceline.codecs.requests import AllGather, AllToAll, Request
 from paceline.errors import PacelineError
 from paceline.exchanges.plans import ALL_REDUCE, AUTO, GATHER, TWO_STEP, check_plan, choose_plan, shard_edges
 
-Protocol = Generator[Request, torch.Tensor, torch.Tensor]
+ExchangeProtocol = Generator[Request, torch.Tensor, torch.Tensor]
 
 ALIGNED_BYTES = 16  # where a payload begins, so that its words can be read in place
 RESIDUAL, OWNED = "residual", "owned"  # in a memory: r, and R
@@ -102,7 +102,7 @@ class VectorExchange(ABC):
     @abstractmethod
     def run(
         self, vector: torch.Tensor | None, generator: torch.Generator | None = None, out: torch.Tensor | None = None
-    ) -> Protocol:
+    ) -> ExchangeProtocol:
         """Exchange a vector, or None where this rank has nothing to bring; return the sum, in `out` if that is given.
 
         The vector must stay as it is until the end; `out` may be the same memory, for it is written to at the end.
@@ -132,7 +132,8 @@ class VectorExchange(ABC):
         return self.codec.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict` of the same plan, place and number of ranks."""
+        """Go on from a `state_dict` of the same plan, place and ranks; one that does not fit changes nothing."""
+        _check_length(state.get(RESIDUAL), self.elements, "vector")
         self.codec.load_state_dict(state)
 
     def load_state_of(self, plan: str, state: dict[str, Any]) -> None:
@@ -163,16 +164,18 @@ class VectorExchange(ABC):
             self._scratch = torch.empty(elements, dtype=torch.float32, device=device)
         return self._scratch[:elements]
 
-    def _check_size(self, codec: Codec, payload: torch.Tensor, elements: int) -> None:
+    def _check_payload(self, codec: Codec, payload: torch.Tensor, elements: int) -> None:
         most = codec.most_bytes(elements)
+        if payload.numel() and int(payload[0]) != _PAYLOAD_BEGINS:
+            raise ValueError(f"a payload begins with b'pl' ({codec!r} has made one that begins with {int(payload[0])})")
         if payload.numel() > most or (payload.numel() < most and self.sized):
             raise ValueError(f"{codec!r} promises {most:,} bytes, and has made {payload.numel():,}")
 
     def _refuse_sizes(self, sizes: Sequence[int], elements: int) -> None:
-        """Refuse sizes that no payload has, before memory is taken for them."""
+        """Refuse sizes that no payload has, before memory is taken for them; all ranks have the same sizes here."""
         most = self.codec.most_bytes(elements)
         for place, size in enumerate(sizes):
-            if size > most:
+            if not 0 <= size <= most:
                 raise PayloadSizeError(place, size, self.codec, most)
 
 
@@ -186,7 +189,7 @@ class GatheredExchange(VectorExchange):
 
     def run(
         self, vector: torch.Tensor | None, generator: torch.Generator | None = None, out: torch.Tensor | None = None
-    ) -> Protocol:
+    ) -> ExchangeProtocol:
         device = _device_of(vector, out)
         payload, mark, cause = self._encoded(vector, generator, device)
         self.made_bytes, most = payload.numel(), self.codec.most_bytes(self.elements)
@@ -197,8 +200,10 @@ class GatheredExchange(VectorExchange):
             marks = (yield AllGather(_size(payload, mark, device))).view(-1).tolist()
             marks = [-mark for mark in marks]
         _raise_troubles(marks, cause)
-        if not self.sized:
-            sizes = [max(0, -mark) for mark in marks]
+        if self.sized:
+            _refuse_marks(marks)
+        else:
+            sizes = [-mark for mark in marks]
             self._refuse_sizes(sizes, self.elements)
             rows = yield AllGather(_filled(payload, mark, max(sizes)))
             payloads = [row[:size] for row, size in zip(rows, sizes, strict=True)]
@@ -215,7 +220,7 @@ class GatheredExchange(VectorExchange):
         try:
             payload = self.codec.encode(vector, generator)
             self._begun = True
-            self._check_size(self.codec, payload, self.elements)
+            self._check_payload(self.codec, payload, self.elements)
         except Exception as error:  # the others wait for a payload: whatever it is, they must hear of it
             return none, _trouble_of(error), error
         return payload, _PAYLOAD_BEGINS, None
@@ -246,7 +251,7 @@ class TwoStepExchange(VectorExchange):
 
     def run(
         self, vector: torch.Tensor | None, generator: torch.Generator | None = None, out: torch.Tensor | None = None
-    ) -> Protocol:
+    ) -> ExchangeProtocol:
         device = _device_of(vector, out)
         second = _offspring(generator)  # drawn now: by the time that the sum is encoded, others may have drawn
         payloads, mark, cause = self._encoded(vector, generator, device)
@@ -263,26 +268,26 @@ class TwoStepExchange(VectorExchange):
                 tuple(map(_slot, map(int, table[self.place]))),
                 tuple(_slot(row[self.place]) for row in table),
             )
-            self._refuse_sizes([row[self.place] for row in table], self._lengths[self.place])
+            for place, length in enumerate(self._lengths):
+                self._refuse_sizes([row[place] for row in table], length)
         arrived = torch.split((yield AllToAll(_joined(payloads, mark, sends), sends, receives)), list(receives))
         if self.sized:
             marks = [int(part[0]) for part in arrived]
             _raise_troubles(marks, cause)
+            _refuse_marks(marks)
             parts = [part[:ours] for part, mark in zip(arrived, marks, strict=True) if mark != _NOTHING]
         else:
             parts = [part[: row[self.place]] for part, row in zip(arrived, table, strict=True) if row[self.place]]
         result = self._output(out, device)
         if not parts:  # nobody brings anything, and all know it
             return result.zero_()
-        if self._total is None or self._total.device != device:
-            self._total = torch.empty(self._lengths[self.place], dtype=torch.float32, device=device)
-        _added(self._inner, parts, self._total, self._memory)
-        payload, mark, cause = self._encoded_sum(self._total, second, device)
+        payload, mark, cause = self._encoded_sum(parts, second, device)
         self.made_bytes += payload.numel()
         if self.sized:
             rows = yield AllGather(_filled(payload, mark, max(most)))
             marks, sizes_of = rows[:, 0].tolist(), most
             _raise_troubles(marks, cause, summed=True)
+            _refuse_marks(marks)
         else:
             marks = (yield AllGather(_size(payload, mark, device))).view(-1).tolist()
             _raise_troubles([-mark for mark in marks], cause, summed=True)
@@ -312,26 +317,30 @@ class TwoStepExchange(VectorExchange):
                 refuse_not_finite(flat)  # which says the place in the vector, and not in the shard
                 raise
             for payload, length in zip(payloads, self._lengths, strict=True):
-                self._check_size(self._inner, payload, length)
+                self._check_payload(self._inner, payload, length)
             if isinstance(self.codec, ErrorFeedback) and sent is not None:
+                self._begun = True
                 for payload, shard in zip(payloads, self._shards, strict=True):
                     self._inner.decode(payload, out=sent[shard])
                 self.codec.end(sent)
-                self._begun = True
         except Exception as error:  # the others wait for a payload: whatever it is, they must hear of it
             return none, _trouble_of(error), error
         return payloads, _PAYLOAD_BEGINS, None
 
     def _encoded_sum(
-        self, total: torch.Tensor, generator: torch.Generator | None, device: torch.device
+        self, parts: Sequence[torch.Tensor], generator: torch.Generator | None, device: torch.device
     ) -> tuple[torch.Tensor, int, Exception | None]:
+        """Add up what has come of this rank's shard, and encode it; if it cannot be, a number in its place, and why."""
         if isinstance(self._owner, ErrorFeedback):
             self._owned_before = self._owner.residual
         try:
-            payload = self._owner.encode(total, generator)
+            if self._total is None or self._total.device != device:
+                self._total = torch.empty(self._lengths[self.place], dtype=torch.float32, device=device)
+            _added(self._inner, parts, self._total, self._memory)
+            payload = self._owner.encode(self._total, generator)
             self._owner_begun = True
-            self._check_size(self._inner, payload, total.numel())
-        except Exception as error:
+            self._check_payload(self._inner, payload, self._total.numel())
+        except Exception as error:  # all wait for the sum: whatever it is, they must hear of it
             return torch.empty(0, dtype=torch.uint8, device=device), _trouble_of(error), error
         return payload, _PAYLOAD_BEGINS, None
 
@@ -355,11 +364,12 @@ class TwoStepExchange(VectorExchange):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         owned = state.get(OWNED)
-        if owned is not None and owned.numel() != self._lengths[self.place]:
-            length = self._lengths[self.place]
-            raise ValueError(f"the sums of this rank have {length:,} elements (in this state {owned.numel():,})")
+        _check_length(state.get(RESIDUAL), self.elements, "vector")
+        _check_length(owned, self._lengths[self.place], "shard")
+        theirs = self.codec.fresh()
+        theirs.load_state_dict({} if owned is None else {RESIDUAL: owned})
         self.codec.load_state_dict({name: value for name, value in state.items() if name != OWNED})
-        self._owner.load_state_dict({} if owned is None else {RESIDUAL: owned})
+        self._owner = theirs
 
 
 # -- all-reduce --------------------------------------------------------------------------------------------------------
@@ -372,7 +382,7 @@ class AddedExchange(VectorExchange):
 
     def run(
         self, vector: torch.Tensor | None, generator: torch.Generator | None = None, out: torch.Tensor | None = None
-    ) -> Protocol:
+    ) -> ExchangeProtocol:
         mark, cause = _NOTHING, None
         self._begun = False
         result = self._output(out, _device_of(vector, out))
@@ -430,6 +440,12 @@ def make_exchange(
     return _KINDS[plan](codec, shapes, place, world)
 
 
+def _check_length(held: Any, elements: int, what: str) -> None:
+    if held is not None and (not isinstance(held, torch.Tensor) or held.numel() != elements):
+        found = f"{held.numel():,}" if isinstance(held, torch.Tensor) else type(held).__name__
+        raise ValueError(f"this {what} has {elements:,} elements, and what was held back of it {found}")
+
+
 # -- payloads ----------------------------------------------------------------------------------------------------------
 
 
@@ -453,6 +469,13 @@ def _raise_troubles(marks: Sequence[float], cause: Exception | None, *, summed: 
     troubles = {place: Trouble(int(mark)) for place, mark in enumerate(marks) if int(mark) in kinds}
     if troubles:
         raise TroubleError(troubles, cause, summed=summed)
+
+
+def _refuse_marks(marks: Sequence[int]) -> None:
+    """Refuse first bytes that neither begin a payload nor stand in place of one."""
+    for place, mark in enumerate(marks):
+        if mark not in (_PAYLOAD_BEGINS, _NOTHING):
+            raise PayloadError(f"a payload begins with b'pl' (that of place {place} with {mark})")
 
 
 def _slot(size: int) -> int:

@@ -1,7 +1,7 @@
 """The protocols of all ranks in one process, request by request: for replays, simulations and tests.
 
-All ranks ask for the same thing at the same time, as they must over a network; whatever they would wait for for ever
-there is an error here.
+All ranks ask for the same thing at the same time, as they must over a network; what would never end there is an
+error here.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import cast
 import torch
 
 from paceline.codecs.requests import AllGather, AllToAll, Request
-from paceline.exchanges.exchange import Protocol
+from paceline.exchanges.exchange import ExchangeProtocol
 
 Outcome = torch.Tensor | Exception
 
 
 def run_in_lockstep(
-    protocols: Sequence[Protocol], heard: Callable[[Sequence[Request]], None] | None = None
+    protocols: Sequence[ExchangeProtocol], heard: Callable[[Sequence[Request]], None] | None = None
 ) -> list[Outcome]:
     """Run the protocols of all ranks to their ends; return what each returned, or raised, by place.
 

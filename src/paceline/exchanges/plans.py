@@ -128,7 +128,8 @@ def choose_plan(codec: Codec, elements: int, ranks: int, costs: ExchangeCosts = 
     >>> choose_plan(codec, 1_000_000, 8), choose_plan(codec, 1_000_000, 2), choose_plan(codec, 1_000, 8)
     ('two-step', 'gather', 'gather')
     """
-    return min(plans_of(codec), key=lambda plan: exchange_seconds(plan, codec, elements, ranks, costs))
+    plans = [plan for plan in plans_of(codec) if plan != TWO_STEP or ranks > 2]  # two ranks gather as few bytes
+    return min(plans, key=lambda plan: exchange_seconds(plan, codec, elements, ranks, costs))
 
 
 def check_plan(plan: str, codec: Codec) -> None:

@@ -32,7 +32,7 @@ from paceline.distributed.collectives import PendingCollective
 from paceline.drivers.ranks.exchanging import given_bytes, start
 from paceline.errors import PacelineError
 from paceline.events import Standing, Window
-from paceline.exchanges import PayloadSizeError, Protocol, Trouble, TroubleError, VectorExchange
+from paceline.exchanges import ExchangeProtocol, PayloadSizeError, Trouble, TroubleError, VectorExchange
 from paceline.exchanges.plans import ALL_REDUCE
 from paceline.randomness import torch_generator
 
@@ -258,7 +258,7 @@ class _PendingExchange(PendingAverage):
     def __init__(
         self,
         transport: ExchangedTransport,
-        protocol: Protocol,
+        protocol: ExchangeProtocol,
         words: tuple[torch.Tensor, PendingCollective],
         first: tuple[torch.Tensor, PendingCollective],
     ) -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.codecs import Codec, Identity
+from paceline.codecs import Codec, Identity, NotFiniteError
 from paceline.codecs.naming import resolve_codec
 from paceline.drivers.pipelining.ranks import PipelineRanks
 from paceline.drivers.pipelining.weights import WeightOwnership
@@ -66,6 +66,8 @@ class GradientAverager:
             total = exchange_now(exchange.run(vector, self._generator), column, self._sent)
         except TroubleError as error:
             return error.cause or PipelineError("a gradient could not be encoded")
+        except NotFiniteError as error:  # the sum; all replicas have the same
+            return error
         anywhere = _has_gradient(weights)
         dist.all_reduce(anywhere, group=self._ranks.column)
         _set_gradients(weights, total.div_(self._ranks.replicas), anywhere)

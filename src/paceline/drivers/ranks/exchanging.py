@@ -1,10 +1,10 @@
 """Runs the protocols of exchanges over process groups.
 
 One vector at a time, where nothing else is to be done meanwhile:  `exchange_now`.
-Many vectors, one after the other, while training goes on:          `Conductor`.
+Many vectors, one after the other, while training goes on:          `ExchangeScheduler`.
 
     training thread:       begin 0 (encode, first request)   begin 1            begin 2
-    the conductor's:                                  0: answer, second request    1: ...    0: answer, the end
+    the scheduler's:                                  0: answer, second request    1: ...    0: answer, the end
 
 Every step of a protocol has a process group of its own. Within a group all ranks must start the same collectives in the
 same order, and they do: an exchange takes its next step only when all that began before it have taken theirs, or have
@@ -15,6 +15,7 @@ of arrival, which differs from rank to rank, and they would wait for each other 
 from __future__ import annotations
 
 import functools
+import logging
 import queue
 import threading
 import time
@@ -26,11 +27,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline.codecs import NotFiniteError
 from paceline.codecs.requests import AllGather, AllReduce, AllToAll, Request
 from paceline.distributed import first_line
 from paceline.distributed.collectives import PendingCollective
 from paceline.errors import PacelineError
-from paceline.exchanges import Protocol
+from paceline.exchanges import ExchangeProtocol, TroubleError
+
+log = logging.getLogger("paceline.exchanges")
 
 MOST_COPIED_BYTES = 32_768  # of a gather that is sent to all at once, in copies, and not around a ring
 JOIN_SECONDS = 1.0
@@ -80,7 +84,9 @@ def given_bytes(request: Request, world: int, place: int) -> int:
             return (sum(request.sends) - request.sends[place]) * request.tensor.element_size()
 
 
-def exchange_now(protocol: Protocol, groups: Sequence[dist.ProcessGroup], sent: Callable[[int], None]) -> torch.Tensor:
+def exchange_now(
+    protocol: ExchangeProtocol, groups: Sequence[dist.ProcessGroup], sent: Callable[[int], None]
+) -> torch.Tensor:
     """Run a protocol to its end, waiting for each answer; `sent` is told the bytes given to the network."""
     request = next(protocol)
     for group in groups:
@@ -106,7 +112,7 @@ def exchange_now(protocol: Protocol, groups: Sequence[dist.ProcessGroup], sent: 
 class Underway:
     """An exchange on its way: what the processor has done for it so far, when it was on the wire, and its bytes."""
 
-    protocol: Protocol
+    protocol: ExchangeProtocol
     finished: Finished
     step: int = 0  # whose answer it waits for
     answer: torch.Tensor | None = None
@@ -116,51 +122,67 @@ class Underway:
     on_wire: list[tuple[float, float]] = field(default_factory=list)  # from, to
     given_bytes: int = 0
 
-
-@dataclass(slots=True, eq=False)
-class _Tracks:
-    """What the conductor and its thread share: the thread must not keep the conductor alive."""
-
-    groups: list[dist.ProcessGroup]
-    device: torch.device
-    events: queue.SimpleQueue[Underway | None] = field(default_factory=queue.SimpleQueue)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    underway: list[Underway] = field(default_factory=list)  # in the order of their beginning
+    def sent(self, given: int) -> None:
+        """Count bytes that are given to the network."""
+        self.given_bytes += given
 
 
 Finished = Callable[[Underway, torch.Tensor | Exception], None]
+KNOWN_TO_ALL = (TroubleError, NotFiniteError)  # errors that follow from what all ranks have heard: all have ended alike
 
 
-class Conductor:
+@dataclass(slots=True, eq=False)
+class _State:
+    """What the scheduler and its thread share: the thread must not keep the scheduler alive."""
+
+    groups: list[dist.ProcessGroup]
+    events: queue.SimpleQueue[Underway | None] = field(default_factory=queue.SimpleQueue)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    underway: list[Underway] = field(default_factory=list)  # in the order of their beginning
+    broken: Exception | None = None  # an error of this rank alone, after which its steps fit no other's
+
+
+class ExchangeScheduler:
     """Takes exchanges through their steps on a thread of its own; they must begin in the same order on all ranks.
 
-    `groups` are one for each step.
+    `groups` are one for each step. An error that this rank alone has in the middle of an exchange ends all of its
+    exchanges: its next step would meet the others' earlier one, and give wrong sums.
+
+    On a GPU there is no thread: waiting holds up a stream of its own there, and not the processor, so an exchange is
+    taken through all its steps when it begins. (Not run on a GPU yet.)
     """
 
     def __init__(self, groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
-        self._tracks = _Tracks(list(groups), device)
+        self._state = _State(list(groups))
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._thread: threading.Thread | None = None
-        self._ender: Any = None
+        self._finalizer: Any = None
 
-    def begin(self, protocol: Protocol, finished: Finished) -> Underway:
+    def begin(self, protocol: ExchangeProtocol, finished: Finished) -> Underway:
         """Take the first step now, on this thread; call `finished` later, on the other, with the sum or an error."""
-        if self._thread is None or not self._thread.is_alive():  # none after a fork
-            self._thread = threading.Thread(
-                target=_conduct, args=(self._tracks,), name="paceline-exchanges", daemon=True
-            )
-            self._thread.start()
-            self._ender = weakref.finalize(self, _end, self._tracks.events, self._thread)
         underway = Underway(protocol=protocol, finished=finished)
-        started = time.perf_counter()
-        request = next(protocol)
-        underway.busy_seconds = time.perf_counter() - started
-        with self._tracks.lock:
-            self._tracks.underway.append(underway)
-        try:
-            _take_step(self._tracks, underway, request)
-        except ConnectionLostError as error:
-            _finish(self._tracks, underway, error)
+        if self._stream is not None:
+            self._run_on_stream(underway, self._stream)
+            return underway
+        if self._thread is None or not self._thread.is_alive():  # none after a fork
+            name, given = "paceline-exchanges", (self._state,)
+            self._thread = threading.Thread(target=_run, args=given, name=name, daemon=True)
+            self._thread.start()
+            self._finalizer = weakref.finalize(self, _end, self._state.events, self._thread)
+        with self._state.lock:
+            self._state.underway.append(underway)
+        _advance(self._state, underway)
         return underway
+
+    def _run_on_stream(self, underway: Underway, stream: Any) -> None:
+        ended: torch.Tensor | Exception
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
+            try:
+                ended = exchange_now(underway.protocol, self._state.groups, underway.sent)
+            except Exception as error:
+                ended = error
+            underway.finished(underway, ended)
 
 
 def _end(events: queue.SimpleQueue[Underway | None], thread: threading.Thread) -> None:
@@ -169,65 +191,74 @@ def _end(events: queue.SimpleQueue[Underway | None], thread: threading.Thread) -
         thread.join(JOIN_SECONDS)
 
 
-def _conduct(tracks: _Tracks) -> None:
-    stream = torch.cuda.Stream(tracks.device) if tracks.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        while (heard := tracks.events.get()) is not None:
-            heard.arrived = True
-            while (ready := _next_ready(tracks)) is not None:
-                _advance(tracks, ready)
+def _run(state: _State) -> None:
+    while (event := state.events.get()) is not None:
+        event.arrived = True
+        while (ready := _next_ready(state)) is not None:
+            _advance(state, ready)
 
 
-def _next_ready(tracks: _Tracks) -> Underway | None:
+def _next_ready(state: _State) -> Underway | None:
     """Return what may take its next step: the earliest step first, for others wait for what comes of it."""
-    with tracks.lock:
+    with state.lock:
         ready, least = [], None
-        for each in tracks.underway:
+        for each in state.underway:
             if each.arrived and (least is None or each.step < least):
                 ready.append(each)
             least = each.step if least is None else min(least, each.step)
         return min(ready, key=lambda each: each.step, default=None)
 
 
-def _advance(tracks: _Tracks, underway: Underway) -> None:
-    started = time.perf_counter()
-    ended: torch.Tensor | Exception
+def _advance(state: _State, underway: Underway) -> None:
+    """Take the next step of an exchange, or the first, or end it; raises nothing."""
+    started, ended = time.perf_counter(), None
     try:
-        try:
-            underway.work.wait()  # it is over; raises what it has failed with, and on a GPU makes the stream wait
-        except RuntimeError as error:
-            underway.protocol.close()
-            raise ConnectionLostError(first_line(error)) from error
-        answer, underway.answer = underway.answer, None
-        assert answer is not None
-        request = underway.protocol.send(answer)
+        if state.broken is not None:
+            raise ConnectionLostError(f"this rank has left the exchanges: {first_line(state.broken)}")
+        request = _next_request(underway)
         underway.busy_seconds += time.perf_counter() - started
-        underway.step, underway.arrived = underway.step + 1, False
-        _take_step(tracks, underway, request)
+        _start(state, underway, request)
         return
     except StopIteration as end:
         ended = end.value
     except Exception as error:
         ended = error
+        if not isinstance(error, KNOWN_TO_ALL):
+            state.broken = state.broken or error
     underway.busy_seconds += time.perf_counter() - started
-    _finish(tracks, underway, ended)
+    with state.lock:
+        state.underway.remove(underway)
+    underway.work = underway.answer = None  # they hold payloads
+    try:
+        underway.finished(underway, ended)
+    except Exception:
+        log.exception("the end of an exchange could not be told")
 
 
-def _finish(tracks: _Tracks, underway: Underway, ended: torch.Tensor | Exception) -> None:
-    with tracks.lock:
-        tracks.underway.remove(underway)
-    underway.finished(underway, ended)
+def _next_request(underway: Underway) -> Request:
+    if underway.work is None:
+        return next(underway.protocol)
+    try:
+        underway.work.wait()  # it is over; raises what it has failed with
+    except RuntimeError as error:
+        underway.protocol.close()
+        raise ConnectionLostError(first_line(error)) from error
+    answer, underway.answer = underway.answer, None
+    assert answer is not None
+    underway.step, underway.arrived = underway.step + 1, False
+    return underway.protocol.send(answer)
 
 
-def _take_step(tracks: _Tracks, underway: Underway, request: Request) -> None:
-    group = tracks.groups[underway.step]
-    underway.given_bytes += given_bytes(request, group.size(), group.rank())
+def _start(state: _State, underway: Underway, request: Request) -> None:
+    group = state.groups[underway.step]
+    underway.sent(given_bytes(request, group.size(), group.rank()))
     started = time.perf_counter()
     try:
         underway.answer, underway.work = start(request, group)
     except RuntimeError as error:
         raise ConnectionLostError(first_line(error)) from error
-    PendingCollective(underway.work, tracks.device, functools.partial(_arrived, tracks.events, underway, started))
+    then = functools.partial(_arrived, state.events, underway, started)
+    PendingCollective(underway.work, request.tensor.device, then)
 
 
 def _arrived(events: queue.SimpleQueue[Underway | None], underway: Underway, started: float) -> None:
