@@ -42,7 +42,7 @@ LEVELS = [
     {"distributed"},
     {"settings", "quantities", "terminal", "files", "processes"},
     {"decoding", "user_code"},
-    {"events", "randomness", "lookup", "lazy", "errors", "renaming"},
+    {"events", "traffic", "randomness", "lookup", "lazy", "errors", "renaming"},
 ]
 BOTTOM = LEVELS[-1] | LEVELS[-2] | LEVELS[-3]
 ONLY_THESE = {"reports": {"traces", "pipeline", *BOTTOM}}

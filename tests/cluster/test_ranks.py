@@ -94,10 +94,12 @@ def check_story(folder):
 
 
 def test_a_rank_that_dies_is_named_and_the_run_goes_on_and_replays_to_the_last_bit(recipe, tmp_path):
+    """With all that ranks and owners of shards hold back, through two lives."""
     folder = tmp_path / "run"
-    run = started("paceline", "train", recipe, "--out", folder, tmp_path=tmp_path)
+    encoded = ("--workers", "3", "--codec", "one-bit", "--codec.plan", "two-step")
+    run = started("paceline", "train", recipe, *encoded, "--out", folder, tmp_path=tmp_path)
     try:
-        wait_for_checkpoints(run, folder, tmp_path)
+        wait_for_checkpoints(run, folder, tmp_path, ranks=3)
         os.kill(ranks_of(run)[1], signal.SIGKILL)
         assert ended(run, tmp_path, within=NAMED_WITHIN_SECONDS) == 1
     finally:
@@ -109,6 +111,10 @@ def test_a_rank_that_dies_is_named_and_the_run_goes_on_and_replays_to_the_last_b
     assert ended(again, tmp_path) == 0, said(tmp_path)
     check_story(folder)
     assert paceline.replay(folder).identical
+    keeper = RankCheckpoints(folder, rank=1)
+    memory = keeper.read(keeper.held()[0])["sync"]["codec"]
+    assert memory["owned"].abs().max() > 0
+    assert memory["owned"].numel() < memory["residual"].numel()
 
 
 def test_torchrun_starts_the_ranks_again_and_they_go_on_from_the_last_checkpoint(recipe, tmp_path):

@@ -6,8 +6,10 @@ import pytest
 
 from paceline import Race, Recipe, simulate
 from paceline.cli.main import main
+from paceline.exchanges.plans import AUTO, PLANS
 from paceline.recipes import SettingError, read_recipe
-from paceline.recipes.assembly import make_member, make_strategy
+from paceline.recipes.assembly import load_data, make_member, make_strategy, make_training, planned
+from paceline.recipes.sections import CODEC_PLANS
 from paceline.strategies.averaging import AVERAGING
 
 SMALL = Recipe(rounds=12, evaluate_every=4).with_settings(cluster={"workers": 4}, strategy={"k": 2})
@@ -33,6 +35,41 @@ def test_timing_only_takes_as_long_as_training_does(name):
     # A message has a few words of its worker beside the numbers, which timing leaves out.
     assert timed.seconds == pytest.approx(trained.seconds, rel=1e-3)
     assert timed.rounds == trained.rounds
+
+
+@pytest.mark.parametrize("plan", ["gather", "two-step"])
+def test_timing_only_knows_what_a_plan_costs(plan):
+    slow = SMALL.with_settings(
+        strategy={"name": "local-sgd"},
+        network={"worker_bits_per_second": 1e6, "latency_seconds": 0.01},
+        codec={"name": "qsgd", "plan": plan},
+    )
+    trained, timed = simulate(slow), simulate(slow, timing_only=True)
+    assert timed.seconds == pytest.approx(trained.seconds, rel=1e-2)
+    assert timed.trace.sent_bytes == pytest.approx(trained.trace.sent_bytes, rel=2e-2)
+
+
+def test_a_plan_is_written_out_for_the_record_of_averages_and_nowhere_else():
+    dataset = load_data(SMALL)
+    for strategy, codec, plan in [
+        ("hpsgd", {"name": "one-bit"}, "gather"),  # a small model
+        ("hpsgd", {"name": "one-bit", "plan": "two-step"}, "two-step"),
+        ("hpsgd", {"name": "int8-sum"}, "all-reduce"),
+        ("hpsgd", {}, "auto"),
+        ("lgc", {"name": "one-bit"}, "auto"),
+    ]:
+        recipe = SMALL.with_settings(strategy={"name": strategy}, codec=codec)
+        assert planned(recipe, make_training(recipe, dataset)).codec.plan == plan
+
+
+def test_a_plan_that_cannot_be_is_refused():
+    assert (AUTO, *PLANS) == CODEC_PLANS
+    with pytest.raises(SettingError, match="plan"):
+        SMALL.with_settings(codec={"name": "qsgd", "plan": "ring"})
+    with pytest.raises(ValueError, match="cannot be exchanged by 'all-reduce'"):
+        simulate(SMALL.with_settings(strategy={"name": "hpsgd"}, codec={"name": "qsgd", "plan": "all-reduce"}))
+    with pytest.raises(SettingError, match="replicas of a pipeline take the quickest plan"):
+        SMALL.with_settings(codec={"name": "qsgd", "plan": "gather"}, pipeline={"stages": 2})
 
 
 def test_settings_reach_the_members_that_have_them():

@@ -31,12 +31,15 @@ def played(recipe):
     return replay_averages(STEPS, make_training(recipe, load_data(recipe)), make_member(recipe)).parameters
 
 
-def recorded(folder, recipe, windows, shared):
-    """A folder as ranks leave it."""
+def recorded(folder, recipe, windows, shared, without=()):
+    """A folder as ranks leave it; `without` settings of the codec that did not exist yet."""
     write_recipe(recipe, folder)
+    document = recipe.to_document()
+    for name in without:
+        del document["codec"][name]
     rows = [[[w.steps, w.merged_after, int(w.standing)] for w in average] for average in windows]
     story = AveragingRecorder(WORKERS, []).state_dict(0.0) | {"windows": torch.tensor(rows)}
-    state = {"recipe": recipe.to_document(), "story": story, "sync": {"replica": {"shared": shared}}}
+    state = {"recipe": document, "story": story, "sync": {"replica": {"shared": shared}}}
     RankCheckpoints(folder, rank=0).keep(2, state)
     return folder
 
@@ -60,3 +63,40 @@ def test_a_sum_in_another_order_is_forgiven_and_another_model_is_not(tmp_path, r
     verdict = paceline.replay(recorded(tmp_path, recipe, STEPS, played * (1 + apart)))
     assert not verdict.identical
     assert bool(verdict.nearly) == nearly
+
+
+def encoded(recipe, codec, plan):
+    return recipe.with_settings(codec={"name": codec, "plan": plan})
+
+
+def played_by(recipe):
+    return replay_averages(STEPS, make_training(recipe, load_data(recipe)), make_member(recipe)).parameters
+
+
+def test_a_record_that_says_no_plan_was_gathered(tmp_path, recipe):
+    gathered, two_step = (played_by(encoded(recipe, "one-bit", plan)) for plan in ("gather", "two-step"))
+    assert not torch.equal(gathered, two_step)
+    folder = recorded(tmp_path / "before", encoded(recipe, "one-bit", "auto"), STEPS, gathered, without=["plan"])
+    assert paceline.replay(folder).identical
+    assert paceline.replay(
+        recorded(tmp_path / "now", encoded(recipe, "one-bit", "two-step"), STEPS, two_step)
+    ).identical
+
+
+IN_ITS_ORDER = "more than two ranks add up in an order of gloo's own"
+
+
+@pytest.mark.parametrize(
+    ("codec", "plan", "apart", "why"),
+    [
+        ("bfloat16", "all-reduce", 1e-3, f"{IN_ITS_ORDER}, and 16 bits are rounded at every hop"),
+        ("bfloat16", "gather", 1e-6, ""),
+        ("power-sgd", "all-reduce", 1e-5, IN_ITS_ORDER),
+        ("one-bit", "two-step", 1e-6, ""),
+    ],
+)
+def test_roundings_are_forgiven_where_a_ring_adds_up_and_nowhere_else(tmp_path, recipe, codec, plan, apart, why):
+    by_plan = encoded(recipe, codec, plan)
+    verdict = paceline.replay(recorded(tmp_path, by_plan, STEPS, played_by(by_plan) * (1 + apart)))
+    assert not verdict.identical
+    assert verdict.nearly == (f"the final weights differ by {apart:.1e} of their length: {why}" if why else "")

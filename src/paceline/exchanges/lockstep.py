@@ -12,7 +12,9 @@ from typing import cast
 import torch
 
 from paceline.codecs.requests import AllGather, AllToAll, Request
-from paceline.exchanges.exchange import ExchangeProtocol
+from paceline.exchanges.exchange import ExchangeProtocol, VectorExchange
+from paceline.exchanges.plans import ALL_REDUCE
+from paceline.traffic import Traffic, all_reduce_traffic, gather_traffic
 
 Outcome = torch.Tensor | Exception
 
@@ -50,8 +52,58 @@ def run_in_lockstep(
         answers = list(answered(requests))
 
 
-def answered(requests: Sequence[Request]) -> list[torch.Tensor]:
-    """Return the answers to what all ranks ask for, by place; each rank has its own memory.
+def sum_in_lockstep(
+    exchanges: Sequence[VectorExchange],
+    protocols: Sequence[ExchangeProtocol],
+    heard: Callable[[Sequence[Request]], None] = lambda requests: None,
+) -> torch.Tensor:
+    """Run the protocols of these exchanges, and return the sum that all come to; what all raise is raised.
+
+    All decode the same payloads at the end of a gather and of a two-step. Here only the first rank does.
+
+    >>> from paceline.codecs import make_codec
+    >>> from paceline.exchanges import make_exchange
+    >>> exchanges = [make_exchange(make_codec("identity"), [torch.Size([3])], place, 2, "gather") for place in (0, 1)]
+    >>> sum_in_lockstep(exchanges, [exchange.run(torch.ones(3)) for exchange in exchanges])
+    tensor([2., 2., 2.])
+    """
+    if exchanges[0].plan == ALL_REDUCE:  # there every rank has something to remember at the end
+        outcome = run_in_lockstep(protocols, heard)[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+    answers: list[torch.Tensor | None] = [None] * len(protocols)
+    while True:
+        requests = []
+        try:
+            for protocol, answer in zip(protocols, answers, strict=True):
+                requests.append(protocol.send(cast(torch.Tensor, answer)))
+        except StopIteration as end:
+            total: torch.Tensor = end.value
+            return total
+        heard(requests)
+        answers = list(answered(requests, shared=True))
+
+
+def traffic_of_requests(requests: Sequence[Request]) -> Traffic:
+    """Return what the requests of all ranks, which ask at the same time, put on the network.
+
+    >>> from paceline.codecs.requests import AllReduce
+    >>> traffic_of_requests([AllReduce(torch.ones(2)), AllReduce(torch.ones(2))])
+    Traffic(hops=2, given_bytes=8.0)
+    """
+    world, most = len(requests), max(request.tensor.nbytes for request in requests)
+    if isinstance(requests[0], AllToAll):
+        given = [
+            (sum(request.sends) - request.sends[place]) * request.tensor.element_size()
+            for place, request in enumerate(cast(Sequence[AllToAll], requests))
+        ]
+        return Traffic(1, max(given))
+    return (gather_traffic if isinstance(requests[0], AllGather) else all_reduce_traffic)(most, world)
+
+
+def answered(requests: Sequence[Request], *, shared: bool = False) -> list[torch.Tensor]:
+    """Return the answers to what all ranks ask for, by place; each rank has its own memory, unless it is `shared`.
 
     >>> from paceline.codecs.requests import AllReduce
     >>> [answer.tolist() for answer in answered([AllReduce(torch.ones(2)), AllReduce(torch.ones(2))])]
@@ -67,7 +119,7 @@ def answered(requests: Sequence[Request]) -> list[torch.Tensor]:
         raise ValueError(f"ranks bring different sizes: {[tuple(tensor.shape) for tensor in tensors]}")
     if isinstance(first, AllGather):
         rows = torch.stack([tensor.view(-1) for tensor in tensors])
-        return [rows.clone() for _ in requests]
+        return [rows if shared else rows.clone() for _ in requests]
     total = tensors[0].clone()
     for tensor in tensors[1:]:
         total = torch.maximum(total, tensor) if first.largest else total.add_(tensor)

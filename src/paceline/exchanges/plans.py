@@ -19,8 +19,10 @@ import itertools
 from dataclasses import dataclass
 
 from paceline.codecs import Codec
+from paceline.codecs.floats import Identity
 from paceline.codecs.naming import inner_of
 from paceline.lookup import unknown
+from paceline.traffic import Traffic
 
 ALL_REDUCE, GATHER, TWO_STEP = PLANS = ("all-reduce", "gather", "two-step")
 AUTO = "auto"
@@ -112,12 +114,31 @@ def exchange_seconds(plan: str, codec: Codec, elements: int, ranks: int, costs: 
     >>> times[0] > 2 * times[1]
     True
     """
+    steps, traffic = steps_of(plan, codec), traffic_of(plan, codec, elements, ranks)
+    decoded = {ALL_REDUCE: elements, GATHER: ranks * elements, TWO_STEP: 2 * elements}[plan]
+    return costs.seconds(collectives=steps, hops=traffic.hops, moved_bytes=traffic.given_bytes, decoded=decoded)
+
+
+def traffic_of(plan: str, codec: Codec, elements: int, ranks: int) -> Traffic:
+    """Return what an exchange puts on the network, at the most.
+
+    >>> from paceline.codecs import make_codec
+    >>> traffic_of("two-step", make_codec("qsgd"), 1_000_000, 8).hops
+    8
+    """
     steps = steps_of(plan, codec)
     hops = {ALL_REDUCE: 2 * steps * (ranks - 1), GATHER: steps * (ranks - 1), TWO_STEP: steps // 2 * ranks}[plan]
-    decoded = {ALL_REDUCE: elements, GATHER: ranks * elements, TWO_STEP: 2 * elements}[plan]
-    return costs.seconds(
-        collectives=steps, hops=hops, moved_bytes=moved_bytes(plan, codec, elements, ranks), decoded=decoded
-    )
+    return Traffic(hops, moved_bytes(plan, codec, elements, ranks))
+
+
+def adds_plainly(codec: Codec, plan: str) -> bool:
+    """Whether vectors are added up as they are: there is nothing to encode, and no exchange is needed.
+
+    >>> from paceline.codecs import make_codec
+    >>> adds_plainly(make_codec("identity"), "auto"), adds_plainly(make_codec("qsgd"), "auto")
+    (True, False)
+    """
+    return isinstance(codec, Identity) and plan in (AUTO, ALL_REDUCE)
 
 
 def choose_plan(codec: Codec, elements: int, ranks: int, costs: ExchangeCosts = ASSUMED) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -314,6 +315,7 @@ def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN
         augmentation=PadCropFlip() if data.augment else NoAugmentation(),
         evaluation_samples=recipe.evaluation_samples,
         codec=make_codec_of(recipe),
+        plan=recipe.codec.plan,
         pruning=recipe.pruning,
         worker_draws=recipe.rounds,
         loss=loss,
@@ -454,6 +456,44 @@ def resolved(recipe: Recipe, dataset: Dataset | None = None) -> Recipe:
             if name in SETTINGS[member.name] and getattr(recipe.strategy, name) == "auto"
         }
     return recipe.with_settings(**cast("RecipeChanges", found))
+
+
+def exchanges_encoded(recipe: Recipe) -> bool:
+    """Whether a recipe's ranks exchange encoded changes, by a plan.
+
+    >>> exchanges_encoded(Recipe().with_settings(strategy={"name": "hpsgd"}, codec={"name": "qsgd"}))
+    True
+    """
+    return averages(recipe) and not recipe.pipeline.on and recipe.codec.name != "identity"
+
+
+def planned(recipe: Recipe, training: Training) -> Recipe:
+    """Return the recipe with the plan that `auto` comes to for this model, for the record of a run.
+
+    >>> recipe = Recipe().with_settings(strategy={"name": "hpsgd"}, codec={"name": "qsgd"}, cluster={"workers": 2})
+    >>> planned(recipe, make_training(recipe, load_data(recipe))).codec.plan
+    'gather'
+    """
+    from paceline.exchanges import make_exchange
+
+    if not exchanges_encoded(recipe):
+        return recipe
+    shapes = [parameter.shape for parameter in training.module.parameters() if parameter.requires_grad]
+    exchange = make_exchange(training.codec, shapes, 0, recipe.cluster.workers, recipe.codec.plan)
+    return recipe.with_settings(codec={"plan": exchange.plan})
+
+
+def recorded_recipe(document: Mapping[str, Any]) -> Recipe:
+    """Return the recipe of a recorded run; one that says no plan is of before there were any, and gathered.
+
+    >>> document = {"strategy": {"name": "hpsgd"}, "codec": {"name": "one-bit"}}
+    >>> recorded_recipe(document).codec.plan, Recipe.from_document(document).codec.plan
+    ('gather', 'auto')
+    """
+    recipe, codec = Recipe.from_document(document), document.get("codec")
+    if exchanges_encoded(recipe) and isinstance(codec, Mapping) and "plan" not in codec:
+        return recipe.with_settings(codec={"plan": "gather"})
+    return recipe
 
 
 def make_setup(recipe: Recipe) -> Setup:

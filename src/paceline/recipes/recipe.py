@@ -107,6 +107,12 @@ class Recipe(Checked):
                 f"ranks add up plain numbers, and codec is {self.codec.name} (on=ranks); give identity, or on = server",
                 beside=("strategy", "on"),
             )
+        if self.pipeline.on and self.codec.plan != "auto":
+            raise SettingError(
+                ("codec", "plan"),
+                f"the replicas of a pipeline take the quickest plan (plan={self.codec.plan}); leave plan out",
+                beside=("pipeline", "on"),
+            )
         if self.strategy.rebase is True and self.strategy.name in ("bmuf", "diloco") and not self.strategy.overlap:
             raise SettingError(
                 ("strategy", "rebase"),

@@ -238,6 +238,7 @@ class StrategySection(Checked):
         return f"{self.name}@ranks" if self.rounds_on_ranks else self.name
 
 
+CODEC_PLANS = ("auto", "all-reduce", "gather", "two-step")
 CODEC_SETTINGS = {  # which codecs have a setting; repeated here so that reading a recipe need not load the codecs
     "levels": ("qsgd",),
     "bucket": ("qsgd", "int8-sum"),
@@ -268,6 +269,11 @@ class CodecSection(Checked):
     )
     fraction: float = setting(0.01, "top-k: share of the elements that is sent", above=0, most=1)
     rank: int = setting(4, "power-sgd: rank of the factors", least=1, most=65_536)
+    plan: str = setting(
+        "auto",
+        "averaging: how ranks come to the sum of what is encoded; auto: the quickest",
+        choices=lambda: CODEC_PLANS,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -107,6 +107,8 @@ def train_ranks(
         folder = folder_to_train(wanted.out, resume=True)
         stored = read_recipe_of(folder)
         rounds = rounds_to_train(folder, stored, wanted.extension)
+        if recipe.codec.plan == "auto":  # a run goes on by the plan that it began with
+            recipe = recipe.with_settings(codec={"plan": stored.codec.plan})
         # A stored recipe goes on as it is: it was resolved when its run began, or is of an older version.
         recipe = resolved(recipe, dataset) if difference(stored.to_document(), recipe.to_document()) else recipe
     if place is not None:

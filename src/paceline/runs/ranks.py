@@ -14,6 +14,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,13 @@ from paceline.drivers.ranks.launch import STORE
 from paceline.files import read_plain, write_file
 from paceline.recipes.assembly import (
     averages,
+    exchanges_encoded,
     load_data,
     make_member,
     make_strategy,
     make_training,
+    planned,
+    recorded_recipe,
     resolved,
 )
 from paceline.recipes.extension import Extension, ExtensionError, check_extendable
@@ -77,6 +81,8 @@ def train_rank(
         recipe = resolved(recipe, dataset)
     if training is None:
         training = make_training(recipe, dataset)
+    recipe = planned(recipe, training)
+    training = replace(training, plan=recipe.codec.plan)
     settings: dict[str, Any] = {
         "training": training,
         "rounds": rounds or recipe.rounds,
@@ -90,6 +96,8 @@ def train_rank(
         "describe": lambda: write_recipe(recipe, folder, rounds=rounds),
     }
     defaults = Recipe().to_document()  # for settings that did not exist yet when a run began
+    if exchanges_encoded(recipe):
+        defaults["codec"]["plan"] = "gather"
     size = sum(parameter.numel() for parameter in training.module.parameters())
     threads = torch.get_num_threads()
     if recipe.strategy.rounds_on_ranks and STORE in os.environ:  # ranks that were started here share its cores
@@ -203,4 +211,4 @@ def read_recipe_of(folder: Path) -> Recipe:
     checksum = document.pop(CHECKSUM, None)  # a run of before there were checksums has none
     if checksum is not None and checksum != _checksum(document):
         raise ValueError(f"{path} is not as it was written: its checksum does not fit")
-    return Recipe.from_document(document)
+    return recorded_recipe(document)

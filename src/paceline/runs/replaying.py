@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.recipes.assembly import Given, load_data, make_member, make_strategy, make_training
+from paceline.recipes.assembly import (
+    Given,
+    load_data,
+    make_member,
+    make_strategy,
+    make_training,
+    recorded_recipe,
+)
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import WorkerOptions, recipe_of_run
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
 
 OnEnd = Callable[["Batches", "Training", torch.nn.Module], None]
 NEARLY = 1e-4  # of the weights' length: training makes roundings grow, but not beyond this
+NEARLY_16_BITS = 1e-2  # where every hop of a ring rounds to 16 bits
 
 
 def replay(
@@ -158,6 +166,7 @@ def _replay_averaging(
     from paceline.drivers.ranks.checkpoints import RankCheckpoints
     from paceline.drivers.replayed import Verdict
     from paceline.drivers.replayed.averaged_run import replay_averages
+    from paceline.exchanges.plans import ALL_REDUCE
 
     checkpoints = RankCheckpoints(folder, rank=0)
     held = checkpoints.held()
@@ -168,7 +177,7 @@ def _replay_averaging(
         raise ValueError(
             f"{folder} is a run of a pipeline; runs with a server and of ranks that average can be replayed"
         )
-    recipe = _recipe(folder, state["recipe"], options)
+    recipe = _recipe(folder, recorded_recipe(state["recipe"]).to_document(), options)
     training = make_training(recipe, load_data(recipe, options.given), options.given)
     windows = windows_from(state["story"]["windows"])
     workers = replay_averages(windows, training, make_member(recipe), on_average=on_average)
@@ -185,9 +194,11 @@ def _replay_averaging(
         return Verdict(steps=steps, difference=None, checkpoint=held[0], missing=missing)
     apart = _apart(found, expected)
     difference = f"the final weights differ by {apart:.1e} of their length"
-    in_any_order = recipe.cluster.workers <= 2 or recipe.codec.name != "identity"
+    in_any_order = recipe.cluster.workers <= 2 or workers.plan != ALL_REDUCE
+    rounds_on_the_way = recipe.codec.name in ("bfloat16", "float16")
     why = "more than two ranks add up in an order of gloo's own"
-    nearly = "" if in_any_order or apart > NEARLY else f"{difference}: {why}"
+    why += ", and 16 bits are rounded at every hop" if rounds_on_the_way else ""
+    nearly = "" if in_any_order or apart > (NEARLY_16_BITS if rounds_on_the_way else NEARLY) else f"{difference}: {why}"
     return Verdict(steps=steps, difference=difference, nearly=nearly, checkpoint=held[0], missing=missing)
 
 

@@ -30,6 +30,7 @@ from paceline.recipes.assembly import (
 from paceline.recipes.recipe import Recipe
 from paceline.strategies import Async
 from paceline.traces import Summary, Trace, summarise
+from paceline.traffic import Traffic
 
 if TYPE_CHECKING:
     import torch
@@ -244,11 +245,17 @@ def _make_averaged_timing(recipe: Recipe, given: Given) -> Run:
     setup = make_averaging_setup(recipe)
     if setup.network.free:
         return AveragedSimulation(setup)
+    from paceline.exchanges import make_exchange
+    from paceline.exchanges.plans import adds_plainly, traffic_of
     from paceline.workers.flat import FlatModel
 
     model = FlatModel(make_model(recipe, load_data(recipe, given), given))
-    message_bytes = _payload_bytes(recipe, model) + 4 * model.buffers.numel()
-    return AveragedSimulation(setup, message_bytes=message_bytes, gathers=recipe.codec.name != "identity")
+    payload_bytes, buffer_bytes = _payload_bytes(recipe, model), 4 * model.buffers.numel()
+    if adds_plainly(make_codec_of(recipe), recipe.codec.plan):
+        return AveragedSimulation(setup, message_bytes=payload_bytes + buffer_bytes)
+    exchange = make_exchange(make_codec_of(recipe), model.shapes, 0, setup.workers, recipe.codec.plan)
+    traffic = traffic_of(exchange.plan, exchange.codec, exchange.elements, setup.workers)
+    return AveragedSimulation(setup, traffic=traffic + Traffic(given_bytes=(setup.workers - 1) * buffer_bytes))
 
 
 def _vector_bytes(recipe: Recipe, given: Given) -> int:

@@ -1,14 +1,14 @@
 """All workers of an averaging run in one process: each its own model, optimiser, batches and codec memory.
 
     compute   the gradient of a worker's batch, and where changes are averaged its optimiser's step
-    enter     what it brings into an average, encoded as it would send it
-    gathered  the sum of what all sent, in the order of the workers
+    enter     what it brings into an average
+    add_up    the sum of what all brought, exchanged as they would
     merge     a worker takes in the sum
     settle    all orders of this moment are carried out: the step that waited for mean gradients, the schedule
 
-A plain sum is taken in the type of the messages. Payloads of a codec cannot be added up: each is decoded, and what
-comes out is added up. One that brings nothing sends no payload. The schedule of learning rates follows what all agree
-on: after a merge it has been stepped as often as all workers together have merged steps for each.
+A plain sum is taken in the type of the messages, in the order of the workers. What travels encoded goes through the
+same exchanges as between ranks, request by request (`exchanges.lockstep`). The schedule of learning rates follows what
+all agree on: after a merge it has been stepped as often as all workers together have merged steps for each.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.codecs import Codec
-from paceline.codecs.floats import Identity
 from paceline.codecs.payload import NotFiniteError
+from paceline.codecs.requests import Request
 from paceline.events import Begin, Merge, Window, is_merged
+from paceline.exchanges import Trouble, TroubleError, VectorExchange, make_exchange
+from paceline.exchanges.lockstep import sum_in_lockstep, traffic_of_requests
+from paceline.exchanges.plans import ALL_REDUCE, adds_plainly
 from paceline.optim import make_optimizer
 from paceline.randomness import torch_generator
 from paceline.strategies.averaging import Averaging
+from paceline.traffic import NO_TRAFFIC, Traffic, all_reduce_traffic
 from paceline.training.batches import Batches
 from paceline.training.replica import Flat, averaged_buffers, check_codec, local_gradient, make_replica
 from paceline.training.train_state import all_finite
@@ -36,9 +39,9 @@ BUFFER_ELEMENT_BYTES = 4
 
 
 class WorkerModel:
-    """One worker's model, with its optimiser and schedule, its replica and its codec."""
+    """One worker's model, with its optimiser and schedule, its replica and its exchange, if it encodes anything."""
 
-    def __init__(self, training: Training, member: Averaging, *, workers: int) -> None:
+    def __init__(self, training: Training, member: Averaging, *, place: int, workers: int) -> None:
         self.module = copy.deepcopy(training.module)
         self.trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.optimizer, self.schedule = make_optimizer(
@@ -47,7 +50,10 @@ class WorkerModel:
         self.replica = make_replica(
             self.trained, averaged_buffers(self.module), member, workers=workers, step=self.optimizer.step
         )
-        self.codec: Codec = training.codec.fresh([parameter.shape for parameter in self.trained])
+        self.exchange: VectorExchange | None = None
+        if not adds_plainly(training.codec, training.plan):
+            shapes = [parameter.shape for parameter in self.trained]
+            self.exchange = make_exchange(training.codec, shapes, place, workers, training.plan)
         self.step_is_due = False  # it has a gradient, and its optimiser has not stepped
         self.merged = False  # anything, ever
         self.to_schedule = 0  # the steps that the schedule is to have taken
@@ -78,7 +84,9 @@ class AveragingWorkers:
     >>> training = Training(module=network, dataset=digits, shards=shards, optimizer=OptimizerSettings(), total_steps=1)
     >>> workers = AveragingWorkers(training, make_averaging("local-sgd"), workers=2)
     >>> workers.compute(0, draw=0)
-    >>> workers.enter(0, Begin(number=0, window=Window(steps=1))) > 4 * workers.parameters.numel()
+    >>> for worker in range(2):
+    ...     workers.enter(worker, Begin(number=0, window=Window(steps=worker == 0)))
+    >>> workers.add_up(0, [Window(steps=1), Window()]).given_bytes > 4 * workers.parameters.numel()
     True
     """
 
@@ -87,11 +95,13 @@ class AveragingWorkers:
         self._training, self._workers = training, workers
         self._gradients = member.averages == "gradients"
         self._alone = member.alone(workers)
-        self.models = [WorkerModel(training, member, workers=workers) for _ in range(workers)]
+        self.models = [WorkerModel(training, member, place=place, workers=workers) for place in range(workers)]
         self._size = self.models[0].parameters.numel()
-        self.gathers = not isinstance(training.codec, Identity)
+        exchanges = [model.exchange for model in self.models if model.exchange is not None]
+        self._exchanges, self.plan = exchanges, exchanges[0].plan if exchanges else ALL_REDUCE
         self.batches = Batches(training)
         self._messages: dict[int, list[torch.Tensor | None]] = {}  # of the average that is being entered, by worker
+        self._brings: dict[int, list[bool]] = {}
         self._totals: dict[int, torch.Tensor] = {}
         self._to_merge: dict[int, int] = {}  # how many workers have not merged a sum
         self._rounds: dict[int, int] = {}
@@ -129,42 +139,62 @@ class AveragingWorkers:
 
     # -- averages ----------------------------------------------------------------------------------------------
 
-    def enter(self, worker: int, begin: Begin) -> int:
-        """Take what a worker brings into an average, as the others get it; return the bytes that it sends."""
+    def enter(self, worker: int, begin: Begin) -> None:
+        """Take what a worker brings into an average."""
         model, brings = self.models[worker], begin.window.brought > 0
         message = torch.empty(model.replica.size, dtype=model.replica.dtype)
         with threads_for(self._size):
             model.replica.pack_change(message, scale=begin.scale, brings=brings)
-            payload_bytes = (
-                self._through_codec(worker, begin.number, message[: self._size]) if self.gathers and brings else 0
-            )
         self._messages.setdefault(begin.number, [None] * self._workers)[worker] = message
-        if not self.gathers:
-            payload_bytes = self._size * message.element_size()
-        return payload_bytes + BUFFER_ELEMENT_BYTES * (message.numel() - self._size) + WINDOW_BYTES
+        self._brings.setdefault(begin.number, [False] * self._workers)[worker] = brings
 
-    def _through_codec(self, worker: int, number: int, change: torch.Tensor) -> int:
-        """Replace a change by what the codec makes of it; return the size of its payload in bytes."""
-        codec = self.models[worker].codec
-        try:
-            payload = codec.encode(change, torch_generator(self._training.seed, "average", worker, number))
-        except NotFiniteError:
-            self.diverged = True
-            return 0
-        change.copy_(codec.decode(payload))
-        return payload.numel()
-
-    def gathered(self, number: int, windows: Sequence[Window]) -> None:
-        """Add up what all sent, in the order of the workers."""
-        total, *others = (message for message in self._messages.pop(number) if message is not None)
+    def add_up(self, number: int, windows: Sequence[Window]) -> Traffic:
+        """Add up what all brought; return what that puts on the network."""
+        messages = [message for message in self._messages.pop(number) if message is not None]
+        brings, total = self._brings.pop(number), messages[0]
+        words_bytes = BUFFER_ELEMENT_BYTES * (total.numel() - self._size) + WINDOW_BYTES
         with threads_for(self._size):
-            for message in others:
-                total.add_(message)
+            if self._exchanges:
+                changes = [message[: self._size].float() for message in messages]
+                traffic = self._exchange(number, changes, brings)
+                total[: self._size] = changes[0]
+                traffic += Traffic(given_bytes=(self._workers - 1) * words_bytes)
+            else:
+                message_bytes = self._size * total.element_size() + words_bytes
+                traffic = all_reduce_traffic(message_bytes, self._workers)
+            summed = slice(self._size if self._exchanges else 0, None)  # an exchange has left its sum in the first
+            for message in messages[1:]:
+                total[summed].add_(message[summed])
             self.diverged = self.diverged or not all_finite(total)
         self._steps += sum(window.brought for window in windows)
         if is_merged(windows):  # else nobody merges it
             self._totals[number], self._to_merge[number] = total, self._workers
             self._rounds[number] = self._steps // self._workers
+        return traffic
+
+    def _exchange(self, number: int, changes: Sequence[torch.Tensor], brings: Sequence[bool]) -> Traffic:
+        """Put the sum of all changes, as it arrives, in the place of the first."""
+        traffic = NO_TRAFFIC
+
+        def heard(requests: Sequence[Request]) -> None:
+            nonlocal traffic
+            traffic += traffic_of_requests(requests)
+
+        protocols = [
+            exchange.run(
+                change if brought else None, torch_generator(self._training.seed, "average", place, number), out=change
+            )
+            for place, (exchange, change, brought) in enumerate(zip(self._exchanges, changes, brings, strict=True))
+        ]
+        try:
+            sum_in_lockstep(self._exchanges, protocols, heard)
+        except NotFiniteError:
+            self.diverged = True
+        except TroubleError as error:
+            if Trouble.NOT_FINITE not in error.troubles.values():
+                raise (error.cause or error) from None
+            self.diverged = True
+        return traffic
 
     def merge(self, worker: int, merge: Merge) -> None:
         """Let a worker take in the sum of an average."""

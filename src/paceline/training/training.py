@@ -13,6 +13,7 @@ from paceline.codecs import Codec
 from paceline.codecs.floats import Identity
 from paceline.data import Augmentation, Dataset, NoAugmentation
 from paceline.data.pruning import PruningSettings
+from paceline.exchanges.plans import AUTO
 from paceline.optim import OptimizerSettings
 from paceline.workers.flat import FlatModel
 from paceline.workers.losses import CrossEntropy, SampleLoss, count_right
@@ -26,6 +27,7 @@ class Training:
 
     `blocks` is into how many equal parts a worker's batch is cut; a late worker stops between two. `total_steps` is for
     the learning rate's schedule. `evaluation_samples` are measured at most, of the training data and of the test data.
+    `plan` is how averages of encoded changes come to their sum (`paceline.exchanges`); a server has none.
     `worker_draws` is how many batches a worker is expected to draw in the whole run (None: as many as there are steps),
     for pruning that asks how far the run is.
 
@@ -44,6 +46,7 @@ class Training:
     augmentation: Augmentation = field(default_factory=NoAugmentation)
     evaluation_samples: int = 5000
     codec: Codec = field(default_factory=Identity)
+    plan: str = AUTO
     pruning: PruningSettings = field(default_factory=PruningSettings)
     worker_draws: int | None = None
     loss: SampleLoss = field(default_factory=CrossEntropy)

@@ -157,6 +157,7 @@ class AveragingRun(RankRun):
             self.optimizer,
             job.member,
             codec=job.training.codec,
+            plan=job.training.plan,
             seed=job.training.seed,
             silence_seconds=job.silence_seconds,
             timeout_seconds=job.timeout_seconds,

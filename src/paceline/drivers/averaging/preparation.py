@@ -19,14 +19,13 @@ import torch
 import torch.distributed as dist
 
 from paceline.codecs import Codec
-from paceline.codecs.floats import Identity
 from paceline.codecs.naming import resolve_codec
 from paceline.distributed.agreement import describe
 from paceline.drivers.averaging.transport import ExchangedTransport, SummedTransport, Transport
 from paceline.drivers.ranks.tracked_model import IN_USE, TrackedModel
 from paceline.exchanges import TroubleError, make_exchange
 from paceline.exchanges.lockstep import run_in_lockstep
-from paceline.exchanges.plans import ALL_REDUCE, AUTO, check_plan
+from paceline.exchanges.plans import AUTO, adds_plainly, check_plan
 from paceline.strategies.averaging import Averaging
 from paceline.training.replica import (
     GradientReplica,
@@ -68,7 +67,7 @@ class Prepared:
     @property
     def summed(self) -> bool:
         """Whether changes are added up as they are, in one all-reduce with all else."""
-        return isinstance(self.codec, Identity) and self.plan in (AUTO, ALL_REDUCE)
+        return adds_plainly(self.codec, self.plan)
 
     def replica(self, workers: int, step: Callable[[], None]) -> Replica | GradientReplica:
         """Return the replica that averages move, from the values that the model has now."""

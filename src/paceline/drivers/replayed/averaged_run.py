@@ -7,8 +7,9 @@ same events must give the same orders; then the same steps on the same batches g
     recorded      average 0: steps 3   average 1: steps 4, merged after 4   average 2: steps 2, merged after 1
     replayed      # # # Begin(0)       # # # # Averaged(0) Begin(1)         # Averaged(1) # Begin(2)
 
-What is sent is added up in the order of the workers. Two ranks add up to the same bits in any order; more may differ by
-a rounding, except behind a codec, where every rank adds up the decoded payloads in this order too.
+Two ranks add up to the same bits in any order. More may differ by a rounding where a ring adds up what travels (plan
+all-reduce); where payloads are decoded first (gather, two-step) every rank adds up in the order of the ranks, and so it
+is here, with all that owners of shards hold back.
 
 Where a worker was asked to settle, flush or leave at the very step boundary at which it merged, with fewer steps open
 than a period, the record does not say which came first; here the merge does. It makes a difference of a rounding, and
@@ -56,7 +57,7 @@ def replay_averages(
                 each.enter(number, windows[worker])
             except ValueError as error:
                 raise ReplayError(f"average {number}, worker {worker}: {error}") from error
-        workers.gathered(number, windows)
+        workers.add_up(number, windows)
         for each in replayed:
             each.under_way = Averaged(number=number, windows=tuple(windows))
         on_average(number + 1, len(averages))

@@ -27,9 +27,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from paceline.drivers.simulated.cluster import BaseSetup, worker_delays
-from paceline.drivers.simulated.network import ring_seconds
+from paceline.drivers.simulated.network import traffic_seconds
 from paceline.events import Asked, Averaged, Begin, Merge, Order, Release, Standing, Stepped, Wait, Window
 from paceline.strategies.averaging import Averaging, AveragingState
+from paceline.traffic import NO_TRAFFIC, Traffic
 
 _STEPPED = Stepped()
 _LEAVING = Asked(standing=Standing.LEAVING)
@@ -69,18 +70,14 @@ class AveragingSetup(BaseSetup):
 class ReplicaTrainer(Protocol):
     """Holds the models of all workers, and trains and merges them."""
 
-    @property
-    def gathers(self) -> bool:
-        """Whether messages cannot be added up on their way, and go round whole."""
-
     def compute(self, worker: int, draw: int) -> None:
         """Compute a worker's batch number `draw`; where changes are averaged, take its local step too."""
 
-    def enter(self, worker: int, begin: Begin) -> int:
-        """Let a worker enter an average; return the bytes that it sends."""
+    def enter(self, worker: int, begin: Begin) -> None:
+        """Let a worker enter an average."""
 
-    def gathered(self, number: int, windows: Sequence[Window]) -> None:
-        """Add up average `number`, which every worker has entered."""
+    def add_up(self, number: int, windows: Sequence[Window]) -> Traffic:
+        """Add up average `number`, which every worker has entered; return what that puts on the network."""
 
     def merge(self, worker: int, merge: Merge) -> None:
         """Let a worker take in the sum of an average."""
@@ -91,23 +88,22 @@ class ReplicaTrainer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class NoReplicas:
-    """Messages of a fixed size, and no models.
+    """Averages that all put the same on the network, and no models.
 
-    >>> NoReplicas(message_bytes=10).enter(0, Begin(number=0, window=Window(steps=1)))
-    10
+    >>> NoReplicas(traffic=Traffic(hops=2)).add_up(0, [Window(steps=1)])
+    Traffic(hops=2, given_bytes=0.0)
     """
 
-    message_bytes: int = 0
-    gathers: bool = False
+    traffic: Traffic = NO_TRAFFIC
 
-    def enter(self, worker: int, begin: Begin) -> int:
-        return self.message_bytes
+    def enter(self, worker: int, begin: Begin) -> None:
+        """Do nothing."""
 
     def compute(self, worker: int, draw: int) -> None:
         """Do nothing."""
 
-    def gathered(self, number: int, windows: Sequence[Window]) -> None:
-        """Do nothing."""
+    def add_up(self, number: int, windows: Sequence[Window]) -> Traffic:
+        return self.traffic
 
     def merge(self, worker: int, merge: Merge) -> None:
         """Do nothing."""
@@ -127,7 +123,6 @@ class SimulatedAverage:
     began_seconds: float = math.inf  # when the last one entered
     ended_seconds: float = math.inf
     sent_bytes: int = 0
-    most_bytes: int = 0
     steps: int = 0  # of all workers, in this average
     steps_so_far: int = 0  # and in all averages up to this one
     merged_by: int | None = None  # who was the first
@@ -289,24 +284,18 @@ class AveragingCluster:
         average.opened_seconds[worker] = self.now_seconds if opened is None else opened
         average.entered_seconds[worker] = self.now_seconds
         self._opened_seconds[worker] = None
-        message_bytes = self._trainer.enter(worker, begin)
-        average.sent_bytes += message_bytes
-        average.most_bytes = max(average.most_bytes, message_bytes)
+        self._trainer.enter(worker, begin)
         average.missing -= 1
         if not average.missing:
             self._start_ring(average)
 
     def _start_ring(self, average: SimulatedAverage) -> None:
-        cost = ring_seconds(
-            self._setup.network,
-            workers=self._setup.workers,
-            message_bytes=average.most_bytes,
-            gathers=self._trainer.gathers,
-        )
-        average.began_seconds, average.ended_seconds = self.now_seconds, self.now_seconds + cost
         average.event = Averaged(number=average.number, windows=tuple(average.windows))
+        traffic = self._trainer.add_up(average.number, average.event.windows)
+        average.sent_bytes = round(self._setup.workers * traffic.given_bytes)
+        cost = traffic_seconds(self._setup.network, traffic)
+        average.began_seconds, average.ended_seconds = self.now_seconds, self.now_seconds + cost
         average.steps = sum(window.brought for window in average.windows)
         self.steps_merged += average.steps
         average.steps_so_far = self.steps_merged
-        self._trainer.gathered(average.number, average.event.windows)
         self._schedule(average.ended_seconds, ~average.number)

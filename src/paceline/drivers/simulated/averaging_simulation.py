@@ -20,6 +20,7 @@ from paceline.drivers.simulated.averaging_cluster import (
 from paceline.drivers.simulated.cluster import KEPT_WORKS
 from paceline.drivers.simulated.progress import Evaluations, Progress, pruned_of
 from paceline.traces import Round, Trace, Work
+from paceline.traffic import Traffic, all_reduce_traffic
 
 if TYPE_CHECKING:
     from paceline.training import Batches, Training
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 class AveragedSimulation:
     """A run that is watched average by average: iterate over it, then read its `trace`.
+
+    Without `training` every average puts the same on the network: `traffic`, or an all-reduce of `message_bytes`.
 
     >>> from paceline.drivers.simulated.delays import Recorded
     >>> from paceline.strategies.averaging import make_averaging
@@ -46,8 +49,8 @@ class AveragedSimulation:
         *,
         training: Training | None = None,
         evaluate_every: int = 10,
+        traffic: Traffic | None = None,
         message_bytes: int = 0,
-        gathers: bool = False,
     ) -> None:
         if evaluate_every < 1:
             raise ValueError(f"evaluate_every must be 1 or more (evaluate_every={evaluate_every})")
@@ -57,7 +60,7 @@ class AveragedSimulation:
             from paceline.training.averaging_workers import AveragingWorkers  # only those who train need torch
 
             self.learner = AveragingWorkers(training, setup.member, workers=setup.workers)
-        without = NoReplicas(message_bytes=message_bytes, gathers=gathers)
+        without = NoReplicas(traffic=traffic or all_reduce_traffic(message_bytes, setup.workers))
         self._cluster = AveragingCluster(setup, trainer=self.learner or without)
         self._evaluations = Evaluations()
         self._rounds: list[Round] = []

@@ -8,14 +8,16 @@ at once; each link carries one message at a time, in order:
     arrives                              |~~>|      the later of the two ends, plus the latency
 
 Without a server: a ring, in which every worker sends to the next and receives from the one before. Vectors that can be
-added up are cut into N parts, which go round once to be added and once more to be distributed. Payloads of a codec
-cannot be added up: they all go round whole, and every worker adds for itself:
+added up are cut into N parts, which go round once to be added and once more to be distributed. Payloads of a codec that
+cannot be added up all go round whole, and every worker adds for itself; or each worker adds up a shard of all vectors,
+and what it encodes again goes round (`paceline.exchanges`):
 
     all-reduce   2 (N - 1) rounds of 1/N of a message     2 (N - 1) * (latency + bytes / N / bandwidth)
     all-gather     (N - 1) rounds of a whole message        (N - 1) * (latency + bytes / bandwidth)
+    two-step     to all at once, then an all-gather               N * latency + 2 (N - 1) * bytes / N / bandwidth
 
-All-reduce costs nearly the same for any N; all-gather grows with N, so a codec must save more than half of N before it
-pays. The ring goes at the pace of its largest message.
+All-reduce and two-step cost nearly the same for any N; all-gather grows with N. The ring goes at the pace of its
+largest message.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import math
 from dataclasses import dataclass
 
 from paceline.settings import Checked, setting
+from paceline.traffic import Traffic, all_reduce_traffic
 
 BITS_PER_BYTE = 8
 
@@ -74,12 +77,22 @@ class Direction:
         return max(worker_end, server_end) + self._network.latency_seconds
 
 
-def ring_seconds(network: Network, *, workers: int, message_bytes: int, gathers: bool = False) -> float:
+def traffic_seconds(network: Network, traffic: Traffic) -> float:
+    """Return the seconds from when the last worker has entered an exchange until all have the sum.
+
+    >>> traffic_seconds(Network(latency_seconds=0.5, worker_bits_per_second=8.0), Traffic(hops=3, given_bytes=24))
+    25.5
+    """
+    sending = traffic.given_bytes * BITS_PER_BYTE / network.worker_bits_per_second
+    return traffic.hops * network.latency_seconds + sending
+
+
+def ring_seconds(network: Network, *, workers: int, message_bytes: int) -> float:
     """Return the seconds from when the last worker has entered the ring until all have the sum.
 
-    >>> network = Network(latency_seconds=0.5, worker_bits_per_second=8.0)
-    >>> [ring_seconds(network, workers=4, message_bytes=8, gathers=gathers) for gathers in (False, True)]
-    [15.0, 25.5]
+    >>> ring_seconds(Network(latency_seconds=0.5, worker_bits_per_second=8.0), workers=4, message_bytes=8)
+    15.0
+    >>> network = Network(latency_seconds=0.5)
     >>> ring_seconds(network, workers=1, message_bytes=8)
     0.0
     """
@@ -87,8 +100,7 @@ def ring_seconds(network: Network, *, workers: int, message_bytes: int, gathers:
         raise ValueError(
             f"workers must be 1 or more, and message_bytes 0 or more (workers={workers}, message_bytes={message_bytes})"
         )
-    hops, part_bytes = (workers - 1, message_bytes) if gathers else (2 * (workers - 1), message_bytes / workers)
-    return hops * (network.latency_seconds + part_bytes * BITS_PER_BYTE / network.worker_bits_per_second)
+    return traffic_seconds(network, all_reduce_traffic(message_bytes, workers))
 
 
 def ring_bytes(*, workers: int, message_bytes: int) -> int:
