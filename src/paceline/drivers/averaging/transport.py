@@ -28,6 +28,7 @@ import torch.distributed as dist
 from paceline.codecs import NotFiniteError
 from paceline.codecs.payload import refuse_not_finite
 from paceline.codecs.requests import AllGather, AllReduce, Request
+from paceline.distributed import name_ranks
 from paceline.distributed.collectives import PendingCollective
 from paceline.drivers.ranks.exchanging import given_bytes, start
 from paceline.errors import PacelineError
@@ -229,7 +230,7 @@ class ExchangedTransport(Transport):
         brings = window.brought and not self.failure
         generator = torch_generator(self._seed, "average", dist.get_rank(), number)
         protocol = self.exchange.run(self._change if brings else None, generator, out=self._change)
-        first = next(protocol)  # encodes, so that the message is free for the sum
+        first = next(protocol)  # encodes; the change stays in the message until the sum takes its place
         return _PendingExchange(self, protocol, self.start(AllGather(words)), self.start(first))
 
     def read_words(self, rows: torch.Tensor) -> list[AverageHeader]:
@@ -308,9 +309,14 @@ class _PendingExchange(PendingAverage):
     def _troubled(self, error: TroubleError) -> list[AverageHeader]:
         """Return the headers, with the troubles that the exchange has found."""
         self._transport.failure = error.cause
-        if error.summed:
+        if error.summed and Trouble.NOT_FINITE in error.troubles.values():
             raise NotFiniteError(
                 "the sum of what all ranks brought is beyond float32; nothing of it was merged. "
                 "Lower the learning rate or clip"
             ) from error
+        if error.summed:
+            who = name_ranks(self._transport.ranks[place] for place in error.troubles)
+            raise AveragingError(
+                f"{who}: what all ranks brought could not be added up; the reason is with {who}"
+            ) from error.cause
         return [replace(header, trouble=error.troubles.get(place, 0)) for place, header in enumerate(self._headers)]
