@@ -19,7 +19,7 @@ RUNS = [
     ["cluster"],
     ["overhead", "server-memory"],
     ["soak"],
-    ["links", "plans", "slow-link"],
+    ["links", "plans", "codec-losses", "slow-link"],
     ["averaging"],
     ["lgc-ranks"],
     ["gradients", "--only", "mlp,lenet"],

@@ -113,7 +113,7 @@ def gather_rows(
     words: Mapping[str, Any], group: dist.ProcessGroup, device: torch.device, row_bytes: int = ROW_BYTES
 ) -> list[dict[str, Any]]:
     """Return every rank's words, in the order of the group. All ranks of the group must call it."""
-    gathered, work = start_gather(encode_row(words, row_bytes).to(device), row_bytes, group)
+    gathered, work = start_gather(encode_row(words, row_bytes).to(device), group)
     work.wait()
     return [decode_row(row[:row_bytes]) for row in gathered.view(group.size(), -1)]
 

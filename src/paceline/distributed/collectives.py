@@ -27,16 +27,12 @@ from paceline.distributed import RankGoneError, first_line
 from paceline.distributed.groups import never_destroy
 from paceline.distributed.stores import StoreGather
 
-ALIGNED_BYTES = 16  # where a payload begins, so that its words can be read in place
 POLL_SECONDS = 0.0005  # where the backend does not call back
 
 
-def start_gather(ours: torch.Tensor, size: int, group: dist.ProcessGroup) -> tuple[torch.Tensor, Any]:
-    """Start to gather one tensor of every rank, in slots of at least `size` elements; return the slots and the work."""
-    slot = -(-size // ALIGNED_BYTES) * ALIGNED_BYTES if ours.dtype is torch.uint8 else size
-    if ours.numel() != slot:
-        ours = torch.cat([ours, ours.new_zeros(slot - ours.numel())])
-    gathered = ours.new_empty(slot * group.size())
+def start_gather(ours: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, Any]:
+    """Start to gather a flat tensor of every rank, of one length on all; return where they will be, and the work."""
+    gathered = ours.new_empty(ours.numel() * group.size())
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
     return gathered, gather(gathered, ours, group=group, async_op=True)
 
@@ -46,7 +42,7 @@ def gather_vector(ours: torch.Tensor, store: StoreGather) -> torch.Tensor:
     group = dist.group.WORLD
     if not ours.numel() or group is None:
         return ours
-    gathered, work = start_gather(ours, ours.numel(), group)
+    gathered, work = start_gather(ours, group)
     pending = PendingCollective(work, ours.device)
     pending.wait(store.timeout_seconds)
     waited = f"rank {store.rank} waited for all ranks' times"

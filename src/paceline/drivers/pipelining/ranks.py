@@ -249,7 +249,7 @@ class PipelineRanks:
     def gather_numbers(self, numbers: Sequence[float]) -> list[list[float]]:
         """Return every rank's numbers."""
         ours = torch.tensor(list(numbers), dtype=torch.float64)
-        gathered, work = start_gather(ours, ours.numel(), self._control)
+        gathered, work = start_gather(ours, self._control)
         work.wait()
         rows: list[list[float]] = gathered.view(self.world, -1).tolist()
         return rows

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from paceline.codecs import NotFiniteError
 from paceline.codecs.requests import AllGather, AllReduce, AllToAll, Request
 from paceline.distributed import first_line
-from paceline.distributed.collectives import PendingCollective
+from paceline.distributed.collectives import PendingCollective, start_gather
 from paceline.errors import PacelineError
 from paceline.exchanges import ExchangeProtocol, TroubleError
 
@@ -61,12 +61,12 @@ def start(request: Request, group: dist.ProcessGroup) -> tuple[torch.Tensor, Any
             work = dist.all_to_all_single(arrived, tensor, list(receives), list(sends), group=group, async_op=True)
             return arrived, work
         case AllGather():
-            rows = tensor.new_empty(world, tensor.numel())
             if tensor.nbytes <= MOST_COPIED_BYTES and tensor.device.type == "cpu":  # fewer hops
+                rows = tensor.new_empty(world, tensor.numel())
                 copies = tensor.expand(world, -1).contiguous().view(-1)
                 return rows, dist.all_to_all_single(rows.view(-1), copies, group=group, async_op=True)
-            gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before 2.13
-            return rows, gather(rows.view(-1), tensor, group=group, async_op=True)
+            gathered, work = start_gather(tensor, group)
+            return gathered.view(world, -1), work
 
 
 def given_bytes(request: Request, world: int, place: int) -> int:

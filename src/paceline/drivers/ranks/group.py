@@ -148,7 +148,7 @@ class RankGroup:
 
     def start_numbers(self, numbers: Sequence[int], device: torch.device) -> tuple[torch.Tensor, Any]:
         """Start to gather every rank's numbers; return where they will be, and the work."""
-        return start_gather(torch.tensor(list(numbers), dtype=torch.int64, device=device), len(numbers), self.group)
+        return start_gather(torch.tensor(list(numbers), dtype=torch.int64, device=device), self.group)
 
     def close(self, *, pending: bool) -> None:
         """Take the group down, without waiting for a collective that is still `pending`."""
