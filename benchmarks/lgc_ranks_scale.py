@@ -36,6 +36,7 @@ from paceline.recipes import Recipe
 from paceline.runs import simulate
 from paceline.strategies import LGC, Full
 from paceline.strategies.averaging import AVERAGING
+from paceline.traffic import all_reduce_traffic
 
 RANKS, QUICK_RANKS = (10, 32, 100, 320, 1024), (10, 32)
 ROUNDS, QUICK_ROUNDS = 200, 10
@@ -99,7 +100,7 @@ def seconds_of(task: Task) -> float:
         return averaged.trace.seconds
     strategy = Full() if task.strategy == "full" else LGC(k=round(0.7 * task.ranks))
     setup = Setup(name=task.strategy, strategy=strategy, blocks=4, on="ranks", **common)
-    times = RoundTimes(setup, vector_bytes=task.message_bytes)
+    times = RoundTimes(setup, round_traffic=all_reduce_traffic(task.message_bytes, task.ranks))
     for _ in times:
         pass
     return times.trace.seconds

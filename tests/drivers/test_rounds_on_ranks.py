@@ -16,6 +16,7 @@ from paceline.drivers.simulated.network import Network, ring_seconds
 from paceline.drivers.simulated.timing import RoundTimes
 from paceline.strategies import LGC, Async, FastestK, Full
 from paceline.strategies.averaging import make_averaging
+from paceline.traffic import all_reduce_traffic
 
 ROUNDS = 15
 VECTOR_BYTES = 3000
@@ -30,7 +31,8 @@ def setup_of(strategy=None, *, on="ranks", **more):
 
 
 def run(setup):
-    cluster = Cluster(setup, trainer=NoTraining(up=VECTOR_BYTES, down=VECTOR_BYTES, vector_bytes=VECTOR_BYTES))
+    ring = all_reduce_traffic(VECTOR_BYTES, setup.workers)
+    cluster = Cluster(setup, trainer=NoTraining(up=VECTOR_BYTES, down=VECTOR_BYTES, round_traffic=ring))
     return list(cluster.run(setup.rounds)), cluster
 
 
@@ -82,7 +84,7 @@ def test_every_round_after_the_first_costs_a_ring_and_two_latencies_more(strateg
 @pytest.mark.parametrize("workers", [1, 2, 7])
 def test_full_on_ranks_is_ddp_and_two_latencies_a_round(workers):
     full = setup_of(Full(), workers=workers, network=NETWORK)
-    times = RoundTimes(full, vector_bytes=VECTOR_BYTES)
+    times = RoundTimes(full, round_traffic=all_reduce_traffic(VECTOR_BYTES, workers))
     common = {"workers": workers, "rounds": ROUNDS, "delays": full.delays, "network": NETWORK}
     ddp = AveragedSimulation(AveragingSetup(member=make_averaging("ssgd"), **common), message_bytes=VECTOR_BYTES)
     for each in (times, ddp):
@@ -97,7 +99,7 @@ def test_a_late_rank_works_on_until_the_update_is_there_and_nobody_waits_for_it(
     network = Network(latency_seconds=0.5, worker_bits_per_second=8.0)
     delays = Recorded(rows=((1.0, 22.0),))
     setup = setup_of(LGC(k=1), workers=2, rounds=3, delays=delays, network=network, blocks=8)
-    cluster = Cluster(setup, trainer=NoTraining(vector_bytes=2))
+    cluster = Cluster(setup, trainer=NoTraining(round_traffic=all_reduce_traffic(2, workers=2)))
     steps = list(cluster.run(3))
     assert closings(steps) == [1.5, 6.5, 11.5]
     # The other rank has blocks of 2.75 seconds: it stops at 5.5, says so at 6, and begins on version 1.
@@ -119,7 +121,7 @@ def test_a_hundred_thousand_ranks_with_a_real_network_are_a_matter_of_seconds():
     """No time is asserted: event by event this would take hours, and the test would not end."""
     network = Network(latency_seconds=1e-5, worker_bits_per_second=1e10)
     setup = setup_of(LGC(k=70_000), workers=100_000, rounds=20, network=network)
-    times = RoundTimes(setup, vector_bytes=44_000_000)
+    times = RoundTimes(setup, round_traffic=all_reduce_traffic(44_000_000, 100_000))
     assert len(list(times)) == 20
     ring = ring_seconds(network, workers=100_000, message_bytes=44_000_000)
     assert times.trace.seconds > 20 * (ring + 0.05)

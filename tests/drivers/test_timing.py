@@ -15,6 +15,7 @@ from paceline.drivers.simulated.simulation import Simulation
 from paceline.drivers.simulated.timing import AsyncTimes, RoundTimes
 from paceline.strategies import LGC, Async, FastestK, Full
 from paceline.traces import Trace
+from paceline.traffic import all_reduce_traffic
 
 STRATEGY = st.sampled_from(
     [Full(), FastestK(k=3), FastestK(k="auto"), LGC(k=1), LGC(k=3, warmup_rounds=2), LGC(k="auto"), LGC(k=3)]
@@ -70,7 +71,8 @@ def test_rounds_of_arrays_are_the_rounds_of_events(strategy, delay, latency, lat
 def test_rounds_of_arrays_on_ranks_are_those_of_events(strategy, delay, latency, bandwidth, late_work, workers) -> None:
     common = {"workers": workers, "rounds": 30, "delays": delay, "late_work": late_work, "blocks": 4}
     setup = setup_of(strategy, latency, bandwidth, on="ranks", **common)
-    check_same_rounds(ran(RoundTimes(setup, vector_bytes=1000)), ran(Simulation(setup, vector_bytes=1000)))
+    ring = all_reduce_traffic(1000, workers)
+    check_same_rounds(ran(RoundTimes(setup, round_traffic=ring)), ran(Simulation(setup, round_traffic=ring)))
 
 
 @settings(max_examples=30)

@@ -53,7 +53,7 @@ def opened(tmp_path):
 
     def open_journal(*, goes_on=False):
         model = FlatModel(torch.nn.Linear(2, 1))
-        return RoundsJournal(tmp_path / "trace.jsonl", BEGAN, model=model, round_bytes=24, goes_on=goes_on)
+        return RoundsJournal(tmp_path / "trace.jsonl", BEGAN, model=model, goes_on=goes_on)
 
     return open_journal
 
@@ -78,7 +78,7 @@ def closed(version, *arrivals, late=(), dropped=()):
     fresh = (Share(worker=0, version=version, weight=1.0),)
     late_shares = tuple(Share(worker=worker, version=version - 1, weight=0.5) for worker in late)
     step = Step(version=version, fresh=fresh, late=late_shares, at_seconds=version + 1.0)
-    return ClosedRound(step=step, dropped=dropped, arrivals=arrivals, done=0.0, applied=0.0)
+    return ClosedRound(step=step, dropped=dropped, arrivals=arrivals, done=0.0, applied=0.0, sent_bytes=24)
 
 
 def join(journal, at_seconds=0.0, draw=0):
@@ -131,7 +131,7 @@ def test_what_a_checkpoint_holds_goes_on_with_it_also_if_nobody_lived_to_note_it
     assert [record.version for record in records_of(tmp_path, Resumed)] == [1]
     assert [record.rounds for record in records_of(tmp_path, Extended)] == [12]
     trace = trace_of(read_journal(tmp_path / "trace.jsonl"))
-    assert (trace.used, trace.late, dict(trace.dropped)) == (2, 1, {})
+    assert (trace.used, trace.late, dict(trace.dropped), trace.sent_bytes) == (2, 1, {}, 48)
     assert {(work.worker, work.outcome) for work in trace.works} == {(0, "used"), (1, "late")}
 
 

@@ -37,9 +37,12 @@ class LocalSum:
                 made = threads.map(lambda rank: dist.ProcessGroupGloo(store, rank, ranks, timeout), range(ranks))
                 self._groups = list(made)
 
-    def add_up(self, vectors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the sum of the ranks' vectors, which are overwritten."""
-        pending = [group.allreduce([vector]) for group, vector in zip(self._groups, vectors, strict=bool(self._groups))]
+    def add_up(self, vectors: Sequence[torch.Tensor], *, largest: bool = False) -> torch.Tensor:
+        """Return the sum of the ranks' vectors, or the largest of each element; all of them are overwritten with it."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
+        given = zip(self._groups, vectors, strict=bool(self._groups))
+        pending = [group.allreduce([vector], options) for group, vector in given]
         for work in pending:
             work.wait()
         return vectors[0]

@@ -12,7 +12,7 @@ from typing import cast
 import torch
 
 from paceline.codecs.requests import AllGather, AllToAll, Request
-from paceline.exchanges.exchange import ExchangeProtocol, VectorExchange
+from paceline.exchanges.exchange import ExchangeProtocol
 from paceline.exchanges.plans import ALL_REDUCE
 from paceline.traffic import Traffic, all_reduce_traffic, gather_traffic
 
@@ -20,11 +20,13 @@ Outcome = torch.Tensor | Exception
 
 
 def run_in_lockstep(
-    protocols: Sequence[ExchangeProtocol], heard: Callable[[Sequence[Request]], None] | None = None
+    protocols: Sequence[ExchangeProtocol],
+    heard: Callable[[Sequence[Request]], None] | None = None,
+    answering: Callable[[Sequence[Request]], Sequence[torch.Tensor]] | None = None,
 ) -> list[Outcome]:
     """Run the protocols of all ranks to their ends; return what each returned, or raised, by place.
 
-    `heard` is called with the requests of all ranks, each time.
+    `heard` is called with the requests of all ranks, each time; `answering` answers them in place of `answered`.
 
     >>> from paceline.codecs import make_codec
     >>> from paceline.exchanges import make_exchange
@@ -49,26 +51,27 @@ def run_in_lockstep(
             raise ValueError(f"{len(outcomes)} of {len(protocols)} ranks have ended, and the others ask on: {outcomes}")
         if heard is not None:
             heard(requests)
-        answers = list(answered(requests))
+        answers = list((answering or answered)(requests))
 
 
 def sum_in_lockstep(
-    exchanges: Sequence[VectorExchange],
+    plan: str,
     protocols: Sequence[ExchangeProtocol],
     heard: Callable[[Sequence[Request]], None] = lambda requests: None,
+    answering: Callable[[Sequence[Request]], Sequence[torch.Tensor]] | None = None,
 ) -> torch.Tensor:
-    """Run the protocols of these exchanges, and return the sum that all come to; what all raise is raised.
+    """Run the protocols of exchanges by a plan, and return the sum that all come to; what all raise is raised.
 
     All decode the same payloads at the end of a gather and of a two-step. Here only the first rank does.
 
     >>> from paceline.codecs import make_codec
     >>> from paceline.exchanges import make_exchange
     >>> exchanges = [make_exchange(make_codec("identity"), [torch.Size([3])], place, 2, "gather") for place in (0, 1)]
-    >>> sum_in_lockstep(exchanges, [exchange.run(torch.ones(3)) for exchange in exchanges])
+    >>> sum_in_lockstep("gather", [exchange.run(torch.ones(3)) for exchange in exchanges])
     tensor([2., 2., 2.])
     """
-    if exchanges[0].plan == ALL_REDUCE:  # there every rank has something to remember at the end
-        outcome = run_in_lockstep(protocols, heard)[0]
+    if plan == ALL_REDUCE:  # there every rank has something to remember at the end
+        outcome = run_in_lockstep(protocols, heard, answering)[0]
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -82,7 +85,7 @@ def sum_in_lockstep(
             total: torch.Tensor = end.value
             return total
         heard(requests)
-        answers = list(answered(requests, shared=True))
+        answers = list(answered(requests, shared=True) if answering is None else answering(requests))
 
 
 def traffic_of_requests(requests: Sequence[Request]) -> Traffic:

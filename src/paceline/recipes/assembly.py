@@ -459,12 +459,13 @@ def resolved(recipe: Recipe, dataset: Dataset | None = None) -> Recipe:
 
 
 def exchanges_encoded(recipe: Recipe) -> bool:
-    """Whether a recipe's ranks exchange encoded changes, by a plan.
+    """Whether a recipe's ranks exchange encoded changes or contributions to rounds, by a plan.
 
     >>> exchanges_encoded(Recipe().with_settings(strategy={"name": "hpsgd"}, codec={"name": "qsgd"}))
     True
     """
-    return averages(recipe) and not recipe.pipeline.on and recipe.codec.name != "identity"
+    on_ranks = averages(recipe) or recipe.strategy.rounds_on_ranks
+    return on_ranks and not recipe.pipeline.on and recipe.codec.name != "identity"
 
 
 def planned(recipe: Recipe, training: Training) -> Recipe:

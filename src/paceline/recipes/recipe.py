@@ -101,12 +101,6 @@ class Recipe(Checked):
                 f"k must be between 1 and workers (k={k}, workers={workers}); give k = {workers} or less, or auto",
                 beside=("cluster", "workers"),
             )
-        if self.strategy.rounds_on_ranks and self.codec.name != "identity":
-            raise SettingError(
-                ("codec", "name"),
-                f"ranks add up plain numbers, and codec is {self.codec.name} (on=ranks); give identity, or on = server",
-                beside=("strategy", "on"),
-            )
         if self.pipeline.on and self.codec.plan != "auto":
             raise SettingError(
                 ("codec", "plan"),

@@ -271,7 +271,7 @@ class CodecSection(Checked):
     rank: int = setting(4, "power-sgd: rank of the factors", least=1, most=65_536)
     plan: str = setting(
         "auto",
-        "averaging: how ranks come to the sum of what is encoded; auto: the quickest",
+        "how ranks come to the sum of what is encoded; auto: the quickest",
         choices=lambda: CODEC_PLANS,
     )
 

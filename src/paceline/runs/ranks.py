@@ -23,6 +23,7 @@ from paceline.drivers.ranks.launch import STORE
 from paceline.files import read_plain, write_file
 from paceline.recipes.assembly import (
     averages,
+    codec_text_of,
     exchanges_encoded,
     load_data,
     make_member,
@@ -127,8 +128,10 @@ def _make_run(
     if recipe.strategy.rounds_on_ranks:
         from paceline.drivers.rounds.job import RoundsJob, RoundsRun
 
-        strategy, label = make_strategy(recipe), recipe.strategy.label
-        return RoundsRun(RoundsJob(strategy=strategy, label=label, **settings), ranks, on_standing=on_standing)
+        strategy, label, codec = make_strategy(recipe), recipe.strategy.label, codec_text_of(recipe)
+        return RoundsRun(
+            RoundsJob(strategy=strategy, label=label, codec=codec, **settings), ranks, on_standing=on_standing
+        )
     from paceline.drivers.averaging.job import AveragingJob, AveragingRun
 
     return AveragingRun(AveragingJob(member=make_member(recipe), **settings), ranks, on_standing=on_standing)

@@ -30,7 +30,7 @@ from paceline.recipes.assembly import (
 from paceline.recipes.recipe import Recipe
 from paceline.strategies import Async
 from paceline.traces import Summary, Trace, summarise
-from paceline.traffic import Traffic
+from paceline.traffic import Traffic, all_reduce_traffic
 
 if TYPE_CHECKING:
     import torch
@@ -217,7 +217,7 @@ def make_run(
 def _make_timing(recipe: Recipe, given: Given) -> Run:
     setup = make_setup(recipe)
     if setup.on == "ranks":
-        return RoundTimes(setup, vector_bytes=0 if setup.network.free else _vector_bytes(recipe, given))
+        return RoundTimes(setup, round_traffic=_round_traffic(recipe, given, free=setup.network.free))
     if not setup.network.free:
         return _make_timing_by_event(recipe, given)
     return AsyncTimes(setup) if isinstance(setup.strategy, Async) else RoundTimes(setup)
@@ -245,25 +245,43 @@ def _make_averaged_timing(recipe: Recipe, given: Given) -> Run:
     setup = make_averaging_setup(recipe)
     if setup.network.free:
         return AveragedSimulation(setup)
-    from paceline.exchanges import make_exchange
-    from paceline.exchanges.plans import adds_plainly, traffic_of
+    from paceline.exchanges.plans import adds_plainly
     from paceline.workers.flat import FlatModel
 
     model = FlatModel(make_model(recipe, load_data(recipe, given), given))
     payload_bytes, buffer_bytes = _payload_bytes(recipe, model), 4 * model.buffers.numel()
     if adds_plainly(make_codec_of(recipe), recipe.codec.plan):
         return AveragedSimulation(setup, message_bytes=payload_bytes + buffer_bytes)
-    exchange = make_exchange(make_codec_of(recipe), model.shapes, 0, setup.workers, recipe.codec.plan)
-    traffic = traffic_of(exchange.plan, exchange.codec, exchange.elements, setup.workers)
-    return AveragedSimulation(setup, traffic=traffic + Traffic(given_bytes=(setup.workers - 1) * buffer_bytes))
+    return AveragedSimulation(
+        setup, traffic=_encoded_traffic(recipe, model) + Traffic(given_bytes=(setup.workers - 1) * buffer_bytes)
+    )
 
 
-def _vector_bytes(recipe: Recipe, given: Given) -> int:
-    """Return the size of what ranks add up in a round: parameters and buffers, as plain numbers."""
+def _round_traffic(recipe: Recipe, given: Given, *, free: bool) -> Traffic:
+    """Return what ranks put on the network for the sum of a round; where bandwidth is `free`, bytes may be left out."""
+    from paceline.exchanges.plans import adds_plainly
     from paceline.workers.flat import FlatModel
 
+    workers = recipe.cluster.workers
+    plain = adds_plainly(make_codec_of(recipe), recipe.codec.plan)
+    if plain and free:
+        return all_reduce_traffic(0, workers)
     model = FlatModel(make_model(recipe, load_data(recipe, given), given))
-    return 4 * (model.parameters.numel() + model.buffers.numel())
+    buffer_bytes = 4 * model.buffers.numel()
+    if plain:
+        return all_reduce_traffic(4 * model.parameters.numel() + buffer_bytes, workers)
+    return _encoded_traffic(recipe, model) + all_reduce_traffic(buffer_bytes, workers)
+
+
+def _encoded_traffic(recipe: Recipe, model: FlatModel) -> Traffic:
+    """Return what the exchange of an encoded vector of the model's length puts on the network, whatever is in it."""
+    from paceline.exchanges import make_exchange
+    from paceline.exchanges.plans import traffic_of
+
+    _payload_bytes(recipe, model)  # refuses codecs whose payloads vary in size
+    workers = recipe.cluster.workers
+    exchange = make_exchange(make_codec_of(recipe), model.shapes, 0, workers, recipe.codec.plan)
+    return traffic_of(exchange.plan, exchange.codec, exchange.elements, workers)
 
 
 def _payload_bytes(recipe: Recipe, model: FlatModel) -> int:

@@ -187,7 +187,7 @@ class AveragingWorkers:
             for place, (exchange, change, brought) in enumerate(zip(self._exchanges, changes, brings, strict=True))
         ]
         try:
-            sum_in_lockstep(self._exchanges, protocols, heard)
+            sum_in_lockstep(self.plan, protocols, heard)
         except NotFiniteError:
             self.diverged = True
         except TroubleError as error:

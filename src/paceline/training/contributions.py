@@ -128,6 +128,11 @@ class RankGradients:
                 raise ValueError(f"rank {self.rank} has a gradient of round {version} already")
             self._kept[version] = message
 
+    def has_part_in(self, step: Step) -> bool:
+        """Whether this rank contributes anything to the next step, which this is."""
+        compensates = self._before is not None and bool(step.previous_mean_weight)
+        return compensates or any(share.worker == self.rank for share in (*step.fresh, *step.late))
+
     @torch.no_grad()
     def contribute(self, step: Step) -> torch.Tensor:
         """Return this rank's part of a step, in a vector of the pool; let go of what no later step can ask for."""

@@ -85,6 +85,16 @@ class TrainState:
         update = self._combiner.update(step, gradient_of, out=self.model.gradient, check=True)
         if not self._combiner.is_finite(update):
             return False
+        return self._follow_update(step, buffer_changes)
+
+    def take_sum(self, step: Step, update: torch.Tensor, buffer_changes: Sequence[torch.Tensor]) -> bool:
+        """Take a step with an update that ranks have come to among themselves; return False if the run has diverged."""
+        if not all_finite(update):
+            return False
+        self.model.gradient.copy_(update)
+        return self._follow_update(step, buffer_changes)
+
+    def _follow_update(self, step: Step, buffer_changes: Sequence[torch.Tensor]) -> bool:
         self.step_optimizer()
         if not all_finite(self.model.parameters):
             return False

@@ -13,8 +13,8 @@ from paceline.training.contributions import VectorPool
 def make_exchange():
     pool, nobody = VectorPool(1, torch.float32, torch.device("cpu")), None
     device = torch.device("cpu")
-    limits = {"most_behind": 10, "timeout_seconds": 1.0}
-    return Exchange(nobody, nobody, pool, nobody, rank=0, device=device, heartbeats=nobody, detector=nobody, **limits)
+    limits = {"most_behind": 10, "timeout_seconds": 1.0, "heartbeats": nobody, "detector": nobody}
+    return Exchange(nobody, nobody, pool, nobody, nobody, ranks=[0], rank=0, device=device, **limits)
 
 
 def update(version):

@@ -22,9 +22,9 @@ from paceline.codecs import Codec
 from paceline.codecs.naming import resolve_codec
 from paceline.distributed.agreement import describe
 from paceline.drivers.averaging.transport import ExchangedTransport, SummedTransport, Transport
+from paceline.drivers.ranks.exchanging import try_codec
 from paceline.drivers.ranks.tracked_model import IN_USE, TrackedModel
-from paceline.exchanges import TroubleError, make_exchange
-from paceline.exchanges.lockstep import run_in_lockstep
+from paceline.exchanges import make_exchange
 from paceline.exchanges.plans import AUTO, adds_plainly, check_plan
 from paceline.strategies.averaging import Averaging
 from paceline.training.replica import (
@@ -32,7 +32,6 @@ from paceline.training.replica import (
     Replica,
     check_codec,
     make_replica,
-    message_dtype,
     runs_kernels,
 )
 
@@ -102,21 +101,15 @@ def prepare(
     found, tracked = resolve_codec(codec), TrackedModel(model, optimizer)
     prepared = Prepared(member=made, tracked=tracked, codec=found, plan=plan)
     check_plan(plan, found)
-    if message_dtype(tracked.parameters) is torch.float64 and not prepared.summed:
-        raise ValueError(f"codecs carry float32, and this model has float64 parameters (codec={found!r})")
     check_codec(made, found)
     if optimizer in IN_USE:
         raise ValueError("this optimizer has an averaging or rounds already; close() that one first")
     # Let kernels be loaded or compiled now: in the first average everybody would wait for it.
+    try_codec(found, plan, tracked.parameters)
     if not prepared.gradients and runs_kernels(tracked.parameters):
         from paceline.training.window_kernels import load_kernels
 
         load_kernels()
-    if not prepared.summed:
-        warm = make_exchange(found, prepared.shapes, place=0, world=1, plan=plan)
-        (tried,) = run_in_lockstep([warm.run(torch.ones(warm.elements, device=tracked.device))])
-        if isinstance(tried, TroubleError) and tried.cause is not None:
-            raise tried.cause
     return prepared
 
 

@@ -27,12 +27,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.codecs import NotFiniteError
+from paceline.codecs import Codec, NotFiniteError
 from paceline.codecs.requests import AllGather, AllReduce, AllToAll, Request
 from paceline.distributed import first_line
 from paceline.distributed.collectives import PendingCollective, start_gather
 from paceline.errors import PacelineError
-from paceline.exchanges import ExchangeProtocol, TroubleError
+from paceline.exchanges import ExchangeProtocol, TroubleError, make_exchange
+from paceline.exchanges.lockstep import run_in_lockstep
+from paceline.exchanges.plans import adds_plainly
+from paceline.training.replica import message_dtype
 
 log = logging.getLogger("paceline.exchanges")
 
@@ -47,6 +50,24 @@ class ConnectionLostError(PacelineError, RuntimeError):
     Traceback (most recent call last):
     paceline.drivers.ranks.exchanging.ConnectionLostError: Connection closed by peer
     """
+
+
+def try_codec(codec: Codec, plan: str, parameters: Sequence[torch.Tensor]) -> None:
+    """Refuse a codec that cannot carry these parameters; let its kernels be loaded or compiled before others wait.
+
+    >>> from paceline.codecs import make_codec
+    >>> try_codec(make_codec("qsgd"), "auto", [torch.zeros(3, dtype=torch.float64)])
+    Traceback (most recent call last):
+    ValueError: codecs carry float32, and this model has float64 parameters (codec=QSGD(levels=7, bucket=512, ...
+    """
+    if adds_plainly(codec, plan):
+        return
+    if message_dtype(parameters) is torch.float64:
+        raise ValueError(f"codecs carry float32, and this model has float64 parameters (codec={codec!r})")
+    warm = make_exchange(codec, [parameter.shape for parameter in parameters], place=0, world=1, plan=plan)
+    (tried,) = run_in_lockstep([warm.run(torch.ones(warm.elements, device=parameters[0].device))])
+    if isinstance(tried, TroubleError) and tried.cause is not None:
+        raise tried.cause
 
 
 def start(request: Request, group: dist.ProcessGroup) -> tuple[torch.Tensor, Any]:

@@ -2,7 +2,8 @@
 
 Decisions, batches and gradients are replayed as those of a server's run are. What differs is how a step is taken, which
 is as the ranks took it: each has kept its own gradients and weighs them (`RankGradients`), gloo adds up what they
-contribute (`LocalSum`), and the sum goes through the optimiser (`RankModel`).
+contribute (`LocalSum`), and the sum goes through the optimiser (`RankModel`). Where a codec encodes contributions, each
+rank has its side of the exchange (`RoundSum`), with all that it holds back; what a ring adds up is added up by gloo.
 
 A checkpoint of ranks holds late gradients, which the next step takes: whoever goes on from it goes on with them. So all
 that a checkpoint holds is remembered where the journal says that it was written.
@@ -15,22 +16,28 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from paceline.codecs.floats import Identity
 from paceline.codecs.payload import NotFiniteError
+from paceline.codecs.requests import AllReduce, Request
 from paceline.distributed import first_line
 from paceline.distributed.local_sum import LocalSum
 from paceline.drivers.replayed.served_run import Replay, ReplayError, RunDifference, SentGradient
 from paceline.events import Step
+from paceline.exchanges import TroubleError
+from paceline.exchanges.lockstep import answered, sum_in_lockstep
 from paceline.strategies import LGC, Strategy
 from paceline.traces.journal import Arrival, Checkpointed, JournalRecord, Resumed, RunBegan, StepRecord, WorkerJoined
 from paceline.training import Training, all_finite
 from paceline.training.contributions import RankGradients, VectorPool
 from paceline.training.rank_model import RankModel
 from paceline.training.replica import averaged_buffers
+from paceline.training.round_sums import make_round_sum
 from paceline.workers.flat import FlatModel
 from paceline.workers.gradients import Assignment
 
@@ -39,7 +46,7 @@ class RoundsReplay(Replay):
     """The journal of a run on ranks being replayed: iterate over it, then ask for the `verdict`."""
 
     def __init__(self, records: Sequence[JournalRecord], training: Training, strategy: Strategy, **how: Any) -> None:
-        super().__init__(records, training, strategy, **how)
+        super().__init__(records, replace(training, codec=Identity()), strategy, **how)  # models do not travel
         began = next(record for record in records if isinstance(record, RunBegan))
         if began.workers != len(training.shards):
             raise ReplayError(f"the trace is of {began.workers} ranks, and its recipe of {len(training.shards)}")
@@ -53,6 +60,18 @@ class RoundsReplay(Replay):
             RankGradients(rank, layout, self._vectors, compensates=isinstance(strategy, LGC))
             for rank in range(began.workers)
         ]
+        self._sums = [
+            make_round_sum(
+                training.codec,
+                self.train_state.model.shapes,
+                layout,
+                place=rank,
+                world=began.workers,
+                plan=training.plan,
+                seed=training.seed,
+            )
+            for rank in range(began.workers)
+        ]
         self._checkpoints: dict[int, dict[str, Any]] = {}
 
     def __iter__(self) -> Iterator[int]:
@@ -62,7 +81,7 @@ class RoundsReplay(Replay):
             raise ReplayError(
                 f"cannot add up as {len(self._ranks)} ranks in one process: {first_line(error)}"
             ) from error
-        with ranks as self._sum:
+        with ranks as self._adding:
             yield from super().__iter__()
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -84,11 +103,27 @@ class RoundsReplay(Replay):
             message, _ = self._pending[share.worker, share.version].pop(0)()
             self._ranks[share.worker].keep(share.version, message)
         torch.set_num_threads(self._joins[min(self._joins)].threads)
+        brings = [rank.has_part_in(step) for rank in self._ranks]
         vectors = [rank.contribute(step) for rank in self._ranks]
-        self._model.apply(self._sum.add_up(vectors))
+        protocols = [
+            each.add_up(vector, step.version, brings=brought)
+            for each, vector, brought in zip(self._sums, vectors, brings, strict=True)
+        ]
+        try:
+            total = sum_in_lockstep(self._sums[0].plan, protocols, answering=self._answered)
+        except (TroubleError, NotFiniteError) as error:
+            raise RunDifference(f"step {step.version}: the contributions cannot be added up here ({error})") from None
+        self._model.apply(total)
         for vector in vectors:
             self._vectors.give(vector)
         self.train_state.advance()
+
+    def _answered(self, requests: Sequence[Request]) -> list[torch.Tensor]:
+        if not isinstance(requests[0], AllReduce):
+            return answered(requests, shared=True)
+        tensors = [request.tensor for request in requests]
+        self._adding.add_up(tensors, largest=requests[0].largest)
+        return tensors
 
     def _compare(self, record: StepRecord) -> None:
         try:
@@ -115,6 +150,7 @@ class RoundsReplay(Replay):
                 {
                     "strategy": self._strategy.state_dict(),
                     "ranks": [rank.state_dict() for rank in self._ranks],
+                    "sums": [each.state_dict() for each in self._sums],
                     "pending": pending,
                     "batches": self.batches.state_dict(),
                 }
@@ -129,6 +165,8 @@ class RoundsReplay(Replay):
         self._strategy.load_state_dict(kept["strategy"])
         for rank, state in zip(self._ranks, kept["ranks"], strict=True):
             rank.load_state_dict(state)
+        for each, state in zip(self._sums, kept["sums"], strict=True):
+            each.load_state_dict(each.plan, state)
         self._pending = {
             key: [partial(_same, gradient) for gradient in waiting] for key, waiting in kept["pending"].items()
         }

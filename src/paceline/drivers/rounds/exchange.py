@@ -1,13 +1,15 @@
-"""One rank's exchange thread: it follows the notices, and takes part in one all-reduce for each round that has closed.
+"""One rank's exchange thread: it follows the notices, and takes part in one sum for each round that has closed.
 
-    notice RoundClosed(step t) ──> contribution (zeros if this rank has nothing) ──> all-reduce ──> update t, in a queue
+    notice RoundClosed(step t) ──> contribution (zeros if this rank has nothing) ──> sum of all ──> update t, in a queue
                                                                                                    │
     training thread, at its next step boundary:  apply all updates in the queue, in order  <───────┘
+
+A sum is one all-reduce, or where a codec is given the requests of its exchange, one after the other (`RoundSum`).
 
 Only this thread starts collectives of its group, in the order of the notices, which is the same on every rank.
 
 A rank that computes through several rounds finds as many updates in its queue, each of the model's size. With
-`most_behind` of them there the thread enters no further all-reduce before the training thread has applied one: then all
+`most_behind` of them there the thread enters no further sum before the training thread has applied one: then all
 ranks wait for this one, and its log and theirs say so.
 
 On a GPU the thread has a stream of its own, so that the sum does not queue behind the computation; the stream of the
@@ -22,18 +24,23 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from paceline.codecs import NotFiniteError
+from paceline.codecs.requests import AllGather, AllReduce, AllToAll, Request
 from paceline.distributed import first_line, name_ranks
 from paceline.distributed.collectives import PendingCollective
+from paceline.drivers.ranks.exchanging import given_bytes, start
 from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats
 from paceline.drivers.rounds.messages import AllWaiting, Failed, Mailbox, Notice, RoundClosed
+from paceline.exchanges import ExchangeProtocol, Trouble, TroubleError
 from paceline.training.contributions import RankGradients, VectorPool
+from paceline.training.round_sums import RoundSum
 
 log = logging.getLogger("paceline.rounds")
 
@@ -43,11 +50,15 @@ WARN_SECONDS = 5.0  # after which a wait for others is told
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Update:
-    """The sum of what all ranks contributed to a step, to be applied; `done` is when it was complete."""
+    """The sum of what all ranks contributed to a step, to be applied; `done` is when it was complete.
+
+    `sent_bytes` is what all ranks together have given to the network for it.
+    """
 
     notice: RoundClosed
     vector: torch.Tensor
     done: float
+    sent_bytes: int = 0
     event: Any = None  # on a GPU: what the training thread's stream waits for
 
 
@@ -62,8 +73,10 @@ class Exchange:
         mailbox: Mailbox,
         gradients: RankGradients,
         updates: VectorPool,
+        round_sum: RoundSum,
         group: dist.ProcessGroup,
         *,
+        ranks: Sequence[int],
         rank: int,
         device: torch.device,
         heartbeats: Heartbeats,
@@ -71,7 +84,14 @@ class Exchange:
         most_behind: int,
         timeout_seconds: float,
     ) -> None:
-        self._mailbox, self._gradients, self._pool, self._group = mailbox, gradients, updates, group
+        self._mailbox, self._gradients, self._pool, self._sum, self._group = (
+            mailbox,
+            gradients,
+            updates,
+            round_sum,
+            group,
+        )
+        self._ranks, self._threads = ranks, 1
         self._rank, self._device, self._heartbeats, self._detector = rank, device, heartbeats, detector
         self._most_behind, self._timeout_seconds = most_behind, timeout_seconds
         self._queue: deque[Update | AllWaiting] = deque()  # in the order of the notices, which is that of all ranks
@@ -87,6 +107,7 @@ class Exchange:
 
     def start(self) -> None:
         """Begin to follow the notices."""
+        self._threads = torch.get_num_threads()
         self._thread.start()
 
     # -- the training thread's side --------------------------------------------------------------------------------
@@ -125,7 +146,7 @@ class Exchange:
 
     @property
     def under_way(self) -> bool:
-        """Whether an all-reduce is under way."""
+        """Whether a collective is under way."""
         return self.collective is not None and not self.collective.done()
 
     @property
@@ -134,7 +155,7 @@ class Exchange:
         return self._mailbox.notices_read
 
     def stop(self) -> None:
-        """Enter no further all-reduce. The thread ends with the next notice, which somebody must write."""
+        """Enter no further sum. The thread ends with the next notice, which somebody must write."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -147,6 +168,7 @@ class Exchange:
     # -- the thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        torch.set_num_threads(self._threads)  # as in the training thread: the bits of some codecs depend on them
         try:
             while not self._stopping and self._follow(self._mailbox.next_notice()):
                 pass
@@ -184,21 +206,19 @@ class Exchange:
         if not self._wait_for_room(version):
             return False
         with self._on_stream():
+            brings = self._gradients.has_part_in(notice.step)
             vector = self._gradients.contribute(notice.step)
             self._heartbeats.entered = version + 1
-            work = dist.all_reduce(vector, group=self._group, async_op=True)
-            self.collective = collective = PendingCollective(work, self._device)
-            self.sent_bytes += vector.numel() * vector.element_size()
-            if not self._wait_for(collective, version):
+            sent_bytes = self._add_up(self._sum.add_up(vector, version, brings=brings), version)
+            if sent_bytes is None:
                 return False
-            collective.check()
+            done = time.perf_counter()
             event = None
             if self._stream is not None:
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record(self._stream)
-        done = collective.done_at or time.perf_counter()
         with self._changed:
-            self._queue.append(Update(notice=notice, vector=vector, done=done, event=event))
+            self._queue.append(Update(notice=notice, vector=vector, done=done, sent_bytes=sent_bytes, event=event))
             self._behind += 1
             self.next_version = version + 1
             self._changed.notify_all()
@@ -206,6 +226,29 @@ class Exchange:
         if self._gradients.rank == 0:
             self._mailbox.forget_notices(before=self._mailbox.notices_read - 1)
         return True
+
+    def _add_up(self, protocol: ExchangeProtocol, version: int) -> int | None:
+        """Take a sum through all its requests; return what all ranks have sent for it, None if it came to no end."""
+        sent_bytes = 0
+        try:
+            request = next(protocol)
+            while True:
+                answer, work = start(request, self._group)
+                self.collective = collective = PendingCollective(work, self._device)
+                self.sent_bytes += given_bytes(request, self._group.size(), self._group.rank())
+                sent_bytes += _sent_by_all(request, self._group.size())
+                if not self._wait_for(collective, version):
+                    return None
+                collective.check()
+                request = protocol.send(answer)
+        except StopIteration:
+            return sent_bytes
+        except TroubleError as error:  # all ranks have heard of it
+            self._fail(_failure_of(error, self._ranks, version))
+        except NotFiniteError as error:
+            reason = f"round {version}: the sum of all contributions is not finite: lower the learning rate ({error})"
+            self._fail(Failed(reason=reason, kind="diverged"))
+        return None
 
     def _leave_together(self, version: int) -> bool:
         """Wait until all have read the last notice: the rank that keeps the store may end its process next."""
@@ -258,3 +301,24 @@ class Exchange:
             log.warning("round %d has waited %.0f s for %s", version, waited, who)
             warn_seconds = min(4 * warn_seconds, self._timeout_seconds)
         return True
+
+
+def _sent_by_all(request: Request, world: int) -> int:
+    """Return what all ranks give to the network for a request, if they send parts of the same sizes."""
+    match request:
+        case AllReduce():
+            return 2 * (world - 1) * request.tensor.nbytes
+        case AllGather():
+            return world * (world - 1) * request.tensor.nbytes
+        case AllToAll():
+            return (world - 1) * request.tensor.nbytes
+
+
+def _failure_of(error: TroubleError, ranks: Sequence[int], version: int) -> Failed:
+    who = name_ranks(ranks[place] for place in error.troubles)
+    if Trouble.NOT_FINITE not in error.troubles.values():
+        why = f" ({first_line(error.cause)})" if error.cause is not None else f"; the reason is with {who}"
+        return Failed(reason=f"round {version}: {who} could not encode a contribution{why}", kind="fault")
+    what = "the sum of all contributions is" if error.summed else f"the contribution of {who} is"
+    why = "beyond what the codec can carry: lower the learning rate, clip, or take another codec"
+    return Failed(reason=f"round {version}: {what} {why}", kind="diverged")

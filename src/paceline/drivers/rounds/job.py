@@ -61,6 +61,7 @@ class RoundsJob(RankJob):
 
     strategy: Strategy
     label: str
+    codec: str = "identity"  # in words, for the journal
     silence_seconds: float = 15.0
 
 
@@ -84,6 +85,9 @@ class RoundsRun:
             scheduler=self._schedule,
             timeout_seconds=job.timeout_seconds,
             silence_seconds=job.silence_seconds,
+            codec=training.codec,
+            plan=training.plan,
+            seed=training.seed,
             on_round=self._round_closed,
             on_flush=self._flushed,
         )
@@ -160,13 +164,11 @@ class RoundsRun:
             blocks=job.training.blocks,
             recipe=job.recipe,
             signature=sync.about()["model"],
-            codec="identity",
+            codec=job.codec,
             on="ranks",
             torch=torch.__version__,
         )
-        # What all ranks send: in a ring each sends its message twice, but for its own part.
-        round_bytes = 2 * (sync.world - 1) * sync.message_bytes
-        journal = RoundsJournal(job.folder / TRACE, began, model=self._flat, round_bytes=round_bytes, goes_on=goes_on)
+        journal = RoundsJournal(job.folder / TRACE, began, model=self._flat, goes_on=goes_on)
         if goes_on:
             journal.resume(version=sync.version, at_seconds=sync.seconds, rounds=job.rounds)
         return journal

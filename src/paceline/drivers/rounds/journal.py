@@ -44,14 +44,14 @@ STARTED_AGAIN = "the ranks were started again"
 
 
 class RoundsJournal:
-    """Writes the records of a run of ranks; one round sends `round_bytes` from rank to rank.
+    """Writes the records of a run of ranks.
 
     `path` is written anew, unless the run goes on: then `resume` comes first. `measured` are the rounds after which the
     model was measured before.
     """
 
-    def __init__(self, path: Path, began: RunBegan, *, model: FlatModel, round_bytes: int, goes_on: bool) -> None:
-        self._path, self._model, self._round_bytes = path, model, round_bytes
+    def __init__(self, path: Path, began: RunBegan, *, model: FlatModel, goes_on: bool) -> None:
+        self._path, self._model = path, model
         self.measured: set[int] = set()
         self._opened_seconds = 0.0
         self._hosts: list[str] = []
@@ -100,7 +100,7 @@ class RoundsJournal:
                 dropped=dropped,
                 arrivals=closed.arrivals,
                 fingerprint=fingerprint(self._model.parameters),
-                sent_bytes=self._round_bytes,
+                sent_bytes=closed.sent_bytes,
                 received_bytes=0,
             )
         )

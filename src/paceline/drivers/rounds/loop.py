@@ -32,6 +32,7 @@ from paceline.strategies import LGC, Strategy
 from paceline.traces.journal import Arrival
 from paceline.training.contributions import RankGradients, VectorPool
 from paceline.training.rank_model import RankModel
+from paceline.training.round_sums import RoundSum
 
 log = logging.getLogger("paceline.rounds")
 
@@ -97,6 +98,7 @@ class RoundLoop:
         group: RankGroup,
         name: str,
         *,
+        round_sum: RoundSum,
         device: torch.device,
         most_behind: int,
         timeout_seconds: float,
@@ -122,7 +124,9 @@ class RoundLoop:
             Mailbox(private_store(name, own_connection=True)),
             self.gradients,
             self.vectors,
+            round_sum,
             group.group,
+            ranks=ranks,
             rank=rank,
             device=device,
             heartbeats=self._heartbeats,

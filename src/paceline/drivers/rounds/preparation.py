@@ -1,4 +1,4 @@
-"""What a rank can refuse before it meets the others: what it would train, with which optimiser and schedulers.
+"""What a rank can refuse before it meets the others: what it would train, with which optimiser, schedulers and codec.
 
 prepare ── refusal, if there is one ──> the group: all raise, or none
 """
@@ -11,9 +11,13 @@ from typing import Any, Protocol
 
 import torch
 
+from paceline.codecs import Codec
+from paceline.codecs.naming import resolve_codec
 from paceline.data.pruning.sampler import FinePruning, InfoBatch
+from paceline.drivers.ranks.exchanging import try_codec
 from paceline.drivers.ranks.group import ROUNDS
 from paceline.drivers.ranks.tracked_model import IN_USE, TrackedModel
+from paceline.exchanges.plans import check_plan
 from paceline.strategies import LGC, FastestK, Full, Strategy
 
 
@@ -30,16 +34,17 @@ def prepare(
     strategy: Strategy | Callable[[], Strategy],
     *,
     schedulers: Sequence[Scheduler],
-    codec: str,
+    codec: Codec | str,
+    plan: str,
     blocks: int,
     most_behind: int,
-) -> tuple[Strategy, TrackedModel]:
-    """Return the strategy and what is trained; an error says why this rank cannot take part."""
+) -> tuple[Strategy, TrackedModel, Codec]:
+    """Return the strategy, what is trained, and how it travels; an error says why this rank cannot take part."""
     made = strategy if isinstance(strategy, LGC | FastestK | Full) else strategy()  # type: ignore[operator]
     if not isinstance(made, LGC | FastestK | Full):
         raise ValueError(f"rounds are of LGC, FastestK or Full ({made!r}): the others have no round to add up")
-    if codec != "identity":
-        raise ValueError(f"rounds on ranks add gradients up as they are: no codec yet (codec={codec!r})")
+    found = resolve_codec(codec)
+    check_plan(plan, found)
     for name, value in (("blocks", blocks), ("most_behind", most_behind)):
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a whole number of 1 or more ({name}={value})")
@@ -65,7 +70,8 @@ def prepare(
             )
     if optimizer in IN_USE:
         raise ValueError("this optimizer has an averaging or rounds already; close() that one first")
-    return made, tracked
+    try_codec(found, plan, tracked.parameters)
+    return made, tracked, found
 
 
 def check_k(strategy: Strategy, world: int) -> None:

@@ -20,9 +20,12 @@ Each strategy is a class at the end of this file. All have these in common:
     scheduler         a scheduler, or several: stepped once a round, on all ranks alike
     blocks            into how many equal parts `blocks` cuts a batch; a late rank stops between two
     most_behind       updates that a slow rank may be behind before the others wait for it; each takes a model of memory
+    codec             compresses what ranks contribute: a name ("identity": not at all), or a Codec
+    plan              how ranks come to the sum: "all-reduce", "gather", "two-step"; the quickest of them: "auto"
     process_group     the ranks that take part; None: all
     timeout_seconds   the longest that a round may stay open
     silence_seconds   a rank without a heartbeat for so long counts as gone
+    seed              of codecs that round at random
     record            whether to keep every `ClosedRound` in `history`
     on_round          is called with each `ClosedRound`, when this rank has applied it
     on_flush          is called with each `Flushed`, when all ranks are at one place
@@ -43,6 +46,8 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from paceline.codecs import Codec
+from paceline.codecs.floats import Identity
 from paceline.decoding import Count, decode
 from paceline.distributed import check_limits
 from paceline.distributed.agreement import describe
@@ -63,9 +68,11 @@ from paceline.drivers.rounds.preparation import (
 )
 from paceline.drivers.rounds.switching import release_lock_often, release_lock_rarely
 from paceline.events import Drop, Step
+from paceline.exchanges.plans import ALL_REDUCE, AUTO
 from paceline.strategies import LGC, STRATEGIES, FastestK, Full, Strategy
 from paceline.traces.journal import Arrival, Seconds
 from paceline.training.rank_model import RankModel
+from paceline.training.round_sums import make_round_sum
 from paceline.training.saved_state import refusing
 from paceline.training.train_state import all_finite
 from paceline.workers.blocks import cut_batch
@@ -73,14 +80,16 @@ from paceline.workers.blocks import cut_batch
 log = logging.getLogger("paceline.rounds")
 
 TIMEOUT_SECONDS = 600.0
+CODEC = "codec"  # in what ranks, and states, must have alike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedRound:
     """One round that this rank has applied: its step, what was dropped since the one before, and this rank's moments.
 
-    `arrivals` are known to the rank that decides, and empty elsewhere. `done` is when the all-reduce was complete,
-    `applied` when this rank had applied the update, by its `time.perf_counter()`.
+    `arrivals` are known to the rank that decides, and empty elsewhere. `done` is when the sum was complete, `applied`
+    when this rank had applied the update, by its `time.perf_counter()`. `sent_bytes` is what all ranks together have
+    given to the network; where payloads vary in size, as if those of all were of the size of this rank's.
 
     >>> ClosedRound(step=Step(version=3, fresh=()), dropped=(), arrivals=(), done=1.0, applied=1.5).number
     3
@@ -91,6 +100,7 @@ class ClosedRound:
     arrivals: tuple[Arrival, ...]
     done: float
     applied: float
+    sent_bytes: int = 0
 
     @property
     def number(self) -> int:
@@ -125,7 +135,7 @@ class RoundSync(RankLifecycle):
     group's first rank. Any optimiser of torch.optim will do that needs no closure. Its steps are taken by `step` alone,
     and so are those of the schedulers: what else changes parameters on one rank is named in the next round.
 
-    Every rank takes part in one all-reduce for each round, on a thread of its own; collectives of the script itself
+    Every rank takes part in one sum for each round, on a thread of its own; collectives of the script itself
     belong after a `flush`. `version` is how many rounds this rank has applied, `draws` how many batches it has computed
     and `outcomes` what became of them: used, late, dropped by reason. After an error no round is taken any more.
     """
@@ -141,16 +151,18 @@ class RoundSync(RankLifecycle):
         scheduler: Scheduler | Sequence[Scheduler] | None = None,
         blocks: int = 4,
         most_behind: int = 10,
-        codec: str = "identity",
+        codec: Codec | str = "identity",
+        plan: str = AUTO,
         process_group: dist.ProcessGroup | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
         silence_seconds: float = 15.0,
+        seed: int = 0,
         record: bool = False,
         on_round: OnRound | None = None,
         on_flush: OnFlush | None = None,
     ) -> None:
         super().__init__()
-        made: tuple[Strategy, TrackedModel] | Exception
+        made: tuple[Strategy, TrackedModel, Codec] | Exception
         try:
             check_limits(timeout_seconds=timeout_seconds, silence_seconds=silence_seconds)
             made = prepare(
@@ -159,6 +171,7 @@ class RoundSync(RankLifecycle):
                 strategy,
                 schedulers=as_list(scheduler),
                 codec=codec,
+                plan=plan,
                 blocks=blocks,
                 most_behind=most_behind,
             )
@@ -168,28 +181,38 @@ class RoundSync(RankLifecycle):
         self._group = RankGroup(process_group, wait_seconds, refusal, purpose=ROUNDS)
         if isinstance(made, Exception):
             raise made
-        self.strategy, self._tracked = made
+        self.strategy, self._tracked, self._codec = made
         self._blocks = blocks
         self._optimizer, ranks, rank = optimizer, self._group.ranks, self._group.rank
         self._schedulers = as_list(scheduler)
         self._scheduled: dict[int, int | None] = {}  # of each scheduler: where it stood after its last step here
         self._place = ranks.index(rank)
+        tracked = self._tracked
         try:
-            description = {"model": self._tracked.description(), "strategy": describe(self.strategy)}
-            name = self._group.agree(description, self._tracked.device)
+            description = {"model": tracked.description(), "strategy": describe(self.strategy)}
+            name = self._group.agree(description | {CODEC: describe(self._codec), "plan": plan}, tracked.device)
             check_k(self.strategy, self._group.world)
-            self._group.begin_equal(self._tracked.everything())
+            self._group.begin_equal(tracked.everything())
+            self._model = RankModel(tracked.parameters, tracked.buffers, self._take_step, variances=tracked.variances)
+            self._sum = make_round_sum(
+                self._codec,
+                [parameter.shape for parameter in tracked.parameters],
+                self._model.layout,
+                place=self._place,
+                world=self._group.world,
+                plan=plan,
+                seed=seed,
+            )
         except BaseException:
             self._group.close(pending=False)
             raise
-        tracked = self._tracked
-        self._model = RankModel(tracked.parameters, tracked.buffers, self._take_step, variances=tracked.variances)
         self._loop = RoundLoop(
             self._model,
             self.strategy,
             self._group,
             name,
-            device=self._tracked.device,
+            round_sum=self._sum,
+            device=tracked.device,
             most_behind=most_behind,
             timeout_seconds=timeout_seconds,
             silence_seconds=silence_seconds,
@@ -218,13 +241,13 @@ class RoundSync(RankLifecycle):
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes that this rank has given to all-reduces so far, each counted once."""
+        """The bytes that this rank has given to the network for sums so far; an all-reduce goes around a ring."""
         return self._loop.exchange.sent_bytes
 
     @property
-    def message_bytes(self) -> int:
-        """The bytes that this rank gives to the all-reduce of one round."""
-        return self._model.layout.size * self._model.dtype.itemsize
+    def plan(self) -> str:
+        """How ranks come to the sum of a round."""
+        return self._sum.plan
 
     @property
     def seconds(self) -> float:
@@ -404,7 +427,12 @@ class RoundSync(RankLifecycle):
             self.outcomes.warn_of_drops(arrivals)
         if self._record or self._on_round is not None:
             closed = ClosedRound(
-                step=step, dropped=dropped, arrivals=arrivals, done=update.done, applied=time.perf_counter()
+                step=step,
+                dropped=dropped,
+                arrivals=arrivals,
+                done=update.done,
+                applied=time.perf_counter(),
+                sent_bytes=update.sent_bytes,
             )
             if self._record:
                 self.history.append(closed)
@@ -502,8 +530,8 @@ class RoundSync(RankLifecycle):
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank needs to go on later besides model, optimiser and scheduler; call it before theirs.
 
-        All ranks must call it: it flushes first. It holds this rank's own fresh and late gradients, and on the rank
-        that decides the strategy's state.
+        All ranks must call it: it flushes first. It holds this rank's own fresh and late gradients, what its codec
+        remembers and holds back, and on the rank that decides the strategy's state.
         """
         if not self._ended:
             self.flush()
@@ -521,6 +549,8 @@ class RoundSync(RankLifecycle):
             "draws": self.draws,
             "seconds": self._loop.seconds(),
             "gradients": self._loop.gradients.state_dict(),
+            "codec": self._sum.state_dict(),
+            "plan": self._sum.plan,
             "decider": self._loop.decider_state(),
             "outcomes": self.outcomes.state_dict(),
             "fingerprint": self._model.fingerprint(),
@@ -531,17 +561,17 @@ class RoundSync(RankLifecycle):
         if self._loop.started:
             raise RoundsError("a state is loaded before the first round: construct, load, then train")
         with refusing("the state of the rounds"):
+            before = {CODEC: describe(Identity())} | state["about"]  # the last release had no codec, and said none
             for key, text in self.about().items():
-                if state["about"].get(key) != text:
-                    raise ValueError(
-                        f"it is of other rounds: its {key} is {state['about'].get(key)}, and this one's is {text}"
-                    )
+                if before.get(key) != text:
+                    raise ValueError(f"it is of other rounds: its {key} is {before.get(key)}, and this one's is {text}")
             if state["fingerprint"] != self._model.fingerprint():
                 raise ValueError(
                     "the model is not what it was when it was taken. Save: first the rounds' state_dict(), then "
                     "the model's. Load: construct the rounds, load the model's state, then the rounds'"
                 )
             version, draws = decode(Count, state["version"], "version"), decode(Count, state["draws"], "draws")
+            self._sum.load_state_dict(state.get("plan", ALL_REDUCE), state.get("codec", {}))
             self._loop.load(
                 version,
                 gradients=state["gradients"],
@@ -557,6 +587,7 @@ class RoundSync(RankLifecycle):
         return {
             "model": self._tracked.description(),
             "strategy": describe(self.strategy),
+            CODEC: describe(self._codec),
             "rank": str(self._group.rank),
             "number of ranks": str(self._group.world),
         }
@@ -613,10 +644,12 @@ class LGCSync(RoundSync):
         scheduler: Scheduler | Sequence[Scheduler] | None = None,
         blocks: int = 4,
         most_behind: int = 10,
-        codec: str = "identity",
+        codec: Codec | str = "identity",
+        plan: str = AUTO,
         process_group: dist.ProcessGroup | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
         silence_seconds: float = 15.0,
+        seed: int = 0,
         record: bool = False,
         on_round: OnRound | None = None,
         on_flush: OnFlush | None = None,
@@ -630,9 +663,11 @@ class LGCSync(RoundSync):
             blocks=blocks,
             most_behind=most_behind,
             codec=codec,
+            plan=plan,
             process_group=process_group,
             timeout_seconds=timeout_seconds,
             silence_seconds=silence_seconds,
+            seed=seed,
             record=record,
             on_round=on_round,
             on_flush=on_flush,
@@ -652,10 +687,12 @@ class FastestKSync(RoundSync):
         scheduler: Scheduler | Sequence[Scheduler] | None = None,
         blocks: int = 4,
         most_behind: int = 10,
-        codec: str = "identity",
+        codec: Codec | str = "identity",
+        plan: str = AUTO,
         process_group: dist.ProcessGroup | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
         silence_seconds: float = 15.0,
+        seed: int = 0,
         record: bool = False,
         on_round: OnRound | None = None,
         on_flush: OnFlush | None = None,
@@ -668,9 +705,11 @@ class FastestKSync(RoundSync):
             blocks=blocks,
             most_behind=most_behind,
             codec=codec,
+            plan=plan,
             process_group=process_group,
             timeout_seconds=timeout_seconds,
             silence_seconds=silence_seconds,
+            seed=seed,
             record=record,
             on_round=on_round,
             on_flush=on_flush,
@@ -688,10 +727,12 @@ class FullSync(RoundSync):
         scheduler: Scheduler | Sequence[Scheduler] | None = None,
         blocks: int = 4,
         most_behind: int = 10,
-        codec: str = "identity",
+        codec: Codec | str = "identity",
+        plan: str = AUTO,
         process_group: dist.ProcessGroup | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
         silence_seconds: float = 15.0,
+        seed: int = 0,
         record: bool = False,
         on_round: OnRound | None = None,
         on_flush: OnFlush | None = None,
@@ -704,9 +745,11 @@ class FullSync(RoundSync):
             blocks=blocks,
             most_behind=most_behind,
             codec=codec,
+            plan=plan,
             process_group=process_group,
             timeout_seconds=timeout_seconds,
             silence_seconds=silence_seconds,
+            seed=seed,
             record=record,
             on_round=on_round,
             on_flush=on_flush,

@@ -46,10 +46,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.drivers.simulated.delays import Delays, check_columns
-from paceline.drivers.simulated.network import Direction, Network, ring_bytes, ring_seconds
+from paceline.drivers.simulated.network import Direction, Network, traffic_seconds
 from paceline.events import Action, Drop, GradientArrived, Joined, LossSeen, Send, Step
 from paceline.strategies import Async, Running, Strategy
 from paceline.traces import Outcome, Round, Work
+from paceline.traffic import NO_TRAFFIC, Traffic
 
 LateWork: TypeAlias = Literal["partial", "complete"]
 Place: TypeAlias = Literal["server", "ranks"]
@@ -153,8 +154,8 @@ class Trainer(Protocol):
     """Takes the cluster's steps, and knows the size of its messages."""
 
     @property
-    def vector_bytes(self) -> int:
-        """The size of the parameters and buffers as plain numbers: what ranks add up in a round."""
+    def round_traffic(self) -> Traffic:
+        """What ranks have put on the network to come to the sum of the step that was taken last."""
 
     def up_bytes(self, task: Task) -> int:
         """Return the size of the gradient of a task, which is being sent now."""
@@ -168,7 +169,7 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class NoTraining:
-    """Messages of a fixed size, and steps that change nothing.
+    """Messages of a fixed size, and steps that change nothing; ranks put `round_traffic` on the network for each.
 
     >>> NoTraining(up=10).down_bytes(version=3, held_version=2)
     0
@@ -176,7 +177,7 @@ class NoTraining:
 
     up: int = 0
     down: int = 0
-    vector_bytes: int = 0
+    round_traffic: Traffic = NO_TRAFFIC
 
     def up_bytes(self, task: Task) -> int:
         return self.up
@@ -435,10 +436,9 @@ class Cluster:
 
     def _add_up(self) -> None:
         """Let the step reach all ranks, and the ring take it round."""
-        network, workers, size = self._setup.network, self._setup.workers, self._trainer.vector_bytes
-        ring = ring_seconds(network, workers=workers, message_bytes=size)
-        self.updated_seconds = self.now_seconds + (network.latency_seconds + ring)
-        self.record.sent_bytes += ring_bytes(workers=workers, message_bytes=size)
+        network, traffic = self._setup.network, self._trainer.round_traffic
+        self.updated_seconds = self.now_seconds + (network.latency_seconds + traffic_seconds(network, traffic))
+        self.record.sent_bytes += round(self._setup.workers * traffic.given_bytes)
 
     def _send(self, worker: int) -> None:
         state = self._workers[worker]

@@ -7,23 +7,35 @@ of one version are computed together; those that no step uses are never computed
 In three cases each is computed as it is sent: where the codec has a memory,
 where a payload's size depends on the numbers in it, and where samples are pruned (then a worker's next batch depends on
 the losses of what it sent).
+
+Where ranks add up, gradients stay with their workers, and it is their contributions to a step that are encoded, if
+anything is: `_EncodedRanks` has a side of the exchange for each, as real ranks have, and runs them in lockstep.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
+from paceline.codecs.floats import Identity
 from paceline.codecs.payload import NotFiniteError
+from paceline.codecs.requests import Request
 from paceline.drivers.simulated.cluster import TakenStep, Task
-from paceline.events import LossSeen
+from paceline.events import LossSeen, Step
+from paceline.exchanges import Trouble, TroubleError
+from paceline.exchanges.lockstep import sum_in_lockstep, traffic_of_requests
+from paceline.exchanges.plans import adds_plainly
 from paceline.optim import make_optimizer
+from paceline.traffic import NO_TRAFFIC, Traffic, all_reduce_traffic
 from paceline.training import Batches, Training, TrainState, WorkerCodecs, measure
+from paceline.training.contributions import MessageLayout, RankGradients, VectorPool
+from paceline.training.round_sums import EncodedSum
 from paceline.workers.engine import make_engine
+from paceline.workers.flat import FlatModel
 from paceline.workers.threads import threads_for
 
 
@@ -37,10 +49,65 @@ class _SentGradient:
     loss: LossSeen
 
 
-class Learner:
-    """Holds the model, and moves it one step at a time."""
+class _EncodedRanks:
+    """What each rank has kept of its gradients, and its side of the sums; `traffic` is that of the last sum."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: Training, model: FlatModel, ranks: int) -> None:
+        self._layout = MessageLayout(gradient=model.parameters.numel(), buffers=model.buffers.numel(), flags=0)
+        pool = VectorPool(self._layout.size, torch.float32, torch.device("cpu"))
+        self._gradients = [RankGradients(rank, self._layout, pool) for rank in range(ranks)]
+        self._sums = [
+            EncodedSum(
+                training.codec,
+                model.shapes,
+                self._layout,
+                place=rank,
+                world=ranks,
+                plan=training.plan,
+                seed=training.seed,
+            )
+            for rank in range(ranks)
+        ]
+        self._pool, self.traffic = pool, NO_TRAFFIC
+
+    def update(self, step: Step, found: Mapping[tuple[int, int], torch.Tensor]) -> torch.Tensor | None:
+        """Return the sum of all contributions to a step, given the gradients in it; None if it is not finite."""
+        for (worker, version), gradient in found.items():
+            message = self._pool.take().zero_()
+            self._layout.gradient_of(message).copy_(gradient)
+            self._gradients[worker].keep(version, message)
+        brings = [rank.has_part_in(step) for rank in self._gradients]
+        vectors = [rank.contribute(step) for rank in self._gradients]
+        protocols = [
+            each.add_up(vector, step.version, brings=brought)
+            for each, vector, brought in zip(self._sums, vectors, brings, strict=True)
+        ]
+        self.traffic = NO_TRAFFIC
+        try:
+            total = sum_in_lockstep(self._sums[0].plan, protocols, self._heard)
+        except NotFiniteError:
+            return None
+        except TroubleError as error:
+            if Trouble.NOT_FINITE not in error.troubles.values():
+                raise (error.cause or error) from None
+            return None
+        finally:
+            for vector in vectors:
+                self._pool.give(vector)
+        return self._layout.gradient_of(total).clone()
+
+    def _heard(self, requests: Sequence[Request]) -> None:
+        self.traffic += traffic_of_requests(requests)
+
+
+class Learner:
+    """Holds the model, and moves it one step at a time; so many `ranks` add up among themselves, 0 for a server."""
+
+    def __init__(self, training: Training, *, ranks: int = 0) -> None:
+        encodes = ranks > 0 and not adds_plainly(training.codec, training.plan)
+        encoded_ranks = training if encodes else None
+        if ranks:
+            training = replace(training, codec=Identity())  # gradients and models stay where they are
         self._training = training
         module = copy.deepcopy(training.module)
         optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
@@ -56,6 +123,8 @@ class Learner:
         self._engine = make_engine(training.module, training.loss)
         self._snapshots = {0: self._snapshot()}
         self._update_bytes: dict[int, int] = {}
+        self._plain_traffic = all_reduce_traffic(self._model.parameters.nbytes + self._buffer_bytes, max(1, ranks))
+        self._ranks = None if encoded_ranks is None else _EncodedRanks(encoded_ranks, self._model, ranks)
         self.losses_of_steps: deque[list[LossSeen] | None] = deque()  # None: the run has diverged
 
     @property
@@ -71,9 +140,8 @@ class Learner:
     # -- the size of messages ----------------------------------------------------------------------------------
 
     @property
-    def vector_bytes(self) -> int:
-        """The size of the parameters and buffers as plain numbers."""
-        return self._model.parameters.nbytes + self._buffer_bytes
+    def round_traffic(self) -> Traffic:
+        return self._plain_traffic if self._ranks is None else self._ranks.traffic
 
     def up_bytes(self, task: Task) -> int:
         if not self._computes_when_sent:
@@ -109,7 +177,7 @@ class Learner:
         if len(found) < len(rows):
             return None
         changes = [row.buffers - self._snapshots[row.loss.version][1] for row in rows]
-        if not self._state.take(taken.step, lambda share: found[share.worker, share.version], changes):
+        if not self._move(taken.step, found, changes):
             return None
         version = self._state.version
         if update := self._state.outgoing.changes_since(version - 1):
@@ -119,6 +187,13 @@ class Learner:
         self._snapshots = {version: kept for version, kept in self._snapshots.items() if version >= oldest}
         self._sent = {place: row for place, row in self._sent.items() if row.loss.version >= oldest}
         return [row.loss for row in rows]
+
+    def _move(self, step: Step, found: Mapping[tuple[int, int], torch.Tensor], changes: Sequence[torch.Tensor]) -> bool:
+        """Take the step with these gradients, by worker and version; return False if the run has diverged."""
+        if self._ranks is None:
+            return self._state.take(step, lambda share: found[share.worker, share.version], changes)
+        update = self._ranks.update(step, found)
+        return update is not None and self._state.take_sum(step, update, changes)
 
     def evaluate(self) -> tuple[float, float | None]:
         """Return the loss on the training data (`evaluation_samples` at most), and the accuracy on the test data."""

@@ -101,12 +101,3 @@ def ring_seconds(network: Network, *, workers: int, message_bytes: int) -> float
             f"workers must be 1 or more, and message_bytes 0 or more (workers={workers}, message_bytes={message_bytes})"
         )
     return traffic_seconds(network, all_reduce_traffic(message_bytes, workers))
-
-
-def ring_bytes(*, workers: int, message_bytes: int) -> int:
-    """Return what all workers together send in an all-reduce: each sends 2 (N - 1) / N of the message.
-
-    >>> ring_bytes(workers=4, message_bytes=8)
-    48
-    """
-    return 2 * (workers - 1) * message_bytes

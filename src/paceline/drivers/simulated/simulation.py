@@ -8,14 +8,15 @@ from paceline.drivers.simulated.cluster import Cluster, NoTraining, Setup
 from paceline.drivers.simulated.learner import Learner
 from paceline.drivers.simulated.progress import Evaluations, Progress, pruned_of
 from paceline.traces import Trace
+from paceline.traffic import NO_TRAFFIC, Traffic
 from paceline.training import Batches, Training
 
 
 class Simulation:
     """A run that is watched round by round: iterate over it, then read its `trace`.
 
-    Without `training` only the times are simulated, with messages of `up_bytes` and `down_bytes`, or of `vector_bytes`
-    where ranks add up.
+    Without `training` only the times are simulated, with messages of `up_bytes` and `down_bytes`, or with
+    `round_traffic` where ranks add up.
     """
 
     def __init__(
@@ -26,12 +27,13 @@ class Simulation:
         evaluate_every: int = 10,
         up_bytes: int = 0,
         down_bytes: int = 0,
-        vector_bytes: int = 0,
+        round_traffic: Traffic = NO_TRAFFIC,
     ) -> None:
         self._setup = setup
         self._evaluate_every = evaluate_every
-        self.learner = Learner(training) if training else None
-        without = NoTraining(up=up_bytes, down=down_bytes, vector_bytes=vector_bytes)
+        ranks = setup.workers if setup.on == "ranks" else 0
+        self.learner = Learner(training, ranks=ranks) if training else None
+        without = NoTraining(up=up_bytes, down=down_bytes, round_traffic=round_traffic)
         self._cluster = Cluster(setup, trainer=self.learner or without)
         self._evaluations = Evaluations()
         self._rounds_done = 0

@@ -27,12 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.drivers.simulated.cluster import Setup, blocks_by
-from paceline.drivers.simulated.network import ring_bytes, ring_seconds
+from paceline.drivers.simulated.network import traffic_seconds
 from paceline.drivers.simulated.progress import Progress
 from paceline.strategies import LGC
 from paceline.strategies.auto_k import AutoK
 from paceline.strategies.rounds import Rounds
 from paceline.traces import Round, Trace
+from paceline.traffic import NO_TRAFFIC, Traffic
 
 Times = NDArray[np.float64]
 
@@ -40,7 +41,7 @@ Times = NDArray[np.float64]
 class RoundTimes:
     """The times of a synchronous run, without training; iterate over it, then read its `trace`.
 
-    `vector_bytes` is the size of what ranks add up in a round.
+    `round_traffic` is what ranks put on the network to come to the sum of a round.
 
     >>> from paceline.drivers.simulated.delays import Recorded
     >>> rows = ((1.0, 1.2, 2.0), (1.1, 1.5, 2.0), (1.0, 1.3, 2.5))
@@ -51,7 +52,7 @@ class RoundTimes:
     [1.2, 2.7, 4.0]
     """
 
-    def __init__(self, setup: Setup, *, vector_bytes: int = 0) -> None:
+    def __init__(self, setup: Setup, *, round_traffic: Traffic = NO_TRAFFIC) -> None:
         state = setup.strategy.start()
         if not isinstance(state, Rounds):
             raise ValueError(f"{setup.name!r} has no rounds that close; AsyncTimes times it")
@@ -60,9 +61,9 @@ class RoundTimes:
         workers = setup.workers
         self._delivery, self._first_delivery, self._round_bytes = self._latency, self._latency, 0
         if setup.on == "ranks":
-            ring = ring_seconds(setup.network, workers=workers, message_bytes=vector_bytes)
-            self._delivery, self._first_delivery = self._latency + ring, 0.0
-            self._round_bytes = ring_bytes(workers=workers, message_bytes=vector_bytes)
+            adding = traffic_seconds(setup.network, round_traffic)
+            self._delivery, self._first_delivery = self._latency + adding, 0.0
+            self._round_bytes = round(workers * round_traffic.given_bytes)
         self._chooser, self._warmup_rounds = state.chooser, state.warmup_rounds
         self._workers = np.arange(workers, dtype=np.int64)
         self._draws = np.zeros_like(self._workers)
