@@ -39,10 +39,6 @@ IN_FILES = {
         '[strategy]\nname = "async"\non = "ranks"',
         ["bad.toml:3", "async has no rounds", "on=ranks", "full, fastest-k or lgc"],
     ),
-    "a codec on ranks": (
-        '[strategy]\non = "ranks"\n[codec]\nname = "qsgd"',
-        ["bad.toml:4", "codec is qsgd", "on=ranks", "identity"],
-    ),
     "no workers": ("[cluster]\nworkers = 0", ["bad.toml:2", "workers=0"]),
     "unknown late work": ('[cluster]\nlate_work = "half"', ["bad.toml:2", "'complete' or 'partial'", "'half'"]),
     "unknown delay": ('[delay]\nname = "gamma"', ["bad.toml:2", "'gamma'", "pareto", "recorded"]),

@@ -9,7 +9,6 @@ import torch
 
 from paceline import Race, Recipe, simulate
 from paceline.cli.main import main
-from paceline.recipes import SettingError
 from paceline.strategies.averaging import AVERAGING
 
 SMALL = Recipe(rounds=12, evaluate_every=4).with_settings(cluster={"workers": 4}, strategy={"k": 2})
@@ -27,8 +26,7 @@ def test_strategies_that_average_have_no_server_whatever_the_setting_says(name):
     recipe = Recipe().with_settings(strategy={"name": name, "on": "ranks"}, codec={"name": "qsgd"})
     assert not recipe.strategy.rounds_on_ranks
     assert recipe.strategy.label == name
-    with pytest.raises(SettingError, match="codec is qsgd"):
-        recipe.with_strategy("full")
+    assert recipe.with_strategy("full").strategy.rounds_on_ranks
 
 
 @pytest.mark.parametrize("late_work", ["partial", "complete"])
@@ -50,6 +48,38 @@ def test_the_ring_carries_parameters_and_buffers_with_training_and_without():
     buffers = 2 * 24 + 1  # BatchNorm's means, variances and counter
     assert timed.trace.sent_bytes == trained.trace.sent_bytes == 12 * 2 * 3 * 4 * (len(trained.parameters) + buffers)
     assert trained.trace.evaluations[-1].seconds == trained.seconds == trained.trace.seconds
+
+
+def on_ranks(codec, plan="auto", **more):
+    return SMALL.with_settings(codec={"name": codec, "plan": plan, **more}).with_strategy("lgc@ranks")
+
+
+@pytest.mark.parametrize(
+    ("codec", "plan", "times_smaller"),
+    [
+        ("bfloat16", "all-reduce", 2),
+        ("qsgd", "gather", 4),
+        ("one-bit", "two-step", 32),
+        ("int8-sum", "auto", 4),
+    ],
+)
+def test_encoded_rounds_send_what_their_plan_says_with_training_and_without(codec, plan, times_smaller):
+    network = {"model": {"name": "tests.golden.network:tiny"}, "network": SLOW_LINKS}
+    recipe = on_ranks(codec, plan).with_settings(**network)
+    trained, timed = simulate(recipe), simulate(recipe, timing_only=True)
+    assert timed.seconds == pytest.approx(trained.seconds, rel=1e-3)
+    assert timed.trace.sent_bytes == pytest.approx(trained.trace.sent_bytes, rel=0.06)  # payloads begin at full words
+    exact = simulate(SMALL.with_settings(**network).with_strategy("lgc@ranks"))
+    buffer_bytes = 12 * 2 * 3 * 4 * (2 * 24 + 1)
+    smaller = (exact.trace.sent_bytes - buffer_bytes) / (trained.trace.sent_bytes - buffer_bytes)
+    assert 0.55 * times_smaller < smaller <= times_smaller  # of so small a model headers are a good part
+
+
+@pytest.mark.parametrize("plan", ["gather", "two-step"])
+def test_rounds_that_are_encoded_and_lose_nothing_are_those_of_an_all_reduce(plan):
+    found, expected = simulate(on_ranks("identity", plan)), simulate(on_ranks("identity"))
+    torch.testing.assert_close(found.parameters, expected.parameters, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(found.parameters, simulate(on_ranks("qsgd", plan)).parameters)
 
 
 def test_a_race_has_a_strategy_with_a_server_and_on_ranks_side_by_side():
@@ -77,7 +107,9 @@ def test_a_recipe_on_ranks_races_on_ranks_and_async_with_its_server():
         ("async@ranks", [], ["async has no rounds"]),
         ("lgc@rank", [], ["on must be 'server' or 'ranks'", "on='rank'"]),
         ("lgd@ranks", [], ["unknown strategy 'lgd'", "did you mean 'lgc'"]),
-        ("lgc@ranks", ["--codec", "qsgd"], ["codec is qsgd", "on=ranks"]),
+        ("lgc@ranks", ["--codec", "qsgd", "--codec.plan", "all-reduce"], ["QSGD", "by 'all-reduce'", "two-step"]),
+        ("lgc@ranks", ["--codec", "int8-sum", "--workers", "43"], ["at most 42 ranks (there are 43)"]),
+        ("lgc@ranks", ["--codec", "qsgd", "--codec.lossless", "elias"], ["timing only cannot know the bytes"]),
     ],
 )
 def test_what_cannot_race_is_refused_in_a_line(entry, more, words, tmp_path, monkeypatch, capsys):

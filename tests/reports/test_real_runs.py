@@ -66,6 +66,7 @@ def test_injected_delays_and_a_codec_are_named() -> None:
 def test_the_bytes_that_travelled_are_told_where_there_is_a_codec() -> None:
     coded = real(recipe={"codec": {"name": "qsgd"}}, sent_bytes=3_000_000, received_bytes=1_500_000)
     assert "codec qsgd (3.0 MB to workers, 1.5 MB back)" in said(coded)
+    assert "codec qsgd (3.0 MB sent)" in said(replace(coded, strategy="lgc@ranks", received_bytes=0))
 
 
 def test_delays_injected_in_some_runs_are_not_claimed_for_all() -> None:

@@ -26,6 +26,9 @@ def check_counts(results):
         ("lgc", "adam", {"k": "auto", "warmup_rounds": 2, "most_behind": 1}),
         ("fastest-k", "sgd", {"k": 2}),
         ("full", "lars", {}),
+        ("lgc", "adam", {"k": 2, "codec": "one-bit", "plan": "two-step"}),
+        ("lgc", "sgd", {"k": 1, "codec": "power-sgd", "plan": "all-reduce"}),
+        ("fastest-k", "sgd", {"k": 2, "codec": "qsgd lossless=elias", "plan": "gather"}),
     ],
 )
 def test_all_ranks_hold_the_same_bits_after_every_round_and_flush(trio, kind, optimizer, settings):
@@ -124,14 +127,21 @@ def test_a_second_loader_has_as_many_rounds_as_the_longest_too(trio):
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", ["full", "lgc"])
-def test_a_resumed_run_is_the_undisturbed_one_to_the_bit(trio, strategy):
-    """With lgc a late gradient of one rank is pending in the state, and is in the first step after it."""
-    results = trio.do("resumed", strategy=strategy, rounds=8, after=4)
+@pytest.mark.parametrize(
+    ("strategy", "codec", "plan"),
+    [("full", "identity", "auto"), ("lgc", "identity", "auto"), ("lgc", "one-bit", "two-step")],
+)
+def test_a_resumed_run_is_the_undisturbed_one_to_the_bit(trio, strategy, codec, plan):
+    """With lgc a late gradient of one rank is pending in the state, and is in the first step after it.
+
+    What codecs and owners of shards hold back is in it, too.
+    """
+    results = trio.do("resumed", strategy=strategy, rounds=8, after=4, codec=codec, plan=plan)
     for rank, found in enumerate(results):
         assert found["resumed"][0] == found["whole"][0] == results[0]["whole"][0]
         assert found["resumed"][1]["draws"] == found["whole"][1]["draws"] == 8
         assert found["resumed"] == found["whole"]
+        assert found["held"] == ([] if codec == "identity" else ["owned", "residual"])
         if strategy == "lgc":
             assert found["pending"] == 1
             assert found["whole"][1]["late" if rank == 2 else "used"] >= 7

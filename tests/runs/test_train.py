@@ -65,6 +65,23 @@ def test_rounds_on_ranks_come_to_what_their_journal_says_and_go_on(tmp_path):
         paceline.train(recipe.with_settings(seed=1), out=tmp_path / "run", resume=True)
 
 
+def test_encoded_rounds_go_on_with_what_was_held_back_and_replay_to_the_last_bit(tmp_path):
+    """Real ranks against all of them in lockstep in one process, which is what a replay is, through two lives."""
+    recipe = SMALL.with_settings(
+        cluster={"workers": 3},
+        strategy={"name": "lgc", "k": 2, "on": "ranks"},
+        codec={"name": "one-bit", "plan": "two-step"},
+    )
+    paceline.train(recipe, out=tmp_path / "run")
+    trained = paceline.train(recipe, out=tmp_path / "run", resume=True, extension=Extension(rounds=9))
+    began, trace = read_journal(tmp_path / "run" / "trace.jsonl").began, trained.result.trace
+    assert (began.codec, began.recipe["codec"]["plan"]) == ("one-bit error-feedback", "two-step")
+    verdict = paceline.replay(tmp_path / "run")
+    assert verdict.identical, verdict
+    bits = 8 * trace.sent_bytes / 9  # of all three ranks, each shard to two others, and its sum to two others
+    assert bits == pytest.approx(2 * 2 * trained.result.parameters.numel(), rel=0.2)
+
+
 def test_the_stages_of_a_pipeline_are_forked_here(tmp_path):
     plans = []
     trained = paceline.train(PIPELINE, out=tmp_path / "run", on_plan=plans.append)

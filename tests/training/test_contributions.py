@@ -7,13 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.events import GradientArrived, Joined, Share, Step
+from paceline.events import Share, Step
 from paceline.strategies import LGC, FastestK, Full
 from paceline.strategies.combine import Combiner
 from paceline.training.contributions import MessageLayout, RankGradients, VectorPool
 from paceline.training.saved_state import SavedStateError
+from tests.training.play import play
 
-RANKS, BLOCKS = 4, 4
+RANKS = 4
 LAYOUT = MessageLayout(gradient=5, buffers=2, flags=3)
 SIZES = [2, 2, 1]  # of the parameters, one flag each
 ROUND_STRATEGIES = [
@@ -44,31 +45,12 @@ def ranks_of(count=RANKS, *, compensates=True):
     return [RankGradients(rank, LAYOUT, pool, compensates=compensates) for rank, pool in enumerate(pools)]
 
 
-def play(strategy, drawn, ranks):
-    """Yield the steps of a random play; the ranks keep their messages as they arrive."""
-    state, versions, waiting = strategy.start(), [0] * RANKS, [False] * RANKS
-    for rank in range(RANKS):
-        state.handle(Joined(worker=rank))
-    for number, byte in enumerate(drawn):
-        able = [rank for rank in range(RANKS) if not waiting[rank] or versions[rank] < state.version]
-        rank = able[byte % len(able)]
-        if waiting[rank]:  # it takes the newest model, or it has begun on an older one
-            versions[rank] = max(versions[rank] + 1, state.version - byte // 16 % 3)
-        version, waiting[rank] = versions[rank], True
-        ranks[rank].keep(version, message_of(rank, version))
-        blocks_done = BLOCKS if version == state.version else 1 + byte % BLOCKS
-        arrived = GradientArrived(
-            worker=rank, version=version, blocks_done=blocks_done, blocks=BLOCKS, at_seconds=float(number)
-        )
-        yield from (action for action in state.handle(arrived) if isinstance(action, Step))
-
-
 @pytest.mark.parametrize("strategy", ROUND_STRATEGIES, ids=str)
 @settings(max_examples=40)
 @given(st.binary(min_size=10, max_size=60))
 def test_the_sum_of_all_contributions_is_the_update_of_a_server(strategy, drawn):
     ranks, combiner = ranks_of(compensates=isinstance(strategy, LGC)), Combiner()
-    for step in play(strategy, drawn, ranks):
+    for step in play(strategy, drawn, ranks, message_of):
         shares = (*step.fresh, *step.late)
         expected = combiner.update(step, lambda share: LAYOUT.gradient_of(message_of(share.worker, share.version)))
         total = sum(rank.contribute(step) for rank in ranks)
@@ -87,7 +69,7 @@ def test_the_sum_of_all_contributions_is_the_update_of_a_server(strategy, drawn)
 @given(st.binary(min_size=20, max_size=60), st.integers(0, 8))
 def test_ranks_go_on_from_a_state_with_the_same_bits(strategy, drawn, after):
     ranks = ranks_of()
-    for number, step in enumerate(play(strategy, drawn, ranks)):
+    for number, step in enumerate(play(strategy, drawn, ranks, message_of)):
         others = ranks_of()
         for rank, other in zip(ranks, others, strict=True):
             other.load_state_dict(rank.state_dict())

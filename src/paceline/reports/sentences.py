@@ -303,9 +303,9 @@ def _codecs(traces: Sequence[Trace]) -> list[str]:
         return []
     down = fmean(trace.sent_bytes for trace in traces) / 1e6
     up = fmean(trace.received_bytes for trace in traces) / 1e6
-    averaged = all(trace.averaged for trace in traces)
-    moved = f"{down:,.1f} MB sent" if averaged else f"{down:,.1f} MB to workers, {up:,.1f} MB back"
-    return [f"codec {_joined(sorted(names))}{f' ({moved})' if down or (up and not averaged) else ''}"]
+    on_ranks = all(trace.averaged or trace.strategy.endswith("@ranks") for trace in traces)
+    moved = f"{down:,.1f} MB sent" if on_ranks else f"{down:,.1f} MB to workers, {up:,.1f} MB back"
+    return [f"codec {_joined(sorted(names))}{f' ({moved})' if down or (up and not on_ranks) else ''}"]
 
 
 def _prunings(traces: Sequence[Trace]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -33,13 +34,13 @@ def train(sync, model, rounds, *, tag, late):
         elif late and number:
             store.wait([f"{tag}/{number - 1}"])
         sync.step()
-        if late and rank == LATE:
-            store.set(f"{tag}/{number}", "")
+        if late and rank == LATE:  # its report is on the way: word of it must not overtake it
+            sync._loop._outbox.send(partial(store.set, f"{tag}/{number}", ""))
 
 
-def resumed(strategy, rounds, after):
+def resumed(strategy, rounds, after, **travels):
     """What two lives end with: one that goes on, and one that is saved in the middle, and goes on from that."""
-    settings, tag = {"k": 2} if strategy == "lgc" else {}, next(TIMES)
+    settings, tag = {"k": 2, **travels} if strategy == "lgc" else travels, next(TIMES)
     late, whole = strategy == "lgc", {}
     model, made, sync = setup(strategy, seed=3, norm=True, blocks=1, **settings)
     with sync:
@@ -57,10 +58,11 @@ def resumed(strategy, rounds, after):
     model.load_state_dict(state["model"])
     made.load_state_dict(state["optimizer"])
     sync.load_state_dict(state["sync"])
-    pending = len(state["sync"]["gradients"]["kept"])
+    pending, held = len(state["sync"]["gradients"]["kept"]), sorted(state["sync"]["codec"])
     with sync:
         train(sync, model, rounds - after, tag=f"{tag}/part", late=late)
-    return {"whole": whole, "resumed": [digest(model, made), tally(sync)], "pending": pending, "ended": ended}
+    lives = {"whole": whole, "resumed": [digest(model, made), tally(sync)]}
+    return lives | {"pending": pending, "held": held, "ended": ended}
 
 
 def wrong_states():

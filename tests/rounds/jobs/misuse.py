@@ -23,12 +23,17 @@ def misused():
 
     wrapped = DistributedDataParallel(network())
     synced = nn.SyncBatchNorm.convert_sync_batchnorm(network(norm=True))
+    doubled = network().double()
     found = {
         "ddp": lgc(wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1)),
         "ddp on one": lgc(wrapped if one else model),
         "sync batch norm": lgc(synced, torch.optim.SGD(synced.parameters(), lr=0.1)),
-        "codec": lgc(codec="qsgd"),
-        "codec on one": lgc(codec="qsgd" if one else "identity"),
+        "codec": lgc(codec="qsdg"),
+        "codec on one": lgc(codec=3 if one else "identity"),
+        "unlike codecs": lgc(codec="one-bit" if one else "identity"),
+        "plan": lgc(codec="qsgd", plan="all-reduce"),
+        "unlike plans": lgc(codec="qsgd", plan="gather" if one else "auto"),
+        "double": lgc(doubled, torch.optim.SGD(doubled.parameters(), lr=0.1), codec="one-bit"),
         "k": lgc(k=0),
         "k of words": lgc(k="most"),
         "k on one": lgc(k=-1 if one else 2),
