@@ -12,6 +12,15 @@ pytestmark = pytest.mark.xdist_group("rounds")
 SILENCE_SECONDS = 3.0
 SOON_SECONDS = 15.0  # where nothing is waited for; the limits of these rounds are 20 and 30
 
+# -- codecs ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_codec_cannot_carry_ends_the_rounds_on_all_ranks_and_names_the_rank(trio):
+    wanted = "RoundsDivergedError: round 3: the contribution of rank 1 is beyond what the codec can carry"
+    for said in trio.do("beyond_the_codec", culprit=1):
+        assert said.startswith(wanted), said
+
+
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 

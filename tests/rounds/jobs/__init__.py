@@ -2,12 +2,13 @@
 
 from tests.rounds.jobs.checkpoints import resumed, wrong_states
 from tests.rounds.jobs.epochs import broken_off, epochs, second_loader
-from tests.rounds.jobs.faults import drifts, fails_first, overflows, raises, until_it_ends
+from tests.rounds.jobs.faults import beyond_the_codec, drifts, fails_first, overflows, raises, until_it_ends
 from tests.rounds.jobs.misuse import misused, misused_loops, steps_scheduler_too
 from tests.rounds.jobs.training import alike, like_plain, schedules, some_close_first
 
 __all__ = [
     "alike",
+    "beyond_the_codec",
     "broken_off",
     "drifts",
     "epochs",

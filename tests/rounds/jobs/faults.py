@@ -29,6 +29,21 @@ def raises(culprit, k):
     return [error_of(run), time.monotonic() - began]
 
 
+def beyond_the_codec(culprit):
+    """A contribution that is finite, and beyond what its codec can carry."""
+
+    def run():
+        model, _, sync = setup("full", codec="float16", plan="two-step")
+        with sync:
+            for number in range(50):
+                compute(sync, model, *batch(number, dist.get_rank()))
+                if number == 3 and dist.get_rank() == culprit:
+                    next(model.parameters()).grad[0, 0] = 1e6
+                sync.step()
+
+    return error_of(run)
+
+
 def fails_first(culprit):
     """An exception on one rank before it takes its first batch, while the others wait for its epoch."""
     rank, began = dist.get_rank(), time.monotonic()

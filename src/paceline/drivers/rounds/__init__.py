@@ -6,7 +6,7 @@
     loop           a rank's side of the rounds: its threads and its waits
     decider        the strategy, on one rank: reports of the ranks in, notices to all of them out
     messages       reports and notices, and how they travel through the launch's store
-    exchange       one rank's exchange thread: notice in, contribution, one all-reduce, update out
+    exchange       one rank's exchange thread: notice in, contribution, one all-reduce or a codec's exchange, update out
     outcomes       what became of each rank's gradients
     job            what a rank of a recipe does
     journal        the journal of a recipe's run, which rank 0 keeps
