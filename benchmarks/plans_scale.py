@@ -55,7 +55,7 @@ def predicted_seconds(
         codec = resolve_codec(words).fresh(sizes)
         plans.append(choose_plan(codec, elements, ranks))
         ready += backward_seconds / len(buckets) + elements * encode_seconds
-        link = max(link, ready) + exchange_seconds(plans[-1], codec, elements, ranks, costs)
+        link = max(link, ready) + exchange_seconds(plans[-1], codec, elements, ranks, costs).total
     return link, plans
 
 

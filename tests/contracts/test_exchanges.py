@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from paceline.codecs import QSGD, ErrorFeedback, NotFiniteError
 from paceline.codecs.naming import inner_of
-from paceline.codecs.requests import AllToAll
-from paceline.drivers.ranks.exchanging import given_bytes
+from paceline.codecs.requests import AllToAll, request_traffic
 from paceline.exchanges import Trouble, TroubleError, make_exchange
+from paceline.exchanges.joined import begin_exchange, join_exchanges
 from paceline.exchanges.lockstep import run_in_lockstep
-from paceline.exchanges.plans import ALL_REDUCE, PLANS, choose_plan, moved_bytes, plans_of, shard_edges, steps_of
+from paceline.exchanges.plans import ALL_REDUCE, PLANS, choose_plan, plans_of, shard_edges, steps_of, traffic_of
 from tests.contracts.codec_variants import EVERY_CODEC, VARIANTS, seeded, vector_of
 
 # Of every codec of the table one variant, those whose payloads vary in size, and all that hold something back.
@@ -136,6 +136,50 @@ def test_a_state_goes_on_to_the_same_bits(codec, plan, world, seed):
 
 
 @every_case
+@pytest.mark.parametrize("world", [1, 3])
+def test_vectors_that_travel_together_come_to_what_they_come_to_alone(codec, plan, world):
+    """One in trouble is in trouble alone; in a second step, what all have remembered is what they remember alone."""
+    sizes = [torch.Size([40, 70]), torch.Size([3]), torch.Size([25, 60]), torch.Size([1030])]
+    alone, together = ([ranks_of(codec, plan, world, [size]) for size in sizes] for _ in range(2))
+    for step, spoiled in enumerate((2, None)):
+        vectors = [vectors_of(world, 10 * step + n, elements=size.numel()) for n, size in enumerate(sizes)]
+        if spoiled is not None:
+            vectors[spoiled][-1][5] = float("nan")
+        wanted = [exchange(ranks, each, seed=7 * n) for n, (ranks, each) in enumerate(zip(alone, vectors, strict=True))]
+        asked = []
+        found = run_in_lockstep(
+            [
+                join_exchanges(
+                    [
+                        begin_exchange(together[n][place].run(vectors[n][place], seeded(7 * n + place)))
+                        for n in range(len(sizes))
+                    ]
+                )
+                for place in range(world)
+            ],
+            asked.append,
+        )
+        assert len(asked) == steps_of(plan, together[0][0].codec)
+        for n, place in itertools.product(range(len(sizes)), range(world)):
+            ours, theirs = found[place][n], wanted[n][place]
+            if n == spoiled:
+                assert isinstance(ours, TroubleError)
+                assert ours.troubles == theirs.troubles == {world - 1: Trouble.NOT_FINITE}
+            else:
+                assert torch.equal(ours, theirs)
+        for rank in (rank for exchanges in (alone, together) for rank in exchanges[spoiled or 0] if spoiled):
+            rank.take_back()
+
+
+def test_vectors_that_ask_for_different_things_do_not_travel_together():
+    by = [
+        make_exchange(QSGD(), [torch.Size([600])], 0, 2, plan).run(torch.ones(600)) for plan in ("gather", "two-step")
+    ]
+    with pytest.raises(ValueError, match="ask for the same things"):
+        next(join_exchanges([begin_exchange(protocol) for protocol in by]))
+
+
+@every_case
 @pytest.mark.parametrize("world", [1, 2, 5])
 def test_the_bytes_that_are_foretold_are_those_that_are_given(codec, plan, world):
     """At the most: a codec whose payloads vary may send fewer; slots are padded, and a trouble's places come on top."""
@@ -144,10 +188,10 @@ def test_the_bytes_that_are_foretold_are_those_that_are_given(codec, plan, world
     def heard(requests):
         steps.append(requests)
         for place, request in enumerate(requests):
-            given_in_all[place] += given_bytes(request, world, place)
+            given_in_all[place] += request_traffic(request, world, place).given_bytes
 
     exchange(ranks, vectors_of(world, 3, elements=40_000), heard=heard)
-    foretold = moved_bytes(plan, ranks[0].codec, 40_000, world)
+    foretold = traffic_of(plan, ranks[0].codec, 40_000, world).given_bytes
     spare = steps_of(plan, ranks[0].codec) * (world + 1) * (world + 16) * 4
     assert max(given_in_all) <= foretold + spare
     assert len(steps) <= steps_of(plan, ranks[0].codec)

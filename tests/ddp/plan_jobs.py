@@ -23,6 +23,7 @@ from paceline.exchanges.plans import plans_of
 from tests.ddp.jobs import digest, error_of, gradient, small_cnn
 
 SIZES = (5_000, 700, 12_345, 3, 40_000)  # buckets of all kinds, under way at once
+LAST_TOGETHER = (0, 2, 4)  # 700 and 12,345 travel together, and so do the last two
 DEADLINE_SECONDS = 40.0
 
 
@@ -66,6 +67,8 @@ def real_and_in_lockstep(codec, plan, steps=2, jitter=0.0):
             time.sleep(jitter * pauses.random())
             protocol = one.run(vector, seeded(ours, step, number))
             scheduler.begin(protocol, functools.partial(finished, number))
+            if number in LAST_TOGETHER:
+                scheduler.start()
         if not done.wait(DEADLINE_SECONDS):
             raise TimeoutError(f"{len(ended)} of {len(SIZES)} exchanges have ended")
         for number in range(len(SIZES)):
@@ -87,12 +90,11 @@ def at_once(codec, plan):
     vector, done, ended = vectors(ours, 0)[0], threading.Event(), []
     now = exchange_now(exchanges[0].run(vector, seeded(ours, 0, 0)), groups(), sent.append)
     scheduler = ExchangeScheduler(groups(), torch.device("cpu"))  # whose thread ends with it
-    underway = scheduler.begin(
-        exchanges[1].run(vector, seeded(ours, 0, 0)), lambda underway, what: (ended.append(what), done.set())
-    )
+    scheduler.begin(exchanges[1].run(vector, seeded(ours, 0, 0)), lambda *told: (ended.extend(told), done.set()))
+    scheduler.start()
     if not done.wait(DEADLINE_SECONDS):
         raise TimeoutError("the exchange did not end")
-    return {"same": torch.equal(now, ended[0]), "bytes": [sum(sent), underway.given_bytes]}
+    return {"same": torch.equal(now, ended[1]), "bytes": [sum(sent), ended[0].given_bytes]}
 
 
 def batch(number):
@@ -207,6 +209,7 @@ def fails_alone():
         if broken:
             ours._memory = fail
         scheduler.begin(ours.run(vectors(0, 0)[0]), lambda underway, what: (ended.append(what), done.set()))
+        scheduler.start()
         return done.wait(DEADLINE_SECONDS)
 
     waited = [exchange_once(False), exchange_once(True), exchange_once(False)]
@@ -227,6 +230,7 @@ def one_cannot_be_told():
     for number in range(3):
         ours = make_exchange(parse_codec("qsgd"), shapes_of(5000), dist.get_rank(), dist.get_world_size(), "two-step")
         scheduler.begin(ours.run(vectors(0, number)[0]), functools.partial(finished, number))
+        scheduler.start()
     return done.wait(DEADLINE_SECONDS) and ended
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.traffic import Traffic, all_reduce_traffic, gather_traffic
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllReduce:
@@ -55,6 +57,22 @@ class AllToAll:
 
 
 Request = AllReduce | AllGather | AllToAll
+
+
+def request_traffic(request: Request, world: int, place: int) -> Traffic:
+    """Return what the rank at a place puts on the network for a request; sums and gathers go around a ring.
+
+    >>> request_traffic(AllGather(torch.zeros(100, dtype=torch.uint8)), world=4, place=0)
+    Traffic(hops=3, given_bytes=300)
+    """
+    match request:
+        case AllReduce():
+            return all_reduce_traffic(request.tensor.nbytes, world)
+        case AllGather():
+            return gather_traffic(request.tensor.nbytes, world)
+        case AllToAll():
+            return Traffic(1, (sum(request.sends) - request.sends[place]) * request.tensor.element_size())
+
 
 Adding = Generator[AllReduce, torch.Tensor, tuple[torch.Tensor, torch.Tensor | None]]
 """A codec's `add_up`: it asks for sums, and returns that of all vectors, and this rank's part of it if that is wanted.

@@ -2,9 +2,11 @@ r"""DistributedDataParallel with gradients that travel encoded.
 
     backward:      gradients of bucket 0   of bucket 1    of bucket 2
                          |                     |              |
-    the hook:      encode, send           encode, send   encode, send          payloads travel while backward goes on
+    the hook:      encode, send           encode         encode, send both     payloads travel while backward goes on
                          \                    \              \
     the scheduler:        sum, encode, send    ...            ...      decode  in the order of the buckets
+
+A small payload waits for the next bucket's, and travels with it: a collective of its own would be all waiting.
 
 How the ranks come to the sum is a plan of `paceline.exchanges`: all-reduce, gather or two-step; unless one is named,
 the quickest for the codec, the bucket's size and the number of ranks. All ranks decode the same payloads in the same
@@ -29,7 +31,7 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -44,7 +46,7 @@ from paceline.distributed.agreement import describe, gather_rows, raise_differen
 from paceline.distributed.groups import close_group, make_group
 from paceline.drivers.ranks.exchanging import ConnectionLostError, ExchangeScheduler, Underway
 from paceline.exchanges import Trouble, TroubleError, VectorExchange, make_exchange
-from paceline.exchanges.plans import AUTO, GATHER, TWO_STEP, check_plan, plans_of, steps_of
+from paceline.exchanges.plans import AUTO, GATHER, TWO_STEP, check_plan, plans_of, steps_of, takes_another
 from paceline.randomness import torch_generator
 
 log = logging.getLogger("paceline.ddp")
@@ -116,9 +118,10 @@ class Compression:
         self._exchanges = BucketExchanges(codec, plan, self._ranks.index(self._rank), len(self._ranks))
         self._failures: dict[int, Exception] = {}  # by bucket, of this step
         self._used: list[VectorExchange] = []  # in this step
+        self._begun: list[VectorExchange] = []  # of those, the ones that are encoded and not sent yet
         self._lock = threading.Lock()  # the hook and the scheduler's thread count
         self._open_buckets, self._is_shadow = 0, False
-        self._taken: list[Underway] = []  # in this step
+        self._taken: set[Underway] = set()  # in this step
         self._least_seconds = (math.inf, math.inf)  # of the steps watched: on the wire, and of the processor
 
     def _connect(self, model: DistributedDataParallel, given: dist.ProcessGroup | None) -> None:
@@ -220,9 +223,19 @@ class Compression:
             self.steps += 1
             self._is_shadow = not _after_backward(self._end_step)
         direct = buffer.dtype is torch.float32 and buffer.is_contiguous()
+        if self._begun and self._begun[0].plan != exchange.plan:
+            self._start()
         protocol = exchange.run(buffer, self._generator, buffer if direct else None)
         self._scheduler.begin(protocol, functools.partial(self._finish, exchange, buffer, index, what, future))
+        self._begun.append(exchange)
+        if last or not takes_another([each.seconds for each in self._begun]):
+            self._start()
         return future
+
+    def _start(self) -> None:
+        """Send what is encoded, together; all ranks do so at the same buckets."""
+        self._begun = []
+        self._scheduler.start()
 
     def _finish(
         self,
@@ -246,8 +259,7 @@ class Compression:
             self._failures[index] = error
             buffer.fill_(float("nan"))
         with self._lock:
-            self.sent_bytes += underway.given_bytes
-            self._taken.append(underway)
+            self._taken.add(underway)
             self._open_buckets -= 1
             ends_shadow = self._is_shadow and not self._open_buckets
         if ends_shadow:
@@ -279,7 +291,8 @@ class Compression:
         """Raise what has gone wrong in this step, on all ranks, and take back what they sent in it."""
         failures, self._failures = self._failures, {}
         used, self._used = self._used, []
-        taken, self._taken = self._taken, []
+        taken, self._taken = self._taken, set()
+        self.sent_bytes += sum(underway.given_bytes for underway in taken)
         watched = WARM_UP_STEPS < self.steps <= WATCHED_STEPS and self._ranks[0] == self._rank
         if not failures and watched and all(underway.on_wire for underway in taken):  # on a GPU nobody looks
             self._watch(taken)
@@ -288,7 +301,7 @@ class Compression:
                 exchange.take_back()
             raise failures[min(failures)]
 
-    def _watch(self, taken: Sequence[Underway]) -> None:
+    def _watch(self, taken: Collection[Underway]) -> None:
         """Say once, after some steps, where the gradients themselves would be quicker on this link."""
         wire, busy = self._least_seconds
         wire = min(wire, covered_seconds([each for underway in taken for each in underway.on_wire]))

@@ -29,7 +29,16 @@ from paceline.codecs.naming import inner_of
 from paceline.codecs.payload import PayloadError, flat_vector, refuse_not_finite
 from paceline.codecs.requests import AllGather, AllToAll, Request
 from paceline.errors import PacelineError
-from paceline.exchanges.plans import ALL_REDUCE, AUTO, GATHER, TWO_STEP, check_plan, choose_plan, shard_edges
+from paceline.exchanges.plans import (
+    ALL_REDUCE,
+    AUTO,
+    GATHER,
+    TWO_STEP,
+    check_plan,
+    choose_plan,
+    exchange_seconds,
+    shard_edges,
+)
 
 ExchangeProtocol = Generator[Request, torch.Tensor, torch.Tensor]
 
@@ -82,7 +91,8 @@ class PayloadSizeError(PayloadError):
 class VectorExchange(ABC):
     """One vector, of tensors of these shapes, exchanged among `world` ranks, by the rank at `place`.
 
-    `made_bytes` is the size of the payloads that this rank has made in the last run, each counted once.
+    `made_bytes` is the size of the payloads that this rank has made in the last run, each counted once; `seconds` is
+    how long a run is expected to take, on the link that the choice of a plan assumes.
     """
 
     plan: ClassVar[str]
@@ -91,6 +101,7 @@ class VectorExchange(ABC):
         self.codec, self.place, self.world = codec.fresh(shapes), place, world
         self._shapes = list(shapes)
         self.elements = sum(math.prod(shape) for shape in shapes)
+        self.seconds = exchange_seconds(self.plan, self.codec, self.elements, world)
         self.sized = bool(getattr(self.codec, "fixed_size", False))
         self.made_bytes = 0
         self._begun = False  # the codec's memory has moved on in the last run
@@ -197,7 +208,7 @@ class GatheredExchange(VectorExchange):
             rows = yield AllGather(_filled(payload, mark, most))
             marks, payloads = rows[:, 0].tolist(), [row[:most] for row in rows]
         else:
-            marks = (yield AllGather(_size(payload, mark, device))).view(-1).tolist()
+            marks = (yield AllGather(_size(payload, mark, device))).flatten().tolist()
             marks = [-mark for mark in marks]
         _raise_troubles(marks, cause)
         if self.sized:
@@ -289,7 +300,7 @@ class TwoStepExchange(VectorExchange):
             _raise_troubles(marks, cause, summed=True)
             _refuse_marks(marks)
         else:
-            marks = (yield AllGather(_size(payload, mark, device))).view(-1).tolist()
+            marks = (yield AllGather(_size(payload, mark, device))).flatten().tolist()
             _raise_troubles([-mark for mark in marks], cause, summed=True)
             sizes_of = [int(mark) for mark in marks]
             self._refuse_sizes(sizes_of, max(self._lengths))

@@ -11,10 +11,10 @@ from typing import cast
 
 import torch
 
-from paceline.codecs.requests import AllGather, AllToAll, Request
+from paceline.codecs.requests import AllGather, AllToAll, Request, request_traffic
 from paceline.exchanges.exchange import ExchangeProtocol
 from paceline.exchanges.plans import ALL_REDUCE
-from paceline.traffic import Traffic, all_reduce_traffic, gather_traffic
+from paceline.traffic import Traffic
 
 Outcome = torch.Tensor | Exception
 
@@ -89,20 +89,14 @@ def sum_in_lockstep(
 
 
 def traffic_of_requests(requests: Sequence[Request]) -> Traffic:
-    """Return what the requests of all ranks, which ask at the same time, put on the network.
+    """Return what requests that all ranks make at the same time put on the network: of the rank that gives the most.
 
     >>> from paceline.codecs.requests import AllReduce
     >>> traffic_of_requests([AllReduce(torch.ones(2)), AllReduce(torch.ones(2))])
     Traffic(hops=2, given_bytes=8.0)
     """
-    world, most = len(requests), max(request.tensor.nbytes for request in requests)
-    if isinstance(requests[0], AllToAll):
-        given = [
-            (sum(request.sends) - request.sends[place]) * request.tensor.element_size()
-            for place, request in enumerate(cast(Sequence[AllToAll], requests))
-        ]
-        return Traffic(1, max(given))
-    return (gather_traffic if isinstance(requests[0], AllGather) else all_reduce_traffic)(most, world)
+    each = [request_traffic(request, len(requests), place) for place, request in enumerate(requests)]
+    return max(each, key=lambda traffic: traffic.given_bytes)
 
 
 def answered(requests: Sequence[Request], *, shared: bool = False) -> list[torch.Tensor]:

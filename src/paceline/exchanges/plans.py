@@ -16,13 +16,14 @@ and two runs of the same script, choose alike. `python -m benchmarks plans` hold
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.codecs import Codec
 from paceline.codecs.floats import Identity
 from paceline.codecs.naming import inner_of
 from paceline.lookup import unknown
-from paceline.traffic import Traffic
+from paceline.traffic import Traffic, all_reduce_traffic, gather_traffic
 
 ALL_REDUCE, GATHER, TWO_STEP = PLANS = ("all-reduce", "gather", "two-step")
 AUTO = "auto"
@@ -33,7 +34,7 @@ SHARD_UNIT = 512  # elements
 class ExchangeCosts:
     """What moving and decoding cost: the link that the choice assumes, unless it is told another.
 
-    >>> ExchangeCosts().seconds(collectives=2, hops=4, moved_bytes=1_000_000, decoded=0) > 0.008
+    >>> ExchangeCosts().seconds(Traffic(hops=4, given_bytes=1_000_000), collectives=2, decoded=0).total > 0.008
     True
     """
 
@@ -42,10 +43,39 @@ class ExchangeCosts:
     hop_seconds: float = 0.1e-3  # from one rank to its neighbour
     decode_seconds: float = 1e-9  # of an element
 
-    def seconds(self, *, collectives: int, hops: int, moved_bytes: float, decoded: int) -> float:
+    def seconds(self, traffic: Traffic, *, collectives: int, decoded: int) -> ExchangeSeconds:
         """Return how long an exchange takes."""
-        waits = collectives * self.collective_seconds + hops * self.hop_seconds
-        return waits + moved_bytes / self.bytes_per_second + decoded * self.decode_seconds
+        return ExchangeSeconds(
+            waiting=collectives * self.collective_seconds + traffic.hops * self.hop_seconds,
+            working=traffic.given_bytes / self.bytes_per_second + decoded * self.decode_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeSeconds:
+    """How long an exchange takes: it waits for others, however short the vector, and it moves and decodes bytes.
+
+    >>> ExchangeSeconds(waiting=0.5, working=0.25).total
+    0.75
+    """
+
+    waiting: float
+    working: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.waiting + self.working
+
+
+def takes_another(joined: Sequence[ExchangeSeconds]) -> bool:
+    """Whether another exchange may join these: together they still wait for longer than they work.
+
+    >>> one = ExchangeSeconds(waiting=2.0, working=0.75)
+    >>> takes_another([one, one]), takes_another([one, one, one])
+    (True, False)
+    """
+    return sum(each.working for each in joined) < max(each.waiting for each in joined)
 
 
 ASSUMED = ExchangeCosts()
@@ -59,19 +89,6 @@ def plans_of(codec: Codec) -> tuple[str, ...]:
     ('gather', 'two-step')
     """
     return tuple(getattr(codec, "plans", (GATHER,)))
-
-
-def moved_bytes(plan: str, codec: Codec, elements: int, ranks: int) -> float:
-    """Return the bytes that each rank gives to the network for a vector of so many elements, at the most.
-
-    >>> from paceline.codecs import make_codec
-    >>> [round(moved_bytes(plan, make_codec("qsgd"), 1_000_000, 8)) for plan in ("gather", "two-step")]
-    [3554824, 892024]
-    """
-    if plan == TWO_STEP:
-        return 2 * (ranks - 1) * codec.most_bytes(longest_shard(elements, ranks))
-    times = ranks - 1 if plan == GATHER else 2 * (ranks - 1) / ranks
-    return times * codec.most_bytes(elements)
 
 
 def steps_of(plan: str, codec: Codec) -> int:
@@ -106,29 +123,34 @@ def shard_edges(elements: int, ranks: int) -> list[int]:
     return [0, *(min(elements, edge) for edge in inner), elements]
 
 
-def exchange_seconds(plan: str, codec: Codec, elements: int, ranks: int, costs: ExchangeCosts = ASSUMED) -> float:
+def exchange_seconds(
+    plan: str, codec: Codec, elements: int, ranks: int, costs: ExchangeCosts = ASSUMED
+) -> ExchangeSeconds:
     """Return how long an exchange would take, apart from the encoding, which all plans have alike.
 
     >>> from paceline.codecs import make_codec
     >>> times = [exchange_seconds(plan, make_codec("qsgd"), 1_000_000, 8) for plan in ("gather", "two-step")]
-    >>> times[0] > 2 * times[1]
+    >>> times[0].total > 2 * times[1].total
     True
     """
-    steps, traffic = steps_of(plan, codec), traffic_of(plan, codec, elements, ranks)
+    traffic = traffic_of(plan, codec, elements, ranks)
     decoded = {ALL_REDUCE: elements, GATHER: ranks * elements, TWO_STEP: 2 * elements}[plan]
-    return costs.seconds(collectives=steps, hops=traffic.hops, moved_bytes=traffic.given_bytes, decoded=decoded)
+    return costs.seconds(traffic, collectives=steps_of(plan, codec), decoded=decoded)
 
 
 def traffic_of(plan: str, codec: Codec, elements: int, ranks: int) -> Traffic:
-    """Return what an exchange puts on the network, at the most.
+    """Return what each rank puts on the network for a vector of so many elements, at the most.
 
     >>> from paceline.codecs import make_codec
-    >>> traffic_of("two-step", make_codec("qsgd"), 1_000_000, 8).hops
-    8
+    >>> [traffic_of(plan, make_codec("qsgd"), 1_000_000, 8) for plan in ("gather", "two-step")]
+    [Traffic(hops=7, given_bytes=3554824), Traffic(hops=8, given_bytes=892024)]
     """
     steps = steps_of(plan, codec)
-    hops = {ALL_REDUCE: 2 * steps * (ranks - 1), GATHER: steps * (ranks - 1), TWO_STEP: steps // 2 * ranks}[plan]
-    return Traffic(hops, moved_bytes(plan, codec, elements, ranks))
+    if plan == TWO_STEP:  # all to all, and a gather
+        shard = codec.most_bytes(longest_shard(elements, ranks))
+        return Traffic(steps // 2 * ranks, 2 * (ranks - 1) * shard)
+    once = (all_reduce_traffic if plan == ALL_REDUCE else gather_traffic)(codec.most_bytes(elements), ranks)
+    return Traffic(steps * once.hops, once.given_bytes)  # its bytes go in several steps
 
 
 def adds_plainly(codec: Codec, plan: str) -> bool:
@@ -150,7 +172,7 @@ def choose_plan(codec: Codec, elements: int, ranks: int, costs: ExchangeCosts = 
     ('two-step', 'gather', 'gather')
     """
     plans = [plan for plan in plans_of(codec) if plan != TWO_STEP or ranks > 2]  # two ranks gather as few bytes
-    return min(plans, key=lambda plan: exchange_seconds(plan, codec, elements, ranks, costs))
+    return min(plans, key=lambda plan: exchange_seconds(plan, codec, elements, ranks, costs).total)
 
 
 def check_plan(plan: str, codec: Codec) -> None:

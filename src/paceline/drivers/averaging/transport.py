@@ -136,7 +136,7 @@ class Transport(ABC):
         """Start what is asked for, and count its bytes; return where the answer will be."""
         if self._group is None:
             raise AveragingError("averaging has ended: nothing is sent any more")
-        self.sent_bytes += given_bytes(request, self._group.size(), self._group.rank())
+        self.sent_bytes += given_bytes(request, self._group)
         answer, work = start(request, self._group)
         return answer, PendingCollective(work, request.tensor.device)
 

@@ -6,6 +6,8 @@ Many vectors, one after the other, while training goes on:          `ExchangeSch
     training thread:       begin 0 (encode, first request)   begin 1            begin 2
     the scheduler's:                                  0: answer, second request    1: ...    0: answer, the end
 
+Vectors may travel together: each is encoded when it is there, and what they ask for is asked for at once.
+
 Every step of a protocol has a process group of its own. Within a group all ranks must start the same collectives in the
 same order, and they do: an exchange takes its next step only when all that began before it have taken theirs, or have
 ended. Between groups no order is needed. (Nothing is started in a callback of the backend's: there the order is that
@@ -14,25 +16,27 @@ of arrival, which differs from rank to rank, and they would wait for each other 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from paceline.codecs import Codec, NotFiniteError
-from paceline.codecs.requests import AllGather, AllReduce, AllToAll, Request
+from paceline.codecs import Codec
+from paceline.codecs.requests import AllGather, AllReduce, AllToAll, Request, request_traffic
 from paceline.distributed import first_line
 from paceline.distributed.collectives import PendingCollective, start_gather
 from paceline.errors import PacelineError
 from paceline.exchanges import ExchangeProtocol, TroubleError, make_exchange
+from paceline.exchanges.joined import BegunExchange, JoinedProtocol, Outcome, begin_exchange, join_exchanges
 from paceline.exchanges.lockstep import run_in_lockstep
 from paceline.exchanges.plans import adds_plainly
 from paceline.training.replica import message_dtype
@@ -41,6 +45,7 @@ log = logging.getLogger("paceline.exchanges")
 
 MOST_COPIED_BYTES = 32_768  # of a gather that is sent to all at once, in copies, and not around a ring
 JOIN_SECONDS = 1.0
+Result = TypeVar("Result")
 
 
 class ConnectionLostError(PacelineError, RuntimeError):
@@ -90,28 +95,18 @@ def start(request: Request, group: dist.ProcessGroup) -> tuple[torch.Tensor, Any
             return gathered.view(world, -1), work
 
 
-def given_bytes(request: Request, world: int, place: int) -> int:
-    """Return the bytes that a rank gives to the network for a request; an all-reduce goes around a ring.
-
-    >>> given_bytes(AllGather(torch.zeros(100, dtype=torch.uint8)), world=4, place=0)
-    300
-    """
-    match request:
-        case AllReduce():
-            return request.tensor.nbytes * 2 * (world - 1) // world
-        case AllGather():
-            return request.tensor.nbytes * (world - 1)
-        case AllToAll():
-            return (sum(request.sends) - request.sends[place]) * request.tensor.element_size()
+def given_bytes(request: Request, group: dist.ProcessGroup) -> int:
+    """Return the bytes that this rank gives to the network for a request."""
+    return int(request_traffic(request, group.size(), group.rank()).given_bytes)
 
 
 def exchange_now(
-    protocol: ExchangeProtocol, groups: Sequence[dist.ProcessGroup], sent: Callable[[int], None]
-) -> torch.Tensor:
+    protocol: Generator[Request, torch.Tensor, Result], groups: Sequence[dist.ProcessGroup], sent: Callable[[int], None]
+) -> Result:
     """Run a protocol to its end, waiting for each answer; `sent` is told the bytes given to the network."""
     request = next(protocol)
     for group in groups:
-        sent(given_bytes(request, group.size(), group.rank()))
+        sent(given_bytes(request, group))
         answer, work = start(request, group)
         try:
             work.wait()
@@ -121,8 +116,8 @@ def exchange_now(
         try:
             request = protocol.send(answer)
         except StopIteration as end:
-            total: torch.Tensor = end.value
-            return total
+            result: Result = end.value
+            return result
     raise ValueError(f"an exchange takes more than {len(groups)} steps")
 
 
@@ -131,10 +126,10 @@ def exchange_now(
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Underway:
-    """An exchange on its way: what the processor has done for it so far, when it was on the wire, and its bytes."""
+    """Exchanges on their way together: what the processor did for them, when they were on the wire, their bytes."""
 
-    protocol: ExchangeProtocol
-    finished: Finished
+    protocol: JoinedProtocol
+    finished: list[Finished]  # one for each
     step: int = 0  # whose answer it waits for
     answer: torch.Tensor | None = None
     work: Any = None
@@ -148,8 +143,7 @@ class Underway:
         self.given_bytes += given
 
 
-Finished = Callable[[Underway, torch.Tensor | Exception], None]
-KNOWN_TO_ALL = (TroubleError, NotFiniteError)  # errors that follow from what all ranks have heard: all have ended alike
+Finished = Callable[[Underway, Outcome], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -159,18 +153,19 @@ class _State:
     groups: list[dist.ProcessGroup]
     events: queue.SimpleQueue[Underway | None] = field(default_factory=queue.SimpleQueue)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    underway: list[Underway] = field(default_factory=list)  # in the order of their beginning
+    underway: list[Underway] = field(default_factory=list)  # in the order of their start
     broken: Exception | None = None  # an error of this rank alone, after which its steps fit no other's
 
 
 class ExchangeScheduler:
-    """Takes exchanges through their steps on a thread of its own; they must begin in the same order on all ranks.
+    """Takes exchanges through their steps on a thread of its own; they must start in the same order on all ranks.
 
-    `groups` are one for each step. An error that this rank alone has in the middle of an exchange ends all of its
-    exchanges: its next step would meet the others' earlier one, and give wrong sums.
+    `begin` encodes a vector, `start` sends all that were begun since. `groups` are one for each step. An error
+    that this rank alone has in the middle of an exchange ends all of its exchanges: its next step would meet the
+    others' earlier one, and give wrong sums.
 
     On a GPU there is no thread: waiting holds up a stream of its own there, and not the processor, so an exchange is
-    taken through all its steps when it begins. (Not run on a GPU yet.)
+    taken through all its steps when it starts. (Not run on a GPU yet.)
     """
 
     def __init__(self, groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
@@ -178,13 +173,28 @@ class ExchangeScheduler:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._thread: threading.Thread | None = None
         self._finalizer: Any = None
+        self._begun: list[BegunExchange] = []  # and not started yet
+        self._finished: list[Finished] = []
+        self._busy_seconds = 0.0
 
-    def begin(self, protocol: ExchangeProtocol, finished: Finished) -> Underway:
-        """Take the first step now, on this thread; call `finished` later, on the other, with the sum or an error."""
-        underway = Underway(protocol=protocol, finished=finished)
+    def begin(self, protocol: ExchangeProtocol, finished: Finished) -> None:
+        """Encode a vector now, on this thread; call `finished` later, on the other, with the sum or an error."""
+        began = time.perf_counter()
+        with self._on_stream():
+            self._begun.append(begin_exchange(protocol))
+        self._finished.append(finished)
+        self._busy_seconds += time.perf_counter() - began
+
+    def start(self) -> None:
+        """Send together what was begun since the last start; all ranks start the same ones."""
+        underway = Underway(
+            protocol=join_exchanges(self._begun), finished=self._finished, busy_seconds=self._busy_seconds
+        )
+        self._begun, self._finished, self._busy_seconds = [], [], 0.0
         if self._stream is not None:
-            self._run_on_stream(underway, self._stream)
-            return underway
+            with self._on_stream():
+                self._run_all(underway)
+            return
         if self._thread is None or not self._thread.is_alive():  # none after a fork
             name, given = "paceline-exchanges", (self._state,)
             self._thread = threading.Thread(target=_run, args=given, name=name, daemon=True)
@@ -193,17 +203,24 @@ class ExchangeScheduler:
         with self._state.lock:
             self._state.underway.append(underway)
         _advance(self._state, underway)
-        return underway
 
-    def _run_on_stream(self, underway: Underway, stream: Any) -> None:
-        ended: torch.Tensor | Exception
-        stream.wait_stream(torch.cuda.current_stream(stream.device))
-        with torch.cuda.stream(stream):
-            try:
-                ended = exchange_now(underway.protocol, self._state.groups, underway.sent)
-            except Exception as error:
-                ended = error
-            underway.finished(underway, ended)
+    @contextlib.contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        """On a GPU: in the scheduler's stream, after what the current one has to do."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def _run_all(self, underway: Underway) -> None:
+        outcomes: list[Outcome]
+        try:
+            outcomes = exchange_now(underway.protocol, self._state.groups, underway.sent)
+        except Exception as error:
+            outcomes = [error] * len(underway.finished)
+        _tell(underway, outcomes)
 
 
 def _end(events: queue.SimpleQueue[Underway | None], thread: threading.Thread) -> None:
@@ -231,8 +248,9 @@ def _next_ready(state: _State) -> Underway | None:
 
 
 def _advance(state: _State, underway: Underway) -> None:
-    """Take the next step of an exchange, or the first, or end it; raises nothing."""
-    started, ended = time.perf_counter(), None
+    """Take the next step of what is under way, or the first, or end it; raises nothing."""
+    started = time.perf_counter()
+    outcomes: list[Outcome]
     try:
         if state.broken is not None:
             raise ConnectionLostError(f"this rank has left the exchanges: {first_line(state.broken)}")
@@ -241,19 +259,23 @@ def _advance(state: _State, underway: Underway) -> None:
         _start(state, underway, request)
         return
     except StopIteration as end:
-        ended = end.value
+        outcomes = end.value
     except Exception as error:
-        ended = error
-        if not isinstance(error, KNOWN_TO_ALL):
-            state.broken = state.broken or error
+        outcomes = [error] * len(underway.finished)
+        state.broken = state.broken or error
     underway.busy_seconds += time.perf_counter() - started
     with state.lock:
         state.underway.remove(underway)
     underway.work = underway.answer = None  # they hold payloads
-    try:
-        underway.finished(underway, ended)
-    except Exception:
-        log.exception("the end of an exchange could not be told")
+    _tell(underway, outcomes)
+
+
+def _tell(underway: Underway, outcomes: Sequence[Outcome]) -> None:
+    for finished, outcome in zip(underway.finished, outcomes, strict=True):
+        try:
+            finished(underway, outcome)
+        except Exception:
+            log.exception("the end of an exchange could not be told")
 
 
 def _next_request(underway: Underway) -> Request:
@@ -272,7 +294,7 @@ def _next_request(underway: Underway) -> Request:
 
 def _start(state: _State, underway: Underway, request: Request) -> None:
     group = state.groups[underway.step]
-    underway.sent(given_bytes(request, group.size(), group.rank()))
+    underway.sent(given_bytes(request, group))
     started = time.perf_counter()
     try:
         underway.answer, underway.work = start(request, group)

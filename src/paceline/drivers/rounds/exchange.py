@@ -235,7 +235,7 @@ class Exchange:
             while True:
                 answer, work = start(request, self._group)
                 self.collective = collective = PendingCollective(work, self._device)
-                self.sent_bytes += given_bytes(request, self._group.size(), self._group.rank())
+                self.sent_bytes += given_bytes(request, self._group)
                 sent_bytes += _sent_by_all(request, self._group.size())
                 if not self._wait_for(collective, version):
                     return None
