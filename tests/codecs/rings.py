@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from paceline.codecs import ErrorFeedback
 from paceline.codecs.requests import AllReduce
 
 
@@ -25,14 +26,21 @@ def added_up(
     vectors: Sequence[torch.Tensor],
     generators: Sequence[torch.Generator | None] | None = None,
     seen: list[torch.Tensor] | None = None,
-) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    """Run the `add_up` of all ranks; return (total, part) of each. Part p of every tensor is summed from rank p on.
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Run the `add_up` of all ranks; return the total on each, and, in float64, what of its own vector is in it.
+
+    Part p of every tensor is summed from rank p on.
 
     What travels is appended to `seen`, a tensor of rows by rank for each request.
     """
-    world = len(vectors)
+    world, rests = len(vectors), [torch.full_like(vector, torch.nan) for vector in vectors]
     adding = [
-        codec.add_up(vector, world, None if generators is None else generators[place])
+        codec.add_up(
+            vector,
+            world,
+            None if generators is None else generators[place],
+            **({} if isinstance(codec, ErrorFeedback) else {"rest": rests[place]}),  # that one keeps it for itself
+        )
         for place, (codec, vector) in enumerate(zip(codecs, vectors, strict=True))
     ]
     answers: list[Any] = [None] * world
@@ -67,4 +75,5 @@ def added_up(
             ]
             answers = [request.tensor.copy_(torch.cat(parts)) for request in requests]
             first = False
-    return found
+    parts_of = [vector.double() - rest.double() for vector, rest in zip(vectors, rests, strict=True)]
+    return list(zip(found, parts_of, strict=True))

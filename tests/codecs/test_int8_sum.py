@@ -23,17 +23,7 @@ def vectors_of(kind, length, world):
 def sums(vectors, bucket=512, seed=0, seen=None):
     generators = [seeded(seed * 1000 + place) for place in range(len(vectors))]
     codecs = [Int8Sum(bucket=bucket)] * len(vectors)
-    return added_up([_WithPart(codec) for codec in codecs], vectors, generators, seen)
-
-
-class _WithPart:
-    """A codec whose sums come with each rank's part."""
-
-    def __init__(self, codec):
-        self.codec = codec
-
-    def add_up(self, vector, world, generator):
-        return self.codec.add_up(vector, world, generator, part=True)
+    return added_up(codecs, vectors, generators, seen)
 
 
 def steps_of(vectors, bucket):
@@ -59,10 +49,10 @@ def test_each_rank_s_part_is_a_neighbour_on_the_shared_grid_and_the_total_is_the
     steps = steps_of(vectors, bucket)
     for (total, part), vector in zip(found, vectors, strict=True):
         assert torch.equal(total, found[0][0])
-        assert bool(((part.double() - vector.double()).abs() <= steps * (1 + 1e-5) + LEAST).all())
-        off_grid = part.double() - steps * (part.double() / steps.clamp(min=LEAST)).round()
+        assert bool(((part - vector.double()).abs() <= steps * (1 + 1e-5) + LEAST).all())
+        off_grid = part - steps * (part / steps.clamp(min=LEAST)).round()
         assert bool((off_grid.abs() <= 1e-5 * steps + LEAST).all())
-    parts = torch.stack([part for _, part in found]).double()
+    parts = torch.stack([part for _, part in found])
     assert bool(((parts.sum(0) - found[0][0]).abs() <= 2.0**-22 * parts.abs().sum(0) + (world + 1) * LEAST).all())
     if length:
         assert [rows.dtype for rows in seen] == [torch.float32, torch.int8]

@@ -12,14 +12,14 @@ Seide et al., "1-Bit Stochastic Gradient Descent", 2014; Karimireddy et al., "Er
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 
 from paceline.codecs import Codec
 from paceline.codecs.payload import flat_vector
-from paceline.codecs.requests import AllReduce
+from paceline.codecs.requests import Adding
 
 _INNER = "inner."
 
@@ -123,14 +123,17 @@ class ErrorFeedback:
         torch.sub(self._spare, sent, out=self._residual)
 
     def add_up(
-        self, gradient: torch.Tensor, world: int, generator: torch.Generator | None = None
-    ) -> Generator[AllReduce, torch.Tensor, tuple[torch.Tensor, None]]:
+        self,
+        gradient: torch.Tensor,
+        world: int,
+        generator: torch.Generator | None = None,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> Adding:
         """Add up gradient plus residual over all ranks, as the inner codec does, and hold back what it lost."""
-        target, _ = self.begin(gradient)
-        adding = self.codec.add_up(target, world, generator, part=True)  # type: ignore[attr-defined]
-        total, sent = yield from adding
-        self.end(target if sent is None else sent)  # None: all of it
-        return total, None
+        target, memory = self.begin(gradient)
+        adding: Adding = self.codec.add_up(target, world, generator, out=out, rest=memory)  # type: ignore[attr-defined]
+        return (yield from adding)
 
     def take_back(self) -> None:
         """Undo the last `encode`, whose payload was not used: all of it is yet to be sent.

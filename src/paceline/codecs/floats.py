@@ -105,7 +105,13 @@ class Floats(StatelessCodec):
         return found, True
 
     def add_up(
-        self, vector: torch.Tensor, world: int, generator: torch.Generator | None = None, *, part: bool = False
+        self,
+        vector: torch.Tensor,
+        world: int,
+        generator: torch.Generator | None = None,
+        *,
+        out: torch.Tensor | None = None,
+        rest: torch.Tensor | None = None,
     ) -> Adding:
         """Add up the vectors of all ranks in this type; NotFiniteError on all ranks if the sum leaves its range."""
         vector, divisor = flat_vector(vector), self._divisor(world)
@@ -113,7 +119,9 @@ class Floats(StatelessCodec):
         floats[vector.numel() :] = 0
         self._cast(vector, floats[: vector.numel()], divisor)
         answer = yield AllReduce(floats)
-        return self._total(answer[: vector.numel()], divisor), vector if part else None
+        if rest is not None:
+            rest.zero_()
+        return self._total(answer[: vector.numel()], divisor, out)
 
     def most_bytes(self, elements: int) -> int:
         return HEADER_BYTES + self.DTYPE.itemsize * elements
@@ -136,16 +144,19 @@ class Floats(StatelessCodec):
             if rounds:
                 floats.clamp_(-_LARGEST_BFLOAT16, _LARGEST_BFLOAT16)
 
-    def _total(self, floats: torch.Tensor, factor: int) -> torch.Tensor:
+    def _total(self, floats: torch.Tensor, factor: int, out: torch.Tensor | None) -> torch.Tensor:
         """Return a sum of floats as float32, times a factor; NotFiniteError if it is not finite.
 
         Every rank has the same sum, so all of them raise.
         """
-        total, sums = floats.to(torch.float32) if factor == 1 else torch.empty_like(floats, dtype=torch.float32), []
+        in_place = out is None and self.DTYPE is torch.float32 and factor == 1
+        total, sums = floats if in_place else output_vector(floats.numel(), out, floats.device), []
         for start in range(0, floats.numel(), BLOCK):
             part = slice(start, start + BLOCK)
+            if not in_place:
+                total[part].copy_(floats[part])
             if factor != 1:
-                total[part].copy_(floats[part]).mul_(factor)
+                total[part].mul_(factor)
             sums.append(total[part].sum())
         if sums and not bool(torch.isfinite(torch.stack(sums)).all()):
             bad = ~torch.isfinite(floats)

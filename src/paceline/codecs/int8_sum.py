@@ -99,30 +99,41 @@ class Int8Sum(StatelessCodec):
         return _values(levels, bucket, scales, LEVELS, output_vector(header.elements, out, body.device))
 
     def add_up(
-        self, vector: torch.Tensor, world: int, generator: torch.Generator | None = None, *, part: bool = False
+        self,
+        vector: torch.Tensor,
+        world: int,
+        generator: torch.Generator | None = None,
+        *,
+        out: torch.Tensor | None = None,
+        rest: torch.Tensor | None = None,
     ) -> Adding:
         """Add up the vectors of all ranks: the largest scales first, then levels. Each rank needs its own generator."""
-        if world > self.most_ranks:
-            raise ValueError(
-                f"int8-sum adds up among at most {self.most_ranks} ranks (there are {world}); take 'qsgd levels=127'"
-            )
+        self.check_ranks(world)
         vector, seed = flat_vector(vector), _seed(generator)
         elements, bucket, levels = vector.numel(), self._bucket(vector.numel()), LEVELS // world
         found = torch.zeros(buckets_of(elements, bucket) + world, dtype=torch.float32, device=vector.device)
         _fill_scales(vector, bucket, found[: found.numel() - world])
         scales = (yield AllReduce(found, largest=True))[: found.numel() - world]
-        total = torch.empty_like(vector)
+        total = output_vector(elements, out, vector.device)
         if not elements:
-            return total, total if part else None
+            return total
         rounded = torch.empty(elements, dtype=torch.int8, device=vector.device)
         _fill_levels(vector, bucket, scales, levels, seed, rounded)
-        ours = _values(rounded, bucket, scales, levels, torch.empty_like(vector)) if part else None
+        if rest is not None:
+            torch.sub(vector, _values(rounded, bucket, scales, levels, rest), out=rest)
         _values((yield AllReduce(rounded)), bucket, scales, levels, total)
         if float(scales.max()) * world > LARGEST and not bool(torch.isfinite(total).all()):
             raise NotFiniteError(
                 "the sum of all ranks' gradients is beyond float32; clip the gradient, and skip this step"
             )
-        return total, ours
+        return total
+
+    def check_ranks(self, world: int) -> None:
+        """Refuse more ranks than levels can be shared among."""
+        if world > self.most_ranks:
+            raise ValueError(
+                f"int8-sum adds up among at most {self.most_ranks} ranks (there are {world}); take 'qsgd levels=127'"
+            )
 
     def most_bytes(self, elements: int) -> int:
         return HEADER_BYTES + 4 * buckets_of(elements, self._bucket(elements)) + elements

@@ -149,14 +149,19 @@ class PowerSGD:
         return vector
 
     def add_up(
-        self, vector: torch.Tensor, world: int, generator: torch.Generator | None = None, *, part: bool = False
+        self,
+        vector: torch.Tensor,
+        world: int,
+        generator: torch.Generator | None = None,
+        *,
+        out: torch.Tensor | None = None,
+        rest: torch.Tensor | None = None,
     ) -> Adding:
         """Add up the vectors of all ranks, projected on directions that all share. The vector must stay as it is.
 
         No generator is asked: where there is no Q to go on from, all ranks begin with the same one.
         """
         vector = flat_vector(vector)
-        refuse_not_finite(vector)
         matrices = self._matrices(vector.numel())
         factored = [(number, matrix) for number, matrix in enumerate(matrices) if matrix.factored]
         full = [matrix.full(vector) for _, matrix in factored]
@@ -170,6 +175,8 @@ class PowerSGD:
             torch.mm(values, start.T, out=into.view(matrix.rows, matrix.rank))
         for matrix, into in zip(plain, parts[len(factored) : -1], strict=True):
             into.copy_(matrix.cut(vector))
+        if not bool(torch.isfinite(first).all()):  # a number of the vector that is not finite is in a product, too
+            refuse_not_finite(vector)
         sums = torch.split((yield AllReduce(first)), sizes)
         _refuse_sums(sums[:-1])
         bases = [orthonormal(found.view(m.rows, m.rank)) for (_, m), found in zip(factored, sums, strict=False)]
@@ -178,19 +185,20 @@ class PowerSGD:
         second = torch.empty(sum(sizes), dtype=torch.float32, device=vector.device)
         for values, basis, into in zip(full, bases, torch.split(second, sizes), strict=True):
             torch.mm(basis.T.contiguous(), values, out=into.view(basis.shape[1], -1))
-        ours = second.clone() if part else None
+        ours = second.clone() if rest is not None else None
         if factored:
             second = yield AllReduce(second)
         _refuse_sums([second])
-        total = _joined(matrices, bases, second, sums[len(factored) : -1], torch.empty_like(vector))
+        if rest is not None and ours is not None:
+            _fill_rest([matrix for _, matrix in factored], full, bases, torch.split(ours, sizes), rest)
+        into = output_vector(vector.numel(), out, vector.device)
+        total = _joined(matrices, bases, second, sums[len(factored) : -1], into)
         if factored and not self.rank * second.abs().max().item() <= _SAFE:  # a basis has no number beyond 1
             _refuse_sums([total])
         self._last.clear()
         for (number, matrix), q in zip(factored, torch.split(second, sizes), strict=True):
             self._last[f"q{number}"] = unit_rows(q.view(matrix.rank, matrix.columns))
-        if ours is None:
-            return total, None
-        return total, _joined(matrices, bases, ours, [m.cut(vector) for m in plain], torch.empty_like(vector))
+        return total
 
     def most_bytes(self, elements: int) -> int:
         """Return the exact size where the shapes are known; else the most that a vector takes, whatever its shapes are.
@@ -380,6 +388,26 @@ def _joined(
         else:
             matrix.cut(vector).copy_(next(others))
     return vector
+
+
+def _fill_rest(
+    factored: Sequence[Matrix],
+    full: Sequence[torch.Tensor],
+    bases: Sequence[torch.Tensor],
+    factors: Sequence[torch.Tensor],
+    rest: torch.Tensor,
+) -> None:
+    """Fill in what of a vector its factored matrices lose; of its other tensors nothing is lost."""
+    at = 0
+    for matrix, values, basis, q in zip(factored, full, bases, factors, strict=True):
+        rest[at : matrix.start] = 0
+        at = matrix.start + matrix.elements
+        q = q.view(matrix.rank, matrix.columns)
+        if matrix.elements == values.numel():
+            torch.addmm(values, basis, q, alpha=-1, out=matrix.cut(rest).view_as(values))
+        else:  # zeros fill up the matrix
+            matrix.cut(rest).copy_(torch.addmm(values, basis, q, alpha=-1).view(-1)[: matrix.elements])
+    rest[at:] = 0
 
 
 def _factor(matrix: Matrix, vector: torch.Tensor, start: torch.Tensor, into: torch.Tensor) -> torch.Tensor:

@@ -74,8 +74,9 @@ def request_traffic(request: Request, world: int, place: int) -> Traffic:
             return Traffic(1, (sum(request.sends) - request.sends[place]) * request.tensor.element_size())
 
 
-Adding = Generator[AllReduce, torch.Tensor, tuple[torch.Tensor, torch.Tensor | None]]
-"""A codec's `add_up`: it asks for sums, and returns that of all vectors, and this rank's part of it if that is wanted.
+Adding = Generator[AllReduce, torch.Tensor, torch.Tensor]
+"""A codec's `add_up`: it asks for sums, and returns that of all vectors, in `out` if that is given.
 
+What of this rank's vector is not in the sum is written to `rest`, if that is given; both are written to at the end.
 The tensor of its first request ends with a place of zero for each rank: whoever runs it says there who is in trouble.
 """

@@ -400,7 +400,7 @@ class AddedExchange(VectorExchange):
         codec: Any = self.codec
         if vector is not None:
             try:
-                adding = codec.add_up(vector, self.world, generator)
+                adding = codec.add_up(vector, self.world, generator, out=result)
                 request = next(adding)
                 self._begun = True
             except Exception as error:  # the others wait for what is to be added: they must hear of it
@@ -408,7 +408,7 @@ class AddedExchange(VectorExchange):
         if not self._begun:
             # Zeros are added, and what the codec holds back stays there.
             zeros = torch.zeros(self.elements, dtype=torch.float32, device=result.device)
-            adding = inner_of(codec).add_up(zeros, self.world, generator)  # type: ignore[attr-defined]
+            adding = inner_of(codec).add_up(zeros, self.world, generator, out=result)  # type: ignore[attr-defined]
             request = next(adding)
         request.tensor[-self.world :][self.place] = mark
         self.made_bytes = request.tensor.nbytes
@@ -417,9 +417,8 @@ class AddedExchange(VectorExchange):
         while True:
             try:
                 request = adding.send(answer)
-            except StopIteration as end:
-                total, _ = end.value
-                return result.copy_(total)
+            except StopIteration:
+                return result
             self.made_bytes += request.tensor.nbytes
             answer = yield request
 
@@ -441,11 +440,9 @@ def make_exchange(
     'two-step'
     """
     check_plan(plan, codec)
-    most_ranks = getattr(inner_of(codec), "most_ranks", None)
-    if most_ranks is not None and world > most_ranks:
-        raise ValueError(
-            f"{codec!r} adds up among at most {most_ranks} ranks (there are {world}); take 'qsgd levels=127'"
-        )
+    check_ranks = getattr(inner_of(codec), "check_ranks", None)
+    if check_ranks is not None:
+        check_ranks(world)
     if plan == AUTO:
         plan = choose_plan(codec.fresh(shapes), sum(math.prod(shape) for shape in shapes), world)
     return _KINDS[plan](codec, shapes, place, world)
