@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.codecs import QSGD
 from paceline.codecs.naming import parse_codec
 from paceline.drivers.ddp import compress
 from paceline.drivers.ranks.exchanging import ExchangeScheduler, exchange_now
@@ -166,6 +167,27 @@ def not_finite(codec, plan, culprit):
             error_of(lambda inputs=inputs, targets=targets: F.cross_entropy(model(inputs), targets).backward())
         )
     return {"errors": errors, "finite": bool(torch.isfinite(gradient(model)).all()), "digest": digest(model)}
+
+
+class Slow(QSGD):
+    """A codec that takes longer to encode than any gradient of these is on the wire."""
+
+    def encode(self, vector, generator=None):
+        time.sleep(0.05)
+        return super().encode(vector, generator)
+
+
+def slow_codec():
+    """What is logged in twenty steps."""
+    model = DistributedDataParallel(small_cnn())
+    compression, told = compress(model, Slow()), []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger("paceline.ddp").addHandler(handler)
+    for number in range(20):
+        backward(model, number)
+    logging.getLogger("paceline.ddp").removeHandler(handler)
+    return {"told": told, "sent": compression.sent_bytes}
 
 
 def misused():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.codecs import ErrorFeedback, OneBit, PowerSGD, make_codec
-from paceline.drivers.ddp import WARM_UP_STEPS, WATCHED_STEPS, BucketExchanges, Compression
-from paceline.drivers.ranks.exchanging import Underway
+from paceline.drivers.ddp import BucketExchanges
 from paceline.exchanges.lockstep import run_in_lockstep
 
 SHAPES = {
@@ -132,24 +130,3 @@ def test_codecs_without_a_memory_have_nothing_to_carry(name, plan):
     state = ranks[0].state_dict()
     assert [bucket["memory"] for bucket in state["buckets"]] == [{}, {}]
     assert state["carried"] == {}
-
-
-@pytest.mark.parametrize(("busy", "given", "quicker"), [(0.001, 100, True), (0.3, 100, False), (0.001, 900, False)])
-def test_a_codec_that_costs_more_than_it_saves_is_told_once_with_the_numbers(caplog, busy, given, quicker):
-    """Two buckets that overlap: 30 ms on the wire; the gradients themselves would be 800 bytes around a ring."""
-    taken = [
-        Underway(protocol=None, finished=None, busy_seconds=busy / 2, on_wire=[span], given_bytes=given // 2)
-        for span in ((0.0, 0.02), (0.01, 0.03))
-    ]
-    compression = SimpleNamespace(
-        steps=WARM_UP_STEPS, codec=make_codec("qsgd"), _ranks=[0, 1], gradient_bytes=0, _least_seconds=(9.0, 9.0)
-    )
-    while compression.steps < WATCHED_STEPS:
-        compression.steps += 1
-        compression.gradient_bytes = 800 * compression.steps
-        Compression._watch(compression, taken)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == (0 if quicker else 1)
-    if told:
-        assert "among 2 ranks is 30.0 ms on the wire in a step, and takes " in told[0]
-        assert f"about {30.0 * 800 / given:.1f} ms on this wire" in told[0]

@@ -75,6 +75,14 @@ def test_a_gradient_that_is_not_finite_is_an_error_on_all_ranks_and_training_can
         assert found["finite"]
 
 
+def test_a_codec_that_costs_more_than_it_saves_is_told_once_by_the_first_rank_with_the_numbers(four):
+    first, *others = four.do("slow_codec")
+    (told,) = first["told"]
+    assert "among 4 ranks is " in told
+    assert told.endswith("without compress() a step would be quicker")
+    assert not any(other["told"] for other in others)
+
+
 def test_a_run_goes_on_by_another_plan(four):
     for found in four.do("resumed", codec="one-bit", plan="gather", other_plan="two-step"):
         assert not found["same"]

@@ -29,9 +29,8 @@ known by the names of its parameters, and where the names change:
 
 import functools
 import logging
-import math
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -45,6 +44,7 @@ from paceline.distributed import RankGoneError, check_limits, first_line
 from paceline.distributed.agreement import describe, gather_rows, raise_difference, short_text
 from paceline.distributed.groups import close_group, make_group
 from paceline.drivers.ranks.exchanging import ConnectionLostError, ExchangeScheduler, Underway
+from paceline.drivers.ranks.link_watch import LinkCosts, LinkWatch
 from paceline.exchanges import Trouble, TroubleError, VectorExchange, make_exchange
 from paceline.exchanges.plans import AUTO, GATHER, TWO_STEP, check_plan, plans_of, steps_of, takes_another
 from paceline.randomness import torch_generator
@@ -52,7 +52,6 @@ from paceline.randomness import torch_generator
 log = logging.getLogger("paceline.ddp")
 
 TIMEOUT_SECONDS = 600.0
-WARM_UP_STEPS, WATCHED_STEPS = 3, 12  # in the first, kernels are compiled and buckets made anew
 
 
 def compress(
@@ -122,7 +121,6 @@ class Compression:
         self._lock = threading.Lock()  # the hook and the scheduler's thread count
         self._open_buckets, self._is_shadow = 0, False
         self._taken: set[Underway] = set()  # in this step
-        self._least_seconds = (math.inf, math.inf)  # of the steps watched: on the wire, and of the processor
 
     def _connect(self, model: DistributedDataParallel, given: dist.ProcessGroup | None) -> None:
         """Make the groups through which payloads travel, with all ranks or none."""
@@ -151,6 +149,7 @@ class Compression:
         backend = dist.get_backend_config(theirs)
         groups = [first, *(make_group(self._ranks, backend, self._timeout_seconds) for _ in range(others))]
         self._scheduler = ExchangeScheduler(groups, device)
+        self._watch = LinkWatch(first) if device.type == "cpu" else None  # on a GPU nobody looks
 
     def __repr__(self) -> str:
         times = self.gradient_bytes / max(1, self.payload_bytes)
@@ -215,6 +214,8 @@ class Compression:
         what = f"bucket {index} of step {self.steps + 1} ({names[0]} .. {names[-1]})"
         devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        if index == 0 and self._watch is not None:
+            self.sent_bytes += self._watch.begin_step(self.gradient_bytes // max(1, self.steps))
         self._used.append(exchange)
         self.gradient_bytes += buffer.numel() * buffer.element_size()
         with self._lock:
@@ -293,48 +294,24 @@ class Compression:
         used, self._used = self._used, []
         taken, self._taken = self._taken, set()
         self.sent_bytes += sum(underway.given_bytes for underway in taken)
-        watched = WARM_UP_STEPS < self.steps <= WATCHED_STEPS and self._ranks[0] == self._rank
-        if not failures and watched and all(underway.on_wire for underway in taken):  # on a GPU nobody looks
-            self._watch(taken)
+        if self._watch is not None and not failures:
+            self._say_if_dearer(self._watch.end_step(taken, self.gradient_bytes / max(1, self.steps)))
         if failures:
             for exchange in used:  # the step is left out, on all ranks: what they sent in it was not used
                 exchange.take_back()
             raise failures[min(failures)]
 
-    def _watch(self, taken: Collection[Underway]) -> None:
-        """Say once, after some steps, where the gradients themselves would be quicker on this link."""
-        wire, busy = self._least_seconds
-        wire = min(wire, covered_seconds([each for underway in taken for each in underway.on_wire]))
-        busy = min(busy, sum(underway.busy_seconds for underway in taken))
-        self._least_seconds = wire, busy
-        if self.steps < WATCHED_STEPS:
-            return
-        given, ranks = sum(underway.given_bytes for underway in taken), len(self._ranks)
-        plain_bytes = self.gradient_bytes / self.steps * 2 * (ranks - 1) / ranks
-        plain = wire * plain_bytes / max(1, given)
-        if ranks > 1 and wire + busy > plain:
+    def _say_if_dearer(self, costs: LinkCosts | None) -> None:
+        if costs is not None and costs.is_dearer and self._ranks[0] == self._rank:
             log.warning(
                 "%s among %d ranks is %.1f ms on the wire in a step, and takes %.1f ms to encode and decode; the "
                 "gradients themselves would be about %.1f ms on this wire: without compress() a step would be quicker",
                 describe(self.codec),
-                ranks,
-                1e3 * wire,
-                1e3 * busy,
-                1e3 * plain,
+                len(self._ranks),
+                1e3 * costs.wire,
+                1e3 * costs.coding,
+                1e3 * costs.plain,
             )
-
-
-def covered_seconds(spans: Sequence[tuple[float, float]]) -> float:
-    """Return how long at least one of these spans of time, from and to, was.
-
-    >>> covered_seconds([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
-    4.0
-    """
-    total, end = 0.0, -math.inf
-    for start, stop in sorted(spans):
-        total += max(0.0, stop - max(start, end))
-        end = max(end, stop)
-    return total
 
 
 def _after_backward(callback: Any) -> bool:

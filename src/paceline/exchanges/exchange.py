@@ -19,6 +19,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar
 
@@ -182,12 +183,31 @@ class VectorExchange(ABC):
         if payload.numel() > most or (payload.numel() < most and self.sized):
             raise ValueError(f"{codec!r} promises {most:,} bytes, and has made {payload.numel():,}")
 
-    def _refuse_sizes(self, sizes: Sequence[int], elements: int) -> None:
+    def _refuse_sizes(self, sizes: Sequence[int], most: Sequence[int]) -> None:
         """Refuse sizes that no payload has, before memory is taken for them; all ranks have the same sizes here."""
-        most = self.codec.most_bytes(elements)
-        for place, size in enumerate(sizes):
-            if not 0 <= size <= most:
-                raise PayloadSizeError(place, size, self.codec, most)
+        for place, (size, limit) in enumerate(zip(sizes, most, strict=True)):
+            if not 0 <= size <= limit:
+                raise PayloadSizeError(place, size, self.codec, limit)
+
+    def _gather(
+        self, ours: _Encoded, most: Sequence[int], *, summed: bool = False
+    ) -> Generator[Request, torch.Tensor, list[torch.Tensor | None]]:
+        """Bring every rank's payload to all; return them by place, and None for a rank that brings nothing.
+
+        `most` are the bytes that a payload has at each place, or has at the most: then sizes go before.
+        """
+        if self.sized:
+            rows = yield AllGather(_filled(ours, max(most)))
+            marks, sizes = rows[:, 0].tolist(), most
+            _raise_troubles(marks, ours.cause, summed=summed)
+            _refuse_marks(marks)
+        else:
+            sizes = list(map(int, (yield AllGather(_size(ours))).flatten().tolist()))
+            marks = [-size for size in sizes]
+            _raise_troubles(marks, ours.cause, summed=summed)
+            self._refuse_sizes(sizes, most)
+            rows = yield AllGather(_filled(ours, max(sizes)))
+        return [None if mark == _NOTHING else row[:size] for mark, row, size in zip(marks, rows, sizes, strict=True)]
 
 
 # -- gather ------------------------------------------------------------------------------------------------------------
@@ -202,39 +222,25 @@ class GatheredExchange(VectorExchange):
         self, vector: torch.Tensor | None, generator: torch.Generator | None = None, out: torch.Tensor | None = None
     ) -> ExchangeProtocol:
         device = _device_of(vector, out)
-        payload, mark, cause = self._encoded(vector, generator, device)
-        self.made_bytes, most = payload.numel(), self.codec.most_bytes(self.elements)
-        if self.sized:
-            rows = yield AllGather(_filled(payload, mark, most))
-            marks, payloads = rows[:, 0].tolist(), [row[:most] for row in rows]
-        else:
-            marks = (yield AllGather(_size(payload, mark, device))).flatten().tolist()
-            marks = [-mark for mark in marks]
-        _raise_troubles(marks, cause)
-        if self.sized:
-            _refuse_marks(marks)
-        else:
-            sizes = [-mark for mark in marks]
-            self._refuse_sizes(sizes, self.elements)
-            rows = yield AllGather(_filled(payload, mark, max(sizes)))
-            payloads = [row[:size] for row, size in zip(rows, sizes, strict=True)]
-        brought = [payload for payload, mark in zip(payloads, marks, strict=True) if mark != _NOTHING]
+        ours = self._encoded(vector, generator, device)
+        self.made_bytes = ours.payload.numel()
+        payloads = yield from self._gather(ours, [self.codec.most_bytes(self.elements)] * self.world)
+        brought = [payload for payload in payloads if payload is not None]
         return _added(self.codec, brought, self._output(out, device), self._memory)
 
     def _encoded(
         self, vector: torch.Tensor | None, generator: torch.Generator | None, device: torch.device
-    ) -> tuple[torch.Tensor, int, Exception | None]:
-        """Return the payload and its first byte; if there is none, a number in its place, and why."""
-        self._begun, none = False, torch.empty(0, dtype=torch.uint8, device=device)
+    ) -> _Encoded:
+        self._begun = False
         if vector is None:
-            return none, _NOTHING, None
+            return _nothing(device)
         try:
             payload = self.codec.encode(vector, generator)
             self._begun = True
             self._check_payload(self.codec, payload, self.elements)
         except Exception as error:  # the others wait for a payload: whatever it is, they must hear of it
-            return none, _trouble_of(error), error
-        return payload, _PAYLOAD_BEGINS, None
+            return _nothing(device, error)
+        return _Encoded(payload)
 
 
 # -- two-step ----------------------------------------------------------------------------------------------------------
@@ -254,6 +260,7 @@ class TwoStepExchange(VectorExchange):
         edges = shard_edges(self.elements, world)
         self._shards = [slice(*pair) for pair in itertools.pairwise(edges)]
         self._lengths = [after - before for before, after in itertools.pairwise(edges)]
+        self._most = [self._inner.most_bytes(length) for length in self._lengths]
         self._ours = self._shards[place]
         self._owner = self.codec.fresh([torch.Size([self._lengths[place]])])
         self._owned_before: torch.Tensor | None = None
@@ -265,58 +272,47 @@ class TwoStepExchange(VectorExchange):
     ) -> ExchangeProtocol:
         device = _device_of(vector, out)
         second = _offspring(generator)  # drawn now: by the time that the sum is encoded, others may have drawn
-        payloads, mark, cause = self._encoded(vector, generator, device)
-        self.made_bytes = sum(payload.numel() for payload in payloads)
-        most = [self._inner.most_bytes(length) for length in self._lengths]
-        ours = most[self.place]
-        if self.sized:
-            sends, receives = tuple(map(_slot, most)), (_slot(ours),) * self.world
-        else:
-            sizes = torch.tensor([[-mark if mark != _PAYLOAD_BEGINS else payload.numel() for payload in payloads]])
-            table = (yield AllGather(sizes.view(-1).to(device))).tolist()
-            _raise_troubles([-min(row) for row in table], cause)
-            sends, receives = (
-                tuple(map(_slot, map(int, table[self.place]))),
-                tuple(_slot(row[self.place]) for row in table),
-            )
-            for place, length in enumerate(self._lengths):
-                self._refuse_sizes([row[place] for row in table], length)
-        arrived = torch.split((yield AllToAll(_joined(payloads, mark, sends), sends, receives)), list(receives))
-        if self.sized:
-            marks = [int(part[0]) for part in arrived]
-            _raise_troubles(marks, cause)
-            _refuse_marks(marks)
-            parts = [part[:ours] for part, mark in zip(arrived, marks, strict=True) if mark != _NOTHING]
-        else:
-            parts = [part[: row[self.place]] for part, row in zip(arrived, table, strict=True) if row[self.place]]
+        ours = self._encoded(vector, generator, device)
+        self.made_bytes = sum(each.payload.numel() for each in ours)
+        parts = yield from self._scatter(ours)
         result = self._output(out, device)
         if not parts:  # nobody brings anything, and all know it
             return result.zero_()
-        payload, mark, cause = self._encoded_sum(parts, second, device)
-        self.made_bytes += payload.numel()
-        if self.sized:
-            rows = yield AllGather(_filled(payload, mark, max(most)))
-            marks, sizes_of = rows[:, 0].tolist(), most
-            _raise_troubles(marks, cause, summed=True)
-            _refuse_marks(marks)
-        else:
-            marks = (yield AllGather(_size(payload, mark, device))).flatten().tolist()
-            _raise_troubles([-mark for mark in marks], cause, summed=True)
-            sizes_of = [int(mark) for mark in marks]
-            self._refuse_sizes(sizes_of, max(self._lengths))
-            rows = yield AllGather(_filled(payload, mark, max(sizes_of)))
-        for row, size, shard in zip(rows, sizes_of, self._shards, strict=True):
-            self._inner.decode(row[:size], out=result[shard])
+        of_sum = self._encoded_sum(parts, second, device)
+        self.made_bytes += of_sum.payload.numel()
+        for payload, shard in zip(
+            (yield from self._gather(of_sum, self._most, summed=True)), self._shards, strict=True
+        ):
+            if payload is None:
+                raise PayloadError(f"the sum of shard {self._shards.index(shard)} is missing")
+            self._inner.decode(payload, out=result[shard])
         return result
+
+    def _scatter(self, ours: Sequence[_Encoded]) -> Generator[Request, torch.Tensor, list[torch.Tensor]]:
+        """Bring the payload of each shard to its owner; return those of this rank's shard, in the ranks' order."""
+        cause, size = ours[0].cause, self._most[self.place]
+        if self.sized:
+            sends, receives = tuple(map(_slot, self._most)), (_slot(size),) * self.world
+            arrived = torch.split((yield AllToAll(_joined(ours, sends), sends, receives)), list(receives))
+            marks = [int(part[0]) for part in arrived]
+            _raise_troubles(marks, cause)
+            _refuse_marks(marks)
+            return [part[:size] for part, mark in zip(arrived, marks, strict=True) if mark != _NOTHING]
+        table = (yield AllGather(torch.cat([_size(each) for each in ours]))).tolist()
+        _raise_troubles([-min(row) for row in table], cause)
+        for row in table:
+            self._refuse_sizes(row, self._most)
+        sends, receives = tuple(map(_slot, table[self.place])), tuple(_slot(row[self.place]) for row in table)
+        arrived = torch.split((yield AllToAll(_joined(ours, sends), sends, receives)), list(receives))
+        return [part[: row[self.place]] for part, row in zip(arrived, table, strict=True) if row[self.place]]
 
     def _encoded(
         self, vector: torch.Tensor | None, generator: torch.Generator | None, device: torch.device
-    ) -> tuple[list[torch.Tensor], int, Exception | None]:
-        """Return the payloads of all shards; if there are none, a number in their place, and why."""
+    ) -> list[_Encoded]:
+        """Return the payloads of all shards."""
         self._begun = self._owner_begun = False
-        none = [torch.empty(0, dtype=torch.uint8, device=device)] * self.world
         if vector is None:
-            return none, _NOTHING, None
+            return [_nothing(device)] * self.world
         try:
             flat = flat_vector(vector)
             target, sent = flat, None
@@ -335,13 +331,13 @@ class TwoStepExchange(VectorExchange):
                     self._inner.decode(payload, out=sent[shard])
                 self.codec.end(sent)
         except Exception as error:  # the others wait for a payload: whatever it is, they must hear of it
-            return none, _trouble_of(error), error
-        return payloads, _PAYLOAD_BEGINS, None
+            return [_nothing(device, error)] * self.world
+        return [_Encoded(payload) for payload in payloads]
 
     def _encoded_sum(
         self, parts: Sequence[torch.Tensor], generator: torch.Generator | None, device: torch.device
-    ) -> tuple[torch.Tensor, int, Exception | None]:
-        """Add up what has come of this rank's shard, and encode it; if it cannot be, a number in its place, and why."""
+    ) -> _Encoded:
+        """Add up what has come of this rank's shard, and encode it."""
         if isinstance(self._owner, ErrorFeedback):
             self._owned_before = self._owner.residual
         try:
@@ -352,8 +348,8 @@ class TwoStepExchange(VectorExchange):
             self._owner_begun = True
             self._check_payload(self._inner, payload, self._total.numel())
         except Exception as error:  # all wait for the sum: whatever it is, they must hear of it
-            return torch.empty(0, dtype=torch.uint8, device=device), _trouble_of(error), error
-        return payload, _PAYLOAD_BEGINS, None
+            return _nothing(device, error)
+        return _Encoded(payload)
 
     def take_back(self) -> None:
         super().take_back()
@@ -467,6 +463,21 @@ def _offspring(generator: torch.Generator | None) -> torch.Generator | None:
     return torch.Generator().manual_seed(int(torch.randint(2**62, (1,), generator=generator, device="cpu")))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Encoded:
+    """A payload, and its first byte; where there is none, a number in its place, and why."""
+
+    payload: torch.Tensor
+    mark: int = _PAYLOAD_BEGINS
+    cause: Exception | None = None
+
+
+def _nothing(device: torch.device, cause: Exception | None = None) -> _Encoded:
+    """Return what stands for a payload that there is not: since this rank brings nothing, or for a cause."""
+    none = torch.empty(0, dtype=torch.uint8, device=device)
+    return _Encoded(none, _NOTHING if cause is None else _trouble_of(cause), cause)
+
+
 def _trouble_of(error: Exception) -> Trouble:
     return Trouble.NOT_FINITE if isinstance(error, NotFiniteError) else Trouble.OTHER
 
@@ -490,31 +501,26 @@ def _slot(size: int) -> int:
     return -(-max(0, size) // ALIGNED_BYTES) * ALIGNED_BYTES
 
 
-def _size(payload: torch.Tensor, mark: int, device: torch.device) -> torch.Tensor:
+def _size(encoded: _Encoded) -> torch.Tensor:
     """Return the payload's size, or, negated, what is in its place."""
-    return torch.tensor([payload.numel() if mark == _PAYLOAD_BEGINS else -mark], dtype=torch.int64, device=device)
+    size = encoded.payload.numel() if encoded.mark == _PAYLOAD_BEGINS else -encoded.mark
+    return torch.tensor([size], dtype=torch.int64, device=encoded.payload.device)
 
 
-def _filled(payload: torch.Tensor, mark: int, size: int) -> torch.Tensor:
+def _filled(encoded: _Encoded, size: int) -> torch.Tensor:
     """Return a payload in a slot for so many bytes; if there is none, what is in its place."""
     slot = _slot(size)
-    if payload.numel() == slot:
-        return payload
-    filled = payload.new_empty(slot)
-    filled[: payload.numel()] = payload
-    filled[payload.numel() :] = 0
-    if mark != _PAYLOAD_BEGINS and slot:
-        filled[0] = mark
-    return filled
+    return encoded.payload if encoded.payload.numel() == slot else _joined([encoded], [slot])
 
 
-def _joined(payloads: Sequence[torch.Tensor], mark: int, slots: Sequence[int]) -> torch.Tensor:
+def _joined(encoded: Sequence[_Encoded], slots: Sequence[int]) -> torch.Tensor:
     """Return payloads one after the other, each in its slot."""
-    joined = payloads[0].new_zeros(sum(slots))
-    for payload, part in zip(payloads, torch.split(joined, list(slots)), strict=True):
-        part[: payload.numel()] = payload
-        if mark != _PAYLOAD_BEGINS and part.numel():
-            part[0] = mark
+    joined = encoded[0].payload.new_empty(sum(slots))
+    for each, part in zip(encoded, torch.split(joined, list(slots)), strict=True):
+        part[: each.payload.numel()] = each.payload
+        part[each.payload.numel() :] = 0
+        if each.mark != _PAYLOAD_BEGINS and part.numel():
+            part[0] = each.mark
     return joined
 
 

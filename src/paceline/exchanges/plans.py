@@ -41,7 +41,7 @@ class ExchangeCosts:
     bytes_per_second: float = 125e6  # 1 Gbit/s
     collective_seconds: float = 0.4e-3  # to start one, on all ranks, and to hear of its end
     hop_seconds: float = 0.1e-3  # from one rank to its neighbour
-    decode_seconds: float = 1e-9  # of an element
+    decode_seconds: float = 0.5e-9  # of an element
 
     def seconds(self, traffic: Traffic, *, collectives: int, decoded: int) -> ExchangeSeconds:
         """Return how long an exchange takes."""
