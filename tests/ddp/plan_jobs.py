@@ -229,7 +229,7 @@ def fails_alone():
         done = threading.Event()
         ours = make_exchange(codec, shapes_of(5000), dist.get_rank(), dist.get_world_size(), "gather")
         if broken:
-            ours._memory = fail
+            ours._workspace.floats = fail
         scheduler.begin(ours.run(vectors(0, 0)[0]), lambda underway, what: (ended.append(what), done.set()))
         scheduler.start()
         return done.wait(DEADLINE_SECONDS)

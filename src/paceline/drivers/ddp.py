@@ -45,7 +45,7 @@ from paceline.distributed.agreement import describe, gather_rows, raise_differen
 from paceline.distributed.groups import close_group, make_group
 from paceline.drivers.ranks.exchanging import ConnectionLostError, ExchangeScheduler, Underway
 from paceline.drivers.ranks.link_watch import LinkCosts, LinkWatch
-from paceline.exchanges import Trouble, TroubleError, VectorExchange, make_exchange
+from paceline.exchanges import Trouble, TroubleError, VectorExchange, Workspace, make_exchange
 from paceline.exchanges.plans import AUTO, GATHER, TWO_STEP, check_plan, plans_of, steps_of, takes_another
 from paceline.randomness import torch_generator
 
@@ -344,6 +344,7 @@ class BucketExchanges:
     def __init__(self, codec: Codec, plan: str = AUTO, place: int = 0, world: int = 1) -> None:
         self._codec, self._plan, self._place, self._world = codec, plan, place, world
         self._exchanges: dict[tuple[str, ...], VectorExchange] = {}
+        self._workspace = Workspace()  # all are decoded in the scheduler's thread
         self._sizes: dict[str, int] = {}
         self._carried: dict[str, torch.Tensor] = {}  # what is held back of parameters whose bucket is no more
 
@@ -363,7 +364,7 @@ class BucketExchanges:
         return self._exchanges[key]
 
     def _made(self, shapes: Sequence[torch.Size]) -> VectorExchange:
-        return make_exchange(self._codec, shapes, self._place, self._world, self._plan)
+        return make_exchange(self._codec, shapes, self._place, self._world, self._plan, self._workspace)
 
     def state_dict(self) -> dict[str, Any]:
         """Return every bucket's memory with the names of its parameters; tensors, names and sizes, and nothing else."""

@@ -18,6 +18,7 @@ from paceline.exchanges.exchange import (
     Trouble,
     TroubleError,
     VectorExchange,
+    Workspace,
     make_exchange,
 )
 from paceline.exchanges.plans import PLANS, choose_plan
@@ -29,6 +30,7 @@ __all__ = [
     "Trouble",
     "TroubleError",
     "VectorExchange",
+    "Workspace",
     "choose_plan",
     "make_exchange",
 ]

@@ -89,6 +89,26 @@ class PayloadSizeError(PayloadError):
         self.place, self.size, self.most = place, size, most
 
 
+class Workspace:
+    """Memory to decode into, which is kept: new memory costs more than what is done in it.
+
+    Exchanges that never decode at the same time may share one: those of one thread.
+
+    >>> workspace = Workspace()
+    >>> workspace.floats(10, torch.device("cpu")).data_ptr() == workspace.floats(7, torch.device("cpu")).data_ptr()
+    True
+    """
+
+    def __init__(self) -> None:
+        self._floats: torch.Tensor | None = None
+
+    def floats(self, elements: int, device: torch.device) -> torch.Tensor:
+        """Return so many floats, whatever they are."""
+        if self._floats is None or self._floats.numel() < elements or self._floats.device != device:
+            self._floats = torch.empty(elements, dtype=torch.float32, device=device)
+        return self._floats[:elements]
+
+
 class VectorExchange(ABC):
     """One vector, of tensors of these shapes, exchanged among `world` ranks, by the rank at `place`.
 
@@ -98,7 +118,14 @@ class VectorExchange(ABC):
 
     plan: ClassVar[str]
 
-    def __init__(self, codec: Codec, shapes: Sequence[torch.Size], place: int, world: int) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        shapes: Sequence[torch.Size],
+        place: int,
+        world: int,
+        workspace: Workspace | None = None,
+    ) -> None:
         self.codec, self.place, self.world = codec.fresh(shapes), place, world
         self._shapes = list(shapes)
         self.elements = sum(math.prod(shape) for shape in shapes)
@@ -106,7 +133,7 @@ class VectorExchange(ABC):
         self.sized = bool(getattr(self.codec, "fixed_size", False))
         self.made_bytes = 0
         self._begun = False  # the codec's memory has moved on in the last run
-        self._scratch: torch.Tensor | None = None
+        self._workspace = workspace or Workspace()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.codec!r}, {self.elements:,} elements, place {self.place} of {self.world})"
@@ -170,12 +197,6 @@ class VectorExchange(ABC):
     def _output(self, out: torch.Tensor | None, device: torch.device) -> torch.Tensor:
         return torch.empty(self.elements, dtype=torch.float32, device=device) if out is None else out
 
-    def _memory(self, elements: int, device: torch.device) -> torch.Tensor:
-        """Return memory to work in, which is kept: new memory costs more than what is done in it."""
-        if self._scratch is None or self._scratch.numel() < elements or self._scratch.device != device:
-            self._scratch = torch.empty(elements, dtype=torch.float32, device=device)
-        return self._scratch[:elements]
-
     def _check_payload(self, codec: Codec, payload: torch.Tensor, elements: int) -> None:
         most = codec.most_bytes(elements)
         if payload.numel() and int(payload[0]) != _PAYLOAD_BEGINS:
@@ -226,7 +247,7 @@ class GatheredExchange(VectorExchange):
         self.made_bytes = ours.payload.numel()
         payloads = yield from self._gather(ours, [self.codec.most_bytes(self.elements)] * self.world)
         brought = [payload for payload in payloads if payload is not None]
-        return _added(self.codec, brought, self._output(out, device), self._memory)
+        return _added(self.codec, brought, self._output(out, device), self._workspace)
 
     def _encoded(
         self, vector: torch.Tensor | None, generator: torch.Generator | None, device: torch.device
@@ -254,8 +275,15 @@ class TwoStepExchange(VectorExchange):
 
     plan = TWO_STEP
 
-    def __init__(self, codec: Codec, shapes: Sequence[torch.Size], place: int, world: int) -> None:
-        super().__init__(codec, shapes, place, world)
+    def __init__(
+        self,
+        codec: Codec,
+        shapes: Sequence[torch.Size],
+        place: int,
+        world: int,
+        workspace: Workspace | None = None,
+    ) -> None:
+        super().__init__(codec, shapes, place, world, workspace)
         self._inner = inner_of(self.codec)
         edges = shard_edges(self.elements, world)
         self._shards = [slice(*pair) for pair in itertools.pairwise(edges)]
@@ -343,7 +371,7 @@ class TwoStepExchange(VectorExchange):
         try:
             if self._total is None or self._total.device != device:
                 self._total = torch.empty(self._lengths[self.place], dtype=torch.float32, device=device)
-            _added(self._inner, parts, self._total, self._memory)
+            _added(self._inner, parts, self._total, self._workspace)
             payload = self._owner.encode(self._total, generator)
             self._owner_begun = True
             self._check_payload(self._inner, payload, self._total.numel())
@@ -427,7 +455,12 @@ _KINDS: dict[str, type[VectorExchange]] = {
 
 
 def make_exchange(
-    codec: Codec, shapes: Sequence[torch.Size], place: int, world: int, plan: str = AUTO
+    codec: Codec,
+    shapes: Sequence[torch.Size],
+    place: int,
+    world: int,
+    plan: str = AUTO,
+    workspace: Workspace | None = None,
 ) -> VectorExchange:
     """Return an exchange by a plan, or by the one that is the quickest.
 
@@ -441,7 +474,7 @@ def make_exchange(
         check_ranks(world)
     if plan == AUTO:
         plan = choose_plan(codec.fresh(shapes), sum(math.prod(shape) for shape in shapes), world)
-    return _KINDS[plan](codec, shapes, place, world)
+    return _KINDS[plan](codec, shapes, place, world, workspace)
 
 
 def _check_length(held: Any, elements: int, what: str) -> None:
@@ -524,13 +557,13 @@ def _joined(encoded: Sequence[_Encoded], slots: Sequence[int]) -> torch.Tensor:
     return joined
 
 
-def _added(codec: Codec, payloads: Sequence[torch.Tensor], total: torch.Tensor, memory: Any) -> torch.Tensor:
+def _added(codec: Codec, payloads: Sequence[torch.Tensor], total: torch.Tensor, workspace: Workspace) -> torch.Tensor:
     """Decode in the order of the ranks, and add up in float32."""
     if not payloads:
         return total.zero_()
     codec.decode(payloads[0], out=total)
     if len(payloads) > 1:
-        decoded = memory(total.numel(), total.device)
+        decoded = workspace.floats(total.numel(), total.device)
         for payload in payloads[1:]:
             total.add_(codec.decode(payload, out=decoded))
     return total
