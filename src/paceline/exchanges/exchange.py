@@ -42,6 +42,7 @@ from paceline.exchanges.plans import (
 )
 
 ExchangeProtocol = Generator[Request, torch.Tensor, torch.Tensor]
+Outcome = torch.Tensor | Exception  # the sum, or why there is none
 
 ALIGNED_BYTES = 16  # where a payload begins, so that its words can be read in place
 RESIDUAL, OWNED = "residual", "owned"  # in a memory: r, and R

@@ -21,9 +21,8 @@ import torch
 
 from paceline.codecs import NotFiniteError
 from paceline.codecs.requests import AllGather, AllReduce, AllToAll, Request
-from paceline.exchanges.exchange import ExchangeProtocol, TroubleError
+from paceline.exchanges.exchange import ExchangeProtocol, Outcome, TroubleError
 
-Outcome = torch.Tensor | Exception
 JoinedProtocol = Generator[Request, torch.Tensor, list[Outcome]]
 
 KNOWN_TO_ALL = (TroubleError, NotFiniteError)  # errors that follow from what all ranks have heard: all have ended alike

@@ -12,11 +12,9 @@ from typing import cast
 import torch
 
 from paceline.codecs.requests import AllGather, AllToAll, Request, request_traffic
-from paceline.exchanges.exchange import ExchangeProtocol
+from paceline.exchanges.exchange import ExchangeProtocol, Outcome
 from paceline.exchanges.plans import ALL_REDUCE
 from paceline.traffic import Traffic
-
-Outcome = torch.Tensor | Exception
 
 
 def run_in_lockstep(

@@ -36,7 +36,8 @@ from paceline.distributed import first_line
 from paceline.distributed.collectives import PendingCollective, start_gather
 from paceline.errors import PacelineError
 from paceline.exchanges import ExchangeProtocol, TroubleError, make_exchange
-from paceline.exchanges.joined import BegunExchange, JoinedProtocol, Outcome, begin_exchange, join_exchanges
+from paceline.exchanges.exchange import Outcome
+from paceline.exchanges.joined import BegunExchange, JoinedProtocol, begin_exchange, join_exchanges
 from paceline.exchanges.lockstep import run_in_lockstep
 from paceline.exchanges.plans import adds_plainly
 from paceline.training.replica import message_dtype
