@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -66,18 +67,24 @@ def test_rounds_on_ranks_come_to_what_their_journal_says_and_go_on(tmp_path):
 
 
 def test_encoded_rounds_go_on_with_what_was_held_back_and_replay_to_the_last_bit(tmp_path):
-    """Real ranks against all of them in lockstep in one process, which is what a replay is, through two lives."""
+    """Real ranks against all of them in lockstep in one process, which is what a replay is, through two lives.
+
+    The first life has lost its last checkpoint: three of its rounds are taken again.
+    """
     recipe = SMALL.with_settings(
         cluster={"workers": 3},
         strategy={"name": "lgc", "k": 2, "on": "ranks"},
         codec={"name": "one-bit", "plan": "two-step"},
     )
     paceline.train(recipe, out=tmp_path / "run")
+    for lost in (tmp_path / "run").glob("rank-*/checkpoint-00000006"):
+        shutil.rmtree(lost)
     trained = paceline.train(recipe, out=tmp_path / "run", resume=True, extension=Extension(rounds=9))
     began, trace = read_journal(tmp_path / "run" / "trace.jsonl").began, trained.result.trace
     assert (began.codec, began.recipe["codec"]["plan"]) == ("one-bit error-feedback", "two-step")
     verdict = paceline.replay(tmp_path / "run")
     assert verdict.identical, verdict
+    assert (verdict.steps, verdict.redone) == (12, 3)
     bits = 8 * trace.sent_bytes / 9  # of all three ranks, each shard to two others, and its sum to two others
     assert bits == pytest.approx(2 * 2 * trained.result.parameters.numel(), rel=0.2)
 
