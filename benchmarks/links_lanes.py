@@ -10,11 +10,13 @@ ranks on two cores do not measure the cores.
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
 import inspect
 import itertools
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +156,18 @@ class Lane:
     def reported_bytes(self) -> int | None:
         """What `compress` says that this rank has given to the network so far; None where it does not say."""
         return getattr(self.compression, "sent_bytes", None)
+
+
+def write_figures(folder: Path, rank: int, ranks: int, figures: Callable[[], Iterable[dict[str, Any]]]) -> None:
+    """Meet the other ranks, and write a line to FOLDER/lanes-RANK.jsonl for each figure."""
+    torch.set_num_threads(1)
+    timeout, store = datetime.timedelta(seconds=TIMEOUT_SECONDS), f"file://{folder / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=timeout)
+    with (folder / f"lanes-{rank}.jsonl").open("w", encoding="utf-8", buffering=1) as lines:
+        for line in figures():
+            lines.write(json.dumps(line) + "\n")
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def takes_plan() -> bool:

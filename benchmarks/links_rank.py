@@ -8,16 +8,15 @@ line is which share of the rate a plain transfer has.
 
 from __future__ import annotations
 
-import datetime
+import functools
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from benchmarks.links_lanes import TIMEOUT_SECONDS, WARM_UP_STEPS, Lane, goodput, turn
+from benchmarks.links_lanes import WARM_UP_STEPS, Lane, goodput, turn, write_figures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,23 +38,16 @@ class Job:
         return [(number, lane) for number in range(self.passes) for lane in self.lanes]
 
 
-def main(folder: Path, rank: int, job: Job) -> None:
+def figures(job: Job) -> Iterator[dict[str, Any]]:
     """Take all turns."""
-    torch.set_num_threads(1)
-    timeout = datetime.timedelta(seconds=TIMEOUT_SECONDS)
-    store = f"file://{folder / 'store'}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=job.ranks, timeout=timeout)
+    yield {"goodput": goodput(job.bits_per_second)}
     lanes: dict[str, Lane] = {}
-    with (folder / f"lanes-{rank}.jsonl").open("w", encoding="utf-8", buffering=1) as lines:
-        lines.write(json.dumps({"goodput": goodput(job.bits_per_second)}) + "\n")
-        for number, name in job.turns:
-            if name not in lanes:
-                lanes[name] = Lane(name, widths=job.widths, sleep_seconds=job.sleep_seconds, bucket_mb=job.bucket_mb)
-            figures = turn(lanes[name], job.steps, 1 if number else WARM_UP_STEPS)
-            lines.write(json.dumps({"pass": number, "lane": name, **figures}) + "\n")
-    dist.barrier()
-    dist.destroy_process_group()
+    for number, name in job.turns:
+        if name not in lanes:
+            lanes[name] = Lane(name, widths=job.widths, sleep_seconds=job.sleep_seconds, bucket_mb=job.bucket_mb)
+        yield {"pass": number, "lane": name, **turn(lanes[name], job.steps, 1 if number else WARM_UP_STEPS)}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), Job(**json.loads(sys.argv[3])))
+    job = Job(**json.loads(sys.argv[3]))
+    write_figures(Path(sys.argv[1]), int(sys.argv[2]), job.ranks, functools.partial(figures, job))

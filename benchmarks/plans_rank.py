@@ -13,7 +13,7 @@ choice that is the same plan for all buckets is not measured beside that plan.
 
 from __future__ import annotations
 
-import datetime
+import functools
 import json
 import math
 import sys
@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.cable import Switch
-from benchmarks.links_lanes import OURS, TIMEOUT_SECONDS, Lane, takes_plan, turn
+from benchmarks.links_lanes import OURS, Lane, takes_plan, turn, write_figures
 from paceline.codecs.naming import resolve_codec
 
 WARM_UP_STEPS = 3
@@ -176,18 +176,6 @@ def _best(work: Callable[[], Any], before: Callable[[], Any] = lambda: None) -> 
     return min(taken)
 
 
-def main(folder: Path, rank: int, job: Job) -> None:
-    """Write all figures, and the end."""
-    torch.set_num_threads(1)
-    timeout = datetime.timedelta(seconds=TIMEOUT_SECONDS)
-    store = f"file://{folder / 'store'}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=job.ranks, timeout=timeout)
-    with (folder / f"lanes-{rank}.jsonl").open("w", encoding="utf-8", buffering=1) as lines:
-        for line in figures(job):
-            lines.write(json.dumps(line) + "\n")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), Job(**json.loads(sys.argv[3])))
+    job = Job(**json.loads(sys.argv[3]))
+    write_figures(Path(sys.argv[1]), int(sys.argv[2]), job.ranks, functools.partial(figures, job))
