@@ -5,11 +5,14 @@ pyproject.toml fails, with the stacks of its threads and of the processes that i
 (its main thread stays in C code), the tester is ended 90 seconds later, stacks first.
 """
 
+import ctypes
 import faulthandler
 import gc
 import inspect
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -24,9 +27,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, and for the pro
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 # What a tester frees it keeps for its next tensor. By glibc's own settings each large tensor is mapped anew, and the
-# kernel has to clear its pages: a sixth of the time of the tests of networks. A process reads this as it starts, so
-# whoever starts the testers sets it; the processes that tests start have glibc's own settings, as a user's have.
-KEEP_MEMORY = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=16777216"
+# kernel has to clear its pages: a sixth of the time of the tests of networks. The processes that tests start have
+# glibc's own settings, as a user's have. Numbers of <malloc.h>: M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD.
+KEEP_MEMORY = {-4: 0, -1: 2**31 - 1, -2: 2**24}
 
 settings.register_profile("paceline", deadline=None, derandomize=True)  # this machine is slow, and a test is no lottery
 QUICK, QUICK_EXAMPLES = bool(os.environ.get("PACELINE_TESTS_QUICK")), 10
@@ -37,20 +40,40 @@ settings.load_profile("quick" if QUICK else "paceline")
 
 TESTS = Path(__file__).parent / "tests"
 STARTERS = {"tests.warm", "subprocess", "multiprocessing", "torch.multiprocessing"}
+COMPILERS, COMPILED_WITHIN_SECONDS = 2, 300.0
 AGAIN_SECONDS, STUCK_SECONDS = 20.0, 90.0  # beyond a test's limit
 STACKS = pytest.StashKey[str]()
+_compilers = []
 _stderr = os.dup(2)  # the terminal, whatever is captured
 
 
 def pytest_configure(config):
-    """Let SIGINT interrupt; set the memory's settings where testers are started, not in what they start."""
+    """Let SIGINT interrupt; let a tester keep its memory."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as under nohup: what tests start would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if not hasattr(config, "workerinput"):
-        if config.getoption("numprocesses", None):
-            os.environ.setdefault("GLIBC_TUNABLES", KEEP_MEMORY)
-    elif os.environ.get("GLIBC_TUNABLES") == KEEP_MEMORY:
-        del os.environ["GLIBC_TUNABLES"]
+    libc = ctypes.CDLL(None)
+    if hasattr(config, "workerinput") and hasattr(libc, "mallopt"):
+        for setting, value in KEEP_MEMORY.items():
+            libc.mallopt(setting, value)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes():
+    """Fork all testers from one process that has loaded torch; while they look for tests, compile the kernels."""
+    if not QUICK:  # few testers, which start no process
+        from tests import warm
+
+        command = [sys.executable, "-m", "tests.compiled"]
+        parts = [[*command, str(part), str(COMPILERS)] for part in range(COMPILERS)]
+        _compilers.extend(warm.Popen(part, cwd=TESTS.parent) for part in parts)
+        subprocess.Popen = warm.Tester  # execnet starts testers by it
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished():
+    """Begin no test before the kernels are there: each tester, and each process of its own, would compile them too."""
+    while _compilers:
+        _compilers.pop().wait(COMPILED_WITHIN_SECONDS)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -13,6 +13,7 @@ from nothing: its own arguments, folder, environment and files, an exit code, si
 
 `Popen` and `run` are those of `subprocess`, and start any other command as those do. A process that is started with
 `nursing=True` has a nursery of its own, for what it starts itself (with `subprocess`, or with multiprocessing's spawn).
+So has a `Tester`, for what it starts by this module: torch is loaded once for all testers and their nurseries.
 Whoever is forked here writes its stacks to one file when it gets SIGUSR1, and so do the processes that it forks: when a
 test hangs, `stacks_of_children` tells where each of them stands.
 
@@ -63,8 +64,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Popen(COLD):
     """`subprocess.Popen`, but for commands of this Python, which are forked from the nursery."""
 
+    role = "program"
+
     def __init__(self, args, *rest, nursing=False, **settings):
-        self._nursing = nursing
+        if nursing:
+            self.role = "nursing program"
         super().__init__(args, *rest, **settings)
 
     def _execute_child(self, *given):
@@ -80,10 +84,16 @@ class Popen(COLD):
         files |= {place: file for place, file in ours.items() if file != -1}
         self.pid = born(
             arguments, files, cwd=told["cwd"], env=told["env"], session=told["start_new_session"], host=host,
-            nursing=self._nursing,
+            role=self.role,
         )  # fmt: skip
         self._child_created = True
         self._close_pipe_fds(*(told[name] for name in PIPES))
+
+
+class Tester(Popen):
+    """A process in which tests run. It has a nursery of its own, and `subprocess` starts from nothing there."""
+
+    role = "tester"
 
 
 def run(args, *, timeout, check=False, capture_output=False, nursing=False, **settings):
@@ -117,11 +127,11 @@ _nursery: socket.socket | None = None
 _stacks = None  # the file to which processes write their stacks
 
 
-def born(arguments, files, *, cwd=None, env=None, session=False, host=None, nursing=False):
+def born(arguments, files, *, cwd=None, env=None, session=False, host=None, role="program"):
     """Start a process; `files` says which of the caller's files has which number there. Returns its process id."""
     nursery = _open_nursery()
     order = {"arguments": arguments, "cwd": os.fspath(cwd or os.getcwd()), "session": session, "host": host}
-    order |= {"env": dict(os.environ if env is None else env), "places": list(files), "nursing": nursing}
+    order |= {"env": dict(os.environ if env is None else env), "places": list(files), "role": role}
     nursery.settimeout(BORN_WITHIN_SECONDS)
     _adopting(True)
     try:
@@ -142,7 +152,7 @@ def _open_nursery():
         if os.environ.get("PACELINE_TESTS_QUICK"):
             raise RuntimeError("a process is started in `make quick`: conftest.py did not see that this test does")
         _nursery, theirs = socket.socketpair()
-        _stacks = tempfile.TemporaryFile("a+")  # noqa: SIM115 - open as long as there are tests
+        _stacks = _file_for_stacks()
         with theirs:
             files = [theirs.fileno(), _stacks.fileno()]
             code = f"from tests.warm import nurse; nurse{tuple(files)}"  # its __main__ has nothing in it
@@ -156,6 +166,10 @@ def _open_nursery():
             )
         atexit.register(_close_nursery, nursery)
     return _nursery
+
+
+def _file_for_stacks():
+    return tempfile.TemporaryFile("a+")
 
 
 def _close_nursery(process):
@@ -233,13 +247,18 @@ def nurse(connection, stacks):
     """Be the nursery, and in each process that was asked for, whatever it is to be."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
     _load()
-    faulthandler.register(signal.SIGUSR1, file=fcntl.fcntl(stacks, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY))
+    _write_stacks_to(stacks)
     os.close(stacks)
     connection = socket.socket(fileno=connection)
     while connection is not None:
         order, files = _next_order(connection)
         connection = _settle(order, files)
     _be(*order["arguments"])
+
+
+def _write_stacks_to(file):
+    """Write this process's stacks there, and those of the processes that it forks, when one of them gets SIGUSR1."""
+    faulthandler.register(signal.SIGUSR1, file=fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY))
 
 
 def _load():
@@ -304,7 +323,7 @@ def _settle(order, files):
     os.environ.clear()
     os.environ.update(order["env"])
     sys.modules["numpy"].random.seed()  # torch begins with the same seed in every process, numpy with another in each
-    return _nurse_own(order["places"]) if order["nursing"] else None
+    return None if order["role"] == "program" else _nurse_own(order["places"], order["role"])
 
 
 def _enter_host(name):
@@ -315,23 +334,45 @@ def _enter_host(name):
     os.close(namespace)
 
 
-def _nurse_own(places):
+def _nurse_own(places, role):
     """A nursery for what this process starts, forked before there is a thread; there the connection is returned."""
-    global _nursery
-    _nursery, theirs = socket.socketpair()
-    if os.fork() == 0:
-        _nursery.close()
+    global _nursery, _stacks
+    ours, theirs = socket.socketpair()
+    _stacks = _file_for_stacks() if role == "tester" else None
+    nursery = os.fork()
+    if nursery == 0:
+        ours.close()
+        if _stacks is not None:
+            _write_stacks_to(_stacks.fileno())
+            _stacks = None
         nowhere = os.open(os.devnull, os.O_RDWR)
         for place in places:  # whoever waits for the end of a file waits for that process alone
             os.dup2(nowhere, place)
         os.close(nowhere)
         return theirs
     theirs.close()
+    _nursery = ours
+    if role == "tester":
+        faulthandler.unregister(signal.SIGUSR1)  # it asks the others
+        atexit.register(_close_nursery, _Forked(nursery))
+        return None
     for module in list(sys.modules.values()):  # subprocess, and who has it from there
         if vars(module).get("Popen") is COLD:
             module.Popen = Popen
     importlib.import_module("multiprocessing.util").spawnv_passfds = _spawn
     return None
+
+
+class _Forked:
+    """A process that was forked here, to be waited for as `subprocess.Popen` is."""
+
+    def __init__(self, pid):
+        self._pid = pid
+
+    def wait(self, seconds):
+        deadline = time.monotonic() + seconds
+        while os.waitpid(self._pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 def _spawn(path, args, passfds):

@@ -30,6 +30,7 @@ def three_threads(monkeypatch):
 def use_team(monkeypatch, used):
     monkeypatch.setattr(machine_code, "LATE_SECONDS", math.inf)
     monkeypatch.setattr(machine_code._team, "_calls_without", 0 if used else 10**9)
+    monkeypatch.setattr(machine_code._team, "_forked_thread", None)  # a tester is forked before torch has any threads
 
 
 @pytest.fixture(params=["team", "pool"])
