@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline.codecs import QSGD, ErrorFeedback, NotFiniteError
 from paceline.codecs.naming import inner_of
 from paceline.codecs.requests import AllToAll, request_traffic
-from paceline.exchanges import Trouble, TroubleError, make_exchange
+from paceline.exchanges import PayloadSizeError, Trouble, TroubleError, make_exchange
 from paceline.exchanges.joined import begin_exchange, join_exchanges
 from paceline.exchanges.lockstep import run_in_lockstep
 from paceline.exchanges.plans import ALL_REDUCE, PLANS, choose_plan, plans_of, shard_edges, steps_of, traffic_of
@@ -138,7 +138,10 @@ def test_a_state_goes_on_to_the_same_bits(codec, plan, world, seed):
 @every_case
 @pytest.mark.parametrize("world", [1, 3])
 def test_vectors_that_travel_together_come_to_what_they_come_to_alone(codec, plan, world):
-    """One in trouble is in trouble alone; in a second step, what all have remembered is what they remember alone."""
+    """One in trouble is in trouble alone; in a second step, what all have remembered is what they remember alone.
+
+    Their sums are written where the vectors were, which alone they are not.
+    """
     sizes = [torch.Size([40, 70]), torch.Size([3]), torch.Size([25, 60]), torch.Size([1030])]
     alone, together = ([ranks_of(codec, plan, world, [size]) for size in sizes] for _ in range(2))
     for step, spoiled in enumerate((2, None)):
@@ -151,8 +154,8 @@ def test_vectors_that_travel_together_come_to_what_they_come_to_alone(codec, pla
             [
                 join_exchanges(
                     [
-                        begin_exchange(together[n][place].run(vectors[n][place], seeded(7 * n + place)))
-                        for n in range(len(sizes))
+                        begin_exchange(together[n][place].run(each, seeded(7 * n + place), out=each))
+                        for n, each in enumerate(vectors[n][place].clone() for n in range(len(sizes)))
                     ]
                 )
                 for place in range(world)
@@ -169,6 +172,20 @@ def test_vectors_that_travel_together_come_to_what_they_come_to_alone(codec, pla
                 assert torch.equal(ours, theirs)
         for rank in (rank for exchanges in (alone, together) for rank in exchanges[spoiled or 0] if spoiled):
             rank.take_back()
+
+
+@pytest.mark.parametrize("plan", ["gather", "two-step"])
+@pytest.mark.parametrize("liar", [0, 2])
+def test_a_size_that_no_payload_has_is_refused_and_its_sender_is_named(plan, liar):
+    """Before memory is taken for it; on all ranks alike, whatever shard it is said of."""
+    ranks = ranks_of(QSGD(lossless="elias"), plan, 3, [torch.Size([2000])])
+    runs = [rank.run(torch.ones(2000), seeded(rank.place)) for rank in ranks]
+    sizes = [next(run).tensor.clone() for run in runs]
+    sizes[liar][-1] = 2**40
+    for run in runs:
+        with pytest.raises(PayloadSizeError, match=f"place {liar} says 1,099,511,627,776 bytes") as refused:
+            run.send(torch.stack(sizes))
+        assert refused.value.place == liar
 
 
 def test_vectors_that_ask_for_different_things_do_not_travel_together():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
+import itertools
 import logging
 import random
 import threading
@@ -69,7 +71,7 @@ def real_and_in_lockstep(codec, plan, steps=2, jitter=0.0):
             protocol = one.run(vector, seeded(ours, step, number))
             scheduler.begin(protocol, functools.partial(finished, number))
             if number in LAST_TOGETHER:
-                scheduler.start()
+                scheduler.send()
         if not done.wait(DEADLINE_SECONDS):
             raise TimeoutError(f"{len(ended)} of {len(SIZES)} exchanges have ended")
         for number in range(len(SIZES)):
@@ -92,7 +94,7 @@ def at_once(codec, plan):
     now = exchange_now(exchanges[0].run(vector, seeded(ours, 0, 0)), groups(), sent.append)
     scheduler = ExchangeScheduler(groups(), torch.device("cpu"))  # whose thread ends with it
     scheduler.begin(exchanges[1].run(vector, seeded(ours, 0, 0)), lambda *told: (ended.extend(told), done.set()))
-    scheduler.start()
+    scheduler.send()
     if not done.wait(DEADLINE_SECONDS):
         raise TimeoutError("the exchange did not end")
     return {"same": torch.equal(now, ended[1]), "bytes": [sum(sent), ended[0].given_bytes]}
@@ -180,14 +182,38 @@ class Slow(QSGD):
 def slow_codec():
     """What is logged in twenty steps."""
     model = DistributedDataParallel(small_cnn())
-    compression, told = compress(model, Slow()), []
-    handler = logging.Handler()
+    compress(model, Slow())
+    told, handler = [], logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())
     logging.getLogger("paceline.ddp").addHandler(handler)
     for number in range(20):
         backward(model, number)
     logging.getLogger("paceline.ddp").removeHandler(handler)
-    return {"told": told, "sent": compression.sent_bytes}
+    return told
+
+
+def joined_buckets():
+    """Layers of two sizes, a bucket for each parameter: what was sent together, and by which plans, in a step."""
+    widths = (16, 16, 16, 700, 700, 16, 16, 10)
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(*pair) for pair in itertools.pairwise(widths)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=1e-6)
+    plain = DistributedDataParallel(copy.deepcopy(model.module))
+    compression, sent = compress(model, "bfloat16"), []
+    send = compression._send_begun
+    compression._send_begun = lambda: (sent.append([exchange.plan for exchange in compression._begun]), send())
+
+    for number in range(2):  # in the second the buckets are as they stay
+        inputs, sent[:] = torch.randn(8, 16, generator=seeded(dist.get_rank(), 0, number)), []
+        for each in (plain, model):
+            each.zero_grad()
+            each(inputs).square().sum().backward()
+    wanted, found = gradient(plain), gradient(model)
+    return {
+        "sent": sent,
+        "buckets": len(compression.state_dict()["buckets"]),
+        "apart": float((found - wanted).norm() / wanted.norm()),
+    }
 
 
 def misused():
@@ -231,7 +257,7 @@ def fails_alone():
         if broken:
             ours._workspace.floats = fail
         scheduler.begin(ours.run(vectors(0, 0)[0]), lambda underway, what: (ended.append(what), done.set()))
-        scheduler.start()
+        scheduler.send()
         return done.wait(DEADLINE_SECONDS)
 
     waited = [exchange_once(False), exchange_once(True), exchange_once(False)]
@@ -252,7 +278,7 @@ def one_cannot_be_told():
     for number in range(3):
         ours = make_exchange(parse_codec("qsgd"), shapes_of(5000), dist.get_rank(), dist.get_world_size(), "two-step")
         scheduler.begin(ours.run(vectors(0, number)[0]), functools.partial(finished, number))
-        scheduler.start()
+        scheduler.send()
     return done.wait(DEADLINE_SECONDS) and ended
 
 

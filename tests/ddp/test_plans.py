@@ -76,11 +76,20 @@ def test_a_gradient_that_is_not_finite_is_an_error_on_all_ranks_and_training_can
 
 
 def test_a_codec_that_costs_more_than_it_saves_is_told_once_by_the_first_rank_with_the_numbers(four):
-    first, *others = four.do("slow_codec")
-    (told,) = first["told"]
+    (told,), *others = four.do("slow_codec")
     assert "among 4 ranks is " in told
     assert told.endswith("without compress() a step would be quicker")
-    assert not any(other["told"] for other in others)
+    assert not any(others)
+
+
+def test_small_buckets_are_sent_together_and_only_those_of_one_plan(four):
+    results = four.do("joined_buckets")
+    found = same(results, "sent", "apart")
+    assert sum(map(len, found["sent"])) == found["buckets"] == 14
+    assert all(len(set(plans)) == 1 for plans in found["sent"])
+    assert {plans[0] for plans in found["sent"]} == {"gather", "all-reduce"}
+    assert max(map(len, found["sent"])) >= 3
+    assert found["apart"] < 0.01
 
 
 def test_a_run_goes_on_by_another_plan(four):

@@ -106,7 +106,8 @@ class ErrorFeedback:
     def begin(self, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what is to be sent, gradient plus residual, and the residual's memory, for what will have been sent.
 
-        Nothing has changed until something is written there: then `end` must follow.
+        Nothing has changed until something is written there: then `end` must follow, or what is written is what is held
+        back itself. If it comes to nothing, `take_back`.
         """
         vector = flat_vector(gradient)
         residual, target = self._buffers(vector)

@@ -77,6 +77,7 @@ def request_traffic(request: Request, world: int, place: int) -> Traffic:
 Adding = Generator[AllReduce, torch.Tensor, torch.Tensor]
 """A codec's `add_up`: it asks for sums, and returns that of all vectors, in `out` if that is given.
 
-What of this rank's vector is not in the sum is written to `rest`, if that is given; both are written to at the end.
+What of this rank's vector is not in the sum is written to `rest`, if that is given. `out` is written to at the end, and
+may be the vector's own memory; `rest` from the first answer on.
 The tensor of its first request ends with a place of zero for each rank: whoever runs it says there who is in trouble.
 """

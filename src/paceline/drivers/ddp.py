@@ -44,8 +44,9 @@ from paceline.distributed import RankGoneError, check_limits, first_line
 from paceline.distributed.agreement import describe, gather_rows, raise_difference, short_text
 from paceline.distributed.groups import close_group, make_group
 from paceline.drivers.ranks.exchanging import ConnectionLostError, ExchangeScheduler, Underway
-from paceline.drivers.ranks.link_watch import LinkCosts, LinkWatch
+from paceline.drivers.ranks.link_watch import LinkWatch
 from paceline.exchanges import Trouble, TroubleError, VectorExchange, Workspace, make_exchange
+from paceline.exchanges.exchange import Outcome
 from paceline.exchanges.plans import AUTO, GATHER, TWO_STEP, check_plan, plans_of, steps_of, takes_another
 from paceline.randomness import torch_generator
 
@@ -149,7 +150,9 @@ class Compression:
         backend = dist.get_backend_config(theirs)
         groups = [first, *(make_group(self._ranks, backend, self._timeout_seconds) for _ in range(others))]
         self._scheduler = ExchangeScheduler(groups, device)
-        self._watch = LinkWatch(first) if device.type == "cpu" else None  # on a GPU nobody looks
+        gradient_bytes = sum(each.nbytes for each in model.parameters() if each.requires_grad)
+        watched = device.type == "cpu" and world > 1  # on a GPU nobody looks
+        self._watch = LinkWatch(gradient_bytes) if watched else None
 
     def __repr__(self) -> str:
         times = self.gradient_bytes / max(1, self.payload_bytes)
@@ -214,8 +217,6 @@ class Compression:
         what = f"bucket {index} of step {self.steps + 1} ({names[0]} .. {names[-1]})"
         devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-        if index == 0 and self._watch is not None:
-            self.sent_bytes += self._watch.begin_step(self.gradient_bytes // max(1, self.steps))
         self._used.append(exchange)
         self.gradient_bytes += buffer.numel() * buffer.element_size()
         with self._lock:
@@ -225,18 +226,18 @@ class Compression:
             self._is_shadow = not _after_backward(self._end_step)
         direct = buffer.dtype is torch.float32 and buffer.is_contiguous()
         if self._begun and self._begun[0].plan != exchange.plan:
-            self._start()
+            self._send_begun()
         protocol = exchange.run(buffer, self._generator, buffer if direct else None)
         self._scheduler.begin(protocol, functools.partial(self._finish, exchange, buffer, index, what, future))
         self._begun.append(exchange)
         if last or not takes_another([each.seconds for each in self._begun]):
-            self._start()
+            self._send_begun()
         return future
 
-    def _start(self) -> None:
+    def _send_begun(self) -> None:
         """Send what is encoded, together; all ranks do so at the same buckets."""
         self._begun = []
-        self._scheduler.start()
+        self._scheduler.send()
 
     def _finish(
         self,
@@ -246,7 +247,7 @@ class Compression:
         what: str,
         future: torch.futures.Future[torch.Tensor],
         underway: Underway,
-        ended: torch.Tensor | Exception,
+        ended: Outcome,
     ) -> None:
         """Put the mean of all ranks into the bucket; runs in the scheduler's thread, raises nothing."""
         try:
@@ -293,25 +294,36 @@ class Compression:
         failures, self._failures = self._failures, {}
         used, self._used = self._used, []
         taken, self._taken = self._taken, set()
-        self.sent_bytes += sum(underway.given_bytes for underway in taken)
-        if self._watch is not None and not failures:
-            self._say_if_dearer(self._watch.end_step(taken, self.gradient_bytes / max(1, self.steps)))
+        with self._lock:
+            self.sent_bytes += sum(underway.given_bytes for underway in taken)
         if failures:
             for exchange in used:  # the step is left out, on all ranks: what they sent in it was not used
                 exchange.take_back()
             raise failures[min(failures)]
+        if self._watch is not None:
+            self._look_at_link(self._watch, taken)
 
-    def _say_if_dearer(self, costs: LinkCosts | None) -> None:
+    def _look_at_link(self, watch: LinkWatch, taken: set[Underway]) -> None:
+        """Say once, after some steps, where the gradients themselves would be quicker on this link."""
+        costs, probe = watch.end_step(taken), watch.probe()
+        if probe is not None:
+            self._scheduler.begin(probe, functools.partial(self._probed, watch))
+            self._scheduler.send()
         if costs is not None and costs.is_dearer and self._ranks[0] == self._rank:
             log.warning(
                 "%s among %d ranks is %.1f ms on the wire in a step, and takes %.1f ms to encode and decode; the "
                 "gradients themselves would be about %.1f ms on this wire: without compress() a step would be quicker",
                 describe(self.codec),
                 len(self._ranks),
-                1e3 * costs.wire,
-                1e3 * costs.coding,
-                1e3 * costs.plain,
+                1e3 * costs.wire_seconds,
+                1e3 * costs.coding_seconds,
+                1e3 * costs.plain_seconds,
             )
+
+    def _probed(self, watch: LinkWatch, underway: Underway, outcome: Outcome) -> None:
+        watch.probed(underway)
+        with self._lock:
+            self.sent_bytes += underway.given_bytes
 
 
 def _after_backward(callback: Any) -> bool:

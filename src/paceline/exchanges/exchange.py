@@ -104,7 +104,7 @@ class Workspace:
         self._floats: torch.Tensor | None = None
 
     def floats(self, elements: int, device: torch.device) -> torch.Tensor:
-        """Return so many floats, whatever they are."""
+        """Return so many floats, which hold what was last written there."""
         if self._floats is None or self._floats.numel() < elements or self._floats.device != device:
             self._floats = torch.empty(elements, dtype=torch.float32, device=device)
         return self._floats[:elements]
@@ -329,8 +329,8 @@ class TwoStepExchange(VectorExchange):
             return [part[:size] for part, mark in zip(arrived, marks, strict=True) if mark != _NOTHING]
         table = (yield AllGather(torch.cat([_size(each) for each in ours]))).tolist()
         _raise_troubles([-min(row) for row in table], cause)
-        for row in table:
-            self._refuse_sizes(row, self._most)
+        for shard, most in enumerate(self._most):
+            self._refuse_sizes([row[shard] for row in table], [most] * self.world)
         sends, receives = tuple(map(_slot, table[self.place])), tuple(_slot(row[self.place]) for row in table)
         arrived = torch.split((yield AllToAll(_joined(ours, sends), sends, receives)), list(receives))
         return [part[: row[self.place]] for part, row in zip(arrived, table, strict=True) if row[self.place]]

@@ -64,7 +64,7 @@ class ExchangeSeconds:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """How long it waits and works."""
         return self.waiting + self.working
 
 

@@ -154,19 +154,19 @@ class _State:
     groups: list[dist.ProcessGroup]
     events: queue.SimpleQueue[Underway | None] = field(default_factory=queue.SimpleQueue)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    underway: list[Underway] = field(default_factory=list)  # in the order of their start
+    underway: list[Underway] = field(default_factory=list)  # in the order in which they were sent
     broken: Exception | None = None  # an error of this rank alone, after which its steps fit no other's
 
 
 class ExchangeScheduler:
-    """Takes exchanges through their steps on a thread of its own; they must start in the same order on all ranks.
+    """Takes exchanges through their steps on a thread of its own; they must be sent in the same order on all ranks.
 
-    `begin` encodes a vector, `start` sends all that were begun since. `groups` are one for each step. An error
+    `begin` encodes a vector, `send` sends all that were begun since. `groups` are one for each step. An error
     that this rank alone has in the middle of an exchange ends all of its exchanges: its next step would meet the
     others' earlier one, and give wrong sums.
 
     On a GPU there is no thread: waiting holds up a stream of its own there, and not the processor, so an exchange is
-    taken through all its steps when it starts. (Not run on a GPU yet.)
+    taken through all its steps when it is sent. (Not run on a GPU yet.)
     """
 
     def __init__(self, groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
@@ -174,7 +174,7 @@ class ExchangeScheduler:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._thread: threading.Thread | None = None
         self._finalizer: Any = None
-        self._begun: list[BegunExchange] = []  # and not started yet
+        self._begun: list[BegunExchange] = []  # and not sent yet
         self._finished: list[Finished] = []
         self._busy_seconds = 0.0
 
@@ -186,8 +186,8 @@ class ExchangeScheduler:
         self._finished.append(finished)
         self._busy_seconds += time.perf_counter() - began
 
-    def start(self) -> None:
-        """Send together what was begun since the last start; all ranks start the same ones."""
+    def send(self) -> None:
+        """Send together what was begun since the last time; all ranks send the same ones."""
         underway = Underway(
             protocol=join_exchanges(self._begun), finished=self._finished, busy_seconds=self._busy_seconds
         )

@@ -1,83 +1,85 @@
 """Whether payloads are worth their while on this link: what they cost, against what the vectors themselves would take.
 
-    step       1 .. 3            4                        5 .. 12                    12
-               kernels are       an all-reduce of         the least seconds on       the two are compared, once
-               compiled          zeros is timed           the wire, and encoding
+    after step     3, 4, 5                   7 .. 12                                    12
+                   an all-reduce of zeros    the least seconds on the wire, and of      the two are compared
+                   is timed, each time       encoding and decoding
 
-The all-reduce is of a megabyte at the most: on a link where it takes long, so does every step without a codec.
+The all-reduce is of a megabyte at the most: on a link where that takes long, so does every step without a codec. It
+begins when a step has ended, on all ranks at nearly the same time and with nothing else under way, and nobody waits for
+it.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
+from paceline.codecs.requests import AllReduce
 from paceline.drivers.ranks.exchanging import Underway
-from paceline.traffic import all_reduce_traffic
+from paceline.exchanges import ExchangeProtocol
 
-WARM_UP_STEPS, WATCHED_STEPS = 3, 12  # in the first, kernels are compiled and buckets made anew
+PROBED_STEPS = (3, 4, 5)  # before, kernels are compiled and buckets made anew
+FIRST_WATCHED, LAST_WATCHED = 7, 12
 PROBE_BYTES = 1 << 20
-TIMES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCosts:
-    """Seconds of a step: on the wire, and to encode and decode; and what the vectors themselves would be on the wire.
+    """What a step costs: payloads on the wire, their coding; and what the vectors themselves would be on the wire.
 
-    >>> LinkCosts(wire=0.010, coding=0.020, plain=0.025).is_dearer
+    >>> LinkCosts(wire_seconds=0.010, coding_seconds=0.020, plain_seconds=0.025).is_dearer
     True
     """
 
-    wire: float
-    coding: float
-    plain: float
+    wire_seconds: float
+    coding_seconds: float
+    plain_seconds: float
 
     @property
     def is_dearer(self) -> bool:
         """Whether the vectors themselves would be quicker."""
-        return self.wire + self.coding > self.plain
+        return self.wire_seconds + self.coding_seconds > self.plain_seconds
 
 
 class LinkWatch:
-    """Watches the first steps of ranks that exchange so many bytes of vectors in each; all ranks do so at once."""
+    """Watches the first steps of ranks that exchange so many bytes of vectors in each; all ranks do so alike."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group, self._steps = group, 0
-        self._wire = self._coding = self._probe = math.inf
-        self._probe_bytes = 0
+    def __init__(self, vector_bytes: int) -> None:
+        self._vector_bytes, self._steps = vector_bytes, 0
+        self._wire_seconds = self._coding_seconds = self._probe_seconds = math.inf
+        self._zeros = torch.zeros(max(1, min(PROBE_BYTES, vector_bytes) // 4))
 
-    def begin_step(self, vector_bytes: int) -> int:
-        """Time an all-reduce, when it is time; return the bytes that were given to the network for it."""
-        self._steps += 1
-        if self._steps != WARM_UP_STEPS + 1 or self._group.size() == 1:
-            return 0
-        zeros = torch.zeros(max(1, min(PROBE_BYTES, vector_bytes) // 4))
-        try:
-            dist.all_reduce(zeros[:1], group=self._group)  # all are there
-            for _ in range(TIMES):
-                began = time.perf_counter()
-                dist.all_reduce(zeros, group=self._group)
-                self._probe = min(self._probe, time.perf_counter() - began)
-        except RuntimeError:  # a rank is gone: the exchange that follows says so
-            return 0
-        self._probe_bytes = zeros.nbytes
-        return TIMES * int(all_reduce_traffic(zeros.nbytes, self._group.size()).given_bytes)
-
-    def end_step(self, taken: Collection[Underway], vector_bytes: float) -> LinkCosts | None:
+    def end_step(self, taken: Collection[Underway]) -> LinkCosts | None:
         """Look at the exchanges of a step; return what was found, after the last of the steps that are watched."""
-        if not (WARM_UP_STEPS + 1 < self._steps <= WATCHED_STEPS and self._probe_bytes):
+        self._steps += 1
+        if not FIRST_WATCHED <= self._steps <= LAST_WATCHED:
             return None
-        self._wire = min(self._wire, covered_seconds([each for underway in taken for each in underway.on_wire]))
-        self._coding = min(self._coding, sum(underway.busy_seconds for underway in taken))
-        if self._steps < WATCHED_STEPS:
+        on_wire = covered_seconds([span for underway in taken for span in underway.on_wire])
+        self._wire_seconds = min(self._wire_seconds, on_wire)
+        self._coding_seconds = min(self._coding_seconds, sum(underway.busy_seconds for underway in taken))
+        if self._steps < LAST_WATCHED or math.isinf(self._probe_seconds):
             return None
-        plain = self._probe * vector_bytes / self._probe_bytes
-        return LinkCosts(wire=self._wire, coding=self._coding, plain=plain)
+        return LinkCosts(
+            wire_seconds=self._wire_seconds,
+            coding_seconds=self._coding_seconds,
+            plain_seconds=self._probe_seconds * self._vector_bytes / self._zeros.nbytes,
+        )
+
+    def probe(self) -> ExchangeProtocol | None:
+        """Return the all-reduce that is to be timed after this step, if there is one."""
+        return _all_reduce(self._zeros) if self._steps in PROBED_STEPS else None
+
+    def probed(self, underway: Underway) -> None:
+        """Look at an all-reduce that has ended."""
+        seconds = covered_seconds(underway.on_wire)
+        self._probe_seconds = min(self._probe_seconds, seconds or math.inf)  # none if it has failed
+
+
+def _all_reduce(zeros: torch.Tensor) -> ExchangeProtocol:
+    return (yield AllReduce(zeros))
 
 
 def covered_seconds(spans: Sequence[tuple[float, float]]) -> float:
