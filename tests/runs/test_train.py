@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,14 @@ import torch
 
 import paceline
 from paceline import Recipe
+from paceline.codecs import QSGD
 from paceline.codecs.payload import NotFiniteError
 from paceline.distributed import RankGoneError
 from paceline.recipes.extension import Extension
 from paceline.runs.launch import RankError, _portable
 from paceline.traces.history import trace_of
-from paceline.traces.journal_files import read_journal
+from paceline.traces.journal import WorkerJoined
+from paceline.traces.journal_files import JournalWriter, read_journal
 
 SMALL = Recipe(rounds=6).with_settings(
     cluster={"workers": 2}, data={"split": "iid"}, strategy={"k": 2}, evaluate_every=3, server={"checkpoint_every": 3}
@@ -87,6 +90,44 @@ def test_encoded_rounds_go_on_with_what_was_held_back_and_replay_to_the_last_bit
     assert (verdict.steps, verdict.redone) == (12, 3)
     bits = 8 * trace.sent_bytes / 9  # of all three ranks, each shard to two others, and its sum to two others
     assert bits == pytest.approx(2 * 2 * trained.result.parameters.numel(), rel=0.2)
+
+
+def test_the_part_of_every_rank_is_encoded_again_with_as_many_threads_as_the_rank_had(tmp_path, monkeypatch):
+    recipe = SMALL.with_settings(
+        strategy={"name": "full", "on": "ranks"}, codec={"name": "qsgd", "plan": "gather"}, rounds=2
+    )
+    paceline.train(recipe, out=tmp_path / "run")
+    trace = tmp_path / "run" / "trace.jsonl"
+    records = read_journal(trace).records
+    trace.unlink()
+    writer = JournalWriter(trace)
+    for record in records:
+        writer.write(replace(record, threads=1 + record.worker) if isinstance(record, WorkerJoined) else record)
+    writer.close()
+    found = set()
+
+    def encode(codec, gradient, generator=None):
+        found.add(torch.get_num_threads())
+        return plainly(codec, gradient, generator)
+
+    plainly = QSGD.encode
+    monkeypatch.setattr(QSGD, "encode", encode)
+    paceline.replay(tmp_path / "run")
+    assert found == {1, 2}
+
+
+@pytest.mark.parametrize("codec", ["power-sgd", "bfloat16"])
+def test_rounds_that_a_ring_adds_up_encoded_replay_to_the_last_bit(tmp_path, codec):
+    """The order of the sum is gloo's own from three ranks on; bfloat16 is rounded at every hop."""
+    recipe = SMALL.with_settings(
+        cluster={"workers": 3},
+        strategy={"name": "lgc", "k": 2, "on": "ranks"},
+        codec={"name": codec, "plan": "all-reduce"},
+    )
+    paceline.train(recipe, out=tmp_path / "run")
+    verdict = paceline.replay(tmp_path / "run")
+    assert verdict.identical, verdict
+    assert verdict.steps == 6
 
 
 def test_the_stages_of_a_pipeline_are_forked_here(tmp_path):

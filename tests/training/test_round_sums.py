@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.codecs import ErrorFeedback
 from paceline.codecs.naming import parse_codec
+from paceline.codecs.requests import given_by_all, request_traffic
 from paceline.exchanges import TroubleError
 from paceline.exchanges.lockstep import run_in_lockstep
 from paceline.exchanges.plans import plans_of
@@ -104,7 +105,7 @@ def test_codecs_that_hold_nothing_back_come_near_to_the_update_of_a_server(codec
         expected = update_of(combiner, step)
         found = LAYOUT.gradient_of(add_up(sums, ranks, step)[0]).double()
         error = float((found - expected).norm() / expected.norm())
-        assert error < {"identity": 1e-6, "bfloat16": 0.02, "int8-sum": 0.2}.get(codec, 1.0)
+        assert error < {"identity": 1e-6, "bfloat16": 0.02, "int8-sum": 0.1, "qsgd": 0.4}[codec.split()[0]]
         assert codec == "identity" or error > 0
 
 
@@ -186,6 +187,61 @@ def test_a_parameter_without_a_gradient_has_one_if_something_of_it_was_held_back
     ]
     first = totals[1][: SIZES[0]]
     assert bool(first.any()) == (codec == "top-k")
+
+
+@pytest.mark.parametrize(("codec", "plan"), HOLDING)
+def test_a_parameter_that_never_had_a_gradient_gets_none_and_its_first_is_not_its_noise(codec, plan):
+    """One-bit decodes zeros to a mean. The last parameter has gradients from round 5 on, and the second none at all."""
+    rounds, first_used = 9, 5
+
+    def message(rank, version):
+        return message_of(rank, version, flags=(1.0, 0.0, float(version >= first_used)))
+
+    sums, ranks, combiner = sums_of(codec, plan), gradients_of(Full()), Combiner()
+    found, expected = (torch.zeros(LAYOUT.gradient, dtype=torch.float64) for _ in range(2))
+    for step in play(Full(), [0] * (RANKS * rounds), ranks, message):
+        expected += combiner.update(
+            step, lambda share: LAYOUT.gradient_of(message(share.worker, share.version)).double()
+        )
+        total, _ = add_up(sums, ranks, step)
+        flags = LAYOUT.flags_of(total).bool()
+        assert flags.tolist() == [True, False, step.version >= first_used]
+        found += LAYOUT.gradient_of(total).double() * flags.repeat_interleave(torch.tensor(SIZES))
+    assert step.version == rounds - 1
+    last = slice(-SIZES[-1], None)
+    torch.testing.assert_close((found + held(sums))[last], expected[last], rtol=1e-4, atol=2e-4)
+
+
+def test_which_parameters_had_a_gradient_is_in_the_state_and_a_state_without_it_has_them_all():
+    sums, ranks = sums_of("one-bit", "gather"), gradients_of()
+    for step in play(
+        Full(), [0] * RANKS, ranks, lambda rank, version: message_of(rank, version, flags=(1.0, 0.0, 1.0))
+    ):
+        add_up(sums, ranks, step)
+    states = [each.state_dict() for each in sums]
+    assert [state["used"].tolist() for state in states] == [[True, False, True]] * RANKS
+    with pytest.raises(ValueError, match=r"used must be bool of shape \(3,\), not bool of shape \(2,\)"):
+        sums[0].load_state_dict("gather", states[0] | {"used": torch.ones(2, dtype=torch.bool)})
+    del states[0]["used"]
+    sums[0].load_state_dict("gather", states[0])
+    assert sums[0].state_dict()["used"].all()
+
+
+@pytest.mark.parametrize("absent", range(RANKS))
+@pytest.mark.parametrize(("codec", "plan"), CASES)
+def test_every_rank_knows_the_bytes_that_all_of_them_send(codec, plan, absent):
+    """Also where one of them brings nothing, and payloads have sizes of their own."""
+
+    def heard(requests):
+        sent = sum(request_traffic(request, RANKS, place).given_bytes for place, request in enumerate(requests))
+        assert [given_by_all(request, RANKS) for request in requests] == [round(sent)] * RANKS
+
+    vectors = [message_of(place, 0) * (place != absent) for place in range(RANKS)]
+    protocols = [
+        each.add_up(vector, 0, brings=place != absent)
+        for place, (each, vector) in enumerate(zip(sums_of(codec, plan), vectors, strict=True))
+    ]
+    run_in_lockstep(protocols, heard)
 
 
 def test_a_contribution_that_cannot_be_encoded_ends_the_sum_on_all_ranks_and_is_named():

@@ -45,7 +45,8 @@ class AllGather:
 class AllToAll:
     """Bring part p of a flat tensor to the rank at place p; the answer is what all have for this rank, by place.
 
-    `sends` are the lengths of the parts, `receives` those of what comes from each rank.
+    `sends` are the lengths of the parts, `receives` those of what comes from each rank; `total` is the length of all
+    that ranks send to each other, and None where all have the same `sends`.
 
     >>> AllToAll(torch.zeros(5, dtype=torch.uint8), sends=(2, 3), receives=(2, 2)).receives
     (2, 2)
@@ -54,6 +55,7 @@ class AllToAll:
     tensor: torch.Tensor
     sends: tuple[int, ...]
     receives: tuple[int, ...]
+    total: int | None = None
 
 
 Request = AllReduce | AllGather | AllToAll
@@ -72,6 +74,18 @@ def request_traffic(request: Request, world: int, place: int) -> Traffic:
             return gather_traffic(request.tensor.nbytes, world)
         case AllToAll():
             return Traffic(1, (sum(request.sends) - request.sends[place]) * request.tensor.element_size())
+
+
+def given_by_all(request: Request, world: int) -> int:
+    """Return the bytes that all ranks together put on the network for a request.
+
+    >>> given_by_all(AllGather(torch.zeros(100, dtype=torch.uint8)), world=4)
+    1200
+    """
+    if isinstance(request, AllToAll):
+        total = (world - 1) * sum(request.sends) if request.total is None else request.total
+        return total * request.tensor.element_size()
+    return round(world * request_traffic(request, world, place=0).given_bytes)
 
 
 Adding = Generator[AllReduce, torch.Tensor, torch.Tensor]

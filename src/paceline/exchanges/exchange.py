@@ -332,7 +332,8 @@ class TwoStepExchange(VectorExchange):
         for shard, most in enumerate(self._most):
             self._refuse_sizes([row[shard] for row in table], [most] * self.world)
         sends, receives = tuple(map(_slot, table[self.place])), tuple(_slot(row[self.place]) for row in table)
-        arrived = torch.split((yield AllToAll(_joined(ours, sends), sends, receives)), list(receives))
+        total = sum(_slot(size) for place, row in enumerate(table) for to, size in enumerate(row) if to != place)
+        arrived = torch.split((yield AllToAll(_joined(ours, sends), sends, receives, total)), list(receives))
         return [part[: row[self.place]] for part, row in zip(arrived, table, strict=True) if row[self.place]]
 
     def _encoded(

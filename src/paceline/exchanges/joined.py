@@ -104,7 +104,8 @@ def _joined(requests: Sequence[Request]) -> Request:
                 [request.receives for request in _to_all(requests)],
             )
         )
-        return AllToAll(torch.cat(parts), sends, receives)
+        totals = [request.total for request in _to_all(requests) if request.total is not None]
+        return AllToAll(torch.cat(parts), sends, receives, sum(totals) if totals else None)
     together = torch.cat([request.tensor.view(-1) for request in requests])
     return AllReduce(together, first.largest) if isinstance(first, AllReduce) else AllGather(together)
 

@@ -13,7 +13,9 @@ r is what each rank holds back of its contributions, R what the owner of a shard
 step has nothing of brings nothing: what it holds back stays with it until its next contribution.
 
 A parameter whose flags sum to zero has no gradient in a step, and the optimiser leaves it alone. Of what was held back
-of it before, some may come with this step: then it has a gradient, or that would be lost.
+of it before, some may come with this step: then it has a gradient, or that would be lost. One that never had a flag has
+nothing to come: what a codec makes of its zeros (one-bit knows no zero) is noise, which is never applied, and what is
+held back of that noise is forgotten when the parameter has its first flag. So all remember who had a flag.
 
 A sum is a protocol, which knows no process group (`codecs.requests`): ranks run it over theirs, replays and simulations
 run those of all ranks in one process.
@@ -33,6 +35,9 @@ from paceline.exchanges import ExchangeProtocol, make_exchange
 from paceline.exchanges.plans import ALL_REDUCE, AUTO, adds_plainly
 from paceline.randomness import torch_generator
 from paceline.training.contributions import MessageLayout
+from paceline.training.saved_state import check_tensor
+
+USED = "used"  # in a state: which parameters ever had a flag
 
 
 class RoundSum(ABC):
@@ -91,28 +96,44 @@ class EncodedSum(RoundSum):
         self.exchange = make_exchange(codec, shapes, place, world, plan)
         self.plan = self.exchange.plan
         self._layout, self._sizes, self._place, self._seed = layout, [shape.numel() for shape in shapes], place, seed
+        self._holds_back = isinstance(self.exchange.codec, ErrorFeedback)
+        self._used = torch.zeros(layout.flags, dtype=torch.bool)  # which parameters ever had a flag, alike on all ranks
 
     def add_up(self, message: torch.Tensor, version: int, *, brings: bool) -> ExchangeProtocol:
         contribution = self._layout.gradient_of(message)
         yield AllReduce(message[self._layout.gradient :])
+        if self._holds_back:
+            self._note_flags(message)
         generator = torch_generator(self._seed, "round", self._place, version)
         yield from self.exchange.run(contribution if brings else None, generator, out=contribution)
-        if isinstance(self.exchange.codec, ErrorFeedback):
+        if self._holds_back:
             self._flag_what_came_late(message)
         return message
+
+    def _note_flags(self, message: torch.Tensor) -> None:
+        flagged = self._layout.flags_of(message).cpu() != 0
+        first = flagged & ~self._used
+        if bool(first.any()):
+            self._used |= flagged
+            held = self.exchange.held()
+            if held is not None:
+                self.exchange.hold(-held * first.repeat_interleave(torch.tensor(self._sizes)).to(held))
 
     def _flag_what_came_late(self, message: torch.Tensor) -> None:
         flags = self._layout.flags_of(message)
         if not bool(flags.all()):
             parts = torch.split(self._layout.gradient_of(message), self._sizes)
-            for place in (flags == 0).nonzero().view(-1).tolist():
+            for place in ((flags == 0).cpu() & self._used).nonzero().view(-1).tolist():
                 flags[place] = float(parts[place].any())
 
     def state_dict(self) -> dict[str, Any]:
-        return self.exchange.state_dict()
+        return self.exchange.state_dict() | ({USED: self._used.clone()} if self._holds_back else {})
 
     def load_state_dict(self, plan: str, state: dict[str, Any]) -> None:
-        self.exchange.load_state_of(plan, state)
+        used = state.get(USED, torch.ones_like(self._used))
+        check_tensor(USED, used, self._used)
+        self.exchange.load_state_of(plan, {name: value for name, value in state.items() if name != USED})
+        self._used = used.to("cpu", copy=True)
 
 
 def make_round_sum(

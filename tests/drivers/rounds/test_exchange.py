@@ -2,19 +2,76 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 
+from paceline.codecs.requests import AllReduce
+from paceline.drivers.rounds import exchange as exchange_module
 from paceline.drivers.rounds.exchange import Exchange, Update
 from paceline.drivers.rounds.messages import AllWaiting, Failed, RoundClosed
 from paceline.events import Share, Step
 from paceline.training.contributions import VectorPool
 
 
-def make_exchange():
-    pool, nobody = VectorPool(1, torch.float32, torch.device("cpu")), None
-    device = torch.device("cpu")
-    limits = {"most_behind": 10, "timeout_seconds": 1.0, "heartbeats": nobody, "detector": nobody}
-    return Exchange(nobody, nobody, pool, nobody, nobody, ranks=[0], rank=0, device=device, **limits)
+def make_exchange(mailbox=None, gradients=None, round_sum=None, group=None):
+    pool, device = VectorPool(1, torch.float32, torch.device("cpu")), torch.device("cpu")
+    limits = {"most_behind": 10, "timeout_seconds": 1.0, "heartbeats": SimpleNamespace(), "detector": None}
+    return Exchange(mailbox, gradients, pool, round_sum, group, ranks=[0], rank=0, device=device, **limits)
+
+
+class Notices:
+    """A mailbox with one notice, after which the store is gone."""
+
+    def __init__(self, *notices):
+        self.notices = list(notices)
+
+    def next_notice(self):
+        if not self.notices:
+            raise RuntimeError("Broken pipe")
+        return self.notices.pop()
+
+
+class Gradients:
+    """A rank that brings zeros."""
+
+    def has_part_in(self, step):
+        return False
+
+    def contribute(self, step):
+        return torch.zeros(1)
+
+
+class Adding:
+    """A sum that asks once, and then fails as torch does where shapes do not fit."""
+
+    def add_up(self, vector, version, *, brings):
+        yield AllReduce(vector)
+        raise RuntimeError("The size of tensor a must match")
+
+
+class Done:
+    """A collective that is over."""
+
+    def get_future(self):
+        future = torch.futures.Future()
+        future.set_result(None)
+        return future
+
+    def wait(self):
+        pass
+
+
+class Broken(Done):
+    """A collective that has failed."""
+
+    def wait(self):
+        raise RuntimeError("Connection closed by peer")
+
+
+def cannot_start(request, group):
+    raise RuntimeError("Connection reset by peer")
 
 
 def update(version):
@@ -44,3 +101,30 @@ def test_a_wait_ends_with_what_it_waits_for_or_with_a_failure():
     exchange._follow(Failed(reason="rank 1 has left"))
     assert not exchange.wait(60.0, lambda: False)
     assert exchange.failure.reason == "rank 1 has left"
+
+
+@pytest.mark.parametrize(
+    ("notices", "start", "failure"),
+    [
+        ([], None, Failed(reason="ConnectionLostError: Broken pipe", kind="lost")),
+        ([0], cannot_start, Failed(reason="ConnectionLostError: Connection reset by peer", kind="lost")),
+        (
+            [0],
+            lambda request, group: (request.tensor, Broken()),
+            Failed(reason="ConnectionLostError: Connection closed by peer", kind="lost"),
+        ),
+        (
+            [0],
+            lambda request, group: (request.tensor, Done()),
+            Failed(reason="RuntimeError: The size of tensor a must match", kind="fault"),
+        ),
+    ],
+    ids=["the store", "starting", "a collective", "decoding"],
+)
+def test_only_what_goes_over_a_connection_can_be_a_lost_one(notices, start, failure, monkeypatch):
+    monkeypatch.setattr(exchange_module, "start", start)
+    group = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
+    exchange = make_exchange(Notices(*(update(version).notice for version in notices)), Gradients(), Adding(), group)
+    exchange.start()
+    assert exchange.join(60.0)
+    assert exchange.failure == failure

@@ -3,7 +3,8 @@
 Decisions, batches and gradients are replayed as those of a server's run are. What differs is how a step is taken, which
 is as the ranks took it: each has kept its own gradients and weighs them (`RankGradients`), gloo adds up what they
 contribute (`LocalSum`), and the sum goes through the optimiser (`RankModel`). Where a codec encodes contributions, each
-rank has its side of the exchange (`RoundSum`), with all that it holds back; what a ring adds up is added up by gloo.
+rank has its side of the exchange (`RoundSum`), with all that it holds back and as many threads as it had; what a ring
+adds up is added up by gloo.
 
 A checkpoint of ranks holds late gradients, which the next step takes: whoever goes on from it goes on with them. So all
 that a checkpoint holds is remembered where the journal says that it was written.
@@ -29,7 +30,7 @@ from paceline.distributed import first_line
 from paceline.distributed.local_sum import LocalSum
 from paceline.drivers.replayed.served_run import Replay, ReplayError, RunDifference, SentGradient
 from paceline.events import Step
-from paceline.exchanges import TroubleError
+from paceline.exchanges import ExchangeProtocol, TroubleError
 from paceline.exchanges.lockstep import answered, sum_in_lockstep
 from paceline.strategies import LGC, Strategy
 from paceline.traces.journal import Arrival, Checkpointed, JournalRecord, Resumed, RunBegan, StepRecord, WorkerJoined
@@ -102,17 +103,19 @@ class RoundsReplay(Replay):
         for share in (*step.late, *step.fresh):
             message, _ = self._pending[share.worker, share.version].pop(0)()
             self._ranks[share.worker].keep(share.version, message)
-        torch.set_num_threads(self._joins[min(self._joins)].threads)
+        first = self._joins[min(self._joins)]
+        torch.set_num_threads(first.threads)
         brings = [rank.has_part_in(step) for rank in self._ranks]
         vectors = [rank.contribute(step) for rank in self._ranks]
         protocols = [
-            each.add_up(vector, step.version, brings=brought)
-            for each, vector, brought in zip(self._sums, vectors, brings, strict=True)
+            _with_threads(self._joins.get(rank, first).threads, each.add_up(vector, step.version, brings=brought))
+            for rank, (each, vector, brought) in enumerate(zip(self._sums, vectors, brings, strict=True))
         ]
         try:
             total = sum_in_lockstep(self._sums[0].plan, protocols, answering=self._answered)
         except (TroubleError, NotFiniteError) as error:
             raise RunDifference(f"step {step.version}: the contributions cannot be added up here ({error})") from None
+        torch.set_num_threads(first.threads)
         self._model.apply(total)
         for vector in vectors:
             self._vectors.give(vector)
@@ -175,6 +178,20 @@ class RoundsReplay(Replay):
 
 def _same(gradient: SentGradient) -> SentGradient:
     return gradient
+
+
+def _with_threads(threads: int, protocol: ExchangeProtocol) -> ExchangeProtocol:
+    """Run a protocol with as many threads as its rank had: the last bits of some codecs depend on their number."""
+    torch.set_num_threads(threads)
+    try:
+        request = next(protocol)
+        while True:
+            answer = yield request
+            torch.set_num_threads(threads)
+            request = protocol.send(answer)
+    except StopIteration as end:
+        total: torch.Tensor = end.value
+        return total
 
 
 def _rank_model(model: FlatModel, step: Any) -> RankModel:

@@ -18,9 +18,9 @@ One round, of 4 ranks with K = 3; rank 0 also decides:
                             rank 2   #########> reports ...........| apply | #####
                             rank 3   ##############################|## reports late, apply, #####
     deciding thread         rank 0             K-th report: step t |
-    exchange thread         all                      notice, contribution, all-reduce, update
+    exchange thread         all                      notice, contribution, sum, update
                                                      \\___ rank 3 takes part with what it has, or zeros ___/
 
 A slow *computation* is not waited for; a slow link, a stopped process, or a thread that holds Python's lock is: every
-rank takes part in every all-reduce (switching.py says what is done about the lock).
+rank takes part in every sum (switching.py says what is done about the lock).
 """

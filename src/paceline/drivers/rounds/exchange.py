@@ -32,10 +32,10 @@ import torch
 import torch.distributed as dist
 
 from paceline.codecs import NotFiniteError
-from paceline.codecs.requests import AllGather, AllReduce, AllToAll, Request
+from paceline.codecs.requests import given_by_all
 from paceline.distributed import first_line, name_ranks
 from paceline.distributed.collectives import PendingCollective
-from paceline.drivers.ranks.exchanging import given_bytes, start
+from paceline.drivers.ranks.exchanging import ConnectionLostError, given_bytes, start
 from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats
 from paceline.drivers.rounds.messages import AllWaiting, Failed, Mailbox, Notice, RoundClosed
 from paceline.exchanges import ExchangeProtocol, Trouble, TroubleError
@@ -170,10 +170,16 @@ class Exchange:
     def _run(self) -> None:
         torch.set_num_threads(self._threads)  # as in the training thread: the bits of some codecs depend on them
         try:
-            while not self._stopping and self._follow(self._mailbox.next_notice()):
+            while not self._stopping and self._follow(self._next_notice()):
                 pass
-        except Exception as error:
+        except ConnectionLostError as error:
             self.lost(error)
+        except Exception as error:
+            self._fail(_failed_by(error, "fault"))
+
+    def _next_notice(self) -> Notice:
+        with _over_connections():
+            return self._mailbox.next_notice()
 
     def _follow(self, notice: Notice) -> bool:
         """Do what a notice says; return whether there may be another."""
@@ -192,9 +198,8 @@ class Exchange:
                 return False
 
     def lost(self, error: Exception) -> None:
-        """Fail by an error: a RuntimeError is a lost connection, to a rank or the store; any other is this rank's."""
-        kind = "lost" if isinstance(error, RuntimeError) else "fault"
-        self._fail(Failed(reason=f"{type(error).__name__}: {first_line(error)}", kind=kind))
+        """Fail by an error while connections were used: a RuntimeError is a lost one, any other is this rank's."""
+        self._fail(_failed_by(error, "lost" if isinstance(error, RuntimeError) else "fault"))
 
     def _fail(self, failed: Failed) -> None:
         with self._changed:
@@ -222,9 +227,10 @@ class Exchange:
             self._behind += 1
             self.next_version = version + 1
             self._changed.notify_all()
-        # All ranks are in this round's all-reduce, so all have read the notices before it.
+        # All ranks are in this round's sum, so all have read the notices before it.
         if self._gradients.rank == 0:
-            self._mailbox.forget_notices(before=self._mailbox.notices_read - 1)
+            with _over_connections():
+                self._mailbox.forget_notices(before=self._mailbox.notices_read - 1)
         return True
 
     def _add_up(self, protocol: ExchangeProtocol, version: int) -> int | None:
@@ -233,13 +239,15 @@ class Exchange:
         try:
             request = next(protocol)
             while True:
-                answer, work = start(request, self._group)
+                with _over_connections():
+                    answer, work = start(request, self._group)
                 self.collective = collective = PendingCollective(work, self._device)
                 self.sent_bytes += given_bytes(request, self._group)
-                sent_bytes += _sent_by_all(request, self._group.size())
+                sent_bytes += given_by_all(request, self._group.size())
                 if not self._wait_for(collective, version):
                     return None
-                collective.check()
+                with _over_connections():
+                    collective.check()
                 request = protocol.send(answer)
         except StopIteration:
             return sent_bytes
@@ -252,7 +260,7 @@ class Exchange:
 
     def _leave_together(self, version: int) -> bool:
         """Wait until all have read the last notice: the rank that keeps the store may end its process next."""
-        with self._on_stream():
+        with self._on_stream(), _over_connections():
             work = dist.all_reduce(torch.zeros(1, device=self._device), group=self._group, async_op=True)
             self.collective = collective = PendingCollective(work, self._device)
             if not self._wait_for(collective, version):
@@ -294,7 +302,7 @@ class Exchange:
             if collective.done() or waited < warn_seconds:
                 continue
             late = self._detector.missing(version)
-            who = name_ranks(late) if late else "the network: all ranks have entered its all-reduce"
+            who = name_ranks(late) if late else "the network: all ranks have entered its sum"
             if waited > self._timeout_seconds:
                 self._fail(Failed(reason=f"round {version} has waited {waited:.0f} s for {who}", kind="late"))
                 return False
@@ -303,15 +311,17 @@ class Exchange:
         return True
 
 
-def _sent_by_all(request: Request, world: int) -> int:
-    """Return what all ranks give to the network for a request, if they send parts of the same sizes."""
-    match request:
-        case AllReduce():
-            return 2 * (world - 1) * request.tensor.nbytes
-        case AllGather():
-            return world * (world - 1) * request.tensor.nbytes
-        case AllToAll():
-            return (world - 1) * request.tensor.nbytes
+@contextlib.contextmanager
+def _over_connections() -> Iterator[None]:
+    """Torch's RuntimeError in here is a lost connection, to a rank or the store."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ConnectionLostError(first_line(error)) from error
+
+
+def _failed_by(error: Exception, kind: str) -> Failed:
+    return Failed(reason=f"{type(error).__name__}: {first_line(error)}", kind=kind)
 
 
 def _failure_of(error: TroubleError, ranks: Sequence[int], version: int) -> Failed:
