@@ -65,7 +65,7 @@ def pytest_xdist_setupnodes():
 
         command = [sys.executable, "-m", "tests.compiled"]
         parts = [[*command, str(part), str(COMPILERS)] for part in range(COMPILERS)]
-        _compilers.extend(warm.Popen(part, cwd=TESTS.parent) for part in parts)
+        _compilers.extend(warm.Popen(part, cwd=TESTS.parent, finalized=False) for part in parts)
         subprocess.Popen = warm.Tester  # execnet starts testers by it
 
 

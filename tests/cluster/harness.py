@@ -105,7 +105,7 @@ class Cluster:
         numbers = ",".join(map(str, numbers))
         pack = warm.Popen(
             [sys.executable, "-m", "paceline.runs.local_workers", "--numbers", numbers],
-            stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, finalized=False,
         )  # fmt: skip
         self._packs.append(pack)
         return pack
@@ -212,7 +212,8 @@ class Cluster:
 
     def replay(self):
         """What `paceline replay` says of the run."""
-        found = warm.run([*PACELINE, "replay", str(self.run), "--json"], capture_output=True, text=True, timeout=300)
+        command, settings = [*PACELINE, "replay", str(self.run), "--json"], {"capture_output": True, "text": True}
+        found = warm.run(command, timeout=300, finalized=False, **settings)
         assert found.stdout, found.stderr
         return json.loads(found.stdout)
 

@@ -67,7 +67,7 @@ class SecureCluster(Visited):
     def add_workers(self, numbers):
         for number in numbers:
             command = [*PACELINE, "work", self.address, "--tls", str(self._keys / "worker"), "--number", str(number)]
-            self._packs.append(warm.Popen([*command, "--threads", "1"], stderr=subprocess.DEVNULL))
+            self._packs.append(warm.Popen([*command, "--threads", "1"], stderr=subprocess.DEVNULL, finalized=False))
 
 
 @pytest.fixture(scope="module")

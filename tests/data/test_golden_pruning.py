@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import warnings
 import zlib
@@ -21,6 +20,7 @@ from safetensors.torch import load_file
 import paceline
 from paceline.runs.cluster import WorkerOptions
 from paceline.runs.replaying import replay
+from tests import warm
 
 GOLDEN = Path(__file__).parent / "golden_pruning"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
@@ -71,7 +71,7 @@ def test_ranks_resume_with_what_their_checkpoints_know_of_the_samples(tmp_path):
     own = ["--model", "tests.data.golden_pruning:linear"]
     command = [sys.executable, "-m", "paceline", "train", "--resume", str(folder), *own]
     root = Path(__file__).parents[2]
-    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+    ended = warm.run(command, cwd=root, capture_output=True, text=True, timeout=120, nursing=True)
     assert ended.returncode == 0, ended.stderr
     for rank in ("0", "1"):
         checkpoint = folder / f"rank-{rank}" / "checkpoint-00000060"

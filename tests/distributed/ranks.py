@@ -48,7 +48,7 @@ class Ranks:
         command = [sys.executable, "-m", "tests.distributed.rank", str(self._folder), self._jobs, json.dumps(theirs)]
         with (self._folder / "start.log").open("wb") as log:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "pass_fds": given}
-            self._parent = warm.Popen(command, cwd=ROOT, env=environment, **pipes)
+            self._parent = warm.Popen(command, cwd=ROOT, env=environment, finalized=False, **pipes)
         for end in given:
             os.close(end)
         self.answers(range(self._world), START_SECONDS)

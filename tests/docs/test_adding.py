@@ -96,6 +96,7 @@ def test_who_follows_the_page_has_an_algorithm_that_keeps_the_laws(section, tmp_
             capture_output=True,
             text=True,
             timeout=280,
+            finalized=False,
         )
         output = done.stdout + done.stderr
         assert done.returncode == 0, f"{shlex.join(command)}\n{output}"

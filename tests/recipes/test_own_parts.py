@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 
 import pytest
@@ -19,6 +20,7 @@ from paceline.data.own import ReadSamples, dataset_of
 from paceline.recipes.assembly import Given, load_data, make_training, notice_of_k, sized
 from paceline.runs.cluster import WorkerOptions, names_to_give_again, recipe_of_run, trusted_recipe
 from paceline.workers.losses import CrossEntropy, OwnLoss
+from tests import warm
 from tests.recipes import own_parts
 
 OWN = "tests.recipes.own_parts"
@@ -110,6 +112,7 @@ def test_a_language_model_races_and_a_regression_has_no_accuracy(tmp_path, capsy
 
 def test_a_language_model_trains_on_a_server_is_resumed_and_replayed(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))  # workers are processes of their own
+    monkeypatch.setattr(subprocess, "Popen", warm.Popen)
     run, own = str(tmp_path / "run"), ["--data", f"{OWN}:text", "--model", f"{OWN}:LanguageModel"]
     own += ["--loss", f"{OWN}:by_word"]
     assert main(["train", *own, "--workers", "2", "--rounds", "4", "--out", run]) == 0

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import shutil
+import subprocess
 
 import pytest
 
@@ -14,8 +15,9 @@ from paceline.cli import main
 from paceline.recipes import Recipe
 from paceline.traces.checkpoints import read_newest, write_checkpoint
 from paceline.traces.journal import StepRecord, line_of, record_from
+from tests import warm
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("replay verdict")]  # one run for all of them
 
 RECIPE = Recipe(rounds=6).with_settings(
     cluster={"workers": 2}, strategy={"k": 1}, data={"split": "iid"}, server={"checkpoint_every": 4}
@@ -26,7 +28,9 @@ RECIPE = Recipe(rounds=6).with_settings(
 def recorded(tmp_path_factory):
     """A run of 6 rounds on real workers, with checkpoint 6, and 4 (or 0, if that was still being written then)."""
     folder = tmp_path_factory.mktemp("recorded") / "run"
-    assert paceline.train(RECIPE, out=folder).outcome.finished
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", warm.Popen)  # starts the workers
+        assert paceline.train(RECIPE, out=folder).outcome.finished
     return folder
 
 
