@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import gc
 import importlib
 import json
 import os
@@ -40,6 +41,7 @@ def store_of(folder, rank):
 
 def main(folder, jobs, pipes):
     jobs = importlib.import_module(jobs)
+    gc.freeze()  # ranks share this memory as long as the collector does not look at it
     ranks = Processes()
     for rank in range(len(pipes)):
         ranks.fork(functools.partial(be, rank, folder, jobs, pipes), log=folder / f"rank-{rank}.log")
