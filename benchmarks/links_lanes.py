@@ -46,7 +46,7 @@ CODEC_WORDS = {  # biased codecs have error feedback, as `compress` gives it
     "power-sgd, rank 4 + error feedback": "power-sgd rank=4",
 }
 OURS = {lane: words for lane, words in CODEC_WORDS.items() if words.split()[0] in CODECS}
-WARM_UP_STEPS = 4  # DDP makes its buckets anew after the first, PyTorch's power-sgd begins with the third
+WARM_UP_STEPS = 6  # DDP makes its buckets anew, PyTorch's power-sgd begins with the third, ours looks at the link
 ONE_BUCKET_MB = 1000.0
 TIMEOUT_SECONDS = 120.0
 

@@ -31,7 +31,7 @@ from benchmarks.cable import Switch
 from benchmarks.links_lanes import OURS, Lane, takes_plan, turn, write_figures
 from paceline.codecs.naming import resolve_codec
 
-WARM_UP_STEPS = 3
+WARM_UP_STEPS = 6
 CODED_ELEMENTS = 1_000_000
 LARGE_BYTES = 1_048_576
 REPEATED = 10

@@ -53,6 +53,7 @@ def predicted_seconds(
     >>> len(plans), 0.03 + 8e6 / 25e6 < seconds < 1.0
     (1, True)
     """
+    whole = sum(torch.Size(shape).numel() for shapes in buckets for shape in shapes)
     ready = forward_seconds
     link = 0.0
     plans: list[str] = []
@@ -61,7 +62,7 @@ def predicted_seconds(
         sizes = [torch.Size(shape) for shape in shapes]
         elements = sum(size.numel() for size in sizes)
         codec = resolve_codec(words).fresh(sizes)
-        plan = choose_plan(codec, elements, ranks)
+        plan = choose_plan(codec, elements, ranks, of_elements=whole)
         if joined and plan != plans[-1]:
             link, joined = _sent(link, ready, joined), []
         plans.append(plan)

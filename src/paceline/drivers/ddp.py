@@ -115,7 +115,8 @@ class Compression:
         self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
         self._shapes = {name: parameter.shape for name, parameter in model.module.named_parameters()}
         self._generator = torch_generator(seed, "compress", self._rank)
-        self._exchanges = BucketExchanges(codec, plan, self._ranks.index(self._rank), len(self._ranks))
+        elements = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        self._exchanges = BucketExchanges(codec, plan, self._ranks.index(self._rank), len(self._ranks), elements)
         self._failures: dict[int, Exception] = {}  # by bucket, of this step
         self._used: list[VectorExchange] = []  # in this step
         self._begun: list[VectorExchange] = []  # of those, the ones that are encoded and not sent yet
@@ -347,14 +348,18 @@ def _after_backward(callback: Any) -> bool:
 class BucketExchanges:
     """An exchange for each bucket, with what it remembers; by `plan`, from the place of this rank among `world`.
 
+    `elements` are those of all buckets.
+
     >>> from paceline.codecs import make_codec
     >>> exchanges = BucketExchanges(make_codec("qsgd"), "auto", place=0, world=2)
     >>> exchanges.exchange_of(["weight", "bias"], [torch.Size([2, 3]), torch.Size([2])]).plan
     'gather'
     """
 
-    def __init__(self, codec: Codec, plan: str = AUTO, place: int = 0, world: int = 1) -> None:
-        self._codec, self._plan, self._place, self._world = codec, plan, place, world
+    def __init__(
+        self, codec: Codec, plan: str = AUTO, place: int = 0, world: int = 1, elements: int | None = None
+    ) -> None:
+        self._codec, self._plan, self._place, self._world, self._elements = codec, plan, place, world, elements
         self._exchanges: dict[tuple[str, ...], VectorExchange] = {}
         self._workspace = Workspace()  # all are decoded in the scheduler's thread
         self._sizes: dict[str, int] = {}
@@ -376,7 +381,15 @@ class BucketExchanges:
         return self._exchanges[key]
 
     def _made(self, shapes: Sequence[torch.Size]) -> VectorExchange:
-        return make_exchange(self._codec, shapes, self._place, self._world, self._plan, self._workspace)
+        return make_exchange(
+            self._codec,
+            shapes,
+            self._place,
+            self._world,
+            self._plan,
+            self._workspace,
+            of_elements=self._elements,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return every bucket's memory with the names of its parameters; tensors, names and sizes, and nothing else."""

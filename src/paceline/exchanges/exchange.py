@@ -463,8 +463,10 @@ def make_exchange(
     world: int,
     plan: str = AUTO,
     workspace: Workspace | None = None,
+    *,
+    of_elements: int | None = None,
 ) -> VectorExchange:
-    """Return an exchange by a plan, or by the one that is the quickest.
+    """Return an exchange by a plan, or by the one that is the quickest for a vector that is a part of so many elements.
 
     >>> from paceline.codecs import make_codec
     >>> make_exchange(make_codec("one-bit"), [torch.Size([1000, 1000])], place=0, world=8).plan
@@ -475,7 +477,8 @@ def make_exchange(
     if check_ranks is not None:
         check_ranks(world)
     if plan == AUTO:
-        plan = choose_plan(codec.fresh(shapes), sum(math.prod(shape) for shape in shapes), world)
+        elements = sum(math.prod(shape) for shape in shapes)
+        plan = choose_plan(codec.fresh(shapes), elements, world, of_elements=of_elements)
     return _KINDS[plan](codec, shapes, place, world, workspace)
 
 

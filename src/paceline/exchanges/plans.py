@@ -163,16 +163,31 @@ def adds_plainly(codec: Codec, plan: str) -> bool:
     return isinstance(codec, Identity) and plan in (AUTO, ALL_REDUCE)
 
 
-def choose_plan(codec: Codec, elements: int, ranks: int, costs: ExchangeCosts = ASSUMED) -> str:
+def choose_plan(
+    codec: Codec, elements: int, ranks: int, costs: ExchangeCosts = ASSUMED, *, of_elements: int | None = None
+) -> str:
     """Return the plan that takes the least time, of those that the codec can do.
+
+    A vector may be a part of so many elements, all of which are exchanged: then short ones wait together.
 
     >>> from paceline.codecs import make_codec
     >>> codec = make_codec("qsgd")
     >>> choose_plan(codec, 1_000_000, 8), choose_plan(codec, 1_000_000, 2), choose_plan(codec, 1_000, 8)
     ('two-step', 'gather', 'gather')
+    >>> choose_plan(codec, 20_000, 8), choose_plan(codec, 20_000, 8, of_elements=1_000_000)
+    ('gather', 'two-step')
     """
     plans = [plan for plan in plans_of(codec) if plan != TWO_STEP or ranks > 2]  # two ranks gather as few bytes
-    return min(plans, key=lambda plan: exchange_seconds(plan, codec, elements, ranks, costs).total)
+    share = elements / max(1, elements, of_elements or 0)
+    return min(plans, key=lambda plan: _seconds_of_part(exchange_seconds(plan, codec, elements, ranks, costs), share))
+
+
+def _seconds_of_part(taken: ExchangeSeconds, share: float) -> float:
+    """Return how long a part of what is exchanged takes: exchanges are joined until they work for as long as they wait.
+
+    Then each waits, in the mean, for as long as it works; but together they wait once at the least.
+    """
+    return taken.working + min(taken.waiting, max(taken.working, share * taken.waiting))
 
 
 def check_plan(plan: str, codec: Codec) -> None:
