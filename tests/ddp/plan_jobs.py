@@ -199,7 +199,7 @@ def joined_buckets():
     layers = [torch.nn.Linear(*pair) for pair in itertools.pairwise(widths)]
     model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=1e-6)
     plain = DistributedDataParallel(copy.deepcopy(model.module))
-    compression, sent = compress(model, "bfloat16"), []
+    compression, sent = compress(model, "qsgd levels=127"), []
     send = compression._send_begun
     compression._send_begun = lambda: (sent.append([exchange.plan for exchange in compression._begun]), send())
 
