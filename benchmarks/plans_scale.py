@@ -22,6 +22,7 @@ from rich.table import Table
 from benchmarks.links_lanes import OURS, short
 from benchmarks.plans_rank import Job
 from paceline.codecs.naming import resolve_codec
+from paceline.exchanges import make_exchange
 from paceline.exchanges.plans import (
     ASSUMED,
     ExchangeCosts,
@@ -62,6 +63,7 @@ def predicted_seconds(
         sizes = [torch.Size(shape) for shape in shapes]
         elements = sum(size.numel() for size in sizes)
         codec = resolve_codec(words).fresh(sizes)
+        make_exchange(codec, sizes, 0, ranks)  # refuses what so many ranks cannot do
         plan = choose_plan(codec, elements, ranks, of_elements=whole)
         if joined and plan != plans[-1]:
             link, joined = _sent(link, ready, joined), []
