@@ -10,7 +10,7 @@ ARGS   ?=
 # Dozens of processes load the same modules: what is compiled once is kept, whatever the machine's usual setting.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup race test quick test-all lint types bench clean
+.PHONY: setup race test test-integrations quick test-all lint types bench clean
 
 setup: $(READY)
 
@@ -26,6 +26,19 @@ race: $(READY)
 
 test: $(READY)
 	@$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
+
+# What runs inside Trainer, Lightning, Ray and Slurm, in an environment of its own: these are large, and none is needed.
+INTEGRATIONS := .venv-integrations
+test-integrations: $(INTEGRATIONS)/.ready
+	@PACELINE_TESTS_INTEGRATIONS=1 $(INTEGRATIONS)/bin/python -m pytest -n auto --dist loadgroup \
+	  $(or $(ARGS),tests/integrations)
+
+$(INTEGRATIONS)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
+	  -e '.[dev,integrations]'
+	@$(INTEGRATIONS)/bin/python -m compileall -qq -j 0 -x '/tests?/' $(INTEGRATIONS)/lib || true
+	@touch $@
 
 # Laws, parity and units of the core: what starts no process and takes no seconds. An answer in a minute.
 NOT_QUICK := analysis averaging bench cli cluster collective cuda ddp distributed docs golden models pipeline portability \

@@ -39,6 +39,13 @@ settings.load_profile("quick" if QUICK else "paceline")
 
 
 TESTS = Path(__file__).parent / "tests"
+INTEGRATIONS = bool(os.environ.get("PACELINE_TESTS_INTEGRATIONS"))
+FRAMEWORKS = ("huggingface", "lightning", "ray")
+NEEDS_EXTRAS = {
+    TESTS / "integrations",
+    *(TESTS.parent / "src" / "paceline" / name for name in FRAMEWORKS),
+    *(TESTS.parent / "docs" / f"{name}.md" for name in FRAMEWORKS),
+}
 STARTERS = {"tests.warm", "subprocess", "multiprocessing", "torch.multiprocessing"}
 COMPILERS, COMPILED_WITHIN_SECONDS = 2, 300.0
 AGAIN_SECONDS, STUCK_SECONDS = 20.0, 90.0  # beyond a test's limit
@@ -86,6 +93,11 @@ def pytest_xdist_auto_num_workers():
         return None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores + (cores + 1) // 2
+
+
+def pytest_ignore_collect(collection_path):
+    """Leave what needs Trainer, Lightning or Ray to `make test-integrations`, whose environment has them."""
+    return True if not INTEGRATIONS and collection_path in NEEDS_EXTRAS else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -21,6 +21,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 LEVELS = [
     {"__main__"},
     {"cli"},
+    {"huggingface", "lightning", "ray", "slurm"},
     {"analysis", "averaging", "cluster"},
     {"runs", "bench"},
     {"recipes"},
@@ -40,7 +41,7 @@ LEVELS = [
     {"exchanges"},
     {"data", "models", "workers", "codecs", "strategies", "optim"},
     {"distributed"},
-    {"settings", "quantities", "terminal", "files", "processes"},
+    {"settings", "quantities", "terminal", "files", "processes", "loggers"},
     {"decoding", "user_code"},
     {"events", "traffic", "randomness", "lookup", "lazy", "errors", "renaming"},
 ]
@@ -54,6 +55,7 @@ ON_RANKS = {
     "drivers.pipelining",
     "drivers.rounds",
 }
+FRAMEWORKS = {"huggingface", "lightning", "ray"}  # in their scripts there are ranks already
 # A public face shows, lazily, what stands above it: whoever looks for a pipeline looks in paceline.pipeline.
 SHOWN = {
     ("paceline.pipeline", "paceline.drivers.pipelining.pipeline"),
@@ -61,7 +63,7 @@ SHOWN = {
 }
 ON_THE_NETWORK = {"drivers.served"}
 ONLY_IN = {
-    "torch.distributed": {*ON_RANKS, "pipeline"},
+    "torch.distributed": {*ON_RANKS, "pipeline", *FRAMEWORKS},
     "asyncio": {*ON_THE_NETWORK, "runs"},
     "socket": ON_THE_NETWORK,
     "ssl": ON_THE_NETWORK,

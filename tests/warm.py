@@ -276,6 +276,7 @@ def _write_stacks_to(file):
 
 def _load():
     """All that the tests' processes would load."""
+    sys.modules["pyarrow"] = None  # where it is installed, pandas loads it, and it starts a thread
     import numpy  # noqa: F401
     import sklearn.datasets  # noqa: F401
     import torch._dynamo
@@ -287,6 +288,7 @@ def _load():
         if not module.name.endswith("__main__"):
             with contextlib.suppress(Exception):  # who needs it is told
                 importlib.import_module(module.name)
+    del sys.modules["pyarrow"]
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked safely"
     gc.freeze()
 

@@ -14,6 +14,7 @@ import shlex
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 
 # The settings of a recipe that name code and paths: no folder of a run may name them, so they are given again.
 GIVEN_AGAIN = ("model.name", "data.name", "model.loss", "data.directory", "delay.file")
+
+ELSEWHERE = {"ray": "paceline.cli.on_ray", "slurm": "paceline.cli.on_slurm"}
+"""What `train --on` may name beside a server and ranks on this machine: clusters whose own schedulers start processes."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,9 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     from paceline.runs.launch import launched_place
     from paceline.runs.training import train_recipe
 
+    if (place := overrides.get("strategy.on", "")) in ELSEWHERE:
+        launch: Callable[[TrainOptions, dict[str, str]], None] = import_module(ELSEWHERE[place]).train
+        return launch(options, {name: text for name, text in overrides.items() if name != "strategy.on"})
     _check_resume_alone(options, overrides)
     recipe = given_recipe(options.recipe_file, overrides)
     _warn_of_idle_delays(recipe, overrides)

@@ -541,3 +541,14 @@ class PSGD(Averager):
             record=record,
             on_average=on_average,
         )
+
+
+AVERAGERS: dict[str, type[Averager]] = {
+    "ssgd": SSGD,
+    "local-sgd": LocalSGD,
+    "bmuf": BMUF,
+    "diloco": DiLoCo,
+    "hpsgd": HPSGD,
+    "psgd": PSGD,
+}
+"""The public classes by the names of their strategies, for frameworks in which a strategy is named."""

@@ -754,3 +754,7 @@ class FullSync(RoundSync):
             on_round=on_round,
             on_flush=on_flush,
         )
+
+
+SYNCHRONIZERS: dict[str, type[RoundSync]] = {"lgc": LGCSync, "fastest-k": FastestKSync, "full": FullSync}
+"""The public classes by the names of their strategies, for frameworks in which a strategy is named."""

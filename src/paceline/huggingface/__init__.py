@@ -1,0 +1,1 @@
+"""paceline inside Hugging Face's Trainer and Accelerate."""
