@@ -4,8 +4,8 @@
         found = launch("tests.integrations.huggingface.job", {"part": "averaging"}, world=2, network=network)
         network.sent_bytes()                    # by the interface's own count
 
-A script is a module with `def job(**settings)`, which returns what JSON can hold. Every launch is of new processes, which
-are forked from one that has loaded torch and the frameworks.
+A script is a module with `def job(**settings)`, which returns what JSON can hold. Every launch is of new processes,
+which are forked from one that has loaded torch and the frameworks.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class JobError(Exception):
 def launch(module, settings=None, *, world=2, network=None, seconds=JOB_SECONDS, environment=None, check=True):
     """Run `module.job(**settings)` on every rank; return what each returned, in the order of the ranks.
 
-    Where a rank fails, JobError has the last lines of each; with `check=False` a rank's place holds its JobError instead.
+    Where a rank fails, JobError has the last lines of each; with `check=False` its JobError stands in its place.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-ranks-") as folder:
         logs = [Path(folder, f"rank-{rank}.log") for rank in range(world)]

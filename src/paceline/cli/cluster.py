@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 GIVEN_AGAIN = ("model.name", "data.name", "model.loss", "data.directory", "delay.file")
 
 ELSEWHERE = {"ray": "paceline.cli.on_ray", "slurm": "paceline.cli.on_slurm"}
-"""What `train --on` may name beside a server and ranks on this machine: clusters whose own schedulers start processes."""
+"""What `train --on` may name beside server and ranks of this machine: schedulers that start processes elsewhere."""
 
 
 @dataclass(frozen=True)
