@@ -15,11 +15,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import PacelineError
+from paceline.loggers import prefixed
 
 if TYPE_CHECKING:
     from transformers import Trainer
 
-PREFIX = "paceline/"
 OF_TRAINING = ("loss", "train_loss")  # each log of training has one of these: while it runs, and at its end
 
 APART = {
@@ -85,8 +85,8 @@ def _log_figures(trainer: Trainer) -> None:
 
     def log(logs: dict[str, float], *more: Any, **named: Any) -> None:
         if any(name in logs for name in OF_TRAINING):
-            parts: dict[str, Part] = trainer._paceline_parts
-            logs |= {PREFIX + name: value for part in parts.values() for name, value in part.figures().items()}
+            for part in trainer._paceline_parts.values():
+                logs |= prefixed(part.figures())
         plain_log(logs, *more, **named)
 
     trainer.log = log
