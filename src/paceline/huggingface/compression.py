@@ -13,15 +13,16 @@ Trainer has accelerate wrap the model in `trainer.train()`, and no callback sees
     checkpoint-500/paceline-compression-0-of-2.pt        what rank 0's codecs remember: saved with the random numbers
 
 `accelerator.ddp_handler` is asked for these two things and for nothing else (accelerate 1.15, `prepare_model`). A
-subclass of DistributedDataParallelKwargs would not do: accelerate looks handlers up by their exact class. So what stands
-there is a stand-in for the handler that was there, whose settings (`find_unused_parameters`, `bucket_cap_mb`) hold on.
+subclass of DistributedDataParallelKwargs would not do: accelerate looks handlers up by their exact class. So a stand-in
+for the handler stands there, and the handler's own settings (`find_unused_parameters`, `bucket_cap_mb`) stay in force.
 
 With gradient accumulation Trainer runs all micro-batches but the last under `no_sync`, where DDP calls no hook.
 
 A run that goes on from a checkpoint goes on to the bit where DDP keeps its buckets. It does with
-`find_unused_parameters=True`, which Trainer sets unless activations are checkpointed. Otherwise DDP puts parameters into
-other buckets after its first step, again in every run: the first step after a resumption has the buckets of a first
-step, a codec chooses within others, and the bits differ. Nothing that was held back is lost (paceline.drivers.ddp).
+`find_unused_parameters=True`, which Trainer sets unless activations are checkpointed. Otherwise DDP puts parameters
+into other buckets after its first step, again in every run: the first step after a resumption has the buckets of a
+first step, a codec chooses within others, and the bits differ. Nothing that was held back is lost
+(paceline.drivers.ddp).
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class TrainerCompression:
         self._trainer = trainer
         self._model: DistributedDataParallel | None = None
         self._install()
-        around(trainer, "create_accelerator_and_postprocess", self._install_again)  # every trial of a search has its own
+        around(trainer, "create_accelerator_and_postprocess", self._install_again)  # each trial of a search has its own
         around(trainer, "_prepare_for_training", self._prepare)
         around(trainer, "_save_rng_state", self._save)
 

@@ -48,8 +48,8 @@ def around(trainer: Trainer, method: str, then: Callable[..., Any]) -> None:
     plain = getattr(trainer, method, None)
     if plain is None:
         raise TrainerSetupError(
-            f"Trainer of transformers {transformers.__version__} has no {method}, which paceline stands around: install "
-            "the transformers that paceline[huggingface] asks for"
+            f"Trainer of transformers {transformers.__version__} has no {method}, which paceline stands around: "
+            "install the transformers that paceline[huggingface] asks for"
         )
     setattr(trainer, method, functools.wraps(plain)(functools.partial(then, plain)))
 
@@ -81,4 +81,6 @@ def check_trainer(trainer: Trainer, what: str) -> None:
 def check_not_begun(trainer: Trainer, what: str) -> None:
     """Refuse a trainer that is training already: the part would come too late."""
     if trainer.is_in_train:
-        raise TrainerSetupError(f"{what} comes before trainer.train(), right after Trainer(...): this one trains already")
+        raise TrainerSetupError(
+            f"{what} comes right after Trainer(...), before trainer.train(): this one trains already"
+        )

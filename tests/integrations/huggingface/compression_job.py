@@ -107,6 +107,7 @@ def _wrapped(plain, model, *more, **named):
 def accelerate_loop(codec):
     """A loop of one's own with Accelerate, whose model is a DistributedDataParallel."""
     import accelerate
+
     import paceline
 
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)

@@ -1,0 +1,133 @@
+"""The loss of each sample, from what a model of transformers gives: its logits, and the labels of the batch.
+
+    tokens      a b c │ d e f        logits (batch, tokens, words), labels (batch, tokens); -100 is no label
+    labels      b c -  │ e - -       a causal model's logits at a place are for the label after it: shifted by one
+    loss        2 4    │ 3           items: 2 and 1
+    of samples  3      │ 3           the mean over a sample's items
+
+    loss of the batch   (2 * 3 + 1 * 3) / (2 + 1)       every item counts the same, as in Trainer
+
+Models return one loss for the batch, so the losses of samples are computed again, and compared with it: put together
+they must give the same. Whether labels are shifted is found out in this way too. Names do not tell it: GPT2LMHeadModel
+has no loss type that transformers 5.23 knows. Where nothing fits (a mixture of experts adds a loss for its router, a
+loss has weights for classes) the losses of samples cannot be known, and the user has to give them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+
+from paceline.huggingface.hooks import TrainerSetupError
+
+NO_LABEL = -100
+TOLERANCE, TOLERANCE_OF_HALVES = 1e-3, 3e-2
+HINT = "give prune() the losses yourself: losses=lambda outputs, inputs: one number for each sample"
+
+
+class SampleLosses(NamedTuple):
+    """The mean loss of each sample, and over how many items (tokens; one for a class) it is the mean."""
+
+    losses: torch.Tensor
+    items: torch.Tensor
+
+    @property
+    def together(self) -> torch.Tensor:
+        """The loss of the batch: the mean over the items of all samples."""
+        return (self.losses * self.items).sum() / self.items.sum()
+
+
+def sample_losses(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    *,
+    shifted: bool = False,
+    smoothing: float = 0.0,
+    regression: bool = False,
+) -> SampleLosses:
+    """Return the loss of each sample: of tokens, of a class, of several classes at once, or of a regression.
+
+    >>> logits = torch.zeros(2, 3, 4)
+    >>> sample_losses(logits, torch.tensor([[0, 1, 2], [0, 1, -100]]), shifted=True)
+    SampleLosses(losses=tensor([1.3863, 1.3863]), items=tensor([2, 1]))
+    >>> sample_losses(torch.zeros(2, 3), torch.tensor([0, 2])).items
+    tensor([1, 1])
+    """
+    size = len(logits)
+    if logits.numel() == labels.numel() and (regression or labels.is_floating_point()):
+        function = mse_loss if regression else binary_cross_entropy_with_logits
+        each = function(logits.float().reshape(size, -1), labels.float().reshape(size, -1), reduction="none")
+        return SampleLosses(each.mean(1), torch.full((size,), each.shape[1], device=logits.device))
+    if labels.numel() == size:
+        labels = labels.reshape(size)
+    if shifted:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    if labels.is_floating_point() or logits.shape[:-1] != labels.shape:
+        raise TrainerSetupError(
+            f"logits of the shape {tuple(logits.shape)} and labels of the shape {tuple(labels.shape)} "
+            f"({labels.dtype}) do not say the loss of each sample: {HINT}"
+        )
+    each = cross_entropy(
+        logits.float().reshape(-1, logits.shape[-1]),
+        labels.reshape(-1),
+        ignore_index=NO_LABEL,
+        reduction="none",
+        label_smoothing=smoothing,
+    ).reshape(size, -1)
+    items = labels.reshape(size, -1).ne(NO_LABEL).sum(1)
+    return SampleLosses(each.sum(1) / items.clamp(min=1), items)
+
+
+class ModelLosses:
+    """Finds the losses of samples of one model, once its own loss has shown how.
+
+    >>> losses = ModelLosses(smoothing=0.0, regression=False)
+    >>> logits, labels = torch.randn(2, 3, 5), torch.tensor([[0, 1, 2], [3, 4, -100]])
+    >>> losses.learn(logits, labels, cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())).items
+    tensor([2, 1])
+    >>> losses.shifted
+    True
+    """
+
+    def __init__(self, *, smoothing: float, regression: bool) -> None:
+        self.smoothing, self.regression = smoothing, regression
+        self.shifted: bool | None = None
+        """Whether logits are for the labels after them; None as long as both would give the model's own loss."""
+
+    def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> SampleLosses:
+        """Return the losses of a batch, when it is known how to compute them."""
+        return self._as(logits, labels, shifted=bool(self.shifted))
+
+    def learn(self, logits: torch.Tensor, labels: torch.Tensor, model_loss: torch.Tensor) -> SampleLosses:
+        """Return the losses of a batch whose loss the model has computed itself; refuse to, where they do not agree."""
+        sequences = logits.ndim > 2 and labels.ndim > 1 and labels.shape[1] > 1  # (batch, tokens, words)
+        found = [self._as(logits, labels, shifted=shifted) for shifted in ((True, False) if sequences else (False,))]
+        wanted = float(model_loss.detach().float().mean())
+        tolerance = TOLERANCE if logits.dtype is torch.float32 else TOLERANCE_OF_HALVES
+        sums = [float(each.together.detach()) for each in found]
+        fits = [abs(each - wanted) <= tolerance * max(abs(wanted), tolerance) for each in sums]
+        if not any(fits):
+            if wanted != wanted or not all(bool(each.items.any()) for each in found):
+                return found[0]  # nothing in this batch has a label, or the loss is not a number: it shows nothing
+            raise TrainerSetupError(
+                f"the model's own loss is {wanted:.6g}, and the losses of its samples, from its logits and labels, "
+                f"would make {' or '.join(f'{each:.6g}' for each in sums)}: {HINT}"
+            )
+        if sum(fits) == 1:
+            self.shifted = sequences and fits[0]
+        return found[fits.index(True)]
+
+    def _as(self, logits: torch.Tensor, labels: torch.Tensor, *, shifted: bool) -> SampleLosses:
+        return sample_losses(logits, labels, shifted=shifted, smoothing=self.smoothing, regression=self.regression)
+
+
+def logits_of(outputs: Any) -> torch.Tensor:
+    """Return a model's logits; refuse outputs that have none."""
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
+    if not isinstance(logits, torch.Tensor):
+        names = ", ".join(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
+        raise TrainerSetupError(f"the model gives no logits in training (it gives: {names}): {HINT}")
+    return logits
