@@ -124,17 +124,18 @@ class TrainerCompression:
 
     def _register(self, model: DistributedDataParallel) -> None:
         """Compress the gradients of the model that accelerate has just wrapped."""
-        self.compression = compress_model(
-            model, self.codec, plan=self.plan, seed=self.seed, timeout_seconds=self.timeout_seconds
-        )
         self._model = model
+        if self._trainer.args.world_size > 1:  # torchrun with one process: there is a wrapper, and nobody to send to
+            self.compression = compress_model(
+                model, self.codec, plan=self.plan, seed=self.seed, timeout_seconds=self.timeout_seconds
+            )
 
     def _prepare(
         self, plain: Callable[..., Any], max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
     ) -> Any:
         prepared = plain(max_steps, train_dataloader, resume_from_checkpoint)
         wrapped = next((part for part in prepared[0].modules() if isinstance(part, DistributedDataParallel)), None)
-        if wrapped is None and self._trainer.args.world_size == 1:
+        if self._trainer.args.world_size == 1:
             log.warning("one rank: no gradients travel, and compress() has nothing to encode")
         elif wrapped is None or wrapped is not self._model:
             raise TrainerSetupError(

@@ -8,13 +8,19 @@
     loss of the batch   (2 * 3 + 1 * 3) / (2 + 1)       every item counts the same, as in Trainer
 
 Models return one loss for the batch, so the losses of samples are computed again, and compared with it: put together
-they must give the same. Whether labels are shifted is found out in this way too. Names do not tell it: GPT2LMHeadModel
-has no loss type that transformers 5.23 knows. Where nothing fits (a mixture of experts adds a loss for its router, a
-loss has weights for classes) the losses of samples cannot be known, and the user has to give them.
+they must give the same. That shows too whether labels are shifted (names do not tell it: GPT2LMHeadModel has no loss
+type that transformers 5.23 knows), and by what the model divides. Trainer gives a model the number of items of all
+accumulated batches of all ranks, and takes the loss for one that was divided by it; heads for classification of
+transformers 5.23 that compute their loss themselves divide by their own batch, so that gradients grow with ranks and
+accumulation. It is left as it is: with nobody pruned the loss is Trainer's own.
+
+Where nothing fits (a mixture of experts adds a loss for its router, a loss has weights for classes) the losses of
+samples cannot be known, and the user has to give them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -33,11 +39,6 @@ class SampleLosses(NamedTuple):
 
     losses: torch.Tensor
     items: torch.Tensor
-
-    @property
-    def together(self) -> torch.Tensor:
-        """The loss of the batch: the mean over the items of all samples."""
-        return (self.losses * self.items).sum() / self.items.sum()
 
 
 def sample_losses(
@@ -96,29 +97,53 @@ class ModelLosses:
         self.smoothing, self.regression = smoothing, regression
         self.shifted: bool | None = None
         """Whether logits are for the labels after them; None as long as both would give the model's own loss."""
+        self.counted = True
+        """Whether the model divides by the items that Trainer has counted; some divide by those of their batch."""
 
     def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> SampleLosses:
         """Return the losses of a batch, when it is known how to compute them."""
         return self._as(logits, labels, shifted=bool(self.shifted))
 
-    def learn(self, logits: torch.Tensor, labels: torch.Tensor, model_loss: torch.Tensor) -> SampleLosses:
+    def together(
+        self, total: torch.Tensor, items: torch.Tensor, num_items: torch.Tensor | int | None = None, scale: int = 1
+    ) -> torch.Tensor:
+        """Return the loss of a batch from the sum of its items' losses, divided as Trainer and the model do.
+
+        `num_items` are those that Trainer has counted, if it has, of all accumulated batches and of `scale` ranks.
+        """
+        if num_items is None:
+            return total / items.sum().clamp(min=1)
+        return total / (num_items if self.counted else items.sum().clamp(min=1)) * scale
+
+    def learn(
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        model_loss: torch.Tensor,
+        num_items: torch.Tensor | int | None = None,
+        scale: int = 1,
+    ) -> SampleLosses:
         """Return the losses of a batch whose loss the model has computed itself; refuse to, where they do not agree."""
         sequences = logits.ndim > 2 and labels.ndim > 1 and labels.shape[1] > 1  # (batch, tokens, words)
         found = [self._as(logits, labels, shifted=shifted) for shifted in ((True, False) if sequences else (False,))]
         wanted = float(model_loss.detach().float().mean())
         tolerance = TOLERANCE if logits.dtype is torch.float32 else TOLERANCE_OF_HALVES
-        sums = [float(each.together.detach()) for each in found]
-        fits = [abs(each - wanted) <= tolerance * max(abs(wanted), tolerance) for each in sums]
-        if not any(fits):
-            if wanted != wanted or not all(bool(each.items.any()) for each in found):
-                return found[0]  # nothing in this batch has a label, or the loss is not a number: it shows nothing
+        sums = {}
+        for place, (losses, items) in enumerate(found):
+            for self.counted in (True, False):
+                sums[place, self.counted] = float(self.together((losses * items).sum(), items, num_items, scale))
+        fits = [way for way, each in sums.items() if abs(each - wanted) <= tolerance * max(abs(wanted), tolerance)]
+        if not fits:
+            if not math.isfinite(wanted) or not all(bool(each.items.any()) for each in found):
+                return found[0]  # nothing in this batch has a label, or its loss is not a number: it shows nothing
             raise TrainerSetupError(
                 f"the model's own loss is {wanted:.6g}, and the losses of its samples, from its logits and labels, "
-                f"would make {' or '.join(f'{each:.6g}' for each in sums)}: {HINT}"
+                f"would make {' or '.join(sorted({f'{each:.6g}' for each in sums.values()}))}: {HINT}"
             )
-        if sum(fits) == 1:
-            self.shifted = sequences and fits[0]
-        return found[fits.index(True)]
+        place, self.counted = fits[0]
+        if len({place for place, _ in fits}) == 1:
+            self.shifted = sequences and place == 0
+        return found[place]
 
     def _as(self, logits: torch.Tensor, labels: torch.Tensor, *, shifted: bool) -> SampleLosses:
         return sample_losses(logits, labels, shifted=shifted, smoothing=self.smoothing, regression=self.regression)

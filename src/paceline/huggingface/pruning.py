@@ -306,28 +306,48 @@ class TrainerPruning:
             losses = self._losses(outputs, inputs)
             loss = self._observe(losses, torch.ones_like(losses)) / self._trainer.current_gradient_accumulation_steps
         else:
-            found, outputs = self._find_losses(plain, model, inputs)
-            loss = self._observe_items(found, num_items_in_batch)
+            losses_of_model = self._model_losses or self._make_model_losses(inputs)
+            found, outputs = self._find_losses(losses_of_model, plain, model, inputs, num_items_in_batch)
+            self._observe(found.losses.detach(), found.items)
+            total = (found.losses * found.items * self._weights).sum()
+            loss = losses_of_model.together(total, found.items, num_items_in_batch, self._scale)
+            if num_items_in_batch is None:
+                loss = loss / self._trainer.current_gradient_accumulation_steps
         return (loss, outputs) if return_outputs else loss
 
-    def _find_losses(
-        self, plain: Callable[..., Any], model: torch.nn.Module, inputs: dict[str, Any]
-    ) -> tuple[SampleLosses, Any]:
+    def _make_model_losses(self, inputs: dict[str, Any]) -> ModelLosses:
         labels = inputs.get("labels")
         if labels is None:
             raise TrainerSetupError(f"the batch has no labels (it has: {', '.join(inputs)}): {HINT}")
-        if self._model_losses is None:
-            problem = getattr(getattr(self._trainer.model, "config", None), "problem_type", None)
-            smoother = self._trainer.label_smoother
-            self._model_losses = ModelLosses(
-                smoothing=0.0 if smoother is None else float(smoother.epsilon),
-                regression=problem == "regression" or (labels.is_floating_point() and labels.numel() == len(labels)),
-            )
-        if self._model_losses.shifted is None:
-            own_loss, outputs = plain(model, dict(inputs), return_outputs=True)
-            return self._model_losses.learn(logits_of(outputs), labels, own_loss), outputs
-        outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})  # it need not compute it
-        return self._model_losses(logits_of(outputs), labels), outputs
+        problem = getattr(getattr(self._trainer.model, "config", None), "problem_type", None)
+        smoother = self._trainer.label_smoother
+        self._model_losses = ModelLosses(
+            smoothing=0.0 if smoother is None else float(smoother.epsilon),
+            regression=problem == "regression" or (labels.is_floating_point() and labels.numel() == len(labels)),
+        )
+        return self._model_losses
+
+    def _find_losses(
+        self,
+        losses_of_model: ModelLosses,
+        plain: Callable[..., Any],
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        num_items: torch.Tensor | int | None,
+    ) -> tuple[SampleLosses, Any]:
+        """Return the losses of the samples, and the model's outputs."""
+        if losses_of_model.shifted is None:
+            own_loss, outputs = plain(model, dict(inputs), return_outputs=True, num_items_in_batch=num_items)
+            return losses_of_model.learn(
+                logits_of(outputs), inputs["labels"], own_loss, num_items, self._scale
+            ), outputs
+        outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})  # no loss of its own
+        return losses_of_model(logits_of(outputs), inputs["labels"]), outputs
+
+    @property
+    def _scale(self) -> int:
+        """By what Trainer multiplies a loss that was divided by the items of all ranks: DDP divides by them again."""
+        return int(self._trainer.accelerator.num_processes if self._trainer.args.average_tokens_across_devices else 1)
 
     def _observe(self, losses: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Let the sampler see the losses; return the mean of weight * loss over samples."""
@@ -337,21 +357,6 @@ class TrainerPruning:
         self._weights = torch.ones_like(items) if weights is None else weights.to(items.device)
         self._mean_weight = (self._weights * items).sum() / items.sum().clamp(min=1)
         return mean
-
-    def _observe_items(self, found: SampleLosses, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
-        """Return the loss in which every item counts the same, times the weight of its sample; scaled as Trainer does.
-
-        Trainer counts the items of all accumulated micro-batches, of all ranks unless it is told not to; DDP divides by
-        the ranks once more.
-        """
-        trainer = self._trainer
-        self._observe(found.losses.detach(), found.items)
-        total = (found.losses * found.items * self._weights).sum()
-        if num_items_in_batch is None:
-            steps: int = trainer.current_gradient_accumulation_steps
-            return total / found.items.sum().clamp(min=1) / steps
-        scale: int = trainer.accelerator.num_processes if trainer.args.average_tokens_across_devices else 1
-        return total / num_items_in_batch * scale
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import logging
 import os
 
 import torch
+from transformers import TrainerCallback
 
 from paceline import PacelineError
 from paceline.huggingface import compress
@@ -38,6 +39,7 @@ def train(codec=None, folder=None, stop=None, resume=None, plan="auto", counted=
         "losses": [line["loss"] for line in trainer.state.log_history if "loss" in line],
         "log": trainer.state.log_history,
         "sent_bytes": compression.sent_bytes if compression else None,
+        "payload_bytes": compression.payload_bytes if compression else None,
         "compressed_steps": compression.steps if compression else None,
         "bytes_per_step": interface.bytes_per_step if counted else None,
         "unused": getattr(trainer.model_wrapped, "find_unused_parameters", None),
@@ -47,31 +49,54 @@ def train(codec=None, folder=None, stop=None, resume=None, plan="auto", counted=
     }
 
 
-def held_back(folder, step, codec, **settings):
-    """Return the sum of what was held back, of each parameter: as a checkpoint has it, and as a resumed run has it.
+def conserved(folder, codec, **settings):
+    """Resume, and let one gradient travel in DDP's first buckets; return by how much sums differ before and after.
 
-    The resumed run is looked at when DDP has put all parameters into other buckets.
+    On all ranks together: what was held back + the ranks' gradients = what is held back then + what all have received.
     """
-    checkpoint = os.path.join(folder, f"checkpoint-{step}")
-    rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
-    state = torch.load(os.path.join(checkpoint, f"paceline-compression-{rank}-of-{world}.pt"), weights_only=True)
-    trainer = make_trainer(folder, max_steps=step, **settings)  # it takes no step
-    part = compress(trainer, codec)
-    trainer.train(resume_from_checkpoint=checkpoint)
-    exchanges = part.compression._exchanges
-    before = {}
-    for bucket, exchange in list(exchanges._exchanges.items()):
-        parts = torch.split(exchange.held(), [exchanges._sizes[name] for name in bucket])
-        before |= {name: float(held.double().sum()) for name, held in zip(bucket, parts, strict=True)}
-    shapes = {name: parameter.shape for name, parameter in trainer.model.named_parameters()}
-    for name in shapes:  # a bucket of its own for each
-        exchanges.exchange_of([name], [shapes[name]])
-    after = {key[0]: float(each.held().double().sum()) for key, each in exchanges._exchanges.items()}
-    return {"before": before, "after": after, "saved": len(state["buckets"])}
+    look = Conservation()
+    trainer = make_trainer(folder, callbacks=[look, StopAt(0)], **settings)
+    look.part, look.batch = compress(trainer, codec), trainer.data_collator([Sentences(8, seed=7)[i] for i in range(4)])
+    trainer.train(resume_from_checkpoint=True)
+    return {"difference": look.difference, "held": look.held, "moved": look.moved}
+
+
+class Conservation(TrainerCallback):
+    """Looks at one backward pass before a resumed run takes its first step."""
+
+    part = batch = None
+
+    def on_train_begin(self, args, state, control, **others):
+        exchanges, model = self.part.compression._exchanges, self.part._trainer.model_wrapped
+        buckets, before = list(exchanges._exchanges), held_back(exchanges)
+        model.eval()  # without dropout: both passes are of the same gradient
+        with model.no_sync():
+            model(**self.batch).loss.backward()
+        local = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        model.zero_grad()
+        model(**self.batch).loss.backward()
+        received = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        model.zero_grad()
+        names = [name for name, _ in model.module.named_parameters()]
+        after = held_back(exchanges)
+        kept = local + torch.cat([before[name] - after[name] for name in names])
+        torch.distributed.all_reduce(kept)
+        self.difference = float((kept - received * args.world_size).abs().max() / received.abs().max())
+        self.held = float(sum(each.abs().sum() for each in before.values()))
+        self.moved = list(exchanges._exchanges) != buckets
+
+
+def held_back(exchanges):
+    """Return what a rank holds back, by parameter."""
+    held = dict(exchanges._carried)
+    for bucket, exchange in exchanges._exchanges.items():
+        held |= zip(bucket, torch.split(exchange.held(), [exchanges._sizes[name] for name in bucket]), strict=True)
+    return {name: each.clone() for name, each in held.items()}
 
 
 def refuse(what):
     """Return what is said of something that cannot be."""
+    from accelerate import ParallelismConfig
     from accelerate.utils import DDPCommunicationHookType
 
     trainer = make_trainer()
@@ -91,12 +116,29 @@ def refuse(what):
             trainer._paceline_parts = {"averaging": None}
             compress(trainer, "qsgd")
         elif what == "late":
-            trainer.train()
+            trainer.is_in_train = True
             compress(trainer, "qsgd")
-        elif what == "checkpoint of other ranks":
-            trainer = make_trainer(what)
-    except PacelineError as error:
+        elif what == "fp16":
+            trainer.accelerator.scaler = object()
+            compress(trainer, "qsgd")
+        elif what == "fsdp":
+            trainer.is_fsdp_enabled = True
+            compress(trainer, "qsgd")
+        elif what == "tensor parallel":
+            trainer.accelerator.state.parallelism_config = ParallelismConfig(tp_size=2)
+            compress(trainer, "qsgd")
+        elif what == "no trainer":
+            compress(trainer.model, "qsgd")
+        elif what == "codec":
+            compress(trainer, "zip")
+        elif what == "plan":
+            compress(trainer, "top-k", plan="all-reduce")
+        elif what == "timeout":
+            compress(trainer, "qsgd", timeout_seconds=0)
+    except (PacelineError, ValueError) as error:
         return str(error)
+    finally:
+        trainer.accelerator.state.parallelism_config = None
     return None
 
 
@@ -129,8 +171,10 @@ def accelerate_loop(codec):
     return {"losses": losses, "steps": compression.steps, "equal": bool((everyone == everyone[0]).all())}
 
 
-def one_rank(codec):
-    """Train on one rank; return what the log said of it."""
+def one_rank(codec, alone=False):
+    """Train on one rank, of torchrun's or without it; return what the log said of it."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if alone else ():
+        del os.environ[name]
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())

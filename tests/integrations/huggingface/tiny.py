@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 from pathlib import Path
 
@@ -56,8 +57,8 @@ def make_model(head="causal-lm", width=16, dropout=0.1, seed=1, layers=1):
 def make_args(folder=None, **settings):
     settings = {
         "per_device_train_batch_size": 4, "num_train_epochs": 1, "logging_steps": 2, "save_strategy": "no",
-        "report_to": [], "use_cpu": True, "disable_tqdm": True, "learning_rate": 0.01, "ddp_backend": "gloo",
-        "dataloader_pin_memory": False,
+        "report_to": [], "use_cpu": True, "disable_tqdm": True, "learning_rate": 0.01, "dataloader_pin_memory": False,
+        "ddp_backend": "gloo" if "RANK" in os.environ else None,
     } | settings  # fmt: skip
     return TrainingArguments(folder or tempfile.mkdtemp(prefix="paceline-trainer-"), **settings)
 
