@@ -139,6 +139,8 @@ class TrainerPruning:
         self._seed = seed if seed is not None else _seed_of(trainer.args)
         self._timeout_seconds = timeout_seconds
         _refuse_trainer(trainer, base is not None, losses is not None)
+        self._strategy_sampler: Any = None
+        around(trainer, "_get_train_sampler", self._get_sampler)
         self.sampler = self._make_sampler()
         """The `InfoBatch` or `FinePruning` of the run under way, or of the next; each `train()` begins a new one."""
         self._generator = torch.Generator()  # seeds workers; Trainer's own random numbers are for the model alone
@@ -203,12 +205,18 @@ class TrainerPruning:
         )
         return sampler
 
+    def _get_sampler(self, plain: Callable[..., Any], *dataset: Any) -> Any:
+        """Make the sampler of Trainer's strategy once: to group samples by length it reads all of them."""
+        if self._strategy_sampler is None:
+            self._strategy_sampler = plain(*dataset)
+        return self._strategy_sampler
+
     def _strategy_base(self) -> Iterable[int] | None:
         """Return the sampler that `train_sampling_strategy` asks for; None where it is random."""
         if self._trainer.args.train_sampling_strategy == "random":
             return None
         sampler: Any = self._trainer._get_train_sampler()
-        if getattr(sampler, "generator", True) is None:  # alike on all ranks, and in checkpoints
+        if hasattr(sampler, "generator"):  # alike on all ranks, in every run, and in checkpoints
             sampler.generator = torch.Generator().manual_seed(seed_for(self._seed, "pruning", "base"))
         drawn: Iterable[int] = sampler
         return drawn

@@ -39,8 +39,11 @@ class Numbered(torch.utils.data.Dataset):
 class Epochs(TrainerCallback):
     """Remembers the steps of each epoch, what Trainer says of them, and the learning rates."""
 
-    def __init__(self):
-        self.steps, self.ends, self.fractions, self.rates, self.evaluated = [], [], [], [], 0
+    def __init__(self, data):
+        self.data, self.steps, self.ends, self.fractions, self.rates = data, [], [], [], []
+
+    def on_train_begin(self, args, state, control, **others):
+        self.data.fetched.clear()  # to group samples by length one has to look at all of them
 
     def on_step_end(self, args, state, control, optimizer, **others):
         self.fractions.append(state.epoch)
@@ -49,9 +52,6 @@ class Epochs(TrainerCallback):
 
     def on_epoch_end(self, args, state, control, **others):
         self.ends.append(state.global_step)
-
-    def on_evaluate(self, args, state, control, **others):
-        self.evaluated += 1
 
 
 class EndEpochAt(TrainerCallback):
@@ -66,16 +66,17 @@ class EndEpochAt(TrainerCallback):
 
 def train(
     policy=None, head="causal-lm", samples=48, folder=None, stop=None, resume=None, codec=None, end_epoch_at=None,
-    evaluated=False, dropout=0.1, base=None, own_losses=False, **settings,
+    evaluated=False, dropout=0.1, own_losses=False, **settings,
 ):  # fmt: skip
     """Train; return the bits that came of it, the epochs, and who sat out."""
     pruning_settings = {name: settings.pop(name) for name in list(settings) if name in {*INFO, *FINE}}
-    data, epochs = Numbered(Sentences(samples, labelled=head != "causal-lm")), Epochs()
+    data = Numbered(Sentences(samples, labelled=head != "causal-lm"))
+    epochs = Epochs(data)
     callbacks = [epochs, *([StopAt(stop)] if stop else []), *([EndEpochAt(end_epoch_at)] if end_epoch_at else [])]
     args = make_args(folder, **{"num_train_epochs": 4} | settings)
     more = {"eval_dataset": Sentences(10, seed=5)} if evaluated else {}
     trainer = Trainer(make_model(head, dropout=dropout), args, train_dataset=data, callbacks=callbacks, **more)
-    losses = (lambda outputs, inputs: _own_losses(outputs, inputs)) if own_losses else None
+    losses = _own_losses if own_losses else None
     part = prune(trainer, policy, losses=losses, **pruning_settings) if policy else None
     if codec:
         compress(trainer, codec)
@@ -101,6 +102,7 @@ def train(
         "checkpoints": sorted(os.listdir(folder)) if folder else [],
         "warnings": [str(each.message) for each in caught if "epoch" in str(each.message)],
         "evaluations": [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line],
+        "evaluated_plainly": Trainer(trainer.model, make_args(), **more).evaluate()["eval_loss"] if evaluated else None,
     }
 
 
@@ -121,8 +123,8 @@ class Weighted(Trainer):
 class Routed(GPT2LMHeadModel):
     """A model that adds something to its loss, as mixtures of experts do."""
 
-    def forward(self, *inputs, **named):
-        outputs = super().forward(*inputs, **named)
+    def forward(self, input_ids=None, attention_mask=None, labels=None, **others):
+        outputs = super().forward(input_ids, attention_mask=attention_mask, labels=labels, **others)
         if outputs.loss is not None:
             outputs.loss = outputs.loss + 0.1
         return outputs
