@@ -30,7 +30,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from paceline.huggingface.hooks import TrainerSetupError
 
 NO_LABEL = -100
-TOLERANCE, TOLERANCE_OF_HALVES = 1e-3, 3e-2
+LOOKS = 4  # batches: two losses may be alike by chance, as 2.9737 and 2.9749 were, one of them of other labels
+TOLERANCE, TOLERANCE_OF_HALVES = 2e-5, 1e-2
 HINT = "give prune() the losses yourself: losses=lambda outputs, inputs: one number for each sample"
 
 
@@ -86,19 +87,23 @@ class ModelLosses:
     """Finds the losses of samples of one model, once its own loss has shown how.
 
     >>> losses = ModelLosses(smoothing=0.0, regression=False)
-    >>> logits, labels = torch.randn(2, 3, 5), torch.tensor([[0, 1, 2], [3, 4, -100]])
-    >>> losses.learn(logits, labels, cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())).items
-    tensor([2, 1])
-    >>> losses.shifted
-    True
+    >>> labels = torch.tensor([[0, 1, 2], [3, 4, -100]])
+    >>> for _ in range(LOOKS):
+    ...     logits = torch.randn(2, 3, 5)
+    ...     loss_of_model = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    ...     found = losses.learn(logits, labels, loss_of_model)
+    >>> found.items, losses.shifted
+    (tensor([2, 1]), True)
     """
 
     def __init__(self, *, smoothing: float, regression: bool) -> None:
         self.smoothing, self.regression = smoothing, regression
         self.shifted: bool | None = None
-        """Whether logits are for the labels after them; None as long as both would give the model's own loss."""
+        """Whether logits are for the labels after them; None as long as it is looked at the model's own loss."""
         self.counted = True
         """Whether the model divides by the items that Trainer has counted; some divide by those of their batch."""
+        self._ways = [(shifted, counted) for shifted in (True, False) for counted in (True, False)]
+        self._looks = 0
 
     def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> SampleLosses:
         """Return the losses of a batch, when it is known how to compute them."""
@@ -124,26 +129,30 @@ class ModelLosses:
         scale: int = 1,
     ) -> SampleLosses:
         """Return the losses of a batch whose loss the model has computed itself; refuse to, where they do not agree."""
-        sequences = logits.ndim > 2 and labels.ndim > 1 and labels.shape[1] > 1  # (batch, tokens, words)
-        found = [self._as(logits, labels, shifted=shifted) for shifted in ((True, False) if sequences else (False,))]
+        if not (logits.ndim > 2 and labels.ndim > 1 and labels.shape[1] > 1):  # not (batch, tokens, words)
+            self._ways = [way for way in self._ways if not way[0]]
+        found = {shifted: self._as(logits, labels, shifted=shifted) for shifted, _ in self._ways}
         wanted = float(model_loss.detach().float().mean())
-        tolerance = TOLERANCE if logits.dtype is torch.float32 else TOLERANCE_OF_HALVES
+        if not math.isfinite(wanted) or not all(bool(each.items.any()) for each in found.values()):
+            return found[self._ways[0][0]]  # nothing has a label, or the loss is not a number: it shows nothing
         sums = {}
-        for place, (losses, items) in enumerate(found):
-            for self.counted in (True, False):
-                sums[place, self.counted] = float(self.together((losses * items).sum(), items, num_items, scale))
-        fits = [way for way, each in sums.items() if abs(each - wanted) <= tolerance * max(abs(wanted), tolerance)]
-        if not fits:
-            if not math.isfinite(wanted) or not all(bool(each.items.any()) for each in found):
-                return found[0]  # nothing in this batch has a label, or its loss is not a number: it shows nothing
+        for shifted, self.counted in self._ways:
+            losses, items = found[shifted]
+            sums[shifted, self.counted] = float(self.together((losses * items).sum(), items, num_items, scale))
+        tolerance = TOLERANCE if logits.dtype is torch.float32 else TOLERANCE_OF_HALVES
+        self._ways = [
+            way for way, each in sums.items() if abs(each - wanted) <= tolerance * max(abs(wanted), tolerance)
+        ]
+        if not self._ways:
             raise TrainerSetupError(
                 f"the model's own loss is {wanted:.6g}, and the losses of its samples, from its logits and labels, "
                 f"would make {' or '.join(sorted({f'{each:.6g}' for each in sums.values()}))}: {HINT}"
             )
-        place, self.counted = fits[0]
-        if len({place for place, _ in fits}) == 1:
-            self.shifted = sequences and place == 0
-        return found[place]
+        self._looks += 1
+        shifted, self.counted = self._ways[0]
+        if self._looks >= LOOKS and len({way[0] for way in self._ways}) == 1:
+            self.shifted = shifted
+        return found[shifted]
 
     def _as(self, logits: torch.Tensor, labels: torch.Tensor, *, shifted: bool) -> SampleLosses:
         return sample_losses(logits, labels, shifted=shifted, smoothing=self.smoothing, regression=self.regression)
