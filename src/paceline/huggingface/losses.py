@@ -136,13 +136,12 @@ class ModelLosses:
         if not math.isfinite(wanted) or not all(bool(each.items.any()) for each in found.values()):
             return found[self._ways[0][0]]  # nothing has a label, or the loss is not a number: it shows nothing
         sums = {}
-        for shifted, self.counted in self._ways:
-            losses, items = found[shifted]
-            sums[shifted, self.counted] = float(self.together((losses * items).sum(), items, num_items, scale))
+        for way in self._ways:
+            (losses, items), self.counted = found[way[0]], way[1]
+            sums[way] = float(self.together((losses * items).sum(), items, num_items, scale))
         tolerance = TOLERANCE if logits.dtype is torch.float32 else TOLERANCE_OF_HALVES
-        self._ways = [
-            way for way, each in sums.items() if abs(each - wanted) <= tolerance * max(abs(wanted), tolerance)
-        ]
+        most = tolerance * max(abs(wanted), tolerance)
+        self._ways = [way for way, each in sums.items() if abs(each - wanted) <= most]
         if not self._ways:
             raise TrainerSetupError(
                 f"the model's own loss is {wanted:.6g}, and the losses of its samples, from its logits and labels, "
