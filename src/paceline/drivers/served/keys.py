@@ -7,9 +7,9 @@
 Everything is checked before anything is written, and nothing is ever overwritten. A worker is handed ca.crt,
 worker.crt and worker.key, never ca.key: whoever has that can let others in.
 
-Keys for one run alone need no folder: `keys_of_a_run` makes them in memory and forgets the CA's key, so that nobody can
-make more of them. TLS in Python reads keys from files only, so `key_files_of` lays them into a private folder for as long
-as it takes to read them.
+Keys for one run alone need no folder: `keys_of_a_run` makes them in memory and forgets the CA's key, so that nobody
+can make more of them. TLS in Python reads keys from files only, so `key_files_of` lays them into a private folder for
+as long as it takes to read them.
 """
 
 from __future__ import annotations
