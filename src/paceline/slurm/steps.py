@@ -183,13 +183,15 @@ class JobStep:
         """Keep what the tasks write, until all have ended."""
         with lines:
             for line in lines:
+                if self.ending:  # srun tells at length how it ends its tasks, as it was asked to
+                    continue
                 with suppress(OSError), file.open("ab") as sink:  # opened anew: the run's folder may move
                     sink.write(line)
                 text = line.decode("utf-8", errors="replace").strip()
                 task = _TASK.fullmatch(text)
                 said = task[2] if task else text
                 found = _ERROR.match(said)
-                if found is None or self.ending:
+                if found is None:
                     continue
                 node = self.places[int(task[1])] if task and int(task[1]) < len(self.places) else ""
                 told = f"{said[found.end() :]} (on {node})" if task else said
