@@ -5,14 +5,15 @@
     nsenter ... sbatch job.sh                                           a command of a user, in the same namespaces
 
 When the first process of the namespace ends, the kernel ends all others: daemons, steps and jobs. Each node has an
-address of its own, so that a certificate of another node's is none. (Slurm finds no address to listen at where there are
-only those of 127.0.0.0/8: it asks the resolver with AI_ADDRCONFIG.)
+address of its own, so that a certificate for another node does not do. (Slurm finds no address to listen at where there
+are only those of 127.0.0.0/8: it asks the resolver with AI_ADDRCONFIG.)
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ import time
 from pathlib import Path
 
 import pytest
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 ROOT = Path(__file__).parents[3]
 NODES = 5
@@ -81,7 +83,7 @@ class SlurmCluster:
             pytest.skip(f"a real Slurm: needs root, and slurm-wlm, munge and util-linux installed (no {lacking})")
         self.place = Path(tempfile.mkdtemp(prefix="pslurm-", dir="/tmp"))  # short: a socket's path has 107 letters
         self.place.chmod(0o755)
-        for name in ("run", "log", "spool", "state", "bin", "jobs"):
+        for name in ("run", "log", "spool", "state", "bin", "jobs", "tmp"):
             (self.place / name).mkdir()
         self.jobs = self.place / "jobs"
         numbers = range(1, NODES + 1)
@@ -128,14 +130,15 @@ class SlurmCluster:
 
     # -- what a user does --------------------------------------------------------------------------------------------
 
-    def run(self, *command, check=True, more=None, text=None):
+    def run(self, *command, check=True, more=None, text=None, seconds=COMMAND_SECONDS):
         """Run a command as a user on a login node of the cluster, and return what it prints."""
         ours = {"SLURM_CONF": f"{self.place}/slurm.conf", "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-        ours["PATH"] = f"{self.place}/bin:{os.environ['PATH']}"
+        ours |= {"PATH": f"{self.place}/bin:{os.environ['PATH']}", "TMPDIR": f"{self.place}/tmp"}
+        ours["TORCHINDUCTOR_CACHE_DIR"] = cache_dir()  # kernels that are compiled already
         enter = ["nsenter", f"--target={self.inside}", "--mount", "--net", "--uts", f"--wd={self.jobs}"]
         done = subprocess.run(
-            [*enter, *command], env=os.environ | ours | (more or {}), check=False, input=text, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, timeout=COMMAND_SECONDS, **({} if text else {"stdin": subprocess.DEVNULL}),
+            [*enter, *command], env=os.environ | ours | (more or {}), check=False, input=text or "", text=True,
+            capture_output=True, timeout=seconds,
         )  # fmt: skip
         if check and done.returncode:
             raise AssertionError(f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
@@ -145,6 +148,10 @@ class SlurmCluster:
         """Submit the text of a script, and return the job's number; its output is in NAME.out."""
         output = f"--output={self.jobs / name}.out"
         return self.run("sbatch", "--parsable", output, "--open-mode=append", *options, text=script, more=more).strip()
+
+    def cancel_all(self):
+        """Cancel all jobs; a test that failed leaves some, which would slow down those after it."""
+        self.run("scancel", "--user=root")
 
     def output(self, name="job"):
         file = self.jobs / f"{name}.out"
@@ -160,16 +167,21 @@ class SlurmCluster:
         poll(lambda: self.facts(job)["JobState"] not in alive, f"job {job} to end", lambda: self.output(name), seconds)
         return self.facts(job)["JobState"]
 
-    def processes(self):
-        """Return the command lines of what runs in the folder of the jobs."""
-        found = []
+    def processes(self, *, of_jobs=False):
+        """Return the numbers and command lines of all processes in the cluster's folder, or in that of the jobs."""
+        found = {}
         for about in Path("/proc").glob("[0-9]*"):
             try:
-                if Path(os.readlink(about / "cwd")).is_relative_to(self.place):
-                    found.append((about / "cmdline").read_text().replace("\0", " "))
+                if Path(os.readlink(about / "cwd")).is_relative_to(self.jobs if of_jobs else self.place):
+                    found[int(about.name)] = (about / "cmdline").read_text().replace("\0", " ")
             except OSError:
                 continue
         return found
+
+    def kill(self, words):
+        """Kill one process of a job, of those in whose command line the words stand."""
+        python = {pid: line for pid, line in self.processes(of_jobs=True).items() if line.startswith(sys.executable)}
+        os.kill(next(pid for pid, line in python.items() if words in line), signal.SIGKILL)
 
 
 def poll(found, what, about=lambda: "", seconds=120.0):
