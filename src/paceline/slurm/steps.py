@@ -18,7 +18,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -110,10 +109,9 @@ class JobStep:
     ) -> None:
         self.places, self.ending = list(places), False
         self.reasons: list[str] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="paceline-slurm-")
-        hosts = Path(self._folder.name, "hosts")
-        hosts.write_text("".join(f"{node}\n" for node in places))
-        environment = srun_environment(os.environ) | {"SLURM_HOSTFILE": str(hosts)} | dict(more or {})
+        hosts = os.memfd_create("paceline-hosts")  # srun wants a file, and nobody else needs one
+        os.write(hosts, "".join(f"{node}\n" for node in places).encode())
+        environment = srun_environment(os.environ) | {"SLURM_HOSTFILE": f"/proc/self/fd/{hosts}"} | dict(more or {})
         own = log_file is not None
         command = [*srun_options(len(places), job.cpus_per_task), *(["--label"] if own else []), sys.executable, *words]
         try:
@@ -125,10 +123,12 @@ class JobStep:
                 stdout=subprocess.PIPE if own else None,
                 stderr=subprocess.STDOUT if own else None,
                 start_new_session=True,
+                pass_fds=(hosts,),
             )
         except FileNotFoundError:
-            self._folder.cleanup()
             raise SlurmError("there is no srun here: Slurm's commands must be on the PATH") from None
+        finally:
+            os.close(hosts)
         self._reader: threading.Thread | None = None
         if log_file is not None and self.process.stdout is not None:
             self._reader = threading.Thread(
@@ -177,7 +177,6 @@ class JobStep:
         finally:
             if self._reader is not None:
                 self._reader.join(seconds)
-            self._folder.cleanup()
 
     def _read(self, lines: IO[bytes], file: Path) -> None:
         """Keep what the tasks write, until all have ended."""
