@@ -70,6 +70,15 @@ class TrainOptions:
     out: str = out_option("trace, checkpoints and report", "runs/train")
     resume: str = resume_option()
     listen: str = option("127.0.0.1:0", "where the server listens; more workers can join there", metavar="HOST:PORT")
+    ray_address: str = option(
+        "", "with --on ray: the cluster's address", metavar="HOST:PORT", shown="RAY_ADDRESS", common=False
+    )
+    ray_working_dir: str = option(
+        "", "with --on ray: folder that Ray sends to every node, for code of your own", metavar="FOLDER", common=False
+    )
+    ray_cpus_per_worker: float = option(
+        1.0, "with --on ray: CPUs for each worker, which has as many threads", common=False
+    )
     json: bool = json_option()
     debug: bool = debug_option()
 
@@ -97,41 +106,44 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     if (place := overrides.get("strategy.on", "")) in ELSEWHERE:
         launch: Callable[[TrainOptions, dict[str, str]], None] = import_module(ELSEWHERE[place]).train
         return launch(options, {name: text for name, text in overrides.items() if name != "strategy.on"})
-    _check_resume_alone(options, overrides)
+    for name in ("ray_address", "ray_working_dir", "ray_cpus_per_worker"):
+        if getattr(options, name) != getattr(TrainOptions(), name):
+            raise UsageError(f"--{name.replace('_', '-')} is for --on ray: give both, or none of them")
+    check_resume_alone(options, overrides)
     recipe = given_recipe(options.recipe_file, overrides)
-    _warn_of_idle_delays(recipe, overrides)
+    warn_of_idle_delays(recipe, overrides)
     if by_ranks(recipe) or (options.resume and is_ranks_run(options.resume)):
         return _train_ranks(options, recipe, overrides)
     if not options.resume:
         launched_place(recipe)  # a launch by torchrun is refused before its processes compete for the folder
     greeting = "server at {address}; more workers: paceline work {address}"
     run = functools.partial(train_recipe, listen=options.listen)
-    _serve(options, recipe, run, command="train", greeting=greeting, overrides=overrides)
+    show_served(options, recipe, run, command="train", greeting=greeting, overrides=overrides)
 
 
 def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
     from paceline.runs import cluster
 
-    _check_resume_alone(options, overrides)
+    check_resume_alone(options, overrides)
     endpoint = cluster.ServerEndpoint(listen=options.listen, tls=options.tls or None, insecure=options.insecure)
     recipe = given_recipe(options.recipe_file, overrides)
-    _warn_of_idle_delays(recipe, overrides)
+    warn_of_idle_delays(recipe, overrides)
     if by_ranks(recipe) and not options.resume:
         kind = "a pipeline" if recipe.pipeline.on else "averaging" if averages(recipe) else recipe.strategy.label
         raise UsageError(f"{kind} has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE")
     greeting = "server at {address}: waiting for {workers} workers"
     run = functools.partial(cluster.serve_recipe, endpoint=endpoint)
-    _serve(options, recipe, run, command="serve", greeting=greeting, overrides=overrides)
+    show_served(options, recipe, run, command="serve", greeting=greeting, overrides=overrides)
 
 
-def _warn_of_idle_delays(recipe: Recipe, overrides: dict[str, str]) -> None:
+def warn_of_idle_delays(recipe: Recipe, overrides: dict[str, str]) -> None:
     """Say of delays that were typed that a real run has none of them unless they are injected."""
     typed = [name for name in overrides if name.startswith("delay.") and name not in (*GIVEN_AGAIN, "delay.inject")]
     if typed and not recipe.delay.inject:
         warn(f"--{typed[0].replace('_', '-')} is ignored: a real run has delays of a recipe only with --inject-delays")
 
 
-def _check_resume_alone(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> None:
+def check_resume_alone(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> None:
     if not options.resume:
         return
     unknown = [name for name in overrides if name not in (*GIVEN_AGAIN, "rounds") and not may_be_restated(name)]
@@ -156,7 +168,7 @@ def _names_given(overrides: dict[str, str]) -> WorkerOptions:
     return WorkerOptions(model=model, data=data, loss=loss, data_directory=directory, delay_file=delay_file)
 
 
-def _serve(
+def show_served(
     options: TrainOptions | ServeOptions,
     recipe: Recipe,
     run: Callable[..., Trained],
@@ -164,8 +176,12 @@ def _serve(
     command: str,
     greeting: str,
     overrides: dict[str, str],
+    repeated: str = "",
 ) -> None:
-    """Train with a server: the recipe that was given, or the one of the run to resume."""
+    """Train with a server: the recipe that was given, or the one of the run to resume.
+
+    `repeated` are the options that a command to resume must have too: they belong to the place and not to the run.
+    """
     from paceline.runs import cluster
 
     notes, resume = Console(stderr=True), bool(options.resume)
@@ -201,7 +217,7 @@ def _serve(
         kept = False
         note(notes, f"error: {error}", style="red")
     if not trained.outcome.finished:
-        again = _command_to_resume(command, folder, recipe) + _options_to_repeat(options)
+        again = _command_to_resume(command, folder, recipe) + (repeated or _options_to_repeat(options))
         note(notes, f"{trained.outcome.reason}; go on with: {again}")
         raise KeyboardInterrupt
     if not kept:
