@@ -268,7 +268,8 @@ class RayRun:
 
     def _follow(self, given: Any) -> None:
         """Look after the run until the server says that it is over."""
-        self._idle_since = time.monotonic()
+        self._idle_since = now = time.monotonic()
+        self._attempts = [self._attempt(number, now) for number in range(self._recipe.cluster.workers)]
         while True:
             report = self._poll()
             for level, line in report.lines:
@@ -282,8 +283,6 @@ class RayRun:
             if report.address is not None and self._address is None:
                 self._address = report.address
                 self._on_open(report.address)
-                now = time.monotonic()
-                self._attempts = [self._attempt(number, now) for number in range(self._recipe.cluster.workers)]
             self._look_after_workers(report.started, given)
             self._copy_when_due()
             time.sleep(POLL_SECONDS)
@@ -327,7 +326,7 @@ class RayRun:
             scheduling_strategy="SPREAD",
         )(work)
         attempt.reference = task.options(name=f"paceline worker {attempt.worker}").remote(
-            attempt.number, self._address, self._authority.worker_keys(), options, given, self._server
+            attempt.number, self._authority.worker_keys(), options, given, self._server
         )
 
     def _look_after_workers(self, started: Mapping[int, str], given: Any) -> None:
@@ -353,7 +352,9 @@ class RayRun:
         errors = self._ray.exceptions
         try:
             self._ray.get(attempt.reference, timeout=SILENT_SECONDS)
-            reason, counts = "it was told that the run is over", False
+            # It was told that the run is over, which the next poll says as well, unless the server is lost just now.
+            self._attempts[self._attempts.index(attempt)] = self._attempt(attempt.worker, now + END_SECONDS)
+            return
         except errors.NodeDiedError:
             reason, counts = "its node is gone", False
         except errors.RayTaskError as error:

@@ -3,6 +3,7 @@
     actor                      thread
     place()                                                        where the certificate must be for
     serve(job, keys) ────────> serve_recipe(...)                   in a private folder of this node
+    meet(worker)     <──────── the address, for workers
     poll(stop)       <───────> address, status, log; whether to stop
     listing, read    <──────── trace and checkpoints, as files     (mirror.py copies them to the caller)
     result()         <──────── outcome and result, or the error that it ended with
@@ -27,7 +28,7 @@ from typing import Any
 import ray
 
 from paceline import __version__
-from paceline.ray.authority import SideKeys, keys_on_node
+from paceline.ray.authority import SideKeys
 from paceline.ray.mirror import FolderListing, listing_of, read_piece, receive_files
 from paceline.recipes.assembly import Given
 from paceline.recipes.extension import Extension
@@ -105,23 +106,17 @@ class ServerActor:
         torch.set_num_threads(job.threads)
         try:
             receive_files(self._folder, job.files, ray.get)
-            with keys_on_node(keys) as written:
-
-                def opened(address: str) -> None:
-                    written.discard()
-                    self._address = address
-
-                self._trained = serve_recipe(
-                    job.recipe,
-                    ServerEndpoint(listen=_listen(job.host), tls=written.prefix),
-                    self._folder,
-                    resume=job.resume,
-                    extension=job.extension,
-                    given=given,
-                    on_open=opened,
-                    on_standing=self._stands,
-                    reason_to_stop=lambda status: self._stop,
-                )
+            self._trained = serve_recipe(
+                job.recipe,
+                ServerEndpoint(listen=_listen(job.host), tls=keys.context()),
+                self._folder,
+                resume=job.resume,
+                extension=job.extension,
+                given=given,
+                on_open=self._opened,
+                on_standing=self._stands,
+                reason_to_stop=lambda status: self._stop,
+            )
         except BaseException as error:
             self._error = error
         finally:
@@ -130,9 +125,16 @@ class ServerActor:
     def _stands(self, status: RunStatus) -> None:
         self._status = status
 
-    def note_started(self, attempt: int, address: str) -> None:
-        """Note that a worker's task has begun, on the node with this address."""
-        self._started[attempt] = address
+    def _opened(self, address: str) -> None:
+        self._address = address
+
+    def meet(self, attempt: int, node: str) -> str | None:
+        """Note that a worker's task runs on the node of this address; return the server's, None if it has none yet.
+
+        It is "" once the run is over: there is nothing left to work for.
+        """
+        self._started[attempt] = node
+        return "" if self._ended.is_set() else self._address
 
     def poll(self, stop: str | None) -> ServerReport:
         """Say how the run stands; where a reason to stop is given, end it with a checkpoint."""

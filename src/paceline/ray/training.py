@@ -140,12 +140,12 @@ def train_on_ray(
             extension = extension_in(folder)
         if not resume:
             give_notices(recipe, None)
-        with connected(address, runtime_env, quiet=quiet) as own, RunAuthority() as authority:
+        with connected(address, runtime_env, quiet=quiet) as own:
             run = RayRun(
                 recipe,
                 given,
                 FolderCopy(folder),
-                authority,
+                RunAuthority(),
                 resume=resume,
                 extension=extension,
                 demands=demands if demands is not None else Demands(),

@@ -7,24 +7,27 @@ process of its own (`max_calls=1`), so that threads and memory of one run are no
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import ray
 
-from paceline.ray.authority import SideKeys, keys_on_node
+from paceline.ray.authority import SideKeys
 from paceline.recipes.assembly import Given
 from paceline.runs.cluster import WorkerOptions, work_for
 
-STARTED_WITHIN_SECONDS = 60.0
+ANSWERED_WITHIN_SECONDS = 60.0
+ASK_AGAIN_SECONDS = 0.2
 
 
-def work(attempt: int, address: str, keys: SideKeys, options: WorkerOptions, given: Given, server: Any) -> None:
-    """Work for the server at `address` until training is over; `server` is its actor, which is told where this runs."""
-    ray.get(server.note_started.remote(attempt, ray.util.get_node_ip_address()), timeout=STARTED_WITHIN_SECONDS)
-    with keys_on_node(keys) as written:
-        work_for(
-            address,
-            replace(options, tls=written.prefix, given=given),
-            on_welcome=lambda worker, recipe: written.discard(),
-        )
+def work(attempt: int, keys: SideKeys, options: WorkerOptions, given: Given, server: Any) -> None:
+    """Work for the run of an actor until training is over.
+
+    The task has begun while the server still loads its data: it asks until there is an address.
+    """
+    here = ray.util.get_node_ip_address()
+    while (address := ray.get(server.meet.remote(attempt, here), timeout=ANSWERED_WITHIN_SECONDS)) is None:
+        time.sleep(ASK_AGAIN_SECONDS)
+    if address:
+        work_for(address, replace(options, tls=keys.context(), given=given))

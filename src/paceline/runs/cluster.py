@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +60,7 @@ class ServerEndpoint:
     """
 
     listen: str = "127.0.0.1:29400"
-    tls: str | None = None
+    tls: str | ssl.SSLContext | None = None
     insecure: bool = False
 
     def __post_init__(self) -> None:
@@ -227,7 +228,7 @@ class WorkerOptions:
     60.0
     """
 
-    tls: str | None = None
+    tls: str | ssl.SSLContext | None = None
     model: str = ""
     data: str = ""
     loss: str = ""

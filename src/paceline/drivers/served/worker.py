@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import ssl
 import threading
 import time
 import warnings
@@ -70,7 +71,7 @@ class Worker:
         address: str,
         model: nn.Module | None,
         *,
-        tls: str | Path | None = None,
+        tls: str | Path | ssl.SSLContext | None = None,
         patience_seconds: float = 60.0,
         wish: int | None = None,
         local: bool = True,
