@@ -14,7 +14,8 @@ import pytest
 import paceline
 from paceline.recipes.recipe import RecipeChanges
 
-PACKAGES = ("averaging", "cluster", "codecs", "data", "optim", "pipeline", "recipes")
+PACKAGES = ("averaging", "cluster", "codecs", "data", "loggers", "optim", "pipeline", "recipes")
+FRAMEWORKS = ("huggingface", "lightning", "ray")  # extras: tests/integrations looks into them
 
 
 def public_names():
@@ -50,7 +51,7 @@ def open_keywords(call):
 
 
 def test_dir_shows_the_public_names_and_nothing_else():
-    assert set(dir(paceline)) == {*paceline.__all__, *PACKAGES, "__version__"}
+    assert set(dir(paceline)) == {*paceline.__all__, *PACKAGES, *FRAMEWORKS, "__version__"}
     for name in PACKAGES:
         package = getattr(paceline, name)
         assert sorted(package.__all__) == dir(package)

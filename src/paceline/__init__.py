@@ -10,7 +10,8 @@ The same names, and a few more, stand in sub-packages by what they are for:
     paceline.recipes      a whole run as a value              paceline.averaging   HPSGD and its family, in a script
     paceline.cluster      servers, workers, rounds of ranks   paceline.codecs      gradients as fewer bytes
     paceline.data         data sets, splits, pruning          paceline.optim       LARS, accumulation, schedules
-    paceline.pipeline     a model cut into stages
+    paceline.pipeline     a model cut into stages             paceline.loggers     where figures go
+    paceline.huggingface, paceline.lightning, paceline.ray    the parts inside frameworks, each an extra
 
 Public names are imported when they are first used, so that the command line starts without torch.
 """
@@ -24,7 +25,7 @@ from paceline.lazy import lazy_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from paceline import averaging, cluster, codecs, data, optim, pipeline, recipes  # noqa: F401 - for editors
+    from paceline import averaging, cluster, codecs, data, loggers, optim, pipeline, recipes  # noqa: F401 - for editors
     from paceline.analysis.pruning import pruning_page
     from paceline.data.pruning.policy import PruningError
     from paceline.data.pruning.sampler import FinePruning, InfoBatch
@@ -135,11 +136,12 @@ __all__ = [
     "warmup_poly",
 ]
 
-_PACKAGES = ("averaging", "cluster", "codecs", "data", "optim", "pipeline", "recipes")
+_PACKAGES = ("averaging", "cluster", "codecs", "data", "loggers", "optim", "pipeline", "recipes")
+_FRAMEWORKS = ("huggingface", "lightning", "ray")  # each an extra
 
 if not TYPE_CHECKING:  # mypy reads the imports above instead, and so still sees a misspelt name
-    __getattr__ = lazy_names(__name__, _HOMES, _PACKAGES)
+    __getattr__ = lazy_names(__name__, _HOMES, (*_PACKAGES, *_FRAMEWORKS))
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_PACKAGES, "__version__"])
+    return sorted([*__all__, *_PACKAGES, *_FRAMEWORKS, "__version__"])

@@ -1,4 +1,4 @@
-"""Code of a user's own, named 'module:name': a network, a data set, a loss.
+"""Code of a user's own, named 'module:name': a network, a data set, a loss, a log.
 
 The module is imported as Python would from a script in the current directory. Only what a user has typed, or written
 into a recipe, comes here: no server, no folder of a run and no record may name code. What goes wrong inside the code is
@@ -120,11 +120,16 @@ def _find(kind: str, name: str) -> Any:
     return getattr(module, wanted)
 
 
-_EXAMPLES = {"model": "my_models:small_net", "data set": "my_data:load", "loss": "my_losses:focal_loss"}
+_EXAMPLES = {
+    "model": "my_models:small_net",
+    "data set": "my_data:load",
+    "loss": "my_losses:focal_loss",
+    "log": "my_logs:log",
+}
 
 
 def _word(kind: str) -> str:
-    return "function" if kind == "loss" else "factory"
+    return "function" if kind in ("loss", "log") else "factory"
 
 
 def _import(kind: str, name: str, module_name: str) -> ModuleType:

@@ -27,17 +27,19 @@ from paceline.cli.options import (
     debug_option,
     given_recipe,
     json_option,
+    log_option,
     option,
     out_option,
     resume_option,
     warn,
 )
 from paceline.cli.output import ResultsNotKept, is_ranks_run, new_folder, note, run_folder, show_results
-from paceline.cli.progress import RunView
+from paceline.cli.progress import logging_view
 from paceline.decoding import parse_object
 from paceline.drivers.ranks.launch import place_in
 from paceline.errors import PacelineError
 from paceline.files import read_plain
+from paceline.loggers import check_log
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import averages
 from paceline.recipes.extension import Extension, extend, may_be_restated, restated
@@ -70,6 +72,7 @@ class TrainOptions:
     out: str = out_option("trace, checkpoints and report", "runs/train")
     resume: str = resume_option()
     listen: str = option("127.0.0.1:0", "where the server listens; more workers can join there", metavar="HOST:PORT")
+    log: str = log_option()
     ray_address: str = option(
         "", "with --on ray: the cluster's address", metavar="HOST:PORT", shown="RAY_ADDRESS", common=False
     )
@@ -95,6 +98,7 @@ class ServeOptions:
     insecure: bool = option(False, "listen beyond this machine without TLS: anybody who reaches the port can join")
     out: str = out_option("trace, checkpoints and report", "runs/serve")
     resume: str = resume_option()
+    log: str = log_option()
     json: bool = json_option()
     debug: bool = debug_option()
 
@@ -144,6 +148,7 @@ def warn_of_idle_delays(recipe: Recipe, overrides: dict[str, str]) -> None:
 
 
 def check_resume_alone(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> None:
+    check_log(options.log)
     if not options.resume:
         return
     unknown = [name for name in overrides if name not in (*GIVEN_AGAIN, "rounds") and not may_be_restated(name)]
@@ -201,7 +206,7 @@ def show_served(
         run = functools.partial(run, recipe)
     with notes.status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
         import paceline.drivers.served.run  # noqa: F401 - it takes seconds, and somebody is watching
-    with RunView(notes) as view:
+    with logging_view(notes, options.log, folder) as view:
 
         def greet(address: str) -> None:
             view.note(greeting.format(address=address, workers=recipe.cluster.workers))
@@ -308,7 +313,7 @@ def _train_ranks(options: TrainOptions, recipe: Recipe, overrides: dict[str, str
             import paceline.training  # noqa: F401 - it takes seconds, and somebody is watching
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the ranks as well
     try:
-        with RunView(notes, shown=place is None or place.rank == 0) as view:
+        with logging_view(notes, options.log, folder, shown=place is None or place.rank == 0) as view:
             trained = train_recipe(
                 recipe,
                 out=folder if resume or place is None else options.out or None,

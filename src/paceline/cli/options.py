@@ -182,6 +182,12 @@ def resume_option() -> Any:
     )
 
 
+def log_option() -> Any:
+    """Declare where the figures of a run go beside its folder."""
+    help_text = "where figures go as rounds are done: tensorboard (in the run's folder), or module:function of your own"
+    return option("", help_text, metavar="NAME")
+
+
 def recipe_options() -> Iterator[Option]:
     """Yield every setting of a recipe.
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +23,7 @@ from rich.text import Text
 
 from paceline.cli.output import note
 from paceline.drivers.simulated.progress import Progress as RunProgress
+from paceline.loggers import Log, named_log
 from paceline.quantities import duration_text
 from paceline.terminal import WIDTH
 from paceline.traces.run_status import (
@@ -29,6 +31,7 @@ from paceline.traces.run_status import (
     PeriodicLines,
     RunStatus,
     StatusLines,
+    StatusLog,
     WorkerStatus,
     status_facts,
     waiting_text,
@@ -182,10 +185,12 @@ class _ConsoleHandler(logging.Handler):
 class RunView:
     """A real run while it goes on: a bar for the rounds and a line per worker, with the log above them.
 
-    Of a run of ranks one rank shows the run, and the others (`shown=False`) only what they warn of.
+    Of a run of ranks one rank shows the run, and the others (`shown=False`) only what they warn of. Figures go
+    to `log`.
     """
 
-    def __init__(self, console: Console, *, shown: bool = True) -> None:
+    def __init__(self, console: Console, *, shown: bool = True, log: Log | None = None) -> None:
+        self._figures = StatusLog(log)
         self._console, self._draws = console, shown and console.is_terminal
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._log = printed_log(console, level=logging.INFO if shown else logging.WARNING)
@@ -215,6 +220,7 @@ class RunView:
 
     def show(self, status: RunStatus) -> None:
         """Show where the run stands now."""
+        self._figures.show(status)
         now = time.monotonic()
         if not self._draws:
             self._lines.show(status)
@@ -223,6 +229,16 @@ class RunView:
         if now - self._drawn >= VIEW_SECONDS:  # ranks call this after every step
             self._drawn = now
             self._live.update(self._last, refresh=True)
+
+
+@contextmanager
+def logging_view(console: Console, log: str, folder: Path, *, shown: bool = True) -> Iterator[RunView]:
+    """Show a run, and hand its figures to the log that is named; of a run of ranks, the rank that is shown does."""
+    with ExitStack() as stack:
+        named = named_log(log, folder) if shown else None
+        if isinstance(named, AbstractContextManager):
+            stack.enter_context(named)
+        yield stack.enter_context(RunView(console, shown=shown, log=named))
 
 
 def run_view(status: RunStatus, rounds_per_second: float) -> list[Table | Text]:

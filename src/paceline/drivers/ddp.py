@@ -30,6 +30,7 @@ known by the names of its parameters, and where the names change:
 import functools
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -48,6 +49,7 @@ from paceline.drivers.ranks.link_watch import LinkWatch
 from paceline.exchanges import Trouble, TroubleError, VectorExchange, Workspace, make_exchange
 from paceline.exchanges.exchange import Outcome
 from paceline.exchanges.plans import AUTO, GATHER, TWO_STEP, check_plan, plans_of, steps_of, takes_another
+from paceline.loggers import GuardedLog, Log
 from paceline.randomness import torch_generator
 
 log = logging.getLogger("paceline.ddp")
@@ -63,6 +65,7 @@ def compress(
     seed: int = 0,
     process_group: dist.ProcessGroup | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
+    log: Log | None = None,
 ) -> "Compression":
     """Let the gradients of a DistributedDataParallel model travel encoded; call it once, on every rank.
 
@@ -70,7 +73,8 @@ def compress(
     is how the ranks come to the sum: "all-reduce", "gather", "two-step", or the quickest ("auto"). The ranks round
     independently, as `seed` says. Payloads travel in process groups of their own, of the same ranks and the same
     backend; if you give one that nothing else uses, it is the first of them. A rank that is not heard of for
-    `timeout_seconds` ends the step with an error.
+    `timeout_seconds` ends the step with an error. `log` is called with `figures()` and the number of steps after each
+    step (paceline.loggers).
 
     >>> import tempfile
     >>> dist.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
@@ -88,7 +92,7 @@ def compress(
     check_plan(plan, codec)
     if getattr(model, "_comm_hooks", None):
         raise ValueError("this model has a communication hook already; a DistributedDataParallel model takes one")
-    compression = Compression(model, codec, plan, seed, process_group, timeout_seconds)
+    compression = Compression(model, codec, plan, seed, process_group, timeout_seconds, log)
     try:
         model.register_comm_hook(compression, Compression._send)
     except RuntimeError as error:  # one of PyTorch's own, which are not in the list above
@@ -107,8 +111,10 @@ class Compression:
         seed: int,
         process_group: dist.ProcessGroup | None,
         timeout_seconds: float,
+        log: Log | None = None,
     ) -> None:
-        self.codec, self.plan = codec, plan
+        self.codec, self.plan, self._log = codec, plan, GuardedLog(log)
+        self.wait_seconds, self._backward_done = 0.0, 0.0
         self.steps = self.payload_bytes = self.gradient_bytes = self.sent_bytes = 0
         self._timeout_seconds = timeout_seconds
         self._connect(model, process_group)
@@ -176,6 +182,20 @@ class Compression:
         """
         return self.payload_bytes / max(1, self.steps)
 
+    def figures(self) -> dict[str, float]:
+        """Return what is worth logging by now, of this rank and in all.
+
+        `wait_seconds` is how long payloads were waited for when backward passes were through. (On a GPU the passes
+        themselves may still run then, and are in it.)
+        """
+        return {
+            "steps": self.steps,
+            "sent_bytes": self.sent_bytes,
+            "payload_bytes": self.payload_bytes,
+            "gradient_bytes": self.gradient_bytes,
+            "wait_seconds": self.wait_seconds,
+        }
+
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank's codecs remember, and its generator's state: every rank has its own to save."""
         return {
@@ -224,6 +244,7 @@ class Compression:
             self._open_buckets += 1
         if last:
             self.steps += 1
+            self._backward_done = time.perf_counter()
             self._is_shadow = not _after_backward(self._end_step)
         direct = buffer.dtype is torch.float32 and buffer.is_contiguous()
         if self._begun and self._begun[0].plan != exchange.plan:
@@ -301,6 +322,8 @@ class Compression:
             for exchange in used:  # the step is left out, on all ranks: what they sent in it was not used
                 exchange.take_back()
             raise failures[min(failures)]
+        self.wait_seconds += time.perf_counter() - self._backward_done
+        self._log(self.figures(), self.steps)
         if self._watch is not None:
             self._look_at_link(self._watch, taken)
 

@@ -22,12 +22,12 @@ from paceline.files import replacing
 NAME = re.compile(r"paceline-(?P<part>[a-z-]+)-(?P<rank>\d+)-of-(?P<world>\d+)\.pt")
 
 
-class CheckpointError(PacelineError, ValueError):
+class RankStateError(PacelineError, ValueError):
     """A checkpoint that cannot be gone on from.
 
-    >>> raise CheckpointError("checkpoint-500 has no state of rank 1")
+    >>> raise RankStateError("checkpoint-500 has no state of rank 1")
     Traceback (most recent call last):
-    paceline.huggingface.checkpoints.CheckpointError: checkpoint-500 has no state of rank 1
+    paceline.huggingface.checkpoints.RankStateError: checkpoint-500 has no state of rank 1
     """
 
 
@@ -60,8 +60,8 @@ def load_rank_state(folder: str | Path, part: str, *, rank: int, world: int) -> 
     if not worlds:
         return None
     if world not in worlds:
-        raise CheckpointError(
+        raise RankStateError(
             f"{folder} holds the {part} of {worlds[0]} ranks (here are {world}): go on with as many, or delete its "
             f"files paceline-{part}-* and go on from the model and rank 0's optimiser alone"
         )
-    raise CheckpointError(f"{folder} has no {part} state of rank {rank} ({path.name}): copy it from that rank's machine")
+    raise RankStateError(f"{folder} has no {part} state of rank {rank}: copy {path.name} from that rank's machine")

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from paceline.loggers import Log
 from paceline.ray.authority import RunAuthority
 from paceline.ray.connection import (
     connected,
@@ -34,9 +35,9 @@ from paceline.runs.pages import shown_log, write_pages
 from paceline.runs.ranks import by_ranks
 from paceline.runs.simulation import give_notices
 from paceline.traces.run_folder import removing_unused
-from paceline.traces.run_status import RunStatus, StatusLines
+from paceline.traces.run_status import RunStatus, StatusLines, StatusLog
 
-log = logging.getLogger("paceline.served")
+logger = logging.getLogger("paceline.served")
 
 
 def train(
@@ -56,6 +57,7 @@ def train(
     runtime_env: Mapping[str, Any] | None = None,
     on_open: Callable[[str], None] = lambda address: None,
     on_standing: OnStanding = lambda standing: None,
+    log: Log | None = None,
 ) -> Trained:
     """Carry out a recipe with a server and workers on a cluster of Ray's; return what `paceline.train` returns.
 
@@ -80,17 +82,19 @@ def train(
         runtime_env: Ray's: {"working_dir": "."} sends code of your own to all nodes.
         on_open: Called with the server's address once it can be joined.
         on_standing: Called from time to time with where the run stands.
+        log: Called here with figures and the number of rounds as rounds are done (`paceline.loggers`).
     """
     if not isinstance(recipe, Recipe):
         raise TypeError(f"train takes a Recipe, not a {type(recipe).__name__}; Recipe.load reads one from a file")
-    lines = StatusLines(lambda line: log.info("%s", line))
+    lines, figures = StatusLines(lambda line: logger.info("%s", line)), StatusLog(log)
 
     def show(status: RunStatus) -> None:
         lines.show(status)
+        figures.show(status)
         on_standing(status)
 
     def opened(address: str) -> None:
-        log.info("server at %s", address)
+        logger.info("server at %s", address)
         on_open(address)
 
     with shown_log():

@@ -26,6 +26,7 @@ from paceline.drivers.served.run import RunOutcome, open_run
 from paceline.drivers.served.security import check_exposed, join_address, parse_address, server_credentials
 from paceline.drivers.served.server import check_listens
 from paceline.drivers.served.settings import Limits, ServeError, ServerSettings, measured_by
+from paceline.loggers import Log
 from paceline.quantities import counted
 from paceline.renaming import renamed
 from paceline.runs.pages import shown_log, write_pages
@@ -36,11 +37,11 @@ from paceline.traces.history import trace_of
 from paceline.traces.journal import TRACE
 from paceline.traces.journal_files import read_journal
 from paceline.traces.run_folder import next_free_folder, removing_unused
-from paceline.traces.run_status import RunStatus, StatusLines
+from paceline.traces.run_status import RunStatus, StatusLines, StatusLog
 from paceline.training.train_state import Schedule
 from paceline.training.training import MeasuredCopy
 
-log = logging.getLogger("paceline.served")
+logger = logging.getLogger("paceline.served")
 
 
 def serve(
@@ -66,6 +67,7 @@ def serve(
     limits: Limits | None = None,
     on_open: Callable[[int], None] = lambda port: None,
     on_standing: Callable[[RunStatus], None] = lambda standing: None,
+    log: Log | None = None,
     folder: str | Path | None = None,
 ) -> RunOutcome:
     """Train `model` with the gradients of workers that come and go; returns when all rounds are done.
@@ -83,7 +85,8 @@ def serve(
     Beyond loopback `tls` is needed ("keys/server"; `paceline keys` makes them), or `insecure=True`.
 
     Its address, who joins, a line every few seconds and where the report is are logged (`paceline.served`), and shown
-    on stderr if the script has not set up logging. `folder` is the old name of `out`.
+    on stderr if the script has not set up logging. `log` is called with figures and the number of rounds as rounds
+    are done (`paceline.loggers`). `folder` is the old name of `out`.
     """
     out = renamed("folder", folder, "out", out)
     host, port = parse_address(listen)
@@ -113,14 +116,15 @@ def serve(
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
     )
-    lines = StatusLines(lambda line: log.info("%s", line))
+    lines, figures = StatusLines(lambda line: logger.info("%s", line)), StatusLog(log)
 
     def opened(port: int) -> None:
-        log.info("server at %s: waiting for %s", join_address(host, port), counted(settings.workers, "worker"))
+        logger.info("server at %s: waiting for %s", join_address(host, port), counted(settings.workers, "worker"))
         on_open(port)
 
     def show(status: RunStatus) -> None:
         lines.show(status)
+        figures.show(status)
         on_standing(status)
 
     async def run() -> RunOutcome:

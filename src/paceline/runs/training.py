@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.loggers import Log
 from paceline.processes import check_processes
 from paceline.recipes.assembly import NOTHING_GIVEN, Given
 from paceline.recipes.extension import Extension
@@ -34,13 +35,13 @@ from paceline.runs.launch import RanksToTrain, launched_place, train_ranks
 from paceline.runs.pages import shown_log, write_pages
 from paceline.runs.ranks import by_ranks
 from paceline.traces.run_folder import removing_unused
-from paceline.traces.run_status import RunStatus, StatusLines
+from paceline.traces.run_status import RunStatus, StatusLines, StatusLog
 
 if TYPE_CHECKING:
     from paceline.data import Dataset
     from paceline.pipeline.plan import Plan
 
-log = logging.getLogger("paceline.served")
+logger = logging.getLogger("paceline.served")
 
 LISTEN = "127.0.0.1:0"
 
@@ -58,6 +59,7 @@ def train(
     on_open: Callable[[str], None] = lambda address: None,
     on_standing: OnStanding = lambda standing: None,
     on_plan: Callable[[Plan], None] = lambda plan: None,
+    log: Log | None = None,
     folder: str | Path | None = None,
 ) -> Trained:
     """Carry out a recipe in real processes, as `paceline train` does: with a server and workers, or with ranks.
@@ -82,18 +84,20 @@ def train(
         on_open: Called with the server's address once it can be joined.
         on_standing: Called from time to time with where the run stands.
         on_plan: Called with the plan of a pipeline, before it runs.
+        log: Called with figures and the number of rounds as rounds are done (`paceline.loggers`).
         folder: The old name of `out`.
     """
     if not isinstance(recipe, Recipe):
         raise TypeError(f"train takes a Recipe, not a {type(recipe).__name__}; Recipe.load reads one from a file")
-    lines = StatusLines(lambda line: log.info("%s", line))
+    lines, figures = StatusLines(lambda line: logger.info("%s", line)), StatusLog(log)
 
     def opened(address: str) -> None:
-        log.info("server at %s; more workers: paceline work %s", address, address)
+        logger.info("server at %s; more workers: paceline work %s", address, address)
         on_open(address)
 
     def show(status: RunStatus) -> None:
         lines.show(status)
+        figures.show(status)
         on_standing(status)
 
     with shown_log():

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from paceline.loggers import GuardedLog, Log
 from paceline.terminal import WIDTH
 from paceline.traces.worker_counts import CAME_TOO_LATE, WorkerCounts
 
@@ -78,6 +79,7 @@ class RunStatus:
     begun: bool
     workers: tuple[WorkerStatus, ...]
     noun: str = "worker"  # or "rank"
+    figures: Mapping[str, float] = field(default_factory=dict)  # what else is worth logging
 
 
 class Pace:
@@ -143,6 +145,52 @@ class StatusLines:
         """Write a line about the run, if it is time for one."""
         pace = self._pace.add(status, now=self._clock())
         self._lines.offer(lambda: status_line(status, pace))
+
+
+class StatusLog:
+    """Hands the figures of a run to a log, whenever more rounds are done; a loss, once for each time it was measured.
+
+    >>> status_log = StatusLog(lambda figures, step: print(step, figures))
+    >>> status = RunStatus(round=3, rounds=9, seconds=1.5, loss=0.5, accuracy=None, begun=True, workers=())
+    >>> status_log.show(status)
+    3 {'paceline/loss': 0.5, 'paceline/seconds': 1.5}
+    >>> status_log.show(status)
+    """
+
+    def __init__(self, log: Log | None) -> None:
+        self._log, self._round = GuardedLog(log), -1
+        self._measured: tuple[float | None, float | None] = (None, None)
+
+    def show(self, status: RunStatus) -> None:
+        """Log where the run stands, unless that is logged already."""
+        measured = (status.loss, status.accuracy)
+        if not self._log or not status.begun or (status.round <= self._round and measured == self._measured):
+            return
+        figures = status_figures(status)
+        if measured == self._measured:
+            figures = {name: value for name, value in figures.items() if name not in ("loss", "accuracy")}
+        self._round, self._measured = max(status.round, self._round), measured
+        self._log(figures, self._round)
+
+
+def status_figures(status: RunStatus) -> dict[str, float]:
+    """Return the figures of a run: what was measured last, who is there, and what became of gradients so far.
+
+    >>> workers = (WorkerStatus(worker=0, used=3, late=1), WorkerStatus(worker=1, alive=False, dropped=2))
+    >>> status_figures(
+    ...     RunStatus(round=4, rounds=9, seconds=1.0, loss=None, accuracy=None, begun=True, workers=workers)
+    ... )
+    {'seconds': 1.0, 'workers': 1, 'used': 3, 'late': 1, 'dropped': 2, 'refused': 0}
+    """
+    measured = {"loss": status.loss, "accuracy": status.accuracy}
+    figures = {name: value for name, value in measured.items() if value is not None} | {"seconds": status.seconds}
+    if status.workers:
+        figures[f"{status.noun}s"] = sum(worker.alive for worker in status.workers)
+        figures |= {
+            name: sum(getattr(worker, name) for worker in status.workers)
+            for name in ("used", "late", "dropped", "refused")
+        }
+    return figures | dict(status.figures)
 
 
 def status_facts(status: RunStatus, rounds_per_second: float) -> list[str]:

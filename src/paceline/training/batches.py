@@ -83,6 +83,10 @@ class Batches:
         if self.pruned is not None:
             self.pruned.judge(worker=worker, draw=draw, losses=losses)
 
+    def figures(self) -> dict[str, float]:
+        """Return what is worth logging: the share of samples that has sat out, where samples are pruned."""
+        return {} if self.pruned is None else {"pruned_share": self.pruned.share_pruned}
+
     def state_dict(self) -> dict[str, Any]:
         """Return what does not follow from the number of a draw: nothing unless samples are pruned."""
         return {} if self.pruned is None else self.pruned.state_dict()

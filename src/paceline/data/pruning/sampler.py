@@ -113,6 +113,7 @@ class PrunedBatches(Sampler[list[int]]):
         self._finished: OutstandingBatches | None = None
         self._to_judge: tuple[PreparedEpoch, NDArray[np.float32]] | None = None
         self._last_losses: weakref.ref[torch.Tensor] | None = None
+        self._share_sitting_out = 0.0  # in the last epoch that has begun
 
     @property
     def epoch(self) -> int:
@@ -186,6 +187,8 @@ class PrunedBatches(Sampler[list[int]]):
             )
         if self._losses is None:
             self._losses = EpochLosses(prepared.order)
+        whole = self._policy.population if self._base is None else self._base.population
+        self._share_sitting_out = max(0.0, 1 - len(prepared.order) / whole) if whole else 0.0
         self._pass = OutstandingBatches(batches=prepared.steps, first=self._resume_at)
         return prepared, self._pass
 
@@ -323,6 +326,22 @@ class PrunedBatches(Sampler[list[int]]):
         """The share of all samples of all epochs so far that has sat out."""
         met = self._policy.population * (self.epoch - 1)
         return float(self.times_pruned.sum(dtype=np.int64)) / met if met else 0.0
+
+    def figures(self) -> dict[str, float]:
+        """Return what is worth logging by now: the epoch, and which share of samples sits out in it, and has so far.
+
+        >>> from paceline.data.pruning.info_batch import InfoPolicy
+        >>> PrunedBatches(InfoPolicy(10, seed=0), batch_size=4, epochs=8).figures()
+        {'epoch': 1, 'pruned_share': 0.0, 'pruned_share_of_all': 0.0}
+        """
+        policy = self._policy  # as it is: to ask must not end an epoch that may still be taken back
+        met = policy.population * (self._epoch - 1)
+        pruned = float(policy.times_pruned.sum(dtype=np.int64))
+        return {
+            "epoch": self._epoch,
+            "pruned_share": self._share_sitting_out,
+            "pruned_share_of_all": pruned / met if met else 0.0,
+        }
 
     def difficulty(self) -> NDArray[np.float32]:
         """Return how hard each sample is; only the order means anything."""

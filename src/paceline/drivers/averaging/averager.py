@@ -23,6 +23,7 @@ Each strategy is a class at the end of this file, with its own settings. All hav
     seed              of codecs that round at random
     record            whether to keep every `MergedAverage` in `history`
     on_average        is called with each `MergedAverage`
+    log               is called with `figures()` and this rank's steps after each average (paceline.loggers)
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from paceline.drivers.ranks.lifecycle import RankLifecycle, reason_of
 from paceline.drivers.ranks.tracked_model import IN_USE
 from paceline.events import Asked, Happening, Standing, Stepped
 from paceline.exchanges.plans import AUTO, GATHER
+from paceline.loggers import GuardedLog, Log
 from paceline.strategies.averaging import Averaging, AveragingState, make_averaging
 
 TIMEOUT_SECONDS = 600.0
@@ -84,11 +86,13 @@ class Averager(RankLifecycle):
         seed: int = 0,
         record: bool = False,
         on_average: OnAverage | None = None,
+        log: Log | None = None,
     ) -> None:
         super().__init__()
         made: Prepared | Exception
         try:
             check_limits(timeout_seconds=timeout_seconds, silence_seconds=silence_seconds)
+            self._log = GuardedLog(log)
             made = prepare(model, optimizer, member, codec, plan)
         except Exception as error:  # the others must hear of it, whatever it is: they would wait
             made = error
@@ -120,6 +124,7 @@ class Averager(RankLifecycle):
         )
         self.steps = self.merged_steps = 0
         self.history: list[MergedAverage] = []
+        self._last: MergedAverage | None = None
         self._record, self._on_average = record, on_average
         self._along = False  # ssgd in a flush: the optimiser takes a step of the other ranks, so the hook skips it
         hooked = optimizer.register_step_pre_hook if made.gradients else optimizer.register_step_post_hook
@@ -141,6 +146,24 @@ class Averager(RankLifecycle):
     def sent_bytes(self) -> int:
         """The bytes that this rank has given to the network for averages so far."""
         return self._transport.sent_bytes
+
+    def figures(self) -> dict[str, float]:
+        """Return what is worth logging by now, of this rank unless it says otherwise.
+
+        `window_steps` are the steps in the last average, and `window_steps_of_all` those of all ranks in it;
+        `wait_seconds` is how long this rank has waited for averages in all.
+        """
+        windows = () if self._last is None else self._last.windows
+        place = self._group.ranks.index(self._group.rank)
+        return {
+            "steps": self.steps,
+            "averages": self.averages,
+            "merged_steps_of_all": self.merged_steps,
+            "window_steps": windows[place].brought if windows else 0,
+            "window_steps_of_all": sum(window.brought for window in windows),
+            "sent_bytes": self.sent_bytes,
+            "wait_seconds": self._loop.waited_seconds,
+        }
 
     @property
     def plan(self) -> str:
@@ -297,6 +320,8 @@ class Averager(RankLifecycle):
 
     def _averaged(self, average: MergedAverage) -> None:
         self.merged_steps += average.brought
+        self._last = average
+        self._log(self.figures(), self.steps)
         if self._record:
             self.history.append(average)
         if self._on_average is not None:
@@ -330,6 +355,7 @@ class SSGD(Averager):
         seed: int = 0,
         record: bool = False,
         on_average: OnAverage | None = None,
+        log: Log | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -343,6 +369,7 @@ class SSGD(Averager):
             seed=seed,
             record=record,
             on_average=on_average,
+            log=log,
         )
 
 
@@ -367,6 +394,7 @@ class LocalSGD(Averager):
         seed: int = 0,
         record: bool = False,
         on_average: OnAverage | None = None,
+        log: Log | None = None,
     ) -> None:
         settings = {"period": period, "normalize": normalize}
         super().__init__(
@@ -381,6 +409,7 @@ class LocalSGD(Averager):
             seed=seed,
             record=record,
             on_average=on_average,
+            log=log,
         )
 
 
@@ -409,6 +438,7 @@ class BMUF(Averager):
         seed: int = 0,
         record: bool = False,
         on_average: OnAverage | None = None,
+        log: Log | None = None,
     ) -> None:
         settings = {"period": period, "overlap": overlap, "rebase": rebase, "normalize": normalize}
         outer = {"outer_rate": outer_rate, "outer_momentum": outer_momentum}
@@ -424,6 +454,7 @@ class BMUF(Averager):
             seed=seed,
             record=record,
             on_average=on_average,
+            log=log,
         )
 
 
@@ -452,6 +483,7 @@ class DiLoCo(Averager):
         seed: int = 0,
         record: bool = False,
         on_average: OnAverage | None = None,
+        log: Log | None = None,
     ) -> None:
         settings = {"period": period, "overlap": overlap, "rebase": rebase, "normalize": normalize}
         outer = {"outer_rate": outer_rate, "outer_momentum": outer_momentum}
@@ -467,6 +499,7 @@ class DiLoCo(Averager):
             seed=seed,
             record=record,
             on_average=on_average,
+            log=log,
         )
 
 
@@ -493,6 +526,7 @@ class HPSGD(Averager):
         seed: int = 0,
         record: bool = False,
         on_average: OnAverage | None = None,
+        log: Log | None = None,
     ) -> None:
         member = partial(make_averaging, "hpsgd", period=period, rebase=rebase, normalize=normalize)
         super().__init__(
@@ -507,6 +541,7 @@ class HPSGD(Averager):
             seed=seed,
             record=record,
             on_average=on_average,
+            log=log,
         )
 
 
@@ -527,6 +562,7 @@ class PSGD(Averager):
         seed: int = 0,
         record: bool = False,
         on_average: OnAverage | None = None,
+        log: Log | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -540,6 +576,7 @@ class PSGD(Averager):
             seed=seed,
             record=record,
             on_average=on_average,
+            log=log,
         )
 
 

@@ -220,6 +220,9 @@ class AveragingRun(RankRun):
         self._draws = decode(Count, state["draws"], "draws")
         self.batches.load_state_dict(state.get("pruning", {}))  # older runs kept none
 
+    def figures(self) -> dict[str, float]:
+        return self._sync.figures()
+
     def gather_times(self) -> None:
         self.recorder.gather(self.ranks, sent_bytes=self._sent_bytes)
 

@@ -91,6 +91,7 @@ class AveragingLoop:
         self._collective: PendingCollective | None = None  # the last one that is no average
         self.stepped = False  # since everybody was last at the same place
         self.ahead = NOBODY  # ssgd: the rank (its index in the group) whose parameters the next flush broadcasts
+        self.waited_seconds = 0.0
         self._open_since = time.perf_counter()  # the open window
         self._sent_window = (self._open_since, self._open_since)  # when the window on its way started and was sent
 
@@ -117,6 +118,7 @@ class AveragingLoop:
             collective.wait(SLICE_SECONDS)
             if not collective.done():
                 self._detector.check(number, begun, what)
+        self.waited_seconds += time.perf_counter() - begun
         with self._detector.naming_lost(what):
             collective.check()
 
@@ -156,8 +158,10 @@ class AveragingLoop:
         pending = self.pending
         if pending is None:
             raise AveragingError("there is no average to wait for")
+        began = time.perf_counter()
         while not self._is_done(pending):
             pending.collective.wait(SLICE_SECONDS)
+        self.waited_seconds += time.perf_counter() - began
         return self._merge(pending)
 
     def _is_done(self, pending: PendingAverage) -> bool:

@@ -187,6 +187,7 @@ def rank_status(
     seconds: float,
     measured: Evaluation | None = None,
     workers: Sequence[WorkerStatus] = (),
+    figures: Mapping[str, float] | None = None,
 ) -> RunStatus:
     """Return the state of a run of ranks, with what was last measured.
 
@@ -202,6 +203,7 @@ def rank_status(
         begun=True,
         workers=tuple(replace(worker) for worker in workers),
         noun="rank",
+        figures={} if figures is None else dict(figures),
     )
 
 
@@ -264,6 +266,10 @@ class RankRun(ABC):
     @abstractmethod
     def gather_times(self) -> None:
         """Bring all ranks' times together in the recorder. All ranks must come here."""
+
+    def figures(self) -> dict[str, float]:
+        """Return what is worth logging by now, of this rank."""
+        return {}
 
     @abstractmethod
     def trace(self, **about: Any) -> Trace | None:
@@ -330,7 +336,8 @@ class RankRun(ABC):
 
     def _show(self, seconds: float) -> None:
         measured = self.recorder.evaluations[-1] if self.recorder.evaluations else None
-        self._on_standing(rank_status(self.rounds_done, self.job.rounds, seconds, measured))
+        figures = self.figures() | self.batches.figures()
+        self._on_standing(rank_status(self.rounds_done, self.job.rounds, seconds, measured, figures=figures))
 
     def _keep(self) -> None:
         state = self.state()  # first: where ranks average they come to the same average here

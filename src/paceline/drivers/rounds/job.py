@@ -214,8 +214,10 @@ class RoundsRun:
     def _show(self) -> None:
         if self._rank == 0:
             sync = self._sync
+            figures = sync.figures() | self._batches.figures()
+            ranks = sync.outcomes.workers
             self._on_standing(
-                rank_status(sync.version, self._job.rounds, sync.seconds, self._last_measured, sync.outcomes.workers)
+                rank_status(sync.version, self._job.rounds, sync.seconds, self._last_measured, ranks, figures)
             )
 
     def _flushed(self, flushed: Flushed) -> None:

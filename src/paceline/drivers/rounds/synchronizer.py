@@ -29,6 +29,7 @@ Each strategy is a class at the end of this file. All have these in common:
     record            whether to keep every `ClosedRound` in `history`
     on_round          is called with each `ClosedRound`, when this rank has applied it
     on_flush          is called with each `Flushed`, when all ranks are at one place
+    log               is called with `figures()` and the number of rounds after each round (paceline.loggers)
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ from paceline.drivers.rounds.preparation import (
 from paceline.drivers.rounds.switching import release_lock_often, release_lock_rarely
 from paceline.events import Drop, Step
 from paceline.exchanges.plans import ALL_REDUCE, AUTO
+from paceline.loggers import GuardedLog, Log
 from paceline.strategies import LGC, STRATEGIES, FastestK, Full, Strategy
 from paceline.traces.journal import Arrival, Seconds
 from paceline.training.rank_model import RankModel
@@ -160,11 +162,13 @@ class RoundSync(RankLifecycle):
         record: bool = False,
         on_round: OnRound | None = None,
         on_flush: OnFlush | None = None,
+        log: Log | None = None,
     ) -> None:
         super().__init__()
         made: tuple[Strategy, TrackedModel, Codec] | Exception
         try:
             check_limits(timeout_seconds=timeout_seconds, silence_seconds=silence_seconds)
+            self._log = GuardedLog(log)
             made = prepare(
                 model,
                 optimizer,
@@ -218,6 +222,7 @@ class RoundSync(RankLifecycle):
             silence_seconds=silence_seconds,
         )
         self.version = self.draws = 0
+        self._k, self._waited_seconds = 0, 0.0
         kind = next(name for name, kind in STRATEGIES.items() if isinstance(self.strategy, kind))
         self.outcomes = Outcomes(ranks, self._place, strategy=f"{kind}@ranks")
         self.history: list[ClosedRound] = []
@@ -243,6 +248,24 @@ class RoundSync(RankLifecycle):
     def sent_bytes(self) -> int:
         """The bytes that this rank has given to the network for sums so far; an all-reduce goes around a ring."""
         return self._loop.exchange.sent_bytes
+
+    def figures(self) -> dict[str, float]:
+        """Return what is worth logging by now.
+
+        `k` is how many gradients closed the last round; `used`, `late` and `dropped` count gradients of all ranks since
+        this launch began; `wait_seconds` is how long this rank has waited for rounds, and `sent_bytes` what it has
+        given to the network.
+        """
+        ranks = self.outcomes.workers
+        return {
+            "rounds": self.version,
+            "k": self._k,
+            "used": sum(rank.used for rank in ranks),
+            "late": sum(rank.late for rank in ranks),
+            "dropped": sum(rank.dropped for rank in ranks),
+            "sent_bytes": self.sent_bytes,
+            "wait_seconds": self._waited_seconds,
+        }
 
     @property
     def plan(self) -> str:
@@ -368,7 +391,9 @@ class RoundSync(RankLifecycle):
             self._start()
             finite = self._report(losses)
             if finite:
+                began = time.perf_counter()
                 self._loop.wait_for_round(self.version)
+                self._waited_seconds += time.perf_counter() - began
             else:  # it waits for nobody, and would never hear that all have failed
                 self._loop.check_failure(f"round {self.version}")
             self._apply_updates()
@@ -422,6 +447,7 @@ class RoundSync(RankLifecycle):
         self.version = step.version + 1
         self._loop.exchange.applied(update)
         self.outcomes.add(step, dropped)
+        self._k = len(step.fresh)
         arrivals = self._loop.next_arrivals()
         if self._loop.deciding is not None:
             self.outcomes.warn_of_drops(arrivals)
@@ -438,6 +464,7 @@ class RoundSync(RankLifecycle):
                 self.history.append(closed)
             if self._on_round is not None:
                 self._on_round(closed)
+        self._log(self.figures(), self.version)
 
     def _take_step(self) -> None:
         self._stepping = True
@@ -653,6 +680,7 @@ class LGCSync(RoundSync):
         record: bool = False,
         on_round: OnRound | None = None,
         on_flush: OnFlush | None = None,
+        log: Log | None = None,
     ) -> None:
         strategy = partial(LGC, k=k, warmup_rounds=warmup_rounds, scale_partial=scale_partial)
         super().__init__(
@@ -671,6 +699,7 @@ class LGCSync(RoundSync):
             record=record,
             on_round=on_round,
             on_flush=on_flush,
+            log=log,
         )
 
 
@@ -696,6 +725,7 @@ class FastestKSync(RoundSync):
         record: bool = False,
         on_round: OnRound | None = None,
         on_flush: OnFlush | None = None,
+        log: Log | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -713,6 +743,7 @@ class FastestKSync(RoundSync):
             record=record,
             on_round=on_round,
             on_flush=on_flush,
+            log=log,
         )
 
 
@@ -736,6 +767,7 @@ class FullSync(RoundSync):
         record: bool = False,
         on_round: OnRound | None = None,
         on_flush: OnFlush | None = None,
+        log: Log | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -753,6 +785,7 @@ class FullSync(RoundSync):
             record=record,
             on_round=on_round,
             on_flush=on_flush,
+            log=log,
         )
 
 

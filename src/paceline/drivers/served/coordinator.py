@@ -93,6 +93,7 @@ class Coordinator:
         self.begun = self.diverged = self.stopped = False
         self.members: dict[int, Member] = {}
         self.sent_bytes = self.received_bytes = 0  # since the last step
+        self.figures = {"k": 0.0, "sent_bytes": 0.0, "received_bytes": 0.0, "wait_seconds": 0.0}  # since it began
         self.to_send: list[int] = []
         self.boundary = self._boundary_state()  # for checkpoints: strategy and seats as of the last step
         self._write, self.before_step = write, before_step
@@ -295,8 +296,18 @@ class Coordinator:
                 received_bytes=self.received_bytes,
             )
         )
+        self._count(step)
         self._arrivals, self._dropped = [], []
         self.sent_bytes = self.received_bytes = 0
+
+    def _count(self, step: Step) -> None:
+        """Count what is worth logging: bytes, and how long workers that were in time have waited for the round."""
+        in_time = {share.worker for share in step.fresh}
+        waits = [max(0.0, step.at_seconds - each.at_seconds) for each in self._arrivals if each.worker in in_time]
+        self.figures["k"] = len(step.fresh)
+        self.figures["sent_bytes"] += self.sent_bytes
+        self.figures["received_bytes"] += self.received_bytes
+        self.figures["wait_seconds"] += sum(waits)
 
     def _drop(self, drop: Drop) -> None:
         held = self._pending[drop.worker, drop.version]

@@ -292,6 +292,7 @@ class ServerRun:
             accuracy=self._measured[1],
             begun=self.coordinator.begun,
             workers=tuple(member.status for _, member in sorted(self.coordinator.members.items())),
+            figures=dict(self.coordinator.figures),
         )
 
     async def serve(
