@@ -360,6 +360,8 @@ class RayRun:
         except errors.RayTaskError as error:
             cause = getattr(error, "cause", None) or error
             reason, counts = f"{type(cause).__name__}: {_first_line(cause)}", True
+        except errors.WorkerCrashedError:
+            reason, counts = "its process died", True
         except errors.RayError as error:
             reason, counts = _first_line(error), True
         log.warning("worker %d has ended (%s): it is started again", attempt.worker, reason)
