@@ -4,9 +4,9 @@
         cluster.run(["-m", "paceline", "train", "--on", "ray", ...])      a caller, in the same namespace
         cluster.add("b", cpus=1); cluster.kill("a")                       a node joins; one dies, with its processes
 
-Every node has an address of its own (127.0.0.1, 127.0.0.2, ...), so a server can be reached at its node's alone. Outside
-of a namespace `ray.init` rewrites such addresses to that of the network card, and hangs. `be_host` is the process that
-starts the raylets; it takes commands on stdin, and ends with its stdin.
+Every node has an address of its own (127.0.0.1, 127.0.0.2, ...), so a server can be reached at its node's alone.
+Outside of a namespace `ray.init` rewrites such addresses to that of the network card, and hangs. `be_host` is the process
+that starts the raylets; it takes commands on stdin, and ends with its stdin.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ from tests.integrations.ranks import ROOT, Network
 HOST = "from tests.integrations.ray.cluster import be_host; be_host()"
 START_SECONDS = 120.0
 STORE_BYTES = 80 * 2**20
-QUICK_TO_NOTICE = {"health_check_initial_delay_ms": 2000, "health_check_period_ms": 1000, "health_check_timeout_ms": 2000}
+QUICK_TO_NOTICE = {
+    "health_check_initial_delay_ms": 2000,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 2000,
+}
 
 
 class RayCluster:
@@ -42,7 +46,7 @@ class RayCluster:
 
     def __enter__(self):
         self._network.__enter__()
-        self._host = self.start([*"-c".split(), HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._host = self.start(["-c", HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         threading.Thread(target=self._read, daemon=True).start()
         self.address = ""
         for name, cpus in self._nodes.items():
@@ -56,7 +60,9 @@ class RayCluster:
             self._host.wait(30)
         except subprocess.TimeoutExpired:
             self._host.kill()
-        inside = subprocess.run(["ip", "netns", "pids", self._network.name], capture_output=True, text=True, check=False)
+        inside = subprocess.run(
+            ["ip", "netns", "pids", self._network.name], capture_output=True, text=True, check=False
+        )
         for pid in inside.stdout.split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
@@ -84,7 +90,12 @@ class RayCluster:
     @property
     def environment(self):
         paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-        own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled", "PACELINE_GATE": str(self.gate)}
+        own = {
+            "PYTHONPATH": paths,
+            "OMP_NUM_THREADS": "1",
+            "RAY_AUTH_MODE": "disabled",
+            "PACELINE_GATE": str(self.gate),
+        }
         own |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "TERM": "dumb"}
         inherited = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
         return inherited | own | ({"RAY_ADDRESS": self.address} if getattr(self, "address", "") else {})
@@ -145,7 +156,9 @@ class Caller:
                         return number + 1
                 over = self._lines[-1:] == [""]
                 if over or not self._more.wait(max(0.0, deadline - time.monotonic())):
-                    raise AssertionError(f"{words!r} did not come {'at all' if over else f'in {seconds:g} s'}:\n{self.text}")
+                    raise AssertionError(
+                        f"{words!r} did not come {'at all' if over else f'in {seconds:g} s'}:\n{self.text}"
+                    )
 
     def end(self, seconds=60.0):
         """Wait for the end and return the exit code; a process that does not end is killed, and that is an error."""
