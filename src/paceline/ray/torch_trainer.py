@@ -1,14 +1,18 @@
 """What scripts under `ray.train.torch.TorchTrainer` need beside paceline as it is: loaders, and figures in reports.
 
-ray.train.torch.prepare_data_loader(loader)     makes a new DataLoader with batch_size, and a DistributedSampler, of
-                                                the old one. With a batch sampler batch_size is None, and so the new
-                                                loader yields single samples: pruning is gone, in silence.
-paceline.ray.prepare_data_loader(loader)        leaves a pruning sampler where it is (it shards among ranks by
-                                                itself), and refuses any other batch sampler.
+Two functions of Ray's do not go with paceline's parts, and have a counterpart here.
 
-ray.train.report(metrics)                       waits for all ranks. As the `log=` of a part it would make ranks that
-                                                average without waiting wait for each other, or for ever.
-paceline.ray.report(metrics, sync)              one report with the parts' figures in it, where all ranks report.
+    ray.train.torch.prepare_data_loader(loader)     makes a new DataLoader of the old one's batch_size, with a
+                                                    DistributedSampler. Beside a batch sampler batch_size is None, so
+                                                    the new loader takes single samples, and collates the parts of one
+                                                    as if they were a batch: an error about shapes, or none. Pruning is
+                                                    gone.
+    paceline.ray.prepare_data_loader(loader)        leaves a pruning sampler where it is (it shards among ranks by
+                                                    itself), and refuses any other batch sampler.
+
+    ray.train.report(metrics)                       waits for all ranks. As the `log=` of a part it would make ranks
+                                                    that average without waiting wait for each other, or for ever.
+    paceline.ray.report(metrics, sync)              one report with the parts' figures in it, where all ranks report.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ def prepare_data_loader(
         pruning = paceline.InfoBatch(dataset, batch_size=128, epochs=20)
         loader = paceline.ray.prepare_data_loader(DataLoader(dataset, batch_sampler=pruning))
 
-    Any other batch sampler is refused where there are several ranks, because Ray throws it away and yields single
+    Any other batch sampler is refused where there are several ranks, because Ray throws it away and takes single
     samples; with `add_dist_sampler=False` it stays, and shards by itself. Everything else is Ray's.
     """
     sampler = loader.batch_sampler
@@ -64,7 +68,7 @@ def prepare_data_loader(
         kind = type(sampler).__name__
         own = "one of torch's" if type(sampler) is BatchSampler else "one of your own"
         raise DataLoaderError(
-            f"the loader has a batch sampler ({kind}, {own}), which Ray would throw away, and yield single samples: "
+            f"the loader has a batch sampler ({kind}, {own}), which Ray would throw away, and take single samples: "
             "give the DataLoader batch_size and shuffle instead, or shard in the sampler and give "
             "add_dist_sampler=False"
         )

@@ -5,8 +5,8 @@
         cluster.add("b", cpus=1); cluster.kill("a")                       a node joins; one dies, with its processes
 
 Every node has an address of its own (127.0.0.1, 127.0.0.2, ...), so a server can be reached at its node's alone.
-Outside of a namespace `ray.init` rewrites such addresses to that of the network card, and hangs. `be_host` is the process
-that starts the raylets; it takes commands on stdin, and ends with its stdin.
+Outside of a namespace `ray.init` rewrites such addresses to that of the network card, and hangs. `be_host` is the
+process that starts the raylets; it takes commands on stdin, and ends with its stdin.
 """
 
 from __future__ import annotations
