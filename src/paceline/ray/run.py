@@ -11,7 +11,7 @@
     the server, its node        a new actor, anywhere, goes on from the newest checkpoint that was copied here, with new
                                 workers
     the caller                  Ray ends actor and tasks; the copy here can be resumed
-    room for any worker         said at once; after `resources_seconds` the run ends, with a checkpoint
+    room for any worker         said after a while; after `resources_seconds` the run ends, with a checkpoint
 
 The caller retries and not Ray (`max_retries`, `max_restarts` are 0): Ray would retry a worker that fails at its first
 line for ever, and would start a server again with arguments of before, at an address that nobody has been told.
@@ -30,6 +30,7 @@ from typing import Any
 
 from paceline import __version__
 from paceline.drivers.served.run import RunOutcome
+from paceline.quantities import counted
 from paceline.ray.authority import RunAuthority
 from paceline.ray.connection import (
     RayResourcesError,
@@ -53,6 +54,7 @@ COPY_SECONDS = 2.0
 SILENT_SECONDS = 60.0  # that the server's actor may leave a poll unanswered
 END_SECONDS = 15.0  # for workers that were told that the run is over
 RESULT_SECONDS = 600.0
+WAITING_SECONDS = 20.0  # for a node with room, before it is told
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
 FAILURES_EACH = 3  # of every worker, without a round in between, end the run
 SERVER_DEATHS = 3  # without a new checkpoint in between, end the run
@@ -379,12 +381,20 @@ class RayRun:
         waiting = [attempt for attempt in self._attempts if attempt.reference is not None and not attempt.started]
         if any(attempt.started for attempt in self._attempts) or not waiting:
             self._idle_since = now
-        demand = self._demands.of_worker
-        if waiting and not self._warned_of_room and not any(node.holds(demand) for node in living_nodes()):
+        demand, limit = self._demands.of_worker, self._demands.resources_seconds
+        if waiting and not self._warned_of_room and now - waiting[0].due > WAITING_SECONDS:
             self._warned_of_room = True
-            text = "no node could ever hold a worker, which demands %s: %s; one that joins is given work"
-            log.warning(text, demand_text(demand), cluster_text(demand))
-        limit = self._demands.resources_seconds
+            ever = "" if any(node.holds(demand) for node in living_nodes()) else ", and no node could ever hold one"
+            log.warning(
+                "%s of %d wait for a node with room: each demands %s%s; %s; a node that joins is given work",
+                counted(len(waiting), "worker"),
+                len(self._attempts),
+                demand_text(demand),
+                ever,
+                cluster_text(demand),
+            )
+        elif not waiting:
+            self._warned_of_room = False
         if now - self._idle_since > limit:
             self._give_up(
                 RayResourcesError(

@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,7 +41,11 @@ class RayCluster:
 
     def __init__(self, nodes):
         self._nodes, self.folder = dict(nodes), Path(tempfile.mkdtemp(prefix="paceline-on-ray-"))
-        self.gate = self.folder / "gate"
+        self._sessions = Path(
+            tempfile.mkdtemp(prefix="ray-")
+        )  # a short name: sockets are there, and may have 107 letters
+        self.gate, self.temporary = self.folder / "gate", self.folder / "temporary"
+        self.temporary.mkdir()
         self.addresses = {}
         self._network, self._host, self._lines = Network(), None, queue.Queue()
 
@@ -67,6 +72,8 @@ class RayCluster:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
         self._network.__exit__()
+        shutil.rmtree(self._sessions, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _read(self):
         for line in self._host.stdout:
@@ -96,6 +103,7 @@ class RayCluster:
             "RAY_AUTH_MODE": "disabled",
             "PACELINE_GATE": str(self.gate),
         }
+        own |= {"TMPDIR": str(self.temporary), "RAY_TMPDIR": str(self._sessions)}
         own |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "TERM": "dumb"}
         inherited = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
         return inherited | own | ({"RAY_ADDRESS": self.address} if getattr(self, "address", "") else {})
@@ -146,7 +154,7 @@ class Caller:
     def text(self):
         return "".join(self._lines)
 
-    def wait_for(self, words, *, after=0, seconds=60.0):
+    def wait_for(self, words, *, after=0, seconds=120.0):
         """Wait for a line with these words, the first after so many lines; return the number of lines up to it."""
         deadline = time.monotonic() + seconds
         with self._more:
@@ -160,7 +168,7 @@ class Caller:
                         f"{words!r} did not come {'at all' if over else f'in {seconds:g} s'}:\n{self.text}"
                     )
 
-    def end(self, seconds=60.0):
+    def end(self, seconds=120.0):
         """Wait for the end and return the exit code; a process that does not end is killed, and that is an error."""
         try:
             code = self.process.wait(seconds)
