@@ -12,7 +12,6 @@ folder that nobody but their user can read. A process that is killed leaves no k
 
 from __future__ import annotations
 
-import ssl
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from paceline.drivers.served.keys import make_keys
 from paceline.drivers.served.security import (
     MOST_KEY_BYTES,
     Role,
+    Tls,
     pair_paths,
     server_credentials,
     worker_credentials,
@@ -42,7 +42,7 @@ class SideKeys:
     side: Role
     files: dict[str, bytes] = field(repr=False)
 
-    def context(self) -> ssl.SSLContext:
+    def context(self) -> Tls:
         """Return the TLS context that is made of these keys."""
         with tempfile.TemporaryDirectory(prefix="paceline-keys-") as folder:  # mode 0700
             _write(Path(folder), self.files)
