@@ -54,6 +54,7 @@ COPY_SECONDS = 2.0
 SILENT_SECONDS = 60.0  # that the server's actor may leave a poll unanswered
 END_SECONDS = 15.0  # for workers that were told that the run is over
 RESULT_SECONDS = 600.0
+START_SECONDS = 120.0  # for a process on a node that has room, and for torch in it
 WAITING_SECONDS = 20.0  # for a node with room, before it is told
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
 FAILURES_EACH = 3  # of every worker, without a round in between, end the run
@@ -227,12 +228,12 @@ class RayRun:
             waited = time.monotonic() - began
             if self._stop is not None:
                 raise KeyboardInterrupt(self._stop)
-            if waited > self._demands.resources_seconds:
+            if waited > self._limit(demand):
                 raise RayResourcesError(
-                    f"no node has had room for the server for {self._demands.resources_seconds:g} s: it demands "
-                    f"{demand_text(demand)}, and {cluster_text(demand)}"
+                    f"no node has started the server for {waited:.0f} s: it demands {demand_text(demand)}, and "
+                    f"{cluster_text(demand)}"
                 )
-            if waited > 10 and not warned:
+            if waited > WAITING_SECONDS and not warned:
                 warned = True
                 log.warning("the server waits for a node: it demands %s; %s", demand_text(demand), cluster_text(demand))
 
@@ -381,7 +382,7 @@ class RayRun:
         waiting = [attempt for attempt in self._attempts if attempt.reference is not None and not attempt.started]
         if any(attempt.started for attempt in self._attempts) or not waiting:
             self._idle_since = now
-        demand, limit = self._demands.of_worker, self._demands.resources_seconds
+        demand = self._demands.of_worker
         if waiting and not self._warned_of_room and now - waiting[0].due > WAITING_SECONDS:
             self._warned_of_room = True
             ever = "" if any(node.holds(demand) for node in living_nodes()) else ", and no node could ever hold one"
@@ -395,14 +396,19 @@ class RayRun:
             )
         elif not waiting:
             self._warned_of_room = False
-        if now - self._idle_since > limit:
+        if (idle := now - self._idle_since) > self._demands.resources_seconds and idle > self._limit(demand):
             self._give_up(
                 RayResourcesError(
-                    f"no node has had room for a single worker for {limit:g} s: each demands {demand_text(demand)}, "
+                    f"no node has had room for a single worker for {idle:.0f} s: each demands {demand_text(demand)}, "
                     f"and {cluster_text(demand)}; free resources, add nodes, or let a worker demand less "
                     "(cpus_per_worker)"
                 )
             )
+
+    def _limit(self, demand: Mapping[str, float]) -> float:
+        """Return how long to wait for a process: a node that could hold it may be starting it, which is no want."""
+        starting = any(node.holds(demand) for node in living_nodes())
+        return self._demands.resources_seconds + (START_SECONDS if starting else 0.0)
 
     def _give_up(self, error: RayTrainingError) -> None:
         self._failure = self._failure or error

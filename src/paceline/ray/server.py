@@ -42,8 +42,8 @@ MOST_LINES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where an actor is, and which paceline it has."""
+class ServerNode:
+    """Where a server's actor is, and which paceline it has."""
 
     address: str
     node: str
@@ -92,9 +92,9 @@ class ServerActor:
         log.setLevel(logging.INFO)
         log.propagate = False
 
-    def place(self) -> Place:
+    def place(self) -> ServerNode:
         context = ray.get_runtime_context()
-        return Place(address=ray.util.get_node_ip_address(), node=context.get_node_id(), paceline=__version__)
+        return ServerNode(address=ray.util.get_node_ip_address(), node=context.get_node_id(), paceline=__version__)
 
     def serve(self, job: ServerJob, keys: SideKeys, given: Given) -> None:
         """Begin the run."""

@@ -61,7 +61,7 @@ def traps(dataset):
     found = {"shape": list(next(iter(loader)).shape)}
     try:
         pruning.observe(torch.ones(32, requires_grad=True))
-    except ValueError as error:
+    except paceline.PacelineError as error:
         found["observe"] = str(error)
     batches = BatchSampler(SequentialSampler(dataset), 32, drop_last=False)
     try:
