@@ -55,6 +55,12 @@ def require_ray() -> Any:
 def connected(address: str | None, runtime_env: Mapping[str, Any] | None, *, quiet: bool = False) -> Iterator[bool]:
     """Be connected to a cluster for the `with`, which yields whether this process has started one of its own."""
     ray = require_ray()
+    named = address if address is not None else os.environ.get("RAY_ADDRESS", "")
+    if named.startswith("ray://") or ray.util.client.ray.is_connected():
+        raise ValueError(
+            "a run cannot be called through Ray Client (ray://), whose caller is on no node: call it on a node of the "
+            "cluster, or by `ray job submit`"
+        )
     if ray.is_initialized():
         if address is not None or runtime_env is not None:
             what = "address" if address is not None else "runtime_env"
@@ -66,7 +72,6 @@ def connected(address: str | None, runtime_env: Mapping[str, Any] | None, *, qui
     try:
         context = ray.init(address=address, log_to_driver=not quiet, logging_level=level, **given)
     except ConnectionError as error:
-        named = address if address is not None else os.environ.get("RAY_ADDRESS")
         where = f"at {named!r}" if named else "to be found"
         raise RayTrainingError(f"there is no Ray cluster {where}: {error}") from error
     try:

@@ -45,7 +45,7 @@ from paceline.recipes.assembly import Given
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import OnStanding, Trained, WorkerOptions
-from paceline.user_code import is_code
+from paceline.user_code import UserCodeError, is_code
 
 log = logging.getLogger("paceline.served")
 
@@ -469,7 +469,15 @@ class RayRun:
             self._follow_folder(self._server)
         except OSError as error:
             lost = (f"the run is not whole in {self._copy.folder}: {_first_line(error)}",)
-        trained: Trained = self._answer(self._server.result.remote(), RESULT_SECONDS)
+        try:
+            trained: Trained = self._answer(self._server.result.remote(), RESULT_SECONDS)
+        except UserCodeError as error:
+            if "was not found" not in str(error):
+                raise
+            sent = (
+                "on the nodes of a cluster it is found where Ray sends it: --ray-working-dir . (in Python: runtime_env)"
+            )
+            raise UserCodeError(f"{error}; {sent}") from None
         self._end_workers(by_themselves=trained.outcome.finished)
         if not lost:
             with suppress(_ServerLostError):

@@ -84,7 +84,7 @@ def test_a_run_survives_a_worker_a_node_and_its_caller_and_a_new_node_gets_work(
     assert "report: lost/report.html" in text
     check_replays(cluster, "lost", 100, monkeypatch)
     kinds = [type(record).__name__ for record in read_journal(cluster.folder / "lost" / TRACE).records]
-    assert kinds.count("WorkerJoined") >= 6
+    assert kinds.count("WorkerJoined") >= 5  # the last before the caller was killed may not have been copied
     assert kinds.count("WorkerLeft") >= 2
     assert not list(cluster.folder.glob("lost/.writing-*"))
     wait_until(lambda: nothing_runs(cluster))
@@ -124,5 +124,6 @@ def test_scripts(cluster):
     assert "127.0.0.1 CPU 2" in found["resources"]
     assert "workers failed 3 times without a round in between, the last one with" in found["failing"]
     assert "no data here" in found["failing"]
-    assert "no module" in found["code"].lower()
+    assert "was not found" in found["code"]
+    assert "--ray-working-dir" in found["code"]
     assert found["folders"] == ["failing", "here", "on-ray", "own"]

@@ -76,6 +76,13 @@ def test_scripts_are_refused_as_commands_are():
         Demands(resources_per_worker={"CPU": 1})
 
 
+def test_ray_client_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="ray job submit"):
+        paceline.ray.train(Recipe(), address="ray://10.0.0.7:10001")
+    assert not list(tmp_path.iterdir())
+
+
 def test_keys_of_a_run_are_for_their_host_and_side_and_leave_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     authority = RunAuthority()
