@@ -18,7 +18,7 @@ from paceline.traces.journal_files import read_journal
 pytestmark = pytest.mark.xdist_group("ray")
 
 GATED = "tests.integrations.ray.gated:loss"
-TRAIN = ["-m", "paceline", "train", "--on", "ray", "--workers", "2", "--loss", GATED, "--data.split", "iid"]
+TRAIN = ["-m", "paceline", "train", "--on", "ray", "--workers", "2", "--data.split", "iid", "--loss"]
 
 
 def wait_until(condition, *, seconds=120.0):
@@ -33,10 +33,10 @@ def close_gate(cluster):
         cluster.gate.unlink()
 
 
-def check_replays(cluster, name, rounds, monkeypatch):
+def check_replays(cluster, name, rounds, monkeypatch, loss=GATED):
     cluster.gate.touch()
     monkeypatch.setenv("PACELINE_GATE", str(cluster.gate))
-    verdict = paceline.replay(cluster.folder / name, WorkerOptions(loss=GATED))
+    verdict = paceline.replay(cluster.folder / name, WorkerOptions(loss=loss))
     assert verdict.identical, verdict
     assert verdict.steps - verdict.redone == rounds
 
@@ -59,7 +59,9 @@ def test_a_run_survives_a_worker_a_node_and_its_caller_and_a_new_node_gets_work(
     cluster.add("c", cpus=2)
     cluster.add("d", cpus=2)
     large = ["--ray-cpus-per-worker", "2"]
-    caller = cluster.caller([*TRAIN, *large, "--rounds", "100", "--out", "lost", "--server.checkpoint-every", "3"])
+    caller = cluster.caller(
+        [*TRAIN, GATED, *large, "--rounds", "100", "--out", "lost", "--server.checkpoint-every", "3"]
+    )
     lines = max(caller.wait_for("worker 0 joined"), caller.wait_for("worker 1 joined"))
     assert [node for node in ("c", "d") if f"runs on {cluster.addresses[node]}\n" in caller.text] == ["c", "d"]
 
@@ -94,7 +96,11 @@ def test_a_run_survives_a_worker_a_node_and_its_caller_and_a_new_node_gets_work(
 
 def test_a_run_goes_on_when_its_server_is_lost_and_stops_when_it_is_asked_to(cluster, monkeypatch):
     close_gate(cluster)
-    caller = cluster.caller([*TRAIN, "--rounds", "1000", "--out", "served", "--server.checkpoint-every", "3", "--json"])
+    (cluster.folder / "code").mkdir()
+    (cluster.folder / "code" / "sent_by_ray.py").write_text("from tests.integrations.ray.gated import loss\n")
+    own = ["sent_by_ray:loss", "--ray-working-dir", "code"]
+    often = ["--rounds", "1000", "--server.checkpoint-every", "3"]
+    caller = cluster.caller([*TRAIN, *own, *often, "--out", "served", "--json"])
     caller.wait_for("worker 0 joined")
     wait_until(lambda: max(checkpoints(cluster, "served"), default=0) >= 3)
     os.kill(cluster.processes("ray::ServerActor")[0], signal.SIGKILL)
@@ -106,10 +112,12 @@ def test_a_run_goes_on_when_its_server_is_lost_and_stops_when_it_is_asked_to(clu
 
     caller.process.send_signal(signal.SIGINT)
     assert caller.end() == 130
-    assert f"go on with: paceline train --resume served --loss {GATED} --on ray" in caller.text
+    again = "go on with: paceline train --resume served --loss sent_by_ray:loss --on ray --ray-working-dir code"
+    assert again in caller.text
     rounds = max(checkpoints(cluster, "served"))
     assert json.loads((cluster.folder / "served" / "results.json").read_text())["results"][0]["rounds"] == rounds
-    check_replays(cluster, "served", rounds, monkeypatch)
+    monkeypatch.syspath_prepend(cluster.folder / "code")
+    check_replays(cluster, "served", rounds, monkeypatch, loss="sent_by_ray:loss")
     wait_until(lambda: nothing_runs(cluster))
 
 
@@ -126,4 +134,4 @@ def test_scripts(cluster):
     assert "no data here" in found["failing"]
     assert "was not found" in found["code"]
     assert "--ray-working-dir" in found["code"]
-    assert found["folders"] == ["failing", "here", "on-ray", "own"]
+    assert found["folders"] == ["failing", "here", "on-ray", "own", "room"]  # what has begun can be gone on with
