@@ -32,15 +32,15 @@ class Numbers(Dataset):
 
 
 class Module(LightningModule):
-    """A net of two layers and BatchNorm, by momentum SGD; `seen` counts the batches that were trained on."""
+    """A net of two layers, by momentum SGD; `seen` counts the batches that it was trained on."""
 
-    def __init__(self, features=16, width=24, lr=0.02, momentum=0.9):
+    def __init__(self, features=16, width=24, lr=0.02, momentum=0.9, norm=True):
         super().__init__()
         self.save_hyperparameters()
         torch.manual_seed(7 + RANK)  # ranks begin with different models: somebody must make them equal
-        self.net = torch.nn.Sequential(
-            torch.nn.Linear(features, width), torch.nn.BatchNorm1d(width), torch.nn.ReLU(), torch.nn.Linear(width, 1)
-        )
+        between = [torch.nn.BatchNorm1d(width)] if norm else []
+        layers = torch.nn.Linear(features, width), *between, torch.nn.ReLU(), torch.nn.Linear(width, 1)
+        self.net = torch.nn.Sequential(*layers)
         self.seen, self.digests, self.validated = 0, [], []
 
     def forward(self, inputs):

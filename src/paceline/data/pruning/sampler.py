@@ -132,8 +132,14 @@ class PrunedBatches(Sampler[list[int]]):
         """Whether the batch that was observed last is the last of its epoch, for loops that accumulate gradients."""
         return self._finished is not None
 
+    @property
+    def observed_batches(self) -> int:
+        """The batches of the epoch under way that were observed or skipped; 0 between epochs."""
+        return self._resume_at if self._pass is None else self._pass.observed
+
     def set_epoch(self, epoch: int) -> None:
-        """Do nothing: epochs are counted by what was observed. Loops call this out of habit."""
+        """Take it that a new pass comes next, so that `len` is of that; epochs are counted by what was observed."""
+        self._finished = None
 
     def __repr__(self) -> str:
         return (
@@ -150,6 +156,10 @@ class PrunedBatches(Sampler[list[int]]):
         return self._prepare().steps - self._resume_at
 
     def __iter__(self) -> Iterator[list[int]]:
+        self._finished = None  # now, and not with the first batch: a loop may ask for the length before it
+        return self._batches()
+
+    def _batches(self) -> Iterator[list[int]]:
         prepared, batches = self._begin()
         while not batches.exhausted:
             batches.trains |= torch.is_grad_enabled()
@@ -656,4 +666,10 @@ class InfoBatch(PrunedBatches):
 
 
 def _sample_count(samples: int | Sized) -> int:
+    if isinstance(samples, Sampler):  # Lightning and others make batch samplers anew, around a sampler of their own
+        raise PruningError(
+            f"samples must be the number of samples or the data set, and this is a {type(samples).__name__}: a "
+            "framework has tried to put its sampler for ranks here, and pruning splits batches among ranks itself "
+            "(in Lightning: Trainer(use_distributed_sampler=False))"
+        )
     return len(samples) if isinstance(samples, Sized) else samples
