@@ -57,6 +57,7 @@ from paceline.strategies.averaging import make_averaging
 
 KEY = "paceline_averaging"  # in a checkpoint
 PER_RANK = ("optimizer_states", "lr_schedulers", "loops")  # parts of a checkpoint that each rank has of its own
+PATHS = ("best_model_path", "last_model_path", "kth_best_model_path")  # of a ModelCheckpoint
 ENDLESS = -1  # the number of batches of data without a length
 
 
@@ -212,6 +213,7 @@ class AveragingStrategy(DDPStrategy):
     def on_train_end(self) -> None:
         """End the averaging, with all ranks."""
         super().on_train_end()
+        self._share_paths()
         self._close()
 
     def on_exception(self, exception: BaseException) -> None:
@@ -233,6 +235,13 @@ class AveragingStrategy(DDPStrategy):
         if self._open and self.averager is not None:
             self._open = self._apart = self._in_step = False
             self.averager.close()
+
+    def _share_paths(self) -> None:
+        """Let all ranks know rank 0's files by their names: a name has the step in it, and ranks may be at others."""
+        for callback in self._trainer.checkpoint_callbacks if self._trainer is not None else ():
+            for name in PATHS:
+                if hasattr(callback, name):
+                    setattr(callback, name, self.broadcast(getattr(callback, name)))
 
     # -- places --------------------------------------------------------------------------------------------------------
 

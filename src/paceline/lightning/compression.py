@@ -105,9 +105,7 @@ class Compress(Callback):
                 f"{optimizers} optimizers that may be of other parameters: give a codec without memory (qsgd, "
                 "bfloat16), or one optimizer"
             )
-        compression = compress(
-            model, self.codec, plan=self.plan, seed=self.seed, timeout_seconds=self.timeout_seconds
-        )
+        compression = compress(model, self.codec, plan=self.plan, seed=self.seed, timeout_seconds=self.timeout_seconds)
         state = self._state_to_load(trainer)
         if state is not None:
             compression.load_state_dict(state)

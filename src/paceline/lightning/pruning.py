@@ -81,6 +81,12 @@ class Prune(Callback):
                 "DistributedSampler, and pruning splits every batch among the ranks itself. (Validation loaders are "
                 "then not split either: give those a DistributedSampler of your own)"
             )
+        for name, value in pl_module.hparams.items():
+            if isinstance(value, PrunedBatches):
+                raise LightningError(
+                    f"the sampler is among the module's hyperparameters ({name!r}), which checkpoints hold as they "
+                    f"are: write self.save_hyperparameters(ignore=[{name!r}]); Prune saves the sampler's state"
+                )
         callbacks = trainer.callbacks  # first, so that a progress bar finds the length of an epoch; none is left out:
         callbacks.remove(self)  # Lightning goes through this list by number, and those after this one stay
         callbacks.insert(0, self)

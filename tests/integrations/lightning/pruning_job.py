@@ -77,7 +77,15 @@ def job(part, **settings):
 
 
 def fit(
-    folder, kind="InfoBatch", options=None, callback=True, workers=0, ckpt=None, save=None, averaging=None, module="Pruned"
+    folder,
+    kind="InfoBatch",
+    options=None,
+    callback=True,
+    workers=0,
+    ckpt=None,
+    save=None,
+    averaging=None,
+    module="Pruned",
 ):
     pruning = sampler(kind)
     model, counts, progress = globals()[module](pruning), PerEpoch(), Progress()

@@ -36,7 +36,7 @@ class Module(LightningModule):
 
     def __init__(self, features=16, width=24, lr=0.02, momentum=0.9, norm=True):
         super().__init__()
-        self.save_hyperparameters()
+        self.save_hyperparameters("features", "width", "lr", "momentum", "norm")
         torch.manual_seed(7 + RANK)  # ranks begin with different models: somebody must make them equal
         between = [torch.nn.BatchNorm1d(width)] if norm else []
         layers = torch.nn.Linear(features, width), *between, torch.nn.ReLU(), torch.nn.Linear(width, 1)
