@@ -81,6 +81,11 @@ class Prune(Callback):
                 "DistributedSampler, and pruning splits every batch among the ranks itself. (Validation loaders are "
                 "then not split either: give those a DistributedSampler of your own)"
             )
+        if self._fits and trainer.overfit_batches:
+            raise LightningError(
+                f"overfit_batches={trainer.overfit_batches} wants the same batches in every epoch, and pruning gives "
+                "others: leave Prune and its sampler out for that"
+            )
         for name, value in pl_module.hparams.items():
             if isinstance(value, PrunedBatches):
                 raise LightningError(
@@ -100,7 +105,6 @@ class Prune(Callback):
             raise LightningError(
                 "Prune needs one training DataLoader, with its sampler: DataLoader(dataset, batch_sampler=pruning); "
                 f"the training loaders have: {found}"
-                + (" (overfit_batches replaces samplers)" if trainer.overfit_batches else "")
             )
         loop = trainer.fit_loop.epoch_loop
         if not loop.restarting:

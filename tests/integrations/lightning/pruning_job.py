@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 import torch
 from lightning.pytorch import Callback
@@ -35,6 +36,14 @@ class Pruned(Module):
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)]
+
+
+class Saving(Pruned):
+    """Has the sampler among its hyperparameters."""
+
+    def __init__(self, pruning):
+        super().__init__(pruning)
+        self.save_hyperparameters("pruning")
 
 
 class Forgetful(Pruned):
@@ -86,6 +95,7 @@ def fit(
     save=None,
     averaging=None,
     module="Pruned",
+    other=False,
 ):
     pruning = sampler(kind)
     model, counts, progress = globals()[module](pruning), PerEpoch(), Progress()
@@ -98,11 +108,12 @@ def fit(
         given["enable_checkpointing"] = True
     fitted = trainer(folder, WORLD, callbacks=callbacks, **given | (options or {}))
     train = DataLoader(Numbers(SAMPLES), batch_sampler=pruning, num_workers=workers, persistent_workers=workers > 0)
-    fitted.fit(model, train, loader(16, 8), ckpt_path=ckpt)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fitted.fit(model, loader() if other else train, loader(16, 8), ckpt_path=ckpt)
     return {
         "model": digest(model),
         "epoch": pruning.epoch,
-        "pruned": int(pruning.times_pruned.sum()),
         "times": pruning.times_pruned.tolist(),
         "taken": sum(model.taken),
         "lengths": model.lengths,
@@ -111,7 +122,21 @@ def fit(
         "bars": progress.bars,
         "validations": len(model.validated),
         "lr": fitted.optimizers[0].param_groups[0]["lr"],
+        "warnings": [str(each.message) for each in caught if "begin" in str(each.message)],
     }
+
+
+def several(fits):
+    """Take several fits in one process."""
+    return [fit(**each) for each in fits]
+
+
+def refused(**settings):
+    try:
+        fit(**settings)
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    raise AssertionError("nothing was refused")
 
 
 def plain(kind="InfoBatch"):
