@@ -15,8 +15,9 @@ What of Lightning would bring the waiting back, or break:
   so nobody would be ahead of rank 0; ranks with unequal numbers of batches would hang in it. Here each rank heeds its
   own signal, and averaging's heartbeats tell the others.
 - Every other collective of Lightning's goes through the strategy. Ranks that are apart come together for it first
-  (`Place`). In the middle of a step they cannot: a flush would change the parameters between forward and backward.
-  There a reduction of a logged value is this rank's own value, with one warning, and anything else is refused.
+  (`TrainingPlace`). In the middle of a step they cannot: a flush would change the parameters between forward and
+  backward. There a reduction of a logged value is this rank's own value, with one warning, and anything else is
+  refused.
 - A checkpoint file has rank 0's optimiser. Here it also has every rank's: momenta differ.
 - `optimizer.step(closure)` runs forward and backward inside the step; ssgd, which averages gradients just before the
   step, therefore runs the closure first.
@@ -49,7 +50,7 @@ from paceline.drivers.averaging.averager import AVERAGERS, TIMEOUT_SECONDS, Aver
 from paceline.drivers.averaging.loop import OnAverage
 from paceline.errors import PacelineWarning
 from paceline.exchanges.plans import AUTO, check_plan
-from paceline.lightning.places import Arrival, Place, check_arrivals
+from paceline.lightning.places import RankPlace, TrainingPlace, check_places
 from paceline.lightning.rank_states import gather_states, state_of
 from paceline.lightning.trainer import LightningError, check_trainer, has_gradient_scaler, log_figures, tell
 from paceline.lookup import unknown
@@ -270,22 +271,22 @@ class AveragingStrategy(DDPStrategy):
                 "different epochs: give max_epochs alone, or all ranks as many batches"
             )
 
-    def meet(self, place: Place) -> None:
+    def meet(self, place: TrainingPlace) -> None:
         """Flush, so that all ranks have the shared model; raise on all if they are not at the same place."""
         trainer, averager = self._trainer, self.averager
         if not self._open or trainer is None or averager is None or trainer.interrupted:
             return
-        others_may_train = place is Place.EPOCH_END and not self._epochs_are_over
+        others_may_train = place is TrainingPlace.EPOCH_END and not self._epochs_are_over
         if not self._apart and not others_may_train:
             return
         averager.flush()
-        ours = Arrival(place, trainer.current_epoch, trainer.fit_loop.epoch_loop._num_ready_batches_reached())
+        ours = RankPlace(place, trainer.current_epoch, trainer.fit_loop.epoch_loop._num_ready_batches_reached())
         try:
-            arrivals = check_arrivals(averager.gather_numbers([int(number) for number in ours]))
+            places = check_places(averager.gather_numbers([int(number) for number in ours]))
         except LightningError as error:
             self.on_exception(error)
             raise
-        self._apart, self._epochs_are_over = False, all(arrival.epoch_is_over for arrival in arrivals)
+        self._apart, self._epochs_are_over = False, all(reached.epoch_is_over for reached in places)
 
     @property
     def _alone(self) -> bool:
@@ -307,7 +308,7 @@ class AveragingStrategy(DDPStrategy):
                 "(callbacks such as Timer and ModelCheckpoint(train_time_interval=...) ask for it)"
             )
         self._collective_step = step
-        self.meet(Place.COLLECTIVE)
+        self.meet(TrainingPlace.COLLECTIVE)
 
     def _warn_once(self, sentence: str) -> None:
         if sentence not in self._told and self.is_global_zero:
@@ -361,7 +362,7 @@ class AveragingStrategy(DDPStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the shared model: a checkpoint begins with it, on every rank."""
-        self.meet(Place.SAVING)
+        self.meet(TrainingPlace.SAVING)
         state: dict[str, Any] = super().lightning_module_state_dict()
         return state
 
@@ -449,15 +450,15 @@ class PlaceCallback(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Come together: the shared model is what is evaluated."""
-        self._strategy.meet(Place.VALIDATION)
+        self._strategy.meet(TrainingPlace.VALIDATION)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Come together."""
-        self._strategy.meet(Place.EPOCH_END)
+        self._strategy.meet(TrainingPlace.EPOCH_END)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Come together."""
-        self._strategy.meet(Place.TRAINING_END)
+        self._strategy.meet(TrainingPlace.TRAINING_END)
 
 
 def _own_settings(method: str, given: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ REMEDY = (
 )
 
 
-class Place(IntEnum):
+class TrainingPlace(IntEnum):
     """Where a rank is when it asks for the others."""
 
     VALIDATION = 0
@@ -34,18 +34,18 @@ class Place(IntEnum):
 
 
 WORDS = {
-    Place.VALIDATION: "a validation",
-    Place.EPOCH_END: "the end",
-    Place.SAVING: "a checkpoint",
-    Place.TRAINING_END: "the end of training",
-    Place.COLLECTIVE: "a collective (a callback's, or self.log(sync_dist=True))",
+    TrainingPlace.VALIDATION: "a validation",
+    TrainingPlace.EPOCH_END: "the end",
+    TrainingPlace.SAVING: "a checkpoint",
+    TrainingPlace.TRAINING_END: "the end of training",
+    TrainingPlace.COLLECTIVE: "a collective (a callback's, or self.log(sync_dist=True))",
 }
 
 
-class Arrival(NamedTuple):
+class RankPlace(NamedTuple):
     """One rank's place: in which epoch it is, and whether it has trained all batches of that.
 
-    >>> str(Arrival(Place.VALIDATION, 2, False))
+    >>> str(RankPlace(TrainingPlace.VALIDATION, 2, False))
     'a validation in epoch 2'
     """
 
@@ -54,20 +54,20 @@ class Arrival(NamedTuple):
     epoch_is_over: bool
 
     def __str__(self) -> str:
-        relation = "of" if self.place == Place.EPOCH_END else "in"
-        return f"{WORDS[Place(self.place)]} {relation} epoch {self.epoch}"
+        relation = "of" if self.place == TrainingPlace.EPOCH_END else "in"
+        return f"{WORDS[TrainingPlace(self.place)]} {relation} epoch {self.epoch}"
 
 
-def check_arrivals(rows: Sequence[Sequence[int]]) -> list[Arrival]:
+def check_places(rows: Sequence[Sequence[int]]) -> list[RankPlace]:
     """Return where the ranks are; LightningError on all of them if not all are at the same place of the same epoch.
 
-    >>> check_arrivals([[1, 4, 1], [0, 4, 0]])
+    >>> check_places([[1, 4, 1], [0, 4, 0]])
     Traceback (most recent call last):
     paceline.lightning.trainer.LightningError: rank 0 has come to the end of epoch 4, and rank 1 to a validation in ...
     """
-    arrivals = [Arrival(place, epoch, bool(over)) for place, epoch, over in rows]
-    first = arrivals[0]
-    for rank, arrival in enumerate(arrivals):
-        if arrival[:2] != first[:2]:
-            raise LightningError(f"rank 0 has come to {first}, and rank {rank} to {arrival}: {REMEDY}")
-    return arrivals
+    places = [RankPlace(place, epoch, bool(over)) for place, epoch, over in rows]
+    first = places[0]
+    for rank, reached in enumerate(places):
+        if reached[:2] != first[:2]:
+            raise LightningError(f"rank 0 has come to {first}, and rank {rank} to {reached}: {REMEDY}")
+    return places

@@ -113,12 +113,18 @@ def test_with_other_ranks_a_broken_epoch_begins_again(tmp_path):
             "PruningError",
             "in Lightning: Trainer(use_distributed_sampler=False)",
         ),
+        (
+            2,
+            {"options": {"use_distributed_sampler": True}, "callback": False},
+            "PruningError",
+            "samples must be the number of samples or the data set, and this is a DistributedSampler",
+        ),
         (1, {"other": True}, "LightningError", "Prune needs one training DataLoader, with its sampler"),
         (1, {"options": {"overfit_batches": 2}}, "LightningError", "overfit_batches=2 wants the same batches"),
         (1, {"module": "Forgetful"}, "PruningError", "batch 0 of epoch 0 was not observed"),
         (1, {"module": "Saving"}, "LightningError", "self.save_hyperparameters(ignore=['pruning'])"),
     ],
-    ids=["sampler", "without-callback", "loader", "overfit", "observe", "hyperparameters"],
+    ids=["sampler", "fine-pruning-alone", "info-batch-alone", "loader", "overfit", "observe", "hyperparameters"],
 )
 def test_what_cannot_be_right_is_refused_by_all(tmp_path, world, settings, kind, words):
     for found, text in launch(JOB, {"part": "refused", "folder": str(tmp_path), **settings}, world=world):
