@@ -37,6 +37,7 @@ from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
@@ -171,6 +172,12 @@ class AveragingStrategy(DDPStrategy):
                 "ssgd averages the gradients of all ranks at every step, and a gradient scaler (float16) lets one rank "
                 "leave a step out: give Trainer(precision='bf16-mixed') or 32, or another method"
             )
+        for callback in trainer.callbacks if fits else ():
+            if isinstance(callback, StochasticWeightAveraging | WeightAveraging):
+                raise LightningError(
+                    f"{type(callback).__name__} averages the models that this rank alone has had, step by step: ranks "
+                    "would evaluate and save different ones. Leave it out"
+                )
         super().setup(trainer)
         if fits:
             self._begin(trainer)
@@ -211,11 +218,15 @@ class AveragingStrategy(DDPStrategy):
         self._in_step = self._open
         return super().training_step(*args, **kwargs)
 
+    def end_training(self) -> None:
+        """End the averaging, with all ranks; what callbacks do to the model after that is theirs."""
+        self.meet(TrainingPlace.TRAINING_END)
+        self._close()
+
     def on_train_end(self) -> None:
-        """End the averaging, with all ranks."""
+        """Let all ranks know the files that were written."""
         super().on_train_end()
         self._share_paths()
-        self._close()
 
     def on_exception(self, exception: BaseException) -> None:
         """End the averaging at once; the others hear why."""
@@ -457,8 +468,8 @@ class PlaceCallback(Callback):
         self._strategy.meet(TrainingPlace.EPOCH_END)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Come together."""
-        self._strategy.meet(TrainingPlace.TRAINING_END)
+        """Come together for the last time."""
+        self._strategy.end_training()
 
 
 def _own_settings(method: str, given: dict[str, Any]) -> dict[str, Any]:

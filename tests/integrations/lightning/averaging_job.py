@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer, WeightAveraging
 
 from paceline.lightning import Averaging
 from tests.integrations.lightning.small import RANK, Module, digest, loader, own_loader, trainer
@@ -122,6 +122,7 @@ def fit(
     save=None,
     stop=False,
     timer=False,
+    smooth=False,
 ):
     """Train; return what is worth comparing."""
     model, strategy = KINDS[kind](), Averaging(method, **(averaging or {}))
@@ -131,6 +132,8 @@ def fit(
         given["enable_checkpointing"] = True
     if stop:
         callbacks.append(EarlyStopping("val_loss", patience=0, min_delta=1e9))
+    if smooth:
+        callbacks.append(WeightAveraging())
     if timer:
         callbacks.append(Timer(duration={"minutes": 10}))
     fitted = trainer(folder, WORLD, strategy=strategy, callbacks=callbacks, **given)
@@ -189,3 +192,24 @@ def plain(folder, ckpt):
     loaded = Counted.load_from_checkpoint(ckpt, weights_only=True)
     saved = torch.load(ckpt, weights_only=True)
     return {"epoch": fitted.current_epoch, "loaded": digest(loaded), "ranks": saved["paceline_averaging"]["ranks"]}
+
+
+def nodes(folder):
+    """Be a node of two, each with one device."""
+    os.environ.update(LOCAL_RANK="0", GROUP_RANK=str(RANK), LOCAL_WORLD_SIZE="1")
+    model, strategy = Module(), Averaging("hpsgd")
+    fitted = trainer(folder, 1, num_nodes=2, strategy=strategy)
+    fitted.fit(model, loader(32), loader(16, 8))
+    return {"model": digest(model), "seen": model.seen, "steps": strategy.averager.merged_steps}
+
+
+def broken(folder):
+    """Fail on rank 1, with a checkpoint that is saved because of that; go on from it."""
+    checkpoint = ModelCheckpoint(dirpath=folder, filename="broken", save_on_exception=True)
+    given = {"enable_checkpointing": True, "use_distributed_sampler": False}
+    fitted = trainer(folder, WORLD, strategy=Averaging("hpsgd"), callbacks=[checkpoint], **given)
+    try:
+        fitted.fit(Failing(), own_loader(4000))
+    except Exception as error:
+        return [type(error).__name__, sorted(torch.load(Path(folder, "broken.ckpt"), weights_only=True))]
+    raise AssertionError("nothing has failed")

@@ -78,6 +78,12 @@ def test_one_rank_trains_plainly_and_manual_optimization_works(tmp_path):
     assert found[0]["steps"] == 16
 
 
+def test_one_device_on_each_of_two_nodes(tmp_path):
+    found = launch(JOB, {"part": "nodes", "folder": str(tmp_path)})
+    assert same(found, "model")
+    assert [(each["seen"], each["steps"]) for each in found] == [(8, 16)] * 2, "Lightning has split the data"
+
+
 def test_early_stopping_and_the_best_checkpoint_are_of_all_ranks(tmp_path):
     save = {"monitor": "val_loss", "save_top_k": 1}
     found = fit(tmp_path, world=3, samples=[20, 24, 32], save=save, stop=True, options={"max_epochs": 5})
@@ -151,6 +157,7 @@ def refused(folder, world=2, **settings):
         ({"averaging": {"codec": "qsdg"}}, "did you mean 'qsgd'"),
         ({"method": "hp-sgd"}, "did you mean 'hpsgd'"),
         ({"options": {"sync_batchnorm": True}}, "averages the statistics of BatchNorm itself"),
+        ({"smooth": True}, "WeightAveraging averages the models that this rank alone has had"),
         ({"kind": "Twofold"}, "takes one optimizer, and configure_optimizers returns 2"),
         ({"kind": "Gathering"}, "an all-gather in the middle of a training step"),
         ({"samples": [20, 32], "options": {"max_steps": 9, "max_epochs": -1}}, "5, 8.*max_steps=9 in different epochs"),
@@ -184,3 +191,11 @@ def test_a_rank_that_ends_ends_all(tmp_path, kind, reason):
     assert all(isinstance(each, JobError) for each in found)
     assert "rank 1" in str(found[0])
     assert reason in str(found[0]), "rank 0 says who has gone, and why"
+
+
+def test_a_checkpoint_of_a_broken_run_waits_for_nobody(tmp_path):
+    first, second = launch(JOB, {"part": "broken", "folder": str(tmp_path)}, seconds=60, check=False)
+    assert first[0] == "RankGoneError"
+    assert "optimizer_states" in first[1]
+    assert "paceline_averaging" not in first[1], "of the other ranks there is nothing in it"
+    assert isinstance(second, JobError) or second[0] == "KeyError"  # rank 0 may not have written the file yet
