@@ -34,7 +34,7 @@ class Numbers(Dataset):
 class Module(LightningModule):
     """A net of two layers, by momentum SGD; `seen` counts the batches that it was trained on."""
 
-    def __init__(self, features=16, width=24, lr=0.02, momentum=0.9, norm=True):
+    def __init__(self, features=16, width=24, lr=0.005, momentum=0.9, norm=True):
         super().__init__()
         self.save_hyperparameters("features", "width", "lr", "momentum", "norm")
         torch.manual_seed(7 + RANK)  # ranks begin with different models: somebody must make them equal

@@ -67,7 +67,7 @@ def test_accumulation_clipping_schedules_and_bf16(tmp_path):
     assert [(each["seen"], each["steps"], each["global_step"]) for each in found[0]] == [(20, 6, 6)] * 2 + [
         (20, 20, 20)
     ]
-    assert found[0][0]["lr"] == pytest.approx(0.02 * 0.8**2)
+    assert found[0][0]["lr"] == pytest.approx(0.005 * 0.8**2)
 
 
 def test_one_rank_trains_plainly_and_manual_optimization_works(tmp_path):

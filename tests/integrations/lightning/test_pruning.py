@@ -39,7 +39,7 @@ def test_one_rank_trains_as_a_loop_of_ones_own(tmp_path, kind):
     assert {name: found[name] for name in own} == own
     assert found["bars"] == [[batches, batches] for batches in own["batches"]]
     assert found["validations"] == EPOCHS
-    assert found["lr"] == pytest.approx(0.02 * 0.9**EPOCHS)
+    assert found["lr"] == pytest.approx(0.005 * 0.9**EPOCHS)
     (fetched,) = fit(tmp_path, kind=kind, workers=2)
     assert fetched["model"] == own["model"]
 
