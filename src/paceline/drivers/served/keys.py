@@ -6,6 +6,10 @@
 
 Everything is checked before anything is written, and nothing is ever overwritten. A worker is handed ca.crt,
 worker.crt and worker.key, never ca.key: whoever has that can let others in.
+
+Keys for one run alone need no folder: `keys_of_a_run` makes them in memory and forgets the CA's key, so that nobody
+can make more of them. TLS in Python reads keys from files only, so `key_files_of` lays them into a private folder for
+as long as it takes to read them.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ import ipaddress
 import os
 import secrets
 import socket
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -84,6 +89,38 @@ def key_files(directory: Path, *, workers: int = 1) -> list[Path]:
     """
     folder = Path(directory).expanduser()
     return [path for side in ("ca", *_sides(workers)) for path in reversed(pair_paths(folder / side))]
+
+
+def keys_of_a_run(hosts: Sequence[str], *, days: int = 365) -> dict[str, str]:
+    """Make keys that are on no disk, and return the texts of the files by name; the CA's own key is not among them.
+
+    >>> sorted(keys_of_a_run(["10.0.0.7"]))
+    ['ca.crt', 'server.crt', 'server.key', 'worker.crt', 'worker.key']
+    """
+    asked, lifetime = _asked_hosts(hosts), timedelta(days=days)
+    authority = _new_authority(lifetime)
+    texts = {"ca.crt": _certificate_text(authority.certificate).decode("ascii")}
+    for side in _sides(1):
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = [*_own_hosts(), *asked] if _role(side) == "server" else []
+        texts[f"{side}.crt"] = _certificate_text(_issue(authority, key, side, names, lifetime)).decode("ascii")
+        texts[f"{side}.key"] = _key_text(key).decode("ascii")
+    return texts
+
+
+@contextlib.contextmanager
+def key_files_of(texts: Mapping[str, str], side: Role) -> Iterator[Path]:
+    """Write the files of one side to a private folder, and remove it at the end of the `with`; yield what `tls` takes.
+
+    >>> with key_files_of(keys_of_a_run([]), "worker") as tls:
+    ...     tls.name, sorted(path.name for path in tls.parent.iterdir())
+    ('worker', ['ca.crt', 'worker.crt', 'worker.key'])
+    """
+    with tempfile.TemporaryDirectory(prefix="paceline-keys-") as folder:  # of mode 0700
+        for name in ("ca.crt", f"{side}.crt", f"{side}.key"):
+            with os.fdopen(os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as sink:
+                sink.write(texts[name])
+        yield Path(folder, side)
 
 
 def _sides(workers: int) -> list[str]:
@@ -240,9 +277,17 @@ def _write_pair(
     prefix: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 ) -> list[Path]:
     path, key_path = pair_paths(prefix)
-    pem, pkcs8, bare = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    pair = ((key_path, key.private_bytes(pem, pkcs8, bare), 0o600), (path, certificate.public_bytes(pem), 0o644))
+    pair = ((key_path, _key_text(key), 0o600), (path, _certificate_text(certificate), 0o644))
     for each, content, mode in pair:
         with os.fdopen(os.open(each, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as sink:
             sink.write(content)
     return [key_path, path]
+
+
+def _key_text(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
+    bare = serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, bare)
+
+
+def _certificate_text(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
