@@ -56,7 +56,7 @@ def check_part(trainer: Trainer, name: str) -> None:
         raise PartsError(f"this trainer has {name} already: make a new Trainer for another one")
     for other in parts:
         if (reason := APART.get(frozenset({name, other}))) is not None:
-            raise PartsError(f"this trainer has {other} already, and {name} cannot be beside it: {reason}")
+            raise PartsError(f"{name} and {other} cannot be in one Trainer: {reason}")
 
 
 def add_part(trainer: Trainer, name: str, part: Part) -> None:

@@ -11,7 +11,7 @@ SEVERAL_BUCKETS = {"width": 192, "ddp_bucket_cap_mb": 1}  # 2 MB of gradients
 REFUSED = {
     "hook": "comm_hook=fp16",
     "twice": "this trainer has compression already",
-    "averaging": "this trainer has averaging already, and compression cannot be beside it: averaging keeps DDP away",
+    "averaging": "compression and averaging cannot be in one Trainer: averaging keeps DDP away",
     "late": "this one trains already",
     "fp16": "Train with bf16=True",
     "fsdp": "wants the whole model on every rank",

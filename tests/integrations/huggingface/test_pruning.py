@@ -25,7 +25,7 @@ REFUSED = {
     "policy": "policy must be one of info-batch, fine-pruning (policy='magic')",
     "setting": "info-batch has the settings ratio, delta (given: window)",
     "ratio": "ratio must be at least 0 and below 1",
-    "rounds": "this trainer has rounds already, and pruning cannot be beside it",
+    "rounds": "pruning and rounds cannot be in one Trainer",
     "twice": "this trainer has pruning already",
 }
 
