@@ -281,3 +281,23 @@ def test_a_loss_on_a_device_that_is_not_finite_is_told_late_and_costs_no_other()
     with pytest.warns(UserWarning, match=r"the loss of sample \d+ was nan: it is not judged"):
         train()
     assert np.flatnonzero(np.isnan(pruning.policy.scores)).tolist() == lost
+
+
+@every_kind
+def test_the_next_pass_and_the_next_weights_are_told_while_a_loader_is_ahead(kind):
+    """The weights are those of the mean that `observe` returns; all batches are fetched before one is observed."""
+    pruning, weighted = KINDS[kind](), 0
+    for epoch in range(1, EPOCHS + 1):
+        told, batches = pruning.batches_ahead, list(pruning)
+        assert told == len(batches)
+        for batch in batches:
+            losses, weights = losses_of(batch, epoch), pruning.next_weights()
+            expected = losses.mean() if weights is None else (weights * losses).mean()
+            torch.testing.assert_close(pruning.observe(losses), expected)
+            weighted += weights is not None and bool((weights != 1).any())
+        if epoch < EPOCHS:
+            state = pruning.state_dict()
+            resumed = KINDS[kind]()
+            resumed.load_state_dict(state)
+            assert resumed.batches_ahead == pruning.batches_ahead
+    assert bool(weighted) == ("info" in kind)

@@ -68,7 +68,7 @@ def check_trainer(trainer: Trainer, what: str) -> None:
     sizes = {name: getattr(parallel, name, 1) or 1 for name in SIZES}
     split = [f"{name}={size}" for name, size in sizes.items() if size > 1]
     if kind in SHARDED or getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False):
-        split = [kind]
+        split = [kind if kind in SHARDED else "FSDP or DeepSpeed"]
     if getattr(trainer, "is_distributed_loading_by_transformers", False):
         split = ["distributed_config"]
     if split:

@@ -40,7 +40,7 @@ class Epochs(TrainerCallback):
     """Remembers the steps of each epoch, what Trainer says of them, and the learning rates."""
 
     def __init__(self, data):
-        self.data, self.steps, self.ends, self.fractions, self.rates = data, [], [], [], []
+        self.data, self.steps, self.ends, self.fractions, self.rates, self.reported = data, [], [], [], [], []
 
     def on_train_begin(self, args, state, control, **others):
         self.data.fetched.clear()  # to group samples by length one has to look at all of them
@@ -52,6 +52,9 @@ class Epochs(TrainerCallback):
 
     def on_epoch_end(self, args, state, control, **others):
         self.ends.append(state.global_step)
+
+    def on_log(self, args, state, control, logs, **others):
+        self.reported.append(logs.get("paceline/pruned_share"))
 
 
 class EndEpochAt(TrainerCallback):
@@ -66,7 +69,7 @@ class EndEpochAt(TrainerCallback):
 
 def train(
     policy=None, head="causal-lm", samples=48, folder=None, stop=None, resume=None, codec=None, end_epoch_at=None,
-    evaluated=False, dropout=0.1, own_losses=False, **settings,
+    evaluated=False, dropout=0.1, own_losses=False, own_trainer=False, **settings,
 ):  # fmt: skip
     """Train; return the bits that came of it, the epochs, and who sat out."""
     pruning_settings = {name: settings.pop(name) for name in list(settings) if name in {*INFO, *FINE}}
@@ -75,7 +78,8 @@ def train(
     callbacks = [epochs, *([StopAt(stop)] if stop else []), *([EndEpochAt(end_epoch_at)] if end_epoch_at else [])]
     args = make_args(folder, **{"num_train_epochs": 4} | settings)
     more = {"eval_dataset": Sentences(10, seed=5)} if evaluated else {}
-    trainer = Trainer(make_model(head, dropout=dropout), args, train_dataset=data, callbacks=callbacks, **more)
+    make = Weighted if own_trainer else Trainer
+    trainer = make(make_model(head, dropout=dropout), args, train_dataset=data, callbacks=callbacks, **more)
     losses = _own_losses if own_losses else None
     part = prune(trainer, policy, losses=losses, **pruning_settings) if policy else None
     if codec:
@@ -95,6 +99,7 @@ def train(
         "rate_after": trainer.lr_scheduler.get_last_lr()[0],
         "losses": [line["loss"] for line in lines],
         "shares": [line.get("paceline/pruned_share") for line in lines],
+        "reported": epochs.reported,
         "fetched": data.fetched,
         "epoch": part.sampler.epoch if part else None,
         "times": part.sampler.times_pruned.tolist() if part else None,

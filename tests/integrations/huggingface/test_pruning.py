@@ -66,6 +66,7 @@ def test_epochs_are_shorter_and_all_ranks_take_the_same():
         "grouped": INFO | {"train_sampling_strategy": "group_by_length"},
         "own losses": INFO | {"own_losses": True, "gradient_accumulation_steps": 2, "codec": "one-bit"},
     }
+    variants["own Trainer"] = variants["own losses"] | {"own_trainer": True}
     found = dict(zip(variants, run(*(["train", settings] for settings in variants.values())), strict=True))
     for name, answers in found.items():
         accumulated = variants[name].get("gradient_accumulation_steps", 1)
@@ -73,7 +74,10 @@ def test_epochs_are_shorter_and_all_ranks_take_the_same():
         assert max(answers[0]["shares"]) > 0.1, name
         assert name == "accumulated" or min(steps[1:]) < steps[0], name
     assert [end - 6 for end in found["fine"][0]["ends"]] == [0, 5, 10, 16]  # exactly as planned: a quarter twice
+    assert found["own losses"][0]["bits"] == found["own Trainer"][0]["bits"]  # its compute_loss gives outputs alone
     evaluated = found["info"][0]
+    training = [share for share in evaluated["reported"] if share is not None]
+    assert training[:-1] == evaluated["shares"]  # reporters receive it with every log of training, and at the end
     assert len(evaluated["evaluations"]) == EPOCHS
     assert evaluated["evaluations"][-1] == pytest.approx(evaluated["evaluated_plainly"], rel=1e-5)
 
