@@ -59,6 +59,8 @@ GIVEN_AGAIN = ("model.name", "data.name", "model.loss", "data.directory", "delay
 ELSEWHERE = {"ray": "paceline.cli.on_ray", "slurm": "paceline.cli.on_slurm"}
 """What `train --on` may name beside server and ranks of this machine: schedulers that start processes elsewhere."""
 
+RAY_OPTIONS = ("ray_address", "ray_working_dir", "ray_cpus_per_worker")
+
 
 @dataclass(frozen=True)
 class TrainOptions:
@@ -74,6 +76,15 @@ class TrainOptions:
     resume: str = resume_option()
     listen: str = option("127.0.0.1:0", "where the server listens; more workers can join there", metavar="HOST:PORT")
     log: str = log_option()
+    ray_address: str = option(
+        "", "with --on ray: the cluster's address", metavar="HOST:PORT", shown="RAY_ADDRESS", common=False
+    )
+    ray_working_dir: str = option(
+        "", "with --on ray: folder that Ray sends to every node, for code of your own", metavar="FOLDER", common=False
+    )
+    ray_cpus_per_worker: float = option(
+        1.0, "with --on ray: CPUs for each worker, which has as many threads", common=False
+    )
     json: bool = json_option()
     debug: bool = debug_option()
 
@@ -99,7 +110,11 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     from paceline.runs.launch import launched_place
     from paceline.runs.training import train_recipe
 
-    if (place := overrides.get("strategy.on", "")) in ELSEWHERE:
+    place = overrides.get("strategy.on", "")
+    for name in RAY_OPTIONS:
+        if place != "ray" and getattr(options, name) != getattr(TrainOptions(), name):
+            raise UsageError(f"--{name.replace('_', '-')} is for --on ray: give both, or none of them")
+    if place in ELSEWHERE:
         launch: Callable[[TrainOptions, dict[str, str]], None] = import_module(ELSEWHERE[place]).train
         return launch(options, {name: text for name, text in overrides.items() if name != "strategy.on"})
     check_resume_alone(options, overrides)

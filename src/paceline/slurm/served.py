@@ -16,7 +16,6 @@ srun ends the workers. So the state that Slurm shows of the job (COMPLETED or FA
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +63,7 @@ def train_on_workers(
 
     `listen` is another address of this node than that at which Slurm reaches it, such as that of a faster network.
     """
-    from paceline.drivers.served.keys import key_files_of, keys_of_a_run
+    from paceline.drivers.served.keys import RunAuthority
     from paceline.drivers.served.security import join_address, parse_address
 
     workers = recipe.cluster.workers
@@ -72,21 +71,19 @@ def train_on_workers(
     listen = listen or ANYWHERE
     host, _ = parse_address(listen)
     reached = address_of(job.here) if host in ("0.0.0.0", "::") else host
-    keys = keys_of_a_run([reached])
-    private = contextlib.ExitStack()
-    tls = private.enter_context(key_files_of(keys, "server"))
+    authority = RunAuthority()
+    tls = authority.server_keys(reached).context()
     started: list[JobStep] = []
 
     def start(dataset: Dataset) -> None:
-        private.close()  # the server has read its keys
         words = ["-m", WORKER, *names_to_give_again(recipe)]
         started.append(JobStep(words, places, job, log_file=out / WORKERS_LOG))
 
     def opened(address: str) -> None:
         claim(out, job)
         _, port = parse_address(address)
-        about = {name: keys[name] for name in ("ca.crt", "worker.crt", "worker.key")}
-        started[0].send(json.dumps({"address": join_address(reached, port), "keys": about}) + "\n")
+        about = {"address": join_address(reached, port), "keys": dict(authority.worker_keys().files)}
+        started[0].send(json.dumps(about) + "\n")
         on_open(join_address(reached, port))
 
     def all_gone(standing: RunStatus) -> str | None:
@@ -103,18 +100,17 @@ def train_on_workers(
         return reason
 
     try:
-        with private:
-            trained = serve_recipe(
-                recipe,
-                ServerEndpoint(listen=listen, tls=str(tls)),
-                out,
-                resume=resume,
-                extension=extension,
-                on_ready=start,
-                on_open=opened,
-                on_standing=on_standing,
-                reason_to_stop=reason_to_stop,
-            )
+        trained = serve_recipe(
+            recipe,
+            ServerEndpoint(listen=listen, tls=tls),
+            out,
+            resume=resume,
+            extension=extension,
+            on_ready=start,
+            on_open=opened,
+            on_standing=on_standing,
+            reason_to_stop=reason_to_stop,
+        )
         finished = trained.outcome.finished
         if not finished and trained.outcome.reason in gone:
             raise WorkersEndedError(trained.outcome.reason)

@@ -8,7 +8,6 @@ The task's number (SLURM_PROCID) is the worker's: with the same nodes, a run tha
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import os
 import select
@@ -68,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     import paceline.drivers.served.job
     import paceline.training  # noqa: F401
-    from paceline.drivers.served.keys import key_files_of
+    from paceline.drivers.served.keys import SideKeys
 
     parser = argparse.ArgumentParser()
     for name in ("--model", "--data", "--loss", "--data-directory", "--delay-file"):
@@ -82,19 +81,17 @@ def main(arguments: list[str] | None = None) -> int:
         server = read_server(sys.stdin.fileno())
         if server is None:
             return 0  # the server has gone before it listened, and has told why
-        with contextlib.ExitStack() as private:
-            tls = private.enter_context(key_files_of(server.keys, "worker"))
-            options = WorkerOptions(
-                tls=str(tls),
-                model=given.model,
-                data=given.data,
-                loss=given.loss,
-                data_directory=given.data_directory,
-                delay_file=given.delay_file,
-                wish=number,
-                patience_seconds=PATIENCE_SECONDS,
-            )
-            work_for(server.address, options, on_welcome=lambda worker, recipe: private.close())
+        options = WorkerOptions(
+            tls=SideKeys(side="worker", files=server.keys).context(),
+            model=given.model,
+            data=given.data,
+            loss=given.loss,
+            data_directory=given.data_directory,
+            delay_file=given.delay_file,
+            wish=number,
+            patience_seconds=PATIENCE_SECONDS,
+        )
+        work_for(server.address, options)
         return 0
     except KeyboardInterrupt:
         return 130

@@ -7,9 +7,15 @@
 Everything is checked before anything is written, and nothing is ever overwritten. A worker is handed ca.crt,
 worker.crt and worker.key, never ca.key: whoever has that can let others in.
 
-Keys for one run alone need no folder: `keys_of_a_run` makes them in memory and forgets the CA's key, so that nobody
-can make more of them. TLS in Python reads keys from files only, so `key_files_of` lays them into a private folder for
-as long as it takes to read them.
+Keys for one run alone need no folder. Whoever starts server and workers elsewhere (on Ray, in Slurm's job) makes them
+in memory, and hands each side its own; the CA's key stays, always:
+
+    who starts the run    ca.key  ca.crt  server.*  worker.*
+                                    ├──> server:       ca.crt server.crt server.key
+                                    └──> each worker:  ca.crt worker.crt worker.key
+
+Python's TLS takes keys from files alone, so they are files for the moment in which a context is made of them, in a
+folder that nobody but their user can read. A process that is killed leaves no key behind.
 """
 
 from __future__ import annotations
@@ -19,9 +25,10 @@ import ipaddress
 import os
 import secrets
 import socket
+import ssl
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -39,6 +46,8 @@ from paceline.drivers.served.security import (
     parse_host,
     read_pair,
     read_side,
+    server_credentials,
+    worker_credentials,
 )
 
 LONGEST_DAYS = 36500
@@ -91,36 +100,65 @@ def key_files(directory: Path, *, workers: int = 1) -> list[Path]:
     return [path for side in ("ca", *_sides(workers)) for path in reversed(pair_paths(folder / side))]
 
 
-def keys_of_a_run(hosts: Sequence[str], *, days: int = 365) -> dict[str, str]:
-    """Make keys that are on no disk, and return the texts of the files by name; the CA's own key is not among them.
+# -- keys of one run ------------------------------------------------------------------------------------------------
 
-    >>> sorted(keys_of_a_run(["10.0.0.7"]))
-    ['ca.crt', 'server.crt', 'server.key', 'worker.crt', 'worker.key']
+
+@dataclass(frozen=True, kw_only=True)
+class SideKeys:
+    """The key files of one side of TLS, by name, as texts; they are never printed.
+
+    >>> SideKeys(side="worker", files={"worker.key": "secret"})
+    SideKeys(side='worker')
     """
-    asked, lifetime = _asked_hosts(hosts), timedelta(days=days)
-    authority = _new_authority(lifetime)
-    texts = {"ca.crt": _certificate_text(authority.certificate).decode("ascii")}
-    for side in _sides(1):
+
+    side: Role
+    files: Mapping[str, str] = field(repr=False)
+
+    def context(self) -> ssl.SSLContext:
+        """Return the TLS context of these keys, which are files for the moment in which it is made."""
+        with tempfile.TemporaryDirectory(prefix="paceline-keys-") as folder:  # of mode 0700
+            for name in ("ca.crt", f"{self.side}.crt", f"{self.side}.key"):
+                with os.fdopen(os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as sink:
+                    sink.write(self.files[name])
+            make = server_credentials if self.side == "server" else worker_credentials
+            return make(Path(folder, self.side))
+
+
+class RunAuthority:
+    """The CA of one run, in memory: its own key is on no disk, and gone with this object.
+
+    A server that is started again elsewhere gets a new certificate of the same CA.
+
+    >>> authority = RunAuthority()
+    >>> sorted(authority.server_keys("10.0.0.7").files), sorted(authority.worker_keys().files)
+    (['ca.crt', 'server.crt', 'server.key'], ['ca.crt', 'worker.crt', 'worker.key'])
+    """
+
+    def __init__(self, *, days: int = 365) -> None:
+        self._lifetime = timedelta(days=days)
+        self._authority = _new_authority(self._lifetime)
+        self._worker = self._keys("worker", [])
+
+    def server_keys(self, host: str) -> SideKeys:
+        """Return keys for a server at this host, by which workers know it."""
+        return self._keys("server", [*_own_hosts(), *_asked_hosts([host])])
+
+    def worker_keys(self) -> SideKeys:
+        """Return the keys of workers; one certificate is good for all of them."""
+        return self._worker
+
+    def _keys(self, side: Role, hosts: Sequence[Host]) -> SideKeys:
         key = ec.generate_private_key(ec.SECP256R1())
-        names = [*_own_hosts(), *asked] if _role(side) == "server" else []
-        texts[f"{side}.crt"] = _certificate_text(_issue(authority, key, side, names, lifetime)).decode("ascii")
-        texts[f"{side}.key"] = _key_text(key).decode("ascii")
-    return texts
+        certificate = _issue(self._authority, key, side, hosts, self._lifetime)
+        texts = {
+            "ca.crt": _certificate_text(self._authority.certificate),
+            f"{side}.crt": _certificate_text(certificate),
+            f"{side}.key": _key_text(key),
+        }
+        return SideKeys(side=side, files={name: text.decode("ascii") for name, text in texts.items()})
 
 
-@contextlib.contextmanager
-def key_files_of(texts: Mapping[str, str], side: Role) -> Iterator[Path]:
-    """Write the files of one side to a private folder, and remove it at the end of the `with`; yield what `tls` takes.
-
-    >>> with key_files_of(keys_of_a_run([]), "worker") as tls:
-    ...     tls.name, sorted(path.name for path in tls.parent.iterdir())
-    ('worker', ['ca.crt', 'worker.crt', 'worker.key'])
-    """
-    with tempfile.TemporaryDirectory(prefix="paceline-keys-") as folder:  # of mode 0700
-        for name in ("ca.crt", f"{side}.crt", f"{side}.key"):
-            with os.fdopen(os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as sink:
-                sink.write(texts[name])
-        yield Path(folder, side)
+# -- the parts of keys ----------------------------------------------------------------------------------------------
 
 
 def _sides(workers: int) -> list[str]:
