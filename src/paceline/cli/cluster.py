@@ -44,7 +44,7 @@ from paceline.recipes import Recipe
 from paceline.recipes.assembly import averages
 from paceline.recipes.extension import Extension, extend, may_be_restated, restated
 from paceline.runs.ranks import by_ranks, read_recipe_of, rounds_to_train
-from paceline.slurm.ranks import STARTED
+from paceline.slurm.ranks import LAUNCHER, STARTED
 from paceline.traces.journal import TRACE, RunEnded
 from paceline.traces.journal_files import read_journal
 from paceline.traces.run_folder import MOST_RESULTS_BYTES, RESULTS
@@ -324,16 +324,22 @@ def _train_ranks(options: TrainOptions, recipe: Recipe, overrides: dict[str, str
                 on_plan=lambda plan: view.note(f"pipeline: {_headline(plan)}"),
             )
     except BaseException:
-        if (place is None or place.rank == 0) and any((folder / "rank-0").glob("checkpoint-*")):
-            again = _command_to_resume("train", folder, recipe)
-            if place is not None:
-                again = f"{again} --on slurm" if STARTED in os.environ else f"torchrun ... -m {again}"
-            note(notes, f"go on from the last checkpoint with: {again}")
+        if (place is None or place.rank == 0) and os.environ.get(STARTED) != LAUNCHER:
+            by_srun = STARTED in os.environ
+            launcher = "" if place is None or by_srun else "torchrun ... -m "
+            tell_how_to_go_on(folder, recipe, notes, launcher=launcher, to_repeat=" --on slurm" if by_srun else "")
         raise
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
     if trained.result is not None:
         show_results(_recipe_of(trained, recipe), [trained.result], trained.folder, notes, as_json=options.json)
+
+
+def tell_how_to_go_on(folder: Path, recipe: Recipe, notes: Console, *, launcher: str = "", to_repeat: str = "") -> None:
+    """Print the command that goes on with a run of ranks, if it has a checkpoint."""
+    if any((folder / "rank-0").glob("checkpoint-*")):
+        again = f"{launcher}{_command_to_resume('train', folder, recipe)}{to_repeat}"
+        note(notes, f"go on from the last checkpoint with: {again}")
 
 
 def _recipe_of(trained: Trained, given: Recipe) -> Recipe:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from paceline.cli.cluster import (
     check_resume_alone,
     names_given,
     recorded_recipe,
+    tell_how_to_go_on,
     train_served,
     warn_of_idle_delays,
 )
@@ -34,7 +36,7 @@ from paceline.recipes import Recipe
 from paceline.runs.cluster import names_to_give_again
 from paceline.runs.ranks import by_ranks, read_recipe_of
 from paceline.slurm.allocation import Allocation, allocation_in
-from paceline.slurm.ranks import is_rank, launch_ranks, take_place
+from paceline.slurm.ranks import RanksEndedError, is_rank, launch_ranks, take_place
 from paceline.slurm.requeue import began_here, claim
 from paceline.slurm.script import batch_script
 from paceline.slurm.steps import run_on_first_node, share_cores
@@ -54,7 +56,7 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
         options, overrides = _with_folder(options, overrides, job)
     recipe = _recipe(options, overrides)
     with_server = not by_ranks(recipe)
-    number = recipe.pipeline.ranks if recipe.pipeline.on else recipe.cluster.workers
+    number = ranks_of(recipe)
     if job is None:
         return _print_script(options, overrides, number=number, with_server=with_server)
     job.places(number, beside_server=with_server)  # too few tasks are refused before anything is started
@@ -68,7 +70,7 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
         warn_of_idle_delays(recipe, overrides)
         _serve(options, overrides, recipe, job)
     else:
-        _launch(options, overrides, number, job, notes)
+        _launch(options, overrides, recipe, job, notes)
 
 
 def typed_words(options: TrainOptions, overrides: dict[str, str]) -> list[str]:
@@ -137,10 +139,27 @@ def _serve(options: TrainOptions, overrides: dict[str, str], recipe: Recipe, job
         raise
 
 
-def _launch(options: TrainOptions, overrides: dict[str, str], number: int, job: Allocation, notes: Console) -> None:
+def _launch(options: TrainOptions, overrides: dict[str, str], recipe: Recipe, job: Allocation, notes: Console) -> None:
     """Start the ranks of a job."""
     if options.listen != TrainOptions.listen:
         raise UsageError("--listen is for a parameter server, and ranks have none: leave it out")
     if not options.resume:
         claim(Path(options.out), job)
-    launch_ranks(typed_words(options, overrides), number, job)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the ranks as well
+    try:
+        launch_ranks(typed_words(options, overrides), ranks_of(recipe), job)
+    except (KeyboardInterrupt, RanksEndedError):
+        to_repeat = " " + " ".join(ON_SLURM)
+        tell_how_to_go_on(Path(options.resume or options.out), recipe, notes, to_repeat=to_repeat)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def ranks_of(recipe: Recipe) -> int:
+    """Return how many workers or ranks carry out a recipe.
+
+    >>> ranks_of(Recipe().with_settings(cluster={"workers": 4}))
+    4
+    """
+    return recipe.pipeline.ranks if recipe.pipeline.on else recipe.cluster.workers

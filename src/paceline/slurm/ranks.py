@@ -16,7 +16,8 @@ from paceline.errors import PacelineError
 from paceline.slurm.allocation import Allocation, SlurmError, address_of, node_names
 from paceline.slurm.steps import JobStep
 
-STARTED = "PACELINE_ON_SLURM"  # set for the tasks that `launch_ranks` starts, and by `take_place` in every task
+STARTED = "PACELINE_ON_SLURM"  # who started a rank: LAUNCHER, or SRUN where a user typed it
+LAUNCHER, SRUN = "launcher", "srun"
 STORE_SECONDS = 120.0
 FIRST_PORT, PORTS = 15_000, 15_000  # below the ports that Linux gives to whoever connects
 
@@ -61,7 +62,7 @@ def take_place(environment: MutableMapping[str, str]) -> None:
         raise SlurmError(
             f"SLURM_PROCID, SLURM_STEP_NUM_TASKS and the like must be as srun sets them ({error})"
         ) from None
-    environment[STARTED] = "1"
+    environment.setdefault(STARTED, SRUN)
     environment.update(RANK=rank, WORLD_SIZE=world, LOCAL_RANK=environment.get("SLURM_LOCALID", "0"))
     if "MASTER_ADDR" not in environment:
         environment["MASTER_ADDR"] = node_names(environment.get("SLURM_STEP_NODELIST", ""))[0]
@@ -75,12 +76,12 @@ def launch_ranks(words: Sequence[str], world: int, job: Allocation) -> None:
     places = job.places(world, beside_server=False)
     store = keep_store(STORE_SECONDS)
     meeting = {
-        STARTED: "1",
+        STARTED: LAUNCHER,
         "MASTER_ADDR": address_of(job.here),
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # this process keeps the store, as torchrun's does
     }
-    step = JobStep(["-m", "paceline", *words], places, job, more=meeting)
+    step = JobStep(["-m", "paceline", *words], places, job, together=True, more=meeting)
     try:
         code = step.process.wait()
     finally:

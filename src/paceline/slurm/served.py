@@ -72,7 +72,8 @@ def train_on_workers(
     host, _ = parse_address(listen)
     reached = address_of(job.here) if host in ("0.0.0.0", "::") else host
     authority = RunAuthority()
-    tls = authority.server_keys(reached).context()
+    tls, worker_keys = authority.server_keys(reached).context(), authority.worker_keys()
+    del authority  # nobody can make more keys for this run
     started: list[JobStep] = []
 
     def start(dataset: Dataset) -> None:
@@ -82,7 +83,7 @@ def train_on_workers(
     def opened(address: str) -> None:
         claim(out, job)
         _, port = parse_address(address)
-        about = {"address": join_address(reached, port), "keys": dict(authority.worker_keys().files)}
+        about = {"address": join_address(reached, port), "keys": dict(worker_keys.files)}
         started[0].send(json.dumps(about) + "\n")
         on_open(join_address(reached, port))
 

@@ -57,10 +57,10 @@ def srun_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name in KEPT or not name.startswith(ours)}
 
 
-def srun_options(number: int, cpus_per_task: int) -> list[str]:
-    """Return srun with its options for so many tasks, each of them on its own: the end of one is not that of all.
+def srun_options(number: int, cpus_per_task: int, *, together: bool) -> list[str]:
+    """Return srun with its options for so many tasks; `together`: where one fails, the others are ended.
 
-    >>> srun_options(2, 8)[:4]
+    >>> srun_options(2, 8, together=False)[:4]
     ['srun', '--overlap', '--ntasks=2', '--cpus-per-task=8']
     """
     return [
@@ -72,7 +72,7 @@ def srun_options(number: int, cpus_per_task: int) -> list[str]:
         "--export=ALL",
         "--mpi=none",
         "--no-kill",
-        "--kill-on-bad-exit=0",
+        f"--kill-on-bad-exit={int(together)}",
         "--wait=0",
         f"--immediate={START_SECONDS}",
     ]
@@ -95,7 +95,8 @@ class JobStep:
     """The tasks of one srun, each `python WORDS`, on the nodes that are named, in the order of the tasks.
 
     With `log_file` what tasks write goes to that file, each line with the number of its task; lines that say why one
-    failed are logged as well, and kept for `reason`. Without it tasks write where this process does.
+    failed are logged as well, and kept for `reason`. Without it tasks write where this process does. With `together`
+    all end when one fails, as ranks must, which would wait for it: for two minutes where they have not met yet.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class JobStep:
         job: Allocation,
         *,
         log_file: Path | None = None,
+        together: bool = False,
         more: Mapping[str, str] | None = None,
     ) -> None:
         self.places, self.ending = list(places), False
@@ -113,11 +115,11 @@ class JobStep:
         os.write(hosts, "".join(f"{node}\n" for node in places).encode())
         environment = srun_environment(os.environ) | {"SLURM_HOSTFILE": f"/proc/self/fd/{hosts}"} | dict(more or {})
         own = log_file is not None
-        command = [*srun_options(len(places), job.cpus_per_task), *(["--label"] if own else []), sys.executable, *words]
+        options = [*srun_options(len(places), job.cpus_per_task, together=together), *(["--label"] if own else [])]
         try:
             # In a session of its own: a Ctrl-C in the terminal is for the server, which then ends its workers.
             self.process = subprocess.Popen(
-                command,
+                [*options, sys.executable, *words],
                 env=environment,
                 stdin=subprocess.PIPE if own else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if own else None,

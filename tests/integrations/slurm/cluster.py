@@ -88,7 +88,8 @@ class SlurmCluster:
         self.jobs = self.place / "jobs"
         numbers = range(1, NODES + 1)
         (self.place / "slurm.conf").write_text(CONFIGURATION.format(place=self.place, nodes=NODES))
-        hosts = ["127.0.0.1 localhost", "10.99.0.1 one", *(f"10.99.0.{number} node{number}" for number in numbers)]
+        # This machine has the addresses of all nodes: torchrun looks for its own among those of its host's name.
+        hosts = ["127.0.0.1 localhost", *(f"10.99.0.{number} node{number} one" for number in numbers)]
         (self.place / "hosts").write_text("".join(f"{line}\n" for line in hosts))
         (self.place / "munge.key").write_bytes(os.urandom(1024))
         (self.place / "munge.key").chmod(0o400)
