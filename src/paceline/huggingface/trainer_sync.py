@@ -1,7 +1,7 @@
 """Trainer's loop with ranks that train on their own: no DistributedDataParallel, and no collective where none may be.
 
-`average` (averaging.py) and `take_rounds` (rounds.py) share this file. Between two meetings of the ranks nobody waits for
-anybody, and all that a checkpoint or an evaluation sees is a model that all ranks hold alike:
+`average` (averaging.py) and `take_rounds` (rounds.py) share this file. Between two meetings of the ranks nobody waits,
+and all that a checkpoint or an evaluation sees is a model that all ranks hold alike:
 
     train          step step step step | evaluate   | step step step | save        | step ... | the end
     Trainer        log       log       |            | log            |             |          |

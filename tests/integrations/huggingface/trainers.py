@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 
 class Tokens(Dataset):
@@ -68,10 +65,14 @@ def arguments(folder, **settings):
     return TrainingArguments(folder, **(usual | settings))
 
 
+def raw(tensor):
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
 def digest(model):
     found = hashlib.sha256()
     for tensor in model.state_dict().values():
-        found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        found.update(raw(tensor))
     return found.hexdigest()[:16]
 
 
@@ -90,14 +91,26 @@ def with_sgd(model, rate=0.2, momentum=0.9):
     return torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
 
 
+class Stream(IterableDataset):
+    """The same samples, without a length."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __iter__(self):
+        return (self.data[index] for index in range(len(self.data)))
+
+
 class Collectives:
-    """Counts collectives of the script's own group between two marks."""
+    """Counts the collectives of the script's own process group."""
 
     NAMES = ("all_gather", "all_reduce", "broadcast", "barrier", "all_gather_into_tensor", "gather", "reduce",
              "broadcast_object_list", "all_gather_object")  # fmt: skip
 
     def __init__(self):
         self.seen = []
+
+    def install(self):
         for name in self.NAMES:
             self._count(name)
 
@@ -105,15 +118,8 @@ class Collectives:
         inner = getattr(dist, name)
 
         def counted(*args, **kwargs):
-            group = kwargs.get("group")
-            if group is None or group is dist.group.WORLD:
+            if kwargs.get("group") in (None, dist.group.WORLD):
                 self.seen.append(name)
             return inner(*args, **kwargs)
 
         setattr(dist, name, counted)
-
-
-def shared_folder(name):
-    """A folder that all ranks of a launch know: by the port of its store."""
-    folder = Path(tempfile.gettempdir(), f"paceline-hf-{os.environ['MASTER_PORT']}-{os.getppid()}-{name}")
-    return str(folder)

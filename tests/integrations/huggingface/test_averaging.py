@@ -1,0 +1,186 @@
+"""Trainer's ranks that average: equal where they evaluate, save and end; no collective between; resumed to the bit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.integrations.ranks import JobError, launch
+
+JOB = "tests.integrations.huggingface.training_job"
+EVALUATING = {"eval_strategy": "steps", "eval_steps": 4, "logging_steps": 2}
+
+
+def run(*cases, world=2, **given):
+    """Return every rank's answers, case by case."""
+    answers = launch(JOB, {"cases": list(cases)}, world=world, **given)
+    return [list(each) for each in zip(*answers, strict=True)]
+
+
+of_one_launch = pytest.mark.xdist_group("huggingface-averaging")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Several trainings on the same two ranks, by name."""
+    folder = lambda name: str(tmp_path_factory.mktemp(name))  # noqa: E731
+    best = EVALUATING | {
+        "save_strategy": "steps",
+        "save_steps": 4,
+        "load_best_model_at_end": True,
+        "save_total_limit": 1,
+    }
+    accumulated = {"gradient_accumulation_steps": 4, "num_train_epochs": 2, "max_steps": -1, "max_grad_norm": 0.0}
+    accumulated["logging_steps"] = 1
+    exact = {"momentum": 0.0, "samples": 40}
+    cases = {
+        "ddp": {"training": EVALUATING},
+        "hpsgd": {"average": {"strategy": "hpsgd", "codec": "qsgd levels=7"}, "training": best},
+        "ddp accumulated": exact | {"training": accumulated},
+        "local-sgd accumulated": exact | {"average": {"strategy": "local-sgd", "period": 1}, "training": accumulated},
+        "bf16 adamw": {
+            "average": {"strategy": "diloco", "period": 2}, "own_optimizer": False, "model": "Linear",
+            "training": {"bf16": True, "include_num_input_tokens_seen": "all", "lr_scheduler_type": "cosine"},
+        },
+        "compiled": {
+            "average": {"strategy": "bmuf", "period": 2}, "gathers": True,
+            "training": {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 3},
+        },
+    }  # fmt: skip
+    answers = run(*(case | {"folder": folder(name.replace(" ", "-"))} for name, case in cases.items()))
+    return dict(zip(cases, answers, strict=True))
+
+
+@of_one_launch
+def test_ranks_are_equal_where_trainer_evaluates_and_at_the_end(trained):
+    first, second = trained["hpsgd"]
+    assert first["sync"] == "HPSGD"
+    assert first["evaluated"] == second["evaluated"]
+    assert [step for step, _ in first["evaluated"]] == [4, 6]
+    assert first["digest"] == second["digest"]
+    assert first["optimizer"] != second["optimizer"], "each rank has momenta of its own"
+    assert first["train_loss"] == second["train_loss"]
+    assert first["flos"] == second["flos"] > 0
+
+
+@of_one_launch
+def test_the_model_is_in_no_ddp_and_no_collective_is_in_a_step(trained):
+    for name, (first, _) in trained.items():
+        if name.startswith("ddp"):
+            assert first["ddp"], "else nothing here says anything"
+            assert first["in_steps"] > 0 or first["collectives"] > first["step"]
+        else:
+            assert not first["ddp"]
+    plain, averaged = trained["ddp"][0], trained["hpsgd"][0]
+    # Logs, tokens and gradients of DDP; then evaluations, the beginning and the end alone.
+    assert averaged["in_steps"] == 0
+    assert averaged["collectives"] < plain["collectives"]
+
+
+@of_one_launch
+def test_the_best_model_is_loaded_after_the_ranks_are_done_with_each_other(trained):
+    first, second = trained["hpsgd"]
+    best = dict(first["evaluated"])
+    step = int(first["best"].rpartition("-")[2])
+    assert first["digest"] == second["digest"] == best[step]
+
+
+@of_one_launch
+def test_figures_are_in_trainers_log_and_in_tensorboard(trained, tmp_path_factory):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logs = [each for each in trained["hpsgd"][0]["log"] if "loss" in each]
+    assert [each["step"] for each in logs] == [2, 4, 6]
+    assert all(each["paceline/sent_bytes"] >= 0 and "paceline/averages" in each for each in logs)
+    assert logs[-1]["paceline/steps"] == 6
+    folder = next(tmp_path_factory.getbasetemp().glob("hpsgd*")) / "runs"
+    files = sorted(folder.rglob("events.*"))
+    tags = set()
+    for file in files:
+        events = EventAccumulator(str(file))
+        events.Reload()
+        tags |= set(events.Tags()["scalars"])
+    assert "train/paceline/sent_bytes" in tags, sorted(tags)
+
+
+@of_one_launch
+def test_local_sgd_of_every_step_is_what_ddp_computes_with_accumulated_batches_too(trained):
+    ddp, local = trained["ddp accumulated"][0], trained["local-sgd accumulated"][0]
+    assert ddp["step"] == local["step"] == 4  # five batches a rank: one step of four, and one of the rest, twice
+    assert local["weights"] == pytest.approx(ddp["weights"], abs=1e-5)
+    assert local["rate"] == ddp["rate"]
+    assert local["train_loss"] == pytest.approx(ddp["train_loss"], rel=1e-3)
+
+
+@of_one_launch
+def test_mixed_precision_schedulers_tokens_and_models_of_ones_own(trained):
+    first, second = trained["bf16 adamw"]
+    assert first["digest"] == second["digest"]
+    assert first["sync"] == "DiLoCo"
+    assert first["rate"] == pytest.approx(0.0, abs=1e-9)
+    tokens = [each["num_input_tokens_seen"] for each in first["log"] if "loss" in each]
+    assert tokens == [3 * 4 * 9, 6 * 4 * 9], "this rank's own"
+
+
+@of_one_launch
+def test_a_compiled_model_and_a_script_that_gathers_in_its_steps(trained):
+    first, second = trained["compiled"]
+    assert first["wrapped"] == "OptimizedModule"
+    assert first["digest"] == second["digest"]
+    assert first["step"] == 3
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+SAVING = {"save_strategy": "steps", "save_steps": 5, "max_steps": 9, "logging_steps": 4}
+FEEDBACK = {"strategy": "local-sgd", "period": 2, "codec": "one-bit"}
+
+
+def test_a_run_that_goes_on_is_the_run_that_was_not_interrupted(tmp_path):
+    case = {"folder": str(tmp_path), "average": FEEDBACK, "training": SAVING, "dropout": 0.2, "samples": 56}
+    (whole,) = run(case)  # seven batches in an epoch: step 5 is in its middle
+    saved = sorted(path.name for path in (tmp_path / "checkpoint-5").glob("paceline-*"))
+    assert saved == ["paceline-averaging-0-of-2.pt", "paceline-averaging-1-of-2.pt"]
+    (resumed,) = run(case | {"resume": str(tmp_path / "checkpoint-5")})
+    for before, after in zip(whole, resumed, strict=True):
+        assert before["step"] == after["step"] == 9
+        assert after["digest"] == before["digest"]
+        assert after["optimizer"] == before["optimizer"]
+        assert after["figures"]["steps"] == before["figures"]["steps"] == 9
+        assert after["figures"]["sent_bytes"] == before["figures"]["sent_bytes"]
+    assert whole[0]["optimizer"] != whole[1]["optimizer"]
+    with pytest.raises(JobError, match="holds the averaging of 2 ranks") as error:
+        run(case | {"resume": str(tmp_path / "checkpoint-5")}, world=3)
+    assert str(error.value).count("RankStateError") >= 1
+
+
+def test_three_ranks_one_of_them_slow_are_equal_after_a_flush(tmp_path):
+    case = {"average": {"strategy": "hpsgd"}, "training": EVALUATING | {"save_strategy": "steps", "save_steps": 4}}
+    (answers,) = run(case | {"folder": str(tmp_path), "slow": [2, 0.05]}, world=3)
+    assert len({each["digest"] for each in answers}) == 1
+    assert len({json.dumps(each["evaluated"]) for each in answers}) == 1
+    assert sorted(path.name for path in (tmp_path / "checkpoint-4").glob("paceline-*")) == [
+        f"paceline-averaging-{rank}-of-3.pt" for rank in range(3)
+    ]
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_fails_ends_the_others_with_its_words(tmp_path):
+    case = {"folder": str(tmp_path), "average": {"strategy": "local-sgd", "period": 1}, "broken": [1, 2, "raise"]}
+    answers = launch(JOB, {"cases": [case]}, check=False)
+    assert all(isinstance(each, JobError) for each in answers)
+    assert "rank 1" in str(answers[0])
+    assert "the dog ate this batch" in str(answers[0])
+
+
+def test_data_that_rank_0_would_hand_out_are_refused_on_all_ranks(tmp_path):
+    case = {"folder": str(tmp_path), "average": {"strategy": "hpsgd"}, "iterable": True}
+    answers = launch(JOB, {"cases": [case]}, check=False)
+    assert all("dispatch_batches" in str(each) and "TrainerError" in str(each) for each in answers)
+    training = {"accelerator_config": {"dispatch_batches": False}}
+    ((first, second),) = run(case | {"training": training})
+    assert first["digest"] == second["digest"]
+    assert first["step"] == 6
