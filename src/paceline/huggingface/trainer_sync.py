@@ -41,6 +41,7 @@ import transformers
 import transformers.trainer
 from accelerate.data_loader import DataLoaderDispatcher
 from torch.nn.parallel import DistributedDataParallel
+from transformers.trainer_utils import has_length
 
 from paceline.distributed.agreement import gather_rows, raise_difference, raise_refusals, refusal_text
 from paceline.drivers.ranks.tracked_model import plain_optimizer
@@ -313,7 +314,7 @@ class TrainerSync(ABC):
             refusal = error
         words = {
             "number of steps": max_steps,
-            "number of batches": len(train_dataloader) if hasattr(train_dataloader, "__len__") else -1,
+            "number of batches": len(train_dataloader) if has_length(train_dataloader) else "unknown",
             "gradient_accumulation_steps": args.gradient_accumulation_steps,
             f"{self.part} state in the checkpoint": "none" if state is None else "saved",
         }

@@ -45,12 +45,22 @@ def train(
     spans, evaluated, steps = [], [], []
 
     class Watcher(TrainerCallback):
-        def on_step_begin(self, *_, **__):
-            spans.append(-len(COLLECTIVES.seen))
+        """Counts collectives from the end of a step to that of the next, where nothing is evaluated or saved."""
+
+        met = None
+
+        def on_train_begin(self, *_, **__):
+            self.met = len(COLLECTIVES.seen)
 
         def on_step_end(self, args, state, control, **__):
-            spans[-1] += len(COLLECTIVES.seen)
+            spans.append(len(COLLECTIVES.seen) - self.met)
+            self.met = len(COLLECTIVES.seen)
             steps.append(state.global_step)
+
+        def on_evaluate(self, *_, **__):
+            self.met = len(COLLECTIVES.seen)
+
+        on_save = on_evaluate
 
     class Watched(Trainer):
         def compute_loss(self, model, inputs, *args, **kwargs):
@@ -100,7 +110,7 @@ def train(
         "figures": part.figures() if part else {},
         "sync": type(part.sync).__name__ if part else "",
         "evaluated": evaluated,
-        "in_steps": sum(spans),
+        "between": sum(spans),
         "collectives": len(COLLECTIVES.seen) - started,
         "best": trainer.state.best_model_checkpoint,
         "flos": trainer.state.total_flos,
