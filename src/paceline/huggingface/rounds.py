@@ -260,6 +260,7 @@ class TrainerRounds(TrainerSync):
             state.global_step = self._before + self.sync.version
             if state.global_step > self._handled:  # rounds that came in the flush: the others are at their step's end
                 control = self._on_step_end(self._end_step, args, state, control)
+                control.should_log = False  # it has no loss of a batch of its own
         return end(args, state, control)
 
 

@@ -25,12 +25,8 @@ of_one_launch = pytest.mark.xdist_group("huggingface-averaging")
 def trained(tmp_path_factory):
     """Several trainings on the same two ranks, by name."""
     folder = lambda name: str(tmp_path_factory.mktemp(name))  # noqa: E731
-    best = EVALUATING | {
-        "save_strategy": "steps",
-        "save_steps": 4,
-        "load_best_model_at_end": True,
-        "save_total_limit": 1,
-    }
+    saving = {"save_strategy": "steps", "save_steps": 4, "load_best_model_at_end": True, "save_total_limit": 1}
+    best = EVALUATING | saving | {"report_to": "tensorboard"}
     accumulated = {"gradient_accumulation_steps": 4, "num_train_epochs": 2, "max_steps": -1, "max_grad_norm": 0.0}
     accumulated["logging_steps"] = 1
     exact = {"momentum": 0.0, "samples": 40}
