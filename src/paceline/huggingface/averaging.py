@@ -62,8 +62,7 @@ class TrainerAveraging(TrainerSync):
         if callable(getattr(optimizer, "eval", None)):
             raise TrainerError(
                 f"{type(optimizer).__name__} replaces the weights for an evaluation, by each rank's own state, so that "
-                "ranks would evaluate and save different models: use an optimiser without train() and eval(), or "
-                "paceline.huggingface.take_rounds"
+                "ranks would evaluate and save different models: use an optimiser without train() and eval()"
             )
 
     def _flush(self) -> None:

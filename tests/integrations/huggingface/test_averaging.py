@@ -128,21 +128,31 @@ FEEDBACK = {"strategy": "local-sgd", "period": 2, "codec": "one-bit"}
 
 
 def test_a_run_that_goes_on_is_the_run_that_was_not_interrupted(tmp_path):
-    case = {"folder": str(tmp_path), "average": FEEDBACK, "training": SAVING, "dropout": 0.2, "samples": 56}
-    (whole,) = run(case)  # seven batches in an epoch: step 5 is in its middle
-    saved = sorted(path.name for path in (tmp_path / "checkpoint-5").glob("paceline-*"))
-    assert saved == ["paceline-averaging-0-of-2.pt", "paceline-averaging-1-of-2.pt"]
-    (resumed,) = run(case | {"resume": str(tmp_path / "checkpoint-5")})
-    for before, after in zip(whole, resumed, strict=True):
-        assert before["step"] == after["step"] == 9
-        assert after["digest"] == before["digest"]
-        assert after["optimizer"] == before["optimizer"]
-        assert after["figures"]["steps"] == before["figures"]["steps"] == 9
-        assert after["figures"]["sent_bytes"] == before["figures"]["sent_bytes"]
-    assert whole[0]["optimizer"] != whole[1]["optimizer"]
-    with pytest.raises(JobError, match="holds the averaging of 2 ranks") as error:
-        run(case | {"resume": str(tmp_path / "checkpoint-5")}, world=3)
-    assert str(error.value).count("RankStateError") >= 1
+    cases = []  # seven batches in an epoch: step 5 is in its middle
+    for place, settings in enumerate((FEEDBACK, {"strategy": "diloco", "period": 3}, {"strategy": "ssgd"})):
+        folder = str(tmp_path / str(place))
+        case = {"folder": folder, "average": settings, "training": SAVING, "dropout": 0.2, "samples": 56}
+        cases.append(case | {"own_optimizer": place == 0})
+    saved = tmp_path / "0" / "checkpoint-5"
+    wholes = run(*cases)
+    assert sorted(path.name for path in saved.glob("paceline-*")) == [
+        "paceline-averaging-0-of-2.pt",
+        "paceline-averaging-1-of-2.pt",
+    ]
+    going_on = [case | {"resume": f"{case['folder']}/checkpoint-5"} for case in cases]
+    for whole, resumed in zip(wholes, run(*going_on), strict=True):
+        for before, after in zip(whole, resumed, strict=True):
+            assert before["step"] == after["step"] == 9
+            assert after["digest"] == before["digest"]
+            assert after["optimizer"] == before["optimizer"]
+            for figure in ("steps", "averages", "sent_bytes"):
+                assert after["figures"][figure] == before["figures"][figure] > 0
+    assert wholes[0][0]["optimizer"] != wholes[0][1]["optimizer"]
+    with pytest.raises(JobError, match="holds the averaging of 2 ranks"):
+        run(going_on[0], world=3)
+    (saved / "paceline-averaging-1-of-2.pt").unlink()
+    answers = launch(JOB, {"cases": going_on[:1]}, check=False)
+    assert all("rank 1" in str(each) and "paceline-averaging-1-of-2.pt" in str(each) for each in answers)
 
 
 def test_three_ranks_one_of_them_slow_are_equal_after_a_flush(tmp_path):
