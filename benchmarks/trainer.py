@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer on two hosts, 200 Mbit/s between them: `average(trainer, "hpsgd", codec="qsgd")` against its DDP.
+"""Hugging Face's Trainer on two hosts, 200 Mbit/s between them: `average(trainer, "hpsgd", codec="qsgd")` beside DDP.
 
     host A: rank 0 ==== 200 Mbit/s each way ==== host B: rank 1
 

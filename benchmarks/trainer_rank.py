@@ -2,8 +2,8 @@
 
     python -m benchmarks.trainer_rank FOLDER RANK PLAN
 
-Tokens are a Markov chain's: from a token one of four follows, with shares 1/2, 1/4, 1/8, 1/8, which a seed has drawn. The
-loss of whoever knows the chain is its entropy, 1.75 bit or 1.213 nats.
+Tokens are a Markov chain's: after each token comes one of four that a seed has drawn, with shares 1/2, 1/4, 1/8, 1/8.
+The loss of whoever knows the chain is its entropy, 1.75 bit or 1.213 nats.
 """
 
 from __future__ import annotations

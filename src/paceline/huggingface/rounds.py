@@ -88,12 +88,10 @@ class RepeatedLoader:
     def _begin_pass(self) -> Iterator[Any]:
         number = self._pass or 0
         inner = getattr(getattr(self._loader, "batch_sampler", None), "batch_sampler", None)
-        for each in (
-            self._loader,
-            inner,
-        ):  # as Trainer does: accelerate's loader does not tell a sampler inside another
-            if hasattr(each, "set_epoch"):
-                each.set_epoch(number)
+        for each in (self._loader, inner):  # as Trainer does: accelerate's loader tells no sampler inside another
+            set_epoch = getattr(each, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(number)
         self._pass = number + 1
         return iter(self._loader)
 

@@ -31,7 +31,7 @@ def trained(tmp_path_factory):
     accumulated["logging_steps"] = 1
     exact = {"momentum": 0.0, "samples": 40}
     cases = {
-        "ddp": {"training": EVALUATING},
+        "ddp": {"training": EVALUATING | {"save_strategy": "steps", "save_steps": 4}},
         "hpsgd": {"average": {"strategy": "hpsgd", "codec": "qsgd levels=7"}, "training": best},
         "ddp accumulated": exact | {"training": accumulated},
         "local-sgd accumulated": exact | {"average": {"strategy": "local-sgd", "period": 1}, "training": accumulated},
@@ -44,8 +44,10 @@ def trained(tmp_path_factory):
             "training": {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 3},
         },
     }  # fmt: skip
+    cases["from ddp"] = {"average": {"strategy": "ssgd"}, "training": EVALUATING, "again": True}
     boards = {"TENSORBOARD_LOGGING_DIR": folder("boards")}
     cases = {name: case | {"folder": folder(name.replace(" ", "-"))} for name, case in cases.items()}
+    cases["from ddp"]["resume"] = f"{cases['ddp']['folder']}/checkpoint-4"
     return dict(zip(cases, run(*cases.values(), environment=boards), strict=True)) | {"boards": boards}
 
 
@@ -121,6 +123,14 @@ def test_a_compiled_model_and_a_script_that_gathers_in_its_steps(trained):
     assert first["step"] == 3
 
 
+@of_one_launch
+def test_a_run_of_ddp_is_gone_on_from_and_one_trainer_trains_twice(trained):
+    first, second = trained["from ddp"]
+    assert first["steps"] == [5, 6, 1, 2, 3, 4, 5, 6]
+    assert first["digest"] == second["digest"]
+    assert first["figures"]["steps"] == 6
+
+
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 SAVING = {"save_strategy": "steps", "save_steps": 5, "max_steps": 9, "logging_steps": 4}
@@ -174,6 +184,13 @@ def test_a_rank_that_fails_ends_the_others_with_its_words(tmp_path):
     assert all(isinstance(each, JobError) for each in answers)
     assert "rank 1" in str(answers[0])
     assert "the dog ate this batch" in str(answers[0])
+
+
+def test_ranks_with_different_numbers_of_batches_are_refused_on_all_ranks(tmp_path):
+    training = {"accelerator_config": {"even_batches": False}, "num_train_epochs": 1, "max_steps": -1}
+    case = {"folder": str(tmp_path), "average": {"strategy": "hpsgd"}, "samples": 44, "training": training}
+    for answer in launch(JOB, {"cases": [case]}, check=False):
+        assert "TrainerError: all ranks must train alike, and the number of steps of rank 1 is 5" in str(answer)
 
 
 def test_data_that_rank_0_would_hand_out_are_refused_on_all_ranks(tmp_path):

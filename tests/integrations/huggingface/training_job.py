@@ -31,6 +31,7 @@ def train(
     gathers=False,
     iterable=False,
     own_optimizer=True,
+    again=False,
 ):
     import os
     import time
@@ -96,6 +97,8 @@ def train(
         part = paceline.huggingface.take_rounds(trainer, **rounds)
     started = len(COLLECTIVES.seen)
     out = trainer.train(resume_from_checkpoint=resume)
+    if again:
+        out = trainer.train()
     optimizer = trainer.optimizer.optimizer
     return {
         "digest": digest(trainer.model),
