@@ -18,6 +18,7 @@ of_one_launch = pytest.mark.xdist_group("huggingface-rounds")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     late = EVALUATING | {"max_steps": 14, "gradient_accumulation_steps": 4, "per_device_train_batch_size": 2}
+    late["eval_on_start"] = True
     cases = {
         "ddp": {"training": ACCUMULATED, "samples": 40},
         "full": {"training": ACCUMULATED, "samples": 40, "rounds": {"strategy": "full"}},
@@ -29,6 +30,7 @@ def trained(tmp_path_factory):
             "samples": 32, "rounds": {"strategy": "lgc", "k": 2}, "broken": [1, 3, "nan"],
         },
     }  # fmt: skip
+    cases["again"] = {"rounds": {"strategy": "full"}, "training": {"max_steps": 3}, "again": True}
     cases = {
         name: case | {"folder": str(tmp_path_factory.mktemp(name.replace(" ", "-")))} for name, case in cases.items()
     }
@@ -60,7 +62,7 @@ def test_a_late_rank_is_at_the_same_round_where_all_evaluate_save_and_end(traine
     assert first["sync"] == "LGCSync"
     assert first["step"] == second["step"] == 14
     assert first["evaluated"] == second["evaluated"]
-    assert [step for step, _ in first["evaluated"]] == [4, 8, 12, 14]
+    assert [step for step, _ in first["evaluated"]] == [0, 4, 8, 12, 14]
     assert first["digest"] == second["digest"]
     assert first["optimizer"] == second["optimizer"]
     assert first["scheduler_steps"] == second["scheduler_steps"] == 14
@@ -80,6 +82,14 @@ def test_a_gradient_that_is_not_finite_leaves_no_rank_behind(trained):
     assert first["digest"] == second["digest"]
     assert second["steps"] == [1, 2, 3, 3, 4, 5, 6, 7, 8], "a batch without a round, and a round without a batch"
     assert first["figures"]["used"] == 15
+
+
+@of_one_launch
+def test_one_trainer_trains_twice(trained):
+    first, second = trained["again"]
+    assert first["steps"] == [1, 2, 3, 1, 2, 3]
+    assert first["digest"] == second["digest"]
+    assert first["figures"]["rounds"] == 3
 
 
 def test_rounds_that_go_on_are_those_that_were_not_interrupted(tmp_path):
