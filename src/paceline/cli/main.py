@@ -21,7 +21,7 @@ from typing import Any
 
 from paceline import __version__
 from paceline.cli.bench import BenchCodecsOptions, bench_codecs
-from paceline.cli.cluster import ServeOptions, TrainOptions, serve, train
+from paceline.cli.cluster import ELSEWHERE, ServeOptions, TrainOptions, serve, train
 from paceline.cli.completion import completion_script
 from paceline.cli.help_text import command_help, commands_help, summary
 from paceline.cli.inspect import InspectRatesOptions, inspect_rates
@@ -33,6 +33,7 @@ from paceline.cli.report import ReportOptions, report
 from paceline.cli.simulate import RaceOptions, SimulateOptions, race, simulate
 from paceline.cli.work import KeysOptions, WorkOptions, keys, work
 from paceline.errors import PacelineWarning
+from paceline.loggers import TENSORBOARD
 from paceline.lookup import unknown
 from paceline.traces.run_folder import removing_unused
 
@@ -123,7 +124,15 @@ def _values() -> dict[str, Iterable[str]]:
     from paceline.strategies import STRATEGIES
     from paceline.strategies.averaging import AVERAGING
 
-    return {"--model": MODELS, "--model.name": MODELS, "--strategies": (*STRATEGIES, *AVERAGING)}
+    places = ("server", "ranks", *ELSEWHERE)
+    return {
+        "--model": MODELS,
+        "--model.name": MODELS,
+        "--strategies": (*STRATEGIES, *AVERAGING),
+        "--on": places,
+        "--strategy.on": places,
+        "--log": (TENSORBOARD,),
+    }
 
 
 def exit_code(call: Callable[[], int | None], *, debug: bool) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from paceline.huggingface.trainer_sync import TrainerError, refuse_sharding
+from paceline.huggingface.hooks import TrainerSetupError, check_whole
 
 
 def prepare(accelerator: Any, *objects: Any) -> Any:
@@ -38,8 +38,8 @@ def prepare(accelerator: Any, *objects: Any) -> Any:
     ('Linear', 'AcceleratedOptimizer')
     """
     if not isinstance(accelerator, Accelerator):
-        raise TrainerError(f"accelerator must be an accelerate.Accelerator (it is a {type(accelerator).__name__})")
-    refuse_sharding(accelerator, "average or take rounds")
+        raise TrainerSetupError(f"accelerator must be an accelerate.Accelerator (it is a {type(accelerator).__name__})")
+    check_whole(accelerator, "prepare()")
     prepare_model = accelerator.prepare_model
     accelerator.prepare_model = partial(prepare_model, evaluation_mode=True)
     try:

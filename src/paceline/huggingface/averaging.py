@@ -21,7 +21,7 @@ A rank's checkpoint has what only this rank knows:
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,9 +32,13 @@ from paceline.drivers.averaging.averager import AVERAGERS, TIMEOUT_SECONDS, Aver
 from paceline.drivers.averaging.loop import OnAverage
 from paceline.drivers.ranks.tracked_model import plain_optimizer
 from paceline.exchanges.plans import AUTO, check_plan
-from paceline.huggingface.trainer_sync import TrainerError, TrainerSync
+from paceline.huggingface.hooks import TrainerSetupError
+from paceline.huggingface.trainer_sync import TrainerSync
 from paceline.lookup import unknown
 from paceline.strategies.averaging import make_averaging
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 
 class TrainerAveraging(TrainerSync):
@@ -47,8 +51,8 @@ class TrainerAveraging(TrainerSync):
     part, verb = "averaging", "average"
     sync: Averager | None
 
-    def __init__(self, trainer: Any, make: partial[Averager]) -> None:
-        super().__init__(trainer)
+    def __init__(self, trainer: Trainer, make: partial[Averager]) -> None:
+        super().__init__(trainer, "average()")
         self._make = make
         self._flushed_at = 0
 
@@ -60,7 +64,7 @@ class TrainerAveraging(TrainerSync):
         super()._check_begin(train_dataloader)
         optimizer = plain_optimizer(self._trainer.optimizer)
         if callable(getattr(optimizer, "eval", None)):
-            raise TrainerError(
+            raise TrainerSetupError(
                 f"{type(optimizer).__name__} replaces the weights for an evaluation, by each rank's own state, so that "
                 "ranks would evaluate and save different models: use an optimiser without train() and eval()"
             )
@@ -89,7 +93,7 @@ class TrainerAveraging(TrainerSync):
 
 
 def average(
-    trainer: Any,
+    trainer: Trainer,
     strategy: str = "hpsgd",
     *,
     period: int | None = None,

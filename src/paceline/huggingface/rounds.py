@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -41,10 +41,14 @@ from paceline.drivers.rounds.loop import RoundsError
 from paceline.drivers.rounds.preparation import refuse_collective_sampler
 from paceline.drivers.rounds.synchronizer import SYNCHRONIZERS, TIMEOUT_SECONDS, OnFlush, OnRound, RoundSync
 from paceline.exchanges.plans import AUTO, check_plan
-from paceline.huggingface.trainer_sync import TrainerError, TrainerSync, wrap
+from paceline.huggingface.hooks import TrainerSetupError, around
+from paceline.huggingface.trainer_sync import TrainerSync
 from paceline.lookup import unknown
 from paceline.strategies import STRATEGIES
 from paceline.workers.blocks import cut_batch
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 OF_STRATEGY = {"lgc": ("k", "warmup_rounds", "scale_partial"), "fastest-k": ("k", "warmup_rounds"), "full": ()}
 
@@ -83,7 +87,7 @@ class RepeatedLoader:
                 yield batch
             self._batches = None
             if whole:
-                raise TrainerError("the training data has no batch for this rank: an epoch needs at least one")
+                raise TrainerSetupError("the training data has no batch for this rank: an epoch needs at least one")
 
     def _begin_pass(self) -> Iterator[Any]:
         number = self._pass or 0
@@ -105,8 +109,8 @@ class TrainerRounds(TrainerSync):
     part, verb = "rounds", "take rounds"
     sync: RoundSync | None
 
-    def __init__(self, trainer: Any, make: partial[RoundSync], blocks: int) -> None:
-        super().__init__(trainer)
+    def __init__(self, trainer: Trainer, make: partial[RoundSync], blocks: int) -> None:
+        super().__init__(trainer, "take_rounds()")
         self._make, self._blocks = make, blocks
         self._flushed_at = -1
         self._before = 0  # steps of Trainer's that were no rounds: from a checkpoint without any
@@ -117,9 +121,9 @@ class TrainerRounds(TrainerSync):
         self._last_loss: torch.Tensor | None = None
         self._loader: RepeatedLoader | None = None
         self._end_step = trainer.callback_handler.on_step_end
-        wrap(trainer, "_run_epoch", self._run_epoch)
-        wrap(trainer.callback_handler, "on_step_end", self._on_step_end)
-        wrap(trainer.callback_handler, "on_epoch_end", self._on_epoch_end)
+        around(trainer, "_run_epoch", self._run_epoch)
+        around(trainer.callback_handler, "on_step_end", self._on_step_end)
+        around(trainer.callback_handler, "on_epoch_end", self._on_epoch_end)
 
     # -- where ranks meet ----------------------------------------------------------------------------------------------
 
@@ -130,7 +134,7 @@ class TrainerRounds(TrainerSync):
             refuse_collective_sampler(sampler, self._trainer.args.world_size)
             sampler = getattr(sampler, "batch_sampler", None)
         if getattr(train_dataloader, "rng_types", None):
-            raise TrainerError(
+            raise TrainerSetupError(
                 f"accelerate gives all ranks the same random numbers ({train_dataloader.rng_types}) where a pass over "
                 "the data begins, and ranks that take rounds begin theirs at different times: keep "
                 "accelerator_config={'use_seedable_sampler': True} and a dataset without a generator of its own"
@@ -263,7 +267,7 @@ class TrainerRounds(TrainerSync):
 
 
 def take_rounds(
-    trainer: Any,
+    trainer: Trainer,
     strategy: str = "lgc",
     *,
     k: int | Literal["auto"] | None = None,
@@ -294,7 +298,7 @@ def take_rounds(
     TrainerRounds(before training, or one rank)
     >>> take_rounds(transformers.Trainer(model, arguments), "full", k=2)
     Traceback (most recent call last):
-    paceline.huggingface.trainer_sync.TrainerError: k is no setting of full; it has none
+    paceline.huggingface.hooks.TrainerSetupError: k is no setting of full; it has none
     """
     if strategy not in SYNCHRONIZERS:
         raise unknown("strategy of rounds", strategy, SYNCHRONIZERS)
@@ -302,21 +306,21 @@ def take_rounds(
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     for name in settings:
         if name not in OF_STRATEGY[strategy]:
-            raise TrainerError(
+            raise TrainerSetupError(
                 f"{name} is no setting of {strategy}; it has {', '.join(OF_STRATEGY[strategy]) or 'none'}"
             )
     if "k" in OF_STRATEGY[strategy] and k is None:
-        raise TrainerError(f'{strategy} needs k: how many gradients close a round, or "auto"')
+        raise TrainerSetupError(f'{strategy} needs k: how many gradients close a round, or "auto"')
     STRATEGIES[strategy](**settings)  # refuses values that it cannot have
     for name, value in (("blocks", blocks), ("most_behind", most_behind)):
         if not isinstance(value, int) or value < 1:
-            raise TrainerError(f"{name} must be a whole number of 1 or more ({name}={value})")
+            raise TrainerSetupError(f"{name} must be a whole number of 1 or more ({name}={value})")
     check_limits(timeout_seconds=timeout_seconds, silence_seconds=silence_seconds)
     found = resolve_codec(codec)
     check_plan(plan, found)
     world = trainer.args.world_size if hasattr(trainer, "args") else 1
     if isinstance(k, int) and world > 1 and k > world:
-        raise TrainerError(f'k must be at most the number of ranks, {world}, or "auto" (k={k})')
+        raise TrainerSetupError(f'k must be at most the number of ranks, {world}, or "auto" (k={k})')
     make = partial(
         SYNCHRONIZERS[strategy],
         most_behind=most_behind,

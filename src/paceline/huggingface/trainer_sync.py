@@ -8,8 +8,7 @@ and all that a checkpoint or an evaluation sees is a model that all ranks hold a
     the ranks      no collective       | flush      | no collective  | flush; each | none     | close: equal
                                        | (all equal)|                | rank's state|          |
 
-Methods of one Trainer object (and of its accelerator) are wrapped, not Trainer's class, so that subclasses and their
-overrides go on working. What each wrapper is for was read in, and observed with, transformers 5.23 and accelerate 1.15:
+What paceline stands around (hooks.py), and why, as read in and observed with transformers 5.23 and accelerate 1.15:
 
     accelerator.prepare_model      wraps the model in DistributedDataParallel: gradients would be averaged as well, and
                                    training would run to its end in silence. `evaluation_mode=True` leaves just that out
@@ -23,7 +22,6 @@ overrides go on working. What each wrapper is for was read in, and observed with
     _save_optimizer_and_scheduler  is where that state is written: before old checkpoints are deleted
     _finalize_training             loads the best model, if asked to: the ranks are done with each other before
     _prepare_for_training          has made, and loaded, model, optimiser and scheduler: here the ranks begin
-    log                            receives the figures, and so do all reporters
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -45,118 +43,40 @@ from transformers.trainer_utils import has_length
 
 from paceline.distributed.agreement import gather_rows, raise_difference, raise_refusals, refusal_text
 from paceline.drivers.ranks.tracked_model import plain_optimizer
-from paceline.errors import PacelineError
 from paceline.huggingface.checkpoints import load_rank_state, save_rank_state
-from paceline.loggers import prefixed
+from paceline.huggingface.figures import add_part, check_part
+from paceline.huggingface.hooks import TrainerSetupError, around, check_not_begun, check_trainer
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 log = logging.getLogger("paceline.huggingface")
 
-METHODS = (
-    "train",
-    "training_step",
-    "evaluate",
-    "predict",
-    "save_model",
-    "log",
-    "store_flos",
-    "_prepare_for_training",
-    "_maybe_log_save_evaluate",
-    "_track_num_input_tokens",
-    "_save_checkpoint",
-    "_save_optimizer_and_scheduler",
-    "_finalize_training",
-)
 COLLECTIVES = ("gather", "gather_for_metrics", "reduce", "pad_across_processes", "wait_for_everyone")
-SHARDING_TYPES = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
-PARALLEL_SIZES = ("tp_size", "cp_size", "sp_size", "dp_shard_size")
-SYNC = "_paceline_sync"  # the attribute of a Trainer that has an averaging or rounds
 
 
-class TrainerError(PacelineError, ValueError):
-    """A Trainer, or a setting of it, with which ranks cannot train on their own.
-
-    >>> raise TrainerError("fsdp shards the model: every rank holds a part of it")
-    Traceback (most recent call last):
-    paceline.huggingface.trainer_sync.TrainerError: fsdp shards the model: every rank holds a part of it
-    """
-
-
-def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Replace a method of one object by `around`, which is called with the method and what the method was given.
-
-    >>> class Bell:
-    ...     def ring(self, times): return "dong" * times
-    >>> bell = Bell()
-    >>> wrap(bell, "ring", lambda ring, times: ring(times).upper())
-    >>> bell.ring(2), Bell().ring(2)
-    ('DONGDONG', 'dongdong')
-    """
-    method = getattr(owner, name)
-
-    @functools.wraps(method)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return around(method, *args, **kwargs)
-
-    setattr(owner, name, wrapped)
-
-
-def refuse_sharding(accelerator: Any, verb: str) -> None:
-    """Refuse an accelerator with which a rank does not hold the whole model."""
-    kind = str(getattr(accelerator.distributed_type, "name", accelerator.distributed_type))
-    if kind in SHARDING_TYPES:
-        raise TrainerError(
-            f"the accelerator's distributed type is {kind}, with which a rank holds a part of the model, or hands its "
-            f"steps to somebody else: ranks that {verb} hold all of it; leave {kind} out of launch and arguments"
-        )
-    parallelism = getattr(accelerator, "parallelism_config", None)
-    sizes = {name: getattr(parallelism, name, 1) or 1 for name in PARALLEL_SIZES}
-    spread = {name: size for name, size in sizes.items() if size > 1}
-    if spread:
-        raise TrainerError(
-            f"parallelism_config spreads one model over ranks ({spread}): ranks that {verb} hold all of it; leave "
-            "it out"
-        )
-
-
-def check_trainer(trainer: Any, verb: str) -> None:
-    """Refuse a Trainer whose ranks cannot train on their own, before anything is changed in it."""
-    if not isinstance(trainer, transformers.Trainer):
-        raise TrainerError(f"trainer must be a transformers.Trainer (it is a {type(trainer).__name__})")
-    missing = [name for name in METHODS if not callable(getattr(trainer, name, None))]
-    if missing or not hasattr(transformers.trainer, "nested_gather"):
-        raise TrainerError(
-            f"transformers {transformers.__version__} has a Trainer without {', '.join(missing) or 'nested_gather'}: "
-            "install a version that paceline[huggingface] names"
-        )
-    if getattr(trainer, SYNC, None) is not None:
-        raise TrainerError("this Trainer has an averaging or rounds already: make a new Trainer for another")
+def refuse_waiting(trainer: Trainer, what: str) -> None:
+    """Refuse settings of Trainer's with which ranks wait for one of them in every step, or one leaves the others."""
     args = trainer.args
-    refuse_sharding(trainer.accelerator, verb)
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or args.fsdp:
-        what = "deepspeed" if trainer.is_deepspeed_enabled else "fsdp"
-        raise TrainerError(
-            f"{what} shards the model: every rank holds a part of it, and ranks that {verb} hold all of it; leave "
-            f"{what} out"
-        )
-    if trainer.get_tp_size() > 1 or trainer.is_distributed_loading_by_transformers or trainer.is_model_parallel:
-        raise TrainerError(
-            f"the model is spread over devices (device_map, tp_plan or distributed_config): ranks that {verb} hold all "
-            "of it on one device; load it without"
+    if trainer.is_model_parallel or trainer.get_tp_size() > 1:
+        raise TrainerSetupError(
+            f"{what} wants the whole model on one device of every rank, and this one is on several (device_map or "
+            "tp_plan): load it without"
         )
     if args.world_size > 1 and args.auto_find_batch_size:
-        raise TrainerError(
+        raise TrainerSetupError(
             "auto_find_batch_size begins again on the rank alone that runs out of memory, and the others wait: set "
             "auto_find_batch_size=False and per_device_train_batch_size"
         )
     if args.world_size > 1 and args.enable_jit_checkpoint:
-        raise TrainerError(
+        raise TrainerSetupError(
             "enable_jit_checkpoint saves at the step at which a rank gets the signal, and ranks are at different ones: "
             "set enable_jit_checkpoint=False, and save every save_steps"
         )
     if args.world_size > 1 and args.accelerator_config.dispatch_batches:
-        raise TrainerError(
-            f"dispatch_batches=True hands out every batch from rank 0, so that ranks wait for it in every step: ranks "
-            f"that {verb} read their own; set accelerator_config={{'dispatch_batches': False}}"
+        raise TrainerSetupError(
+            "dispatch_batches=True hands out every batch from rank 0, so that ranks wait for it in every step: let "
+            "each read its own, with accelerator_config={'dispatch_batches': False}"
         )
 
 
@@ -171,26 +91,28 @@ class TrainerSync(ABC):
     verb: ClassVar[str]
     sync: Any
 
-    def __init__(self, trainer: Any) -> None:
-        check_trainer(trainer, self.verb)
+    def __init__(self, trainer: Trainer, what: str) -> None:
+        check_trainer(trainer, what)
+        check_not_begun(trainer, what)
+        refuse_waiting(trainer, what)
+        check_part(trainer, self.part)
+        if not hasattr(transformers.trainer, "nested_gather"):
+            raise TrainerSetupError(
+                f"transformers {transformers.__version__} gathers losses in another way than paceline knows: install "
+                "the transformers that paceline[huggingface] asks for"
+            )
         self.sync = None
         self._trainer = trainer
         self._running = False  # between the beginning of training and its end, with other ranks
         self._logging = self._in_step = False
         self._noted: set[str] = set()
         self._rank_state: dict[str, Any] | None = None
-        setattr(trainer, SYNC, self)
-        accelerator = trainer.accelerator
-        wrap(accelerator, "prepare_model", self._prepare_model)
-        for name in COLLECTIVES:
-            wrap(accelerator, name, functools.partial(self._collective, name))
-        for name, around in (
+        for method, then in (
             ("train", self._train),
             ("training_step", self._training_step),
             ("evaluate", self._after_flush),
             ("predict", self._after_flush),
             ("save_model", self._after_flush),
-            ("log", self._log),
             ("store_flos", self._store_flos),
             ("_prepare_for_training", self._prepare_for_training),
             ("_maybe_log_save_evaluate", self._log_save_evaluate),
@@ -198,8 +120,21 @@ class TrainerSync(ABC):
             ("_save_checkpoint", self._save_checkpoint),
             ("_save_optimizer_and_scheduler", self._save_rank_state),
             ("_finalize_training", self._finalize),
+            ("create_accelerator_and_postprocess", self._install_again),
         ):
-            wrap(trainer, name, around)
+            around(trainer, method, then)
+        self._install()
+        add_part(trainer, self.part, self)
+
+    def _install(self) -> None:
+        accelerator = self._trainer.accelerator
+        around(accelerator, "prepare_model", self._prepare_model)
+        for name in COLLECTIVES:
+            around(accelerator, name, functools.partial(self._collective, name))
+
+    def _install_again(self, create: Callable[..., None]) -> None:
+        create()  # each trial of a search has an accelerator of its own
+        self._install()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.sync if self.sync is not None else 'before training, or one rank'})"
@@ -233,7 +168,7 @@ class TrainerSync(ABC):
     def _check_begin(self, train_dataloader: Any) -> None:
         """Refuse what only shows when training begins."""
         if isinstance(train_dataloader, DataLoaderDispatcher):
-            raise TrainerError(
+            raise TrainerSetupError(
                 "rank 0 would hand out every batch (accelerate's default for an IterableDataset), so that ranks wait "
                 "for it in every step: set accelerator_config={'dispatch_batches': False} in TrainingArguments, which "
                 "lets every rank read the dataset and keep its own share"
@@ -303,7 +238,7 @@ class TrainerSync(ABC):
         args, state, refusal = self._trainer.args, None, None
         try:
             if isinstance(self._trainer.model_wrapped, DistributedDataParallel):
-                raise TrainerError(
+                raise TrainerSetupError(
                     "this Trainer has wrapped its model in DistributedDataParallel already, which averages gradients: "
                     f"make a new Trainer, and call {self.verb} before its first train()"
                 )
@@ -323,13 +258,13 @@ class TrainerSync(ABC):
         on_gpu = dist.get_backend(group) == "nccl"
         row = {"refusal": "" if refusal is None else refusal_text(refusal), "words": words}
         rows = gather_rows(row, group, torch.device("cuda" if on_gpu else "cpu"))
-        raise_refusals([each["refusal"] for each in rows], ours=refusal, error=TrainerError)
+        raise_refusals([each["refusal"] for each in rows], ours=refusal, error=TrainerSetupError)
         raise_difference(
             [each["words"] for each in rows],
             "all ranks must train alike, and the {key} of {who} is {theirs}, that of {other} {ours}: give all the same "
             "arguments and checkpoint, and keep accelerate's even_batches",
             reference=0,
-            error=TrainerError,
+            error=TrainerSetupError,
         )
         if checkpoint is not None and state is None:
             log.warning(
@@ -379,11 +314,6 @@ class TrainerSync(ABC):
                 control.should_save or save,
             )
         maybe(*args, **kwargs)
-
-    def _log(self, write: Callable[..., Any], logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        if "loss" in logs or "train_loss" in logs:
-            logs.update(prefixed(self.figures()))
-        write(logs, *args, **kwargs)
 
     def _store_flos(self, store: Callable[[], None]) -> None:
         if not self._logging:

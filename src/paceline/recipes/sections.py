@@ -186,7 +186,8 @@ class StrategySection(Checked):
     )
     on: Literal["server", "ranks"] = setting(
         "server",
-        "full, fastest-k, lgc: who adds up a round: a server, or the ranks of a launch by all-reduce",
+        "full, fastest-k, lgc: who adds up a round: a server, or the ranks of a launch by all-reduce; "
+        "`train` also takes ray and slurm, which start processes elsewhere",
         choices=lambda: ("server", "ranks"),
         alias="on",
     )

@@ -190,13 +190,13 @@ def test_ranks_with_different_numbers_of_batches_are_refused_on_all_ranks(tmp_pa
     training = {"accelerator_config": {"even_batches": False}, "num_train_epochs": 1, "max_steps": -1}
     case = {"folder": str(tmp_path), "average": {"strategy": "hpsgd"}, "samples": 44, "training": training}
     for answer in launch(JOB, {"cases": [case]}, check=False):
-        assert "TrainerError: all ranks must train alike, and the number of steps of rank 1 is 5" in str(answer)
+        assert "TrainerSetupError: all ranks must train alike, and the number of steps of rank 1 is 5" in str(answer)
 
 
 def test_data_that_rank_0_would_hand_out_are_refused_on_all_ranks(tmp_path):
     case = {"folder": str(tmp_path), "average": {"strategy": "hpsgd"}, "iterable": True}
     answers = launch(JOB, {"cases": [case]}, check=False)
-    assert all("dispatch_batches" in str(each) and "TrainerError" in str(each) for each in answers)
+    assert all("dispatch_batches" in str(each) and "TrainerSetupError" in str(each) for each in answers)
     training = {"accelerator_config": {"dispatch_batches": False}}
     ((first, second),) = run(case | {"training": training})
     assert first["digest"] == second["digest"]

@@ -10,7 +10,7 @@ import torch
 from transformers import Trainer
 
 import paceline
-from paceline.huggingface import TrainerError, average, take_rounds
+from paceline.huggingface import TrainerSetupError, average, take_rounds
 from paceline.huggingface.rounds import RepeatedLoader
 from tests.integrations.huggingface.trainers import Tokens, arguments, digest, gpt2, state_digest, with_sgd
 
@@ -62,13 +62,13 @@ def pretend(**changed):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"is_deepspeed_enabled": True}, "deepspeed shards the model"),
-        ({"is_fsdp_enabled": True}, "fsdp shards the model"),
+        ({"is_deepspeed_enabled": True}, "whole model .*DEEPSPEED"),
+        ({"is_fsdp_enabled": True}, "whole model .*FSDP"),
         ({"is_model_parallel": True}, "device_map"),
-        ({"is_distributed_loading_by_transformers": True}, "spread over devices"),
+        ({"is_distributed_loading_by_transformers": True}, "whole model .*distributed_config"),
         (
             {"accelerator__state__parallelism_config": SimpleNamespace(tp_size=2, total_size=2)},
-            r"parallelism_config spreads .*tp_size",
+            "whole model .*tp_size=2",
         ),
     ],
 )
@@ -79,7 +79,7 @@ def test_what_shards_a_model_is_refused(tmp_path, monkeypatch, changed, said, pa
     before = getattr(state, "parallelism_config", None)
     try:
         pretend(**changed)(trainer)
-        with pytest.raises(TrainerError, match=said):
+        with pytest.raises(TrainerSetupError, match=said):
             part(trainer)
     finally:
         state.parallelism_config = before  # it is shared by all accelerators of a process
@@ -100,7 +100,7 @@ def test_what_makes_ranks_wait_or_leave_alone_is_refused(tmp_path, monkeypatch, 
         before = signal.getsignal(signal.SIGTERM)
     trainer = trainer_of(tmp_path, **settings)
     monkeypatch.setattr(type(trainer.args), "world_size", property(lambda self: 2))
-    with pytest.raises(TrainerError, match=said):
+    with pytest.raises(TrainerSetupError, match=said):
         average(trainer)
     if "enable_jit_checkpoint" in settings:
         signal.signal(signal.SIGTERM, before)
@@ -120,8 +120,9 @@ def test_what_makes_ranks_wait_or_leave_alone_is_refused(tmp_path, monkeypatch, 
         (lambda trainer: take_rounds(trainer, "full", k=2), "k is no setting of full"),
         (lambda trainer: take_rounds(trainer, "async"), "strategy of rounds"),
         (lambda trainer: take_rounds(trainer, "full", blocks=0), "blocks"),
-        (lambda trainer: average(torch.nn.Linear(1, 1)), "must be a transformers.Trainer"),
-        (lambda trainer: [average(trainer), take_rounds(trainer, "full")], "already"),
+        (lambda trainer: average(torch.nn.Linear(1, 1)), "wants a transformers.Trainer"),
+        (lambda trainer: [average(trainer), take_rounds(trainer, "full")], "averaging cannot be in one"),
+        (lambda trainer: [average(trainer), average(trainer)], "averaging already"),
     ],
 )
 def test_settings_are_refused_where_they_are_given(tmp_path, call, said):
@@ -136,7 +137,7 @@ def test_an_optimizer_that_swaps_weights_for_evaluation_is_refused_when_training
 
     trainer = trainer_of(tmp_path, sgd=False)
     trainer.optimizer = ScheduleFree(trainer.model.parameters(), lr=0.1)
-    with pytest.raises(TrainerError, match="replaces the weights for an evaluation"):
+    with pytest.raises(TrainerSetupError, match="replaces the weights for an evaluation"):
         average(trainer)._check_begin([])
 
 
@@ -155,7 +156,7 @@ def test_a_repeated_loader_goes_on_where_it_was_left_and_tells_its_passes():
         found.append([next(batches), next(batches)])
     assert found == [["a", "b"], ["c", "a"], ["b", "c"]]
     assert Passes.seen == [4, 5]
-    with pytest.raises(TrainerError, match="no batch"):
+    with pytest.raises(TrainerSetupError, match="no batch"):
         next(iter(RepeatedLoader([])))
 
 

@@ -205,14 +205,20 @@ class PreparedEpoch:
         """Return the mean of weight * loss over the samples of the batch at places `start` to `stop` - 1."""
         if self.shares is None:
             return losses.mean()
-        if stop <= len(self.order):
-            shares = self.shares[start:stop]
-        else:
-            shares = self.shares[torch.arange(start, stop) % len(self.order)]
+        shares = self._shares_at(self.shares, start, stop)
         whole = self.layout.batch_size
         if losses.is_cpu and losses.dtype is torch.float32 and stop - start == whole:
             return torch.dot(losses, shares)  # one kernel; the other way it is three
         return (losses * (shares * whole).to(losses)).mean()
+
+    def weights(self, start: int, stop: int) -> torch.Tensor | None:
+        """Return the weights at places `start` to `stop` - 1; None where all are 1."""
+        return None if self.shares is None else self._shares_at(self.shares, start, stop) * self.layout.batch_size
+
+    def _shares_at(self, shares: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        if stop <= len(self.order):
+            return shares[start:stop]
+        return shares[torch.arange(start, stop) % len(self.order)]
 
     @property
     def fingerprint(self) -> int:

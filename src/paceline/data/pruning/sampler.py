@@ -149,6 +149,11 @@ class PrunedBatches(Sampler[list[int]]):
             return current.size
         return self._prepare().steps - self._resume_at
 
+    @property
+    def batches_ahead(self) -> int:
+        """The number of batches of the next pass over the loader: of a whole epoch, or of the rest of a resumed one."""
+        return self._prepare().steps - self._resume_at
+
     def __iter__(self) -> Iterator[list[int]]:
         prepared, batches = self._begin()
         while not batches.exhausted:
@@ -238,6 +243,14 @@ class PrunedBatches(Sampler[list[int]]):
         if batches.complete:
             self._complete()
         return mean
+
+    def next_weights(self) -> torch.Tensor | None:
+        """Return the weights of the samples that the next `observe` is for, one each; None where all are 1.
+
+        They are for a loss that is not the mean over samples: one in which every token counts the same, say.
+        """
+        prepared, batches, _ = self._under_way()
+        return prepared.weights(*prepared.places(batches.expect()))
 
     def skip(self) -> None:
         """Leave out the batch that would be observed next: nothing is learned from it."""

@@ -1,0 +1,217 @@
+"""Trainers whose samples sit epochs out."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import numpy as np
+import torch
+from transformers import GPT2LMHeadModel, TrainerCallback
+
+from paceline import PacelineError
+from paceline.huggingface import compress, prune
+from tests.integrations.huggingface.tiny import Sentences, StopAt, Trainer, bits, make_args, make_model
+
+INFO = {"policy": "info-batch", "ratio": 0.5, "delta": 0.875}
+FINE = {"policy": "fine-pruning", "window": 4, "starting_point": 1, "block": 2, "count": 2, "prune": 0.25}
+
+
+def job(parts, **settings):
+    """Run several parts one after the other in one launch: [name, settings] of each; return their answers."""
+    return [globals()[name](**(settings | more)) for name, more in parts]
+
+
+class Numbered(torch.utils.data.Dataset):
+    """Remembers which samples were fetched, in their order."""
+
+    def __init__(self, data):
+        self.data, self.fetched = data, []
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        self.fetched.append(int(index))
+        return self.data[index]
+
+
+class Epochs(TrainerCallback):
+    """Remembers the steps of each epoch, what Trainer says of them, and the learning rates."""
+
+    def __init__(self, data):
+        self.data, self.steps, self.ends, self.fractions, self.rates = data, [], [], [], []
+
+    def on_train_begin(self, args, state, control, **others):
+        self.data.fetched.clear()  # to group samples by length one has to look at all of them
+
+    def on_step_end(self, args, state, control, optimizer, **others):
+        self.fractions.append(state.epoch)
+        self.rates.append(optimizer.param_groups[0]["lr"])
+        self.steps.append(state.global_step)
+
+    def on_epoch_end(self, args, state, control, **others):
+        self.ends.append(state.global_step)
+
+
+class EndEpochAt(TrainerCallback):
+    """Ends an epoch before its end."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **others):
+        control.should_epoch_stop |= state.global_step == self.step
+
+
+def train(
+    policy=None, head="causal-lm", samples=48, folder=None, stop=None, resume=None, codec=None, end_epoch_at=None,
+    evaluated=False, dropout=0.1, own_losses=False, **settings,
+):  # fmt: skip
+    """Train; return the bits that came of it, the epochs, and who sat out."""
+    pruning_settings = {name: settings.pop(name) for name in list(settings) if name in {*INFO, *FINE}}
+    data = Numbered(Sentences(samples, labelled=head != "causal-lm"))
+    epochs = Epochs(data)
+    callbacks = [epochs, *([StopAt(stop)] if stop else []), *([EndEpochAt(end_epoch_at)] if end_epoch_at else [])]
+    args = make_args(folder, **{"num_train_epochs": 4} | settings)
+    more = {"eval_dataset": Sentences(10, seed=5)} if evaluated else {}
+    trainer = Trainer(make_model(head, dropout=dropout), args, train_dataset=data, callbacks=callbacks, **more)
+    losses = _own_losses if own_losses else None
+    part = prune(trainer, policy, losses=losses, **pruning_settings) if policy else None
+    if codec:
+        compress(trainer, codec)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train(resume_from_checkpoint=resume)
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    return {
+        "bits": bits(trainer),
+        "global_step": trainer.state.global_step,
+        "max_steps": trainer.state.max_steps,
+        "ends": epochs.ends,
+        "steps": epochs.steps,
+        "fractions": epochs.fractions,
+        "rates": epochs.rates,
+        "rate_after": trainer.lr_scheduler.get_last_lr()[0],
+        "losses": [line["loss"] for line in lines],
+        "shares": [line.get("paceline/pruned_share") for line in lines],
+        "fetched": data.fetched,
+        "epoch": part.sampler.epoch if part else None,
+        "times": part.sampler.times_pruned.tolist() if part else None,
+        "difficulty": np.nan_to_num(part.sampler.difficulty()).tolist() if part else None,
+        "checkpoints": sorted(os.listdir(folder)) if folder else [],
+        "warnings": [str(each.message) for each in caught if "epoch" in str(each.message)],
+        "evaluations": [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line],
+        "evaluated_plainly": Trainer(trainer.model, make_args(), **more).evaluate()["eval_loss"] if evaluated else None,
+    }
+
+
+def _own_losses(outputs, inputs):
+    logits, labels = outputs["logits"][:, :-1], inputs["labels"][:, 1:]
+    each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+    return each.sum(1) / labels.ne(-100).sum(1)
+
+
+class Weighted(Trainer):
+    """A Trainer with a loss of its own."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, **others):
+        outputs = model(**inputs)
+        return (2 * outputs.loss, outputs) if return_outputs else 2 * outputs.loss
+
+
+class Routed(GPT2LMHeadModel):
+    """A model that adds something to its loss, as mixtures of experts do."""
+
+    def forward(self, input_ids=None, attention_mask=None, labels=None, **others):
+        outputs = super().forward(input_ids, attention_mask=attention_mask, labels=labels, **others)
+        if outputs.loss is not None:
+            outputs.loss = outputs.loss + 0.1
+        return outputs
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from Sentences(8)
+
+
+def refuse(what):
+    """Return what is said of something that cannot be."""
+    data, model, make, arguments = Sentences(16), make_model(), Trainer, {}
+    settings, pruning_settings = {"num_train_epochs": 2}, {}
+    if what == "iterable":
+        data, settings = Endless(), {"max_steps": 3}
+    elif what == "part of an epoch":
+        settings = {"num_train_epochs": 1.5}
+    elif what == "dispatched":
+        settings |= {"accelerator_config": {"dispatch_batches": True}}
+    elif what == "split":
+        settings |= {"accelerator_config": {"split_batches": True}}
+    elif what == "rebalanced":
+        settings |= {"train_sampling_strategy": "batch_rebalance"}
+    elif what == "out of order":
+        settings |= {"dataloader_in_order": False}
+    elif what == "compute_loss_func":
+        arguments = {"compute_loss_func": lambda outputs, labels, num_items_in_batch=None: outputs.logits.sum()}
+    elif what == "compute_loss":
+        make = Weighted
+    elif what == "other loss":
+        model = Routed(model.config)
+    elif what == "policy":
+        pruning_settings = {"policy": "magic"}
+    elif what == "setting":
+        pruning_settings = {"policy": "info-batch", "window": 3}
+    elif what == "ratio":
+        pruning_settings = {"ratio": 1.5}
+    trainer = make(model, make_args(**settings), train_dataset=data, **arguments)
+    if what in ("rounds", "twice"):
+        trainer._paceline_parts = {"rounds" if what == "rounds" else "pruning": None}
+    try:
+        prune(trainer, **pruning_settings)
+        trainer.train()
+    except (PacelineError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def heads(samples):
+    """Return, of several heads and settings, how far training with nobody pruned is from training without prune()."""
+    variants = {
+        "sequence classification": {"head": "sequence-classification"},
+        "several classes at once": {"head": "several-classes", "gradient_accumulation_steps": 2},
+        "regression": {"head": "regression"},
+        "label smoothing": {"label_smoothing_factor": 0.2},
+        "bfloat16": {"bf16": True},
+        "workers": {"dataloader_num_workers": 1, "dataloader_persistent_workers": True},
+        "accumulation": {"gradient_accumulation_steps": 4},
+        "tokens of each rank": {"average_tokens_across_devices": False},
+    }
+    return {name: _difference(samples=samples, **settings) for name, settings in variants.items()}
+
+
+def _difference(head="causal-lm", *, samples, **settings):
+    weights = []
+    for pruned in (False, True):
+        data = Sentences(samples, labelled=head != "causal-lm")
+        model = make_model(head, dropout=0.0)
+        if head == "several-classes":
+            model.config.problem_type = "multi_label_classification"
+            for item in data.items:
+                item["labels"] = torch.nn.functional.one_hot(item["labels"], 3).float()
+        elif head == "regression":
+            model.config.problem_type, model.config.num_labels, model.num_labels = "regression", 1, 1
+            model.score = torch.nn.Linear(16, 1, bias=False)
+            torch.nn.init.normal_(model.score.weight, generator=torch.Generator().manual_seed(3), std=0.1)
+            for item in data.items:
+                item["labels"] = item["labels"].float()
+        args = make_args(
+            **{"num_train_epochs": 2, "train_sampling_strategy": "sequential", "max_grad_norm": 0.0, "optim": "sgd"},
+            **settings,
+        )
+        trainer = Trainer(model, args, train_dataset=data)
+        if pruned:
+            prune(trainer, "info-batch", ratio=0.0)
+        start = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+        trainer.train()
+        weights.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach() - start)
+    return float((weights[0] - weights[1]).norm() / weights[0].norm())

@@ -1,0 +1,160 @@
+"""Samples sit epochs out inside Trainer: whole epochs, all ranks alike, schedules that end, resumptions to the bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.integrations.ranks import launch
+
+JOB = "tests.integrations.huggingface.pruning_job"
+INFO = {"policy": "info-batch", "ratio": 0.5, "delta": 0.875}
+FINE = {"policy": "fine-pruning", "window": 4, "starting_point": 1, "block": 2, "count": 2, "prune": 0.25}
+SAMPLES, EPOCHS = 48, 4
+REFUSED = {
+    "iterable": "wants a train_dataset with a length",
+    "part of an epoch": "num_train_epochs must be a whole number (num_train_epochs=1.5)",
+    "dispatched": "the pruning sampler deals them itself",
+    "split": "the pruning sampler deals them itself",
+    "rebalanced": "take random, sequential or group_by_length",
+    "out of order": "dataloader_in_order=False",
+    "compute_loss_func": "losses=lambda outputs, inputs",
+    "compute_loss": "Weighted has a compute_loss of its own",
+    "other loss": "the model's own loss is",
+    "policy": "policy must be one of info-batch, fine-pruning (policy='magic')",
+    "setting": "info-batch has the settings ratio, delta (given: window)",
+    "ratio": "ratio must be at least 0 and below 1",
+    "rounds": "pruning and rounds cannot be in one Trainer",
+    "twice": "this trainer has pruning already",
+}
+
+
+def run(*parts, world=2):
+    """Run parts of the job in one launch; return the answers of each part, in the order of the ranks."""
+    return list(zip(*launch(JOB, {"parts": parts}, world=world), strict=True))
+
+
+def check_run(answers, world, batch_size=4, accumulated=1, epochs=EPOCHS):
+    """Check what holds for every pruned run of whole epochs; return the steps of its epochs."""
+    first = answers[0]
+    for name in ("bits", "ends", "times", "fractions", "rates"):
+        assert all(each[name] == first[name] for each in answers), name  # all ranks are equal, to the bit
+    assert len(first["ends"]) == epochs == first["epoch"] - 1  # none twice, none left out
+    assert first["steps"] == list(range(1, first["global_step"] + 1))
+    assert first["max_steps"] == first["ends"][-1] == first["global_step"]
+    assert first["fractions"] == sorted(first["fractions"])
+    assert [first["fractions"][end - 1] for end in first["ends"]] == list(range(1, epochs + 1))
+    assert first["rates"] == sorted(first["rates"], reverse=True)
+    assert first["rate_after"] == 0  # the schedule has come to its end
+    fetched = sum(len(each["fetched"]) for each in answers)
+    met = epochs * SAMPLES - sum(first["times"])
+    assert met <= fetched < met + epochs * world  # those who fill up the last step of an epoch
+    whole = SAMPLES // world
+    assert Counter(index for each in answers for index in each["fetched"][:whole]) == Counter(range(SAMPLES))
+    steps = [end - start for start, end in zip([0, *first["ends"]], first["ends"], strict=False)]
+    assert steps[0] == -(-whole // (batch_size * accumulated))
+    return steps
+
+
+def test_epochs_are_shorter_and_all_ranks_take_the_same():
+    """With both policies, accumulation with a remainder, grouped lengths, workers, losses of one's own, and a codec."""
+    variants = {
+        "info": INFO | {"evaluated": True, "eval_strategy": "epoch"},
+        "fine": FINE,
+        "accumulated": INFO | {"gradient_accumulation_steps": 4},
+        "grouped": INFO | {"train_sampling_strategy": "group_by_length"},
+        "own losses": INFO | {"own_losses": True, "gradient_accumulation_steps": 2, "codec": "one-bit"},
+    }
+    found = dict(zip(variants, run(*(["train", settings] for settings in variants.values())), strict=True))
+    for name, answers in found.items():
+        accumulated = variants[name].get("gradient_accumulation_steps", 1)
+        steps = check_run(answers, world=2, accumulated=accumulated)
+        assert max(answers[0]["shares"]) > 0.1, name
+        assert name == "accumulated" or min(steps[1:]) < steps[0], name
+    assert [end - 6 for end in found["fine"][0]["ends"]] == [0, 5, 10, 16]  # exactly as planned: a quarter twice
+    evaluated = found["info"][0]
+    assert len(evaluated["evaluations"]) == EPOCHS
+    assert evaluated["evaluations"][-1] == pytest.approx(evaluated["evaluated_plainly"], rel=1e-5)
+
+
+@pytest.mark.parametrize(("world", "samples"), [(1, 46), (2, 48)])
+def test_with_nobody_pruned_training_is_plain_training(world, samples):
+    """Also with a last batch that is shorter, and a last group of micro-batches."""
+    (answers,) = run(["heads", {"samples": samples}], world=world)
+    for found in answers:
+        assert found
+        assert all(difference < 1e-5 for difference in found.values()), found
+
+
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path):
+    """In mid-epoch and between epochs, with dropout, momenta, weights, a codec; batches are not fetched again."""
+    steps = {"save_strategy": "steps", "save_steps": 5}
+    variants = {
+        "info": (INFO | steps | {"gradient_accumulation_steps": 2, "codec": "one-bit"}, 5),
+        "grouped": (INFO | steps | {"train_sampling_strategy": "group_by_length", "ignore_data_skip": True}, 10),
+        "fine": (FINE | {"save_strategy": "epoch", "optim": "sgd", "optim_args": "momentum=0.9"}, 11),
+    }
+    first, then = [], []
+    for name, (settings, stop) in variants.items():
+        first.append(["train", settings | {"folder": str(tmp_path / f"whole-{name}")}])
+        first.append(["train", settings | {"folder": str(tmp_path / f"cut-{name}"), "stop": stop}])
+        then.append(["train", settings | {"folder": str(tmp_path / f"cut-{name}"), "resume": True}])
+    whole_and_cut, rest = run(*first), run(*then)
+    middle = []
+    for place, name in enumerate(variants):
+        whole, cut, resumed = whole_and_cut[2 * place], whole_and_cut[2 * place + 1], rest[place]
+        stopped = cut[0]["global_step"]
+        for one, other in zip(whole, resumed, strict=True):
+            for kept in ("bits", "times", "difficulty", "global_step", "max_steps", "checkpoints", "rate_after"):
+                assert one[kept] == other[kept], (name, kept)
+            assert one["fractions"][stopped:] == other["fractions"], name
+            assert one["rates"][stopped:] == other["rates"], name
+            assert other["fetched"], name
+            assert one["fetched"][-len(other["fetched"]) :] == other["fetched"], name
+            assert cut[0]["bits"] != other["bits"], name
+        middle.append(stopped not in whole[0]["ends"])
+    assert middle == [True, True, False]
+
+
+def test_max_steps_is_the_number_of_steps():
+    """More epochs than whole ones would take: 40 steps are 3 1/3 whole epochs of 12."""
+    (answers,) = run(["train", INFO | {"max_steps": 40}], world=1)
+    assert answers[0]["global_step"] == answers[0]["max_steps"] == 40
+    assert answers[0]["rate_after"] == 0
+    assert len(answers[0]["ends"]) == 5
+    assert sum(answers[0]["times"]) > 0
+
+
+def test_an_epoch_that_a_callback_ends_counts_and_three_ranks_are_alike():
+    ended, three = run(["train", FINE | {"end_epoch_at": 2}], ["train", INFO], world=3)
+    check_run(three, world=3)
+    for answer in ended:
+        assert answer["epoch"] == EPOCHS + 1
+        assert answer["ends"][0] == 2
+        assert answer["bits"] == ended[0]["bits"]
+        assert not answer["warnings"]
+
+
+@pytest.fixture(scope="module")
+def refusals():
+    answers = run(*(["refuse", {"what": what}] for what in REFUSED), world=1)
+    return dict(zip(REFUSED, (answer[0] for answer in answers), strict=True))
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_is_refused(refusals, what):
+    assert REFUSED[what] in str(refusals[what])
+
+
+def test_checkpoints_of_other_runs_are_refused(tmp_path):
+    """One that was saved without prune(), and one in the middle of an epoch of other ranks."""
+    saved = {"save_strategy": "steps", "save_steps": 2, "stop": 2}
+    pruned, plain = INFO | {"folder": str(tmp_path / "pruned")}, {"folder": str(tmp_path / "plain")}
+    run(["train", saved | pruned], ["train", saved | plain])
+    for settings, said in (
+        (pruned, "holds the pruning of 2 ranks (here are 1)"),
+        (INFO | plain, "was saved without prune()"),
+    ):
+        failed = launch(JOB, {"parts": [["train", settings | {"resume": True}]]}, world=1, check=False)
+        assert said in str(failed[0])
