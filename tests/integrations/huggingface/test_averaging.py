@@ -44,6 +44,8 @@ def trained(tmp_path_factory):
             "training": {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 3},
         },
     }  # fmt: skip
+    pruned = {"max_steps": -1, "num_train_epochs": 4, "save_strategy": "epoch", "logging_steps": 2}
+    cases["pruned"] = {"average": {"strategy": "hpsgd"}, "prune": {"policy": "info-batch"}, "training": pruned}
     cases["from ddp"] = {"average": {"strategy": "ssgd"}, "training": EVALUATING, "again": True}
     boards = {"TENSORBOARD_LOGGING_DIR": folder("boards")}
     cases = {name: case | {"folder": folder(name.replace(" ", "-"))} for name, case in cases.items()}
@@ -129,6 +131,17 @@ def test_a_run_of_ddp_is_gone_on_from_and_one_trainer_trains_twice(trained):
     assert first["steps"] == [5, 6, 1, 2, 3, 4, 5, 6]
     assert first["digest"] == second["digest"]
     assert first["figures"]["steps"] == 6
+
+
+@of_one_launch
+def test_ranks_that_average_prune_as_well(trained):
+    first, second = trained["pruned"]
+    assert first["digest"] == second["digest"]
+    assert first["steps"] == second["steps"] == list(range(1, first["step"] + 1))
+    assert 12 < first["step"] < 24
+    assert first["epoch"] == 4
+    logs = [each for each in first["log"] if "loss" in each]
+    assert all({"paceline/pruned_share", "paceline/averages"} <= each.keys() for each in logs)
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ def train(
     iterable=False,
     own_optimizer=True,
     again=False,
+    prune=None,
 ):
     import os
     import time
@@ -82,7 +83,8 @@ def train(
             return super().evaluation_loop(*args, **kwargs)
 
     data = Tokens(samples)
-    trainer = Watched(
+    kind = Watched if prune is None else Trainer  # a compute_loss of one's own has no losses of samples
+    trainer = kind(
         made,
         arguments(folder, **(training or {})),
         train_dataset=trainers.Stream(data) if iterable else data,
@@ -95,6 +97,8 @@ def train(
         part = paceline.huggingface.average(trainer, **average)
     if rounds is not None:
         part = paceline.huggingface.take_rounds(trainer, **rounds)
+    if prune is not None:
+        paceline.huggingface.prune(trainer, **prune)
     started = len(COLLECTIVES.seen)
     out = trainer.train(resume_from_checkpoint=resume)
     if again:
