@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
@@ -29,3 +30,17 @@ def lazy_names(package: str, homes: Mapping[str, str], packages: Sequence[str] =
         return value
 
     return find
+
+
+def need_extra(extra: str, *modules: str) -> None:
+    """Raise an ImportError that says what to install, if one of an extra's modules is not there.
+
+    >>> need_extra("huggingface", "json")
+    >>> need_extra("huggingface", "no_such_framework")
+    Traceback (most recent call last):
+    ImportError: paceline.huggingface needs no_such_framework: pip install 'paceline[huggingface]'
+    """
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        needed = " and ".join(missing)
+        raise ImportError(f"paceline.{extra} needs {needed}: pip install 'paceline[{extra}]'")

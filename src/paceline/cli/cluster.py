@@ -44,6 +44,7 @@ from paceline.recipes import Recipe
 from paceline.recipes.assembly import averages
 from paceline.recipes.extension import Extension, extend, may_be_restated, restated
 from paceline.runs.ranks import by_ranks, read_recipe_of, rounds_to_train
+from paceline.slurm.ranks import STARTED
 from paceline.traces.journal import TRACE, RunEnded
 from paceline.traces.journal_files import read_journal
 from paceline.traces.run_folder import MOST_RESULTS_BYTES, RESULTS
@@ -57,6 +58,8 @@ GIVEN_AGAIN = ("model.name", "data.name", "model.loss", "data.directory", "delay
 
 ELSEWHERE = {"ray": "paceline.cli.on_ray", "slurm": "paceline.cli.on_slurm"}
 """What `train --on` may name beside server and ranks of this machine: schedulers that start processes elsewhere."""
+
+RAY_OPTIONS = ("ray_address", "ray_working_dir", "ray_cpus_per_worker")
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,15 @@ class TrainOptions:
     resume: str = resume_option()
     listen: str = option("127.0.0.1:0", "where the server listens; more workers can join there", metavar="HOST:PORT")
     log: str = log_option()
+    ray_address: str = option(
+        "", "with --on ray: the cluster's address", metavar="HOST:PORT", shown="RAY_ADDRESS", common=False
+    )
+    ray_working_dir: str = option(
+        "", "with --on ray: folder that Ray sends to every node, for code of your own", metavar="FOLDER", common=False
+    )
+    ray_cpus_per_worker: float = option(
+        1.0, "with --on ray: CPUs for each worker, which has as many threads", common=False
+    )
     json: bool = json_option()
     debug: bool = debug_option()
 
@@ -98,44 +110,51 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     from paceline.runs.launch import launched_place
     from paceline.runs.training import train_recipe
 
-    if (place := overrides.get("strategy.on", "")) in ELSEWHERE:
+    place = overrides.get("strategy.on", "")
+    for name in RAY_OPTIONS:
+        if place != "ray" and getattr(options, name) != getattr(TrainOptions(), name):
+            raise UsageError(f"--{name.replace('_', '-')} is for --on ray: give both, or none of them")
+    if place in ELSEWHERE:
         launch: Callable[[TrainOptions, dict[str, str]], None] = import_module(ELSEWHERE[place]).train
         return launch(options, {name: text for name, text in overrides.items() if name != "strategy.on"})
-    _check_resume_alone(options, overrides)
+    check_resume_alone(options, overrides)
     recipe = given_recipe(options.recipe_file, overrides)
-    _warn_of_idle_delays(recipe, overrides)
+    warn_of_idle_delays(recipe, overrides)
     if by_ranks(recipe) or (options.resume and is_ranks_run(options.resume)):
         return _train_ranks(options, recipe, overrides)
     if not options.resume:
         launched_place(recipe)  # a launch by torchrun is refused before its processes compete for the folder
     greeting = "server at {address}; more workers: paceline work {address}"
     run = functools.partial(train_recipe, listen=options.listen)
-    _serve(options, recipe, run, command="train", greeting=greeting, overrides=overrides)
+    train_served(options, recipe, run, command="train", greeting=greeting, overrides=overrides)
 
 
 def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
     from paceline.runs import cluster
 
-    _check_resume_alone(options, overrides)
+    check_resume_alone(options, overrides)
     endpoint = cluster.ServerEndpoint(listen=options.listen, tls=options.tls or None, insecure=options.insecure)
     recipe = given_recipe(options.recipe_file, overrides)
-    _warn_of_idle_delays(recipe, overrides)
+    warn_of_idle_delays(recipe, overrides)
     if by_ranks(recipe) and not options.resume:
         kind = "a pipeline" if recipe.pipeline.on else "averaging" if averages(recipe) else recipe.strategy.label
         raise UsageError(f"{kind} has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE")
     greeting = "server at {address}: waiting for {workers} workers"
     run = functools.partial(cluster.serve_recipe, endpoint=endpoint)
-    _serve(options, recipe, run, command="serve", greeting=greeting, overrides=overrides)
+    tls = f" --tls {options.tls}" if options.tls else ""
+    again = f" --listen {options.listen}{tls}{' --insecure' if options.insecure else ''}"
+    train_served(options, recipe, run, command="serve", greeting=greeting, overrides=overrides, to_repeat=again)
 
 
-def _warn_of_idle_delays(recipe: Recipe, overrides: dict[str, str]) -> None:
+def warn_of_idle_delays(recipe: Recipe, overrides: dict[str, str]) -> None:
     """Say of delays that were typed that a real run has none of them unless they are injected."""
     typed = [name for name in overrides if name.startswith("delay.") and name not in (*GIVEN_AGAIN, "delay.inject")]
     if typed and not recipe.delay.inject:
         warn(f"--{typed[0].replace('_', '-')} is ignored: a real run has delays of a recipe only with --inject-delays")
 
 
-def _check_resume_alone(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> None:
+def check_resume_alone(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> None:
+    """Refuse what cannot stand beside --resume."""
     check_log(options.log)
     if not options.resume:
         return
@@ -153,7 +172,7 @@ def _check_resume_alone(options: TrainOptions | ServeOptions, overrides: dict[st
         raise UsageError(f"--{given[0].replace('_', '-')} is given again only with --rounds, which extends the run")
 
 
-def _names_given(overrides: dict[str, str]) -> WorkerOptions:
+def names_given(overrides: dict[str, str]) -> WorkerOptions:
     """Return the code and the paths that were typed beside --resume."""
     from paceline.runs.cluster import WorkerOptions
 
@@ -161,7 +180,7 @@ def _names_given(overrides: dict[str, str]) -> WorkerOptions:
     return WorkerOptions(model=model, data=data, loss=loss, data_directory=directory, delay_file=delay_file)
 
 
-def _serve(
+def train_served(
     options: TrainOptions | ServeOptions,
     recipe: Recipe,
     run: Callable[..., Trained],
@@ -169,8 +188,12 @@ def _serve(
     command: str,
     greeting: str,
     overrides: dict[str, str],
+    to_repeat: str = "",
 ) -> None:
-    """Train with a server: the recipe that was given, or the one of the run to resume."""
+    """Train with a server: the recipe that was given, or the one of the run to resume.
+
+    `to_repeat` are options that must be given again to go on: they belong to the machine, not to the run.
+    """
     from paceline.runs import cluster
 
     notes, resume = Console(stderr=True), bool(options.resume)
@@ -179,7 +202,7 @@ def _serve(
     if resume:
         if "rounds" not in overrides and (done := _finished_rounds(folder)):
             return _tell_finished(folder, done, as_json=options.json)
-        began = _recorded_recipe(folder, _names_given(overrides))
+        began = recorded_recipe(folder, names_given(overrides))
         before = cluster.extension_in(folder)
         extension = extend(began, before, overrides)
         recipe = began if extension is None else extension.of(began)
@@ -206,7 +229,7 @@ def _serve(
         kept = False
         note(notes, f"error: {error}", style="red")
     if not trained.outcome.finished:
-        again = _command_to_resume(command, folder, recipe) + _options_to_repeat(options)
+        again = _command_to_resume(command, folder, recipe) + to_repeat
         note(notes, f"{trained.outcome.reason}; go on with: {again}")
         raise KeyboardInterrupt
     if not kept:
@@ -217,14 +240,6 @@ def _command_to_resume(command: str, folder: Path, recipe: Recipe) -> str:
     from paceline.runs.cluster import names_to_give_again
 
     return shlex.join(["paceline", command, "--resume", str(folder), *names_to_give_again(recipe)])
-
-
-def _options_to_repeat(options: TrainOptions | ServeOptions) -> str:
-    """Return the options that must be given again: they belong to the machine, not to the run."""
-    if isinstance(options, TrainOptions):
-        return ""
-    tls = f" --tls {options.tls}" if options.tls else ""
-    return f" --listen {options.listen}{tls}{' --insecure' if options.insecure else ''}"
 
 
 def _is_finished(folder: Path, rounds: int) -> bool:
@@ -253,7 +268,8 @@ def _tell_finished(folder: Path, rounds: int, *, as_json: bool) -> None:
     note(Console(stderr=True), text)
 
 
-def _recorded_recipe(folder: Path, names: WorkerOptions) -> Recipe:
+def recorded_recipe(folder: Path, names: WorkerOptions) -> Recipe:
+    """Return the recipe of a run with a server, with the code and the paths that were typed."""
     from paceline.runs.cluster import recipe_of_run
 
     document = read_journal(folder / TRACE).began.recipe
@@ -284,7 +300,7 @@ def _train_ranks(options: TrainOptions, recipe: Recipe, overrides: dict[str, str
         if "rounds" not in overrides and (done := _finished_rounds(folder)):
             return _tell_finished(folder, done, as_json=options.json)
         document = read_recipe_of(folder).to_document()
-        recipe = cluster.recipe_of_run(folder, document, _names_given(overrides))
+        recipe = cluster.recipe_of_run(folder, document, names_given(overrides))
         extension = _extension_of_ranks(overrides)
         rounds = rounds_to_train(folder, recipe, extension) or recipe.rounds
         if recipe.strategy.rounds_on_ranks and _is_finished(folder, rounds):
@@ -310,7 +326,8 @@ def _train_ranks(options: TrainOptions, recipe: Recipe, overrides: dict[str, str
     except BaseException:
         if (place is None or place.rank == 0) and any((folder / "rank-0").glob("checkpoint-*")):
             again = _command_to_resume("train", folder, recipe)
-            again = again if place is None else f"torchrun ... -m {again}"
+            if place is not None:
+                again = f"{again} --on slurm" if STARTED in os.environ else f"torchrun ... -m {again}"
             note(notes, f"go on from the last checkpoint with: {again}")
         raise
     finally:

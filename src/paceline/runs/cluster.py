@@ -39,6 +39,7 @@ from paceline.user_code import is_code
 if TYPE_CHECKING:
     from paceline.data import Dataset
     from paceline.drivers.served.run import RunOutcome
+    from paceline.drivers.served.security import Tls
     from paceline.drivers.served.settings import ServerSettings
     from paceline.traces.run_status import RunStatus
     from paceline.workers.paced import Delay
@@ -59,7 +60,7 @@ class ServerEndpoint:
     """
 
     listen: str = "127.0.0.1:29400"
-    tls: str | None = None
+    tls: Tls | None = None
     insecure: bool = False
 
     def __post_init__(self) -> None:
@@ -227,7 +228,7 @@ class WorkerOptions:
     60.0
     """
 
-    tls: str | None = None
+    tls: Tls | None = None
     model: str = ""
     data: str = ""
     loss: str = ""

@@ -105,6 +105,19 @@ def open_store(environment: Mapping[str, str], place: Place, timeout: datetime.t
     return dist.PrefixStore("paceline", store)  # type: ignore[attr-defined]
 
 
+def keep_store(timeout_seconds: float) -> Any:
+    """Keep a store for ranks that this process starts elsewhere, at a port that was free, and return it.
+
+    The ranks find it by MASTER_ADDR, MASTER_PORT and TORCHELASTIC_USE_AGENT_STORE, as that of torchrun's own process.
+    It listens on every interface, and is gone with the object that is returned.
+
+    >>> keep_store(5.0).port > 0
+    True
+    """
+    timeout = datetime.timedelta(seconds=timeout_seconds)
+    return dist.TCPStore(LOCALHOST, 0, is_master=True, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
 def _local_store(file: Path, place: Place, timeout: datetime.timedelta) -> Any:
     """Connect to the store of ranks on one machine: rank 0 keeps it, at a port that it writes to a file."""
     if place.rank == 0:

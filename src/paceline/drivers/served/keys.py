@@ -6,6 +6,16 @@
 
 Everything is checked before anything is written, and nothing is ever overwritten. A worker is handed ca.crt,
 worker.crt and worker.key, never ca.key: whoever has that can let others in.
+
+Keys for one run alone need no folder. Whoever starts server and workers elsewhere (on Ray, in Slurm's job) makes them
+in memory, and hands each side its own; the CA's key stays, always:
+
+    who starts the run    ca.key  ca.crt  server.*  worker.*
+                                    ├──> server:       ca.crt server.crt server.key
+                                    └──> each worker:  ca.crt worker.crt worker.key
+
+Python's TLS takes keys from files alone, so they are files for the moment in which a context is made of them, in a
+folder that nobody but their user can read. A process that is killed leaves no key behind.
 """
 
 from __future__ import annotations
@@ -15,8 +25,10 @@ import ipaddress
 import os
 import secrets
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+import ssl
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -34,6 +46,8 @@ from paceline.drivers.served.security import (
     parse_host,
     read_pair,
     read_side,
+    server_credentials,
+    worker_credentials,
 )
 
 LONGEST_DAYS = 36500
@@ -84,6 +98,67 @@ def key_files(directory: Path, *, workers: int = 1) -> list[Path]:
     """
     folder = Path(directory).expanduser()
     return [path for side in ("ca", *_sides(workers)) for path in reversed(pair_paths(folder / side))]
+
+
+# -- keys of one run ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideKeys:
+    """The key files of one side of TLS, by name, as texts; they are never printed.
+
+    >>> SideKeys(side="worker", files={"worker.key": "secret"})
+    SideKeys(side='worker')
+    """
+
+    side: Role
+    files: Mapping[str, str] = field(repr=False)
+
+    def context(self) -> ssl.SSLContext:
+        """Return the TLS context of these keys, which are files for the moment in which it is made."""
+        with tempfile.TemporaryDirectory(prefix="paceline-keys-") as folder:  # of mode 0700
+            for name in ("ca.crt", f"{self.side}.crt", f"{self.side}.key"):
+                with os.fdopen(os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as sink:
+                    sink.write(self.files[name])
+            make = server_credentials if self.side == "server" else worker_credentials
+            return make(Path(folder, self.side))
+
+
+class RunAuthority:
+    """The CA of one run, in memory: its own key is on no disk, and gone with this object.
+
+    A server that is started again elsewhere gets a new certificate of the same CA.
+
+    >>> authority = RunAuthority()
+    >>> sorted(authority.server_keys("10.0.0.7").files), sorted(authority.worker_keys().files)
+    (['ca.crt', 'server.crt', 'server.key'], ['ca.crt', 'worker.crt', 'worker.key'])
+    """
+
+    def __init__(self, *, days: int = 365) -> None:
+        self._lifetime = timedelta(days=days)
+        self._authority = _new_authority(self._lifetime)
+        self._worker = self._keys("worker", [])
+
+    def server_keys(self, host: str) -> SideKeys:
+        """Return keys for a server at this host, by which workers know it."""
+        return self._keys("server", [*_own_hosts(), *_asked_hosts([host])])
+
+    def worker_keys(self) -> SideKeys:
+        """Return the keys of workers; one certificate is good for all of them."""
+        return self._worker
+
+    def _keys(self, side: Role, hosts: Sequence[Host]) -> SideKeys:
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = _issue(self._authority, key, side, hosts, self._lifetime)
+        texts = {
+            "ca.crt": _certificate_text(self._authority.certificate),
+            f"{side}.crt": _certificate_text(certificate),
+            f"{side}.key": _key_text(key),
+        }
+        return SideKeys(side=side, files={name: text.decode("ascii") for name, text in texts.items()})
+
+
+# -- the parts of keys ----------------------------------------------------------------------------------------------
 
 
 def _sides(workers: int) -> list[str]:
@@ -240,9 +315,17 @@ def _write_pair(
     prefix: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 ) -> list[Path]:
     path, key_path = pair_paths(prefix)
-    pem, pkcs8, bare = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    pair = ((key_path, key.private_bytes(pem, pkcs8, bare), 0o600), (path, certificate.public_bytes(pem), 0o644))
+    pair = ((key_path, _key_text(key), 0o600), (path, _certificate_text(certificate), 0o644))
     for each, content, mode in pair:
         with os.fdopen(os.open(each, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as sink:
             sink.write(content)
     return [key_path, path]
+
+
+def _key_text(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
+    bare = serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, bare)
+
+
+def _certificate_text(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)

@@ -534,8 +534,10 @@ class ServerRun:
 
         def stop(name: str) -> None:
             self._signals += 1
-            if self._signals > 1:
-                os._exit(130)  # asked twice: now, whatever is being measured or written
+            # A second Ctrl-C means now, whatever is being measured or written. A second SIGTERM does not: schedulers
+            # send one with notice and one when the time is up, and kill whoever takes too long by themselves.
+            if self._signals > 1 and name == signal.SIGINT.name:
+                os._exit(130)
             self.stop(f"stopped by {name}")
 
         for number in (signal.SIGTERM, signal.SIGINT):

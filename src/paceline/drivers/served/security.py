@@ -27,6 +27,8 @@ from paceline.files import read_plain
 
 Host = str | ipaddress.IPv4Address | ipaddress.IPv6Address
 Role = Literal["server", "worker"]
+Tls = str | Path | ssl.SSLContext
+"""A side's keys: their path without an ending, or the context that was made of them."""
 
 PURPOSES: dict[Role, x509.ObjectIdentifier] = {"server": Purpose.SERVER_AUTH, "worker": Purpose.CLIENT_AUTH}
 MOST_KEY_BYTES = 1_000_000  # a bundle of several hundred certificates
@@ -41,24 +43,28 @@ class KeyFileError(PacelineError, ValueError):
     """A certificate or key that cannot be read, made or used, with the remedy."""
 
 
-def server_credentials(tls: str | Path) -> ssl.SSLContext:
+def server_credentials(tls: Tls) -> ssl.SSLContext:
     """Return a server's side of TLS: it lets in workers with a certificate of its own CA, and nobody else.
+
+    A context that was made before is returned as it is: its key files need not be there any more.
 
     >>> server_credentials("nowhere/server")
     Traceback (most recent call last):
     paceline.drivers.served.security.KeyFileError: cannot read nowhere/server.crt (No such file or directory): ...
     """
-    return _context(tls, "server", ssl.PROTOCOL_TLS_SERVER)
+    return tls if isinstance(tls, ssl.SSLContext) else _context(tls, "server", ssl.PROTOCOL_TLS_SERVER)
 
 
-def worker_credentials(tls: str | Path) -> ssl.SSLContext:
+def worker_credentials(tls: Tls) -> ssl.SSLContext:
     """Return a worker's side of TLS: it trusts the server of its own CA, and no other.
+
+    A context that was made before is returned as it is: its key files need not be there any more.
 
     >>> worker_credentials("nowhere/worker")
     Traceback (most recent call last):
     paceline.drivers.served.security.KeyFileError: cannot read nowhere/worker.crt (No such file or directory): ...
     """
-    return _context(tls, "worker", ssl.PROTOCOL_TLS_CLIENT)
+    return tls if isinstance(tls, ssl.SSLContext) else _context(tls, "worker", ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _context(tls: str | Path, role: Role, protocol: int) -> ssl.SSLContext:
@@ -147,7 +153,7 @@ def is_loopback(host: str) -> bool:
     return (mapped or parsed).is_loopback
 
 
-def check_exposed(host: str, *, tls: str | Path | None, insecure: bool) -> None:
+def check_exposed(host: str, *, tls: Tls | None, insecure: bool) -> None:
     """Refuse to listen to a network without TLS, unless the user says that the network is trusted.
 
     >>> check_exposed("127.0.0.1", tls=None, insecure=False)

@@ -14,7 +14,6 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -35,7 +34,7 @@ from paceline.drivers.served.connection import (
 )
 from paceline.drivers.served.handover import Slot, fetch_slots
 from paceline.drivers.served.messages import PROTOCOL, Gradient, Hello, Leave, Sizes, Welcome, frames, model_signature
-from paceline.drivers.served.security import AddressError, join_address, parse_address, worker_credentials
+from paceline.drivers.served.security import AddressError, Tls, join_address, parse_address, worker_credentials
 from paceline.drivers.served.transport import keep_memory
 from paceline.traces.run_settings import difference
 from paceline.training import all_finite, gradient_generator
@@ -70,7 +69,7 @@ class Worker:
         address: str,
         model: nn.Module | None,
         *,
-        tls: str | Path | None = None,
+        tls: Tls | None = None,
         patience_seconds: float = 60.0,
         wish: int | None = None,
         local: bool = True,

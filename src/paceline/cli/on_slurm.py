@@ -1,0 +1,146 @@
+"""`paceline train ... --on slurm`: where it is typed decides what it does.
+
+on a login node            print the job, for sbatch
+in a job                   start the server and its workers, or the ranks, and wait for them
+in a job, on no node of it do that on the job's first node (a shell of `salloc` on a login node)
+in a task of srun          be a rank
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from paceline.cli.cluster import (
+    GIVEN_AGAIN,
+    TrainOptions,
+    check_resume_alone,
+    names_given,
+    recorded_recipe,
+    train_served,
+    warn_of_idle_delays,
+)
+from paceline.cli.cluster import train as train_here
+from paceline.cli.options import UsageError, given_recipe
+from paceline.cli.output import is_ranks_run, note, run_folder
+from paceline.quantities import counted
+from paceline.recipes import Recipe
+from paceline.runs.cluster import names_to_give_again
+from paceline.runs.ranks import by_ranks, read_recipe_of
+from paceline.slurm.allocation import Allocation, allocation_in
+from paceline.slurm.ranks import is_rank, launch_ranks, take_place
+from paceline.slurm.requeue import began_here, claim
+from paceline.slurm.script import batch_script
+from paceline.slurm.steps import run_on_first_node, share_cores
+from paceline.traces.journal import TRACE
+
+ON_SLURM = ("--on", "slurm")
+
+
+def train(options: TrainOptions, overrides: dict[str, str]) -> None:
+    """Print the job of a recipe, be the launcher of one, or a rank of one."""
+    if is_rank(os.environ):
+        take_place(os.environ)
+        return train_here(options, overrides)
+    check_resume_alone(options, overrides)
+    job = allocation_in(os.environ)
+    if job is not None and not options.resume:
+        options, overrides = _with_folder(options, overrides, job)
+    recipe = _recipe(options, overrides)
+    with_server = not by_ranks(recipe)
+    number = recipe.pipeline.ranks if recipe.pipeline.on else recipe.cluster.workers
+    if job is None:
+        return _print_script(options, overrides, number=number, with_server=with_server)
+    job.places(number, beside_server=with_server)  # too few tasks are refused before anything is started
+    if not job.here:
+        run_on_first_node(["-m", "paceline", *typed_words(options, overrides)], job)
+    notes = Console(stderr=True)
+    if idle := job.idle(number, beside_server=with_server):
+        note(notes, f"{counted(idle, 'task')} of job {job.job} stay idle: the recipe has {number} workers")
+    share_cores(job)
+    if with_server:
+        warn_of_idle_delays(recipe, overrides)
+        _serve(options, overrides, recipe, job)
+    else:
+        _launch(options, overrides, number, job, notes)
+
+
+def typed_words(options: TrainOptions, overrides: dict[str, str]) -> list[str]:
+    """Return the words of a command line that was parsed, so that it can be run elsewhere.
+
+    >>> typed_words(TrainOptions(recipe_file="my.toml", out="runs/mine"), {"cluster.workers": "4"})
+    ['train', 'my.toml', '--on', 'slurm', '--out', 'runs/mine', '--cluster.workers=4']
+    """
+    plain = TrainOptions()
+    words = ["train", *([options.recipe_file] if options.recipe_file else []), *ON_SLURM]
+    for name in ("out", "resume", "listen", "log"):
+        if getattr(options, name) != getattr(plain, name):
+            words += [f"--{name}", getattr(options, name)]
+    words += [f"--{name}" for name in ("json", "debug") if getattr(options, name)]
+    return [*words, *(f"--{name.replace('_', '-')}={text}" for name, text in overrides.items())]
+
+
+def _with_folder(
+    options: TrainOptions, overrides: dict[str, str], job: Allocation
+) -> tuple[TrainOptions, dict[str, str]]:
+    """Return the options with the run's folder; where Slurm has started this job again, those to resume its run."""
+    folder = Path(options.out or Path("runs", f"slurm-{job.job}"))
+    if not began_here(folder, job) or not ((folder / TRACE).is_file() or is_ranks_run(str(folder))):
+        return replace(options, out=str(folder)), overrides
+    named = names_to_give_again(given_recipe(options.recipe_file, overrides))
+    given = dict(zip(named[::2], named[1::2], strict=True))
+    flags = ("--model", "--data", "--loss", "--data-directory", "--delay-file")
+    again = {name: given[flag] for name, flag in zip(GIVEN_AGAIN, flags, strict=True) if flag in given}
+    note(Console(stderr=True), f"job {job.job} was started again ({job.restarts}): it goes on with {folder}")
+    return replace(options, recipe_file="", out="", resume=str(folder)), again
+
+
+def _recipe(options: TrainOptions, overrides: dict[str, str]) -> Recipe:
+    """Return the recipe that is to be trained: the one that was given, or that of the run to resume."""
+    if not options.resume:
+        return given_recipe(options.recipe_file, overrides)
+    folder = run_folder(options.resume)
+    if is_ranks_run(options.resume):
+        return read_recipe_of(folder)
+    return recorded_recipe(folder, names_given(overrides))
+
+
+def _print_script(options: TrainOptions, overrides: dict[str, str], *, number: int, with_server: bool) -> None:
+    who = f"the server and {counted(number, 'worker')}" if with_server else counted(number, "rank")
+    words = typed_words(options, overrides)
+    print(batch_script(words, tasks=number + with_server, who=who), end="")
+    if sys.stdout.isatty():
+        typed = shlex.join(["paceline", *words])
+        note(Console(stderr=True), f"this is no job of Slurm, so nothing was started; submit it: {typed} | sbatch")
+
+
+def _serve(options: TrainOptions, overrides: dict[str, str], recipe: Recipe, job: Allocation) -> None:
+    """Be the server of a job."""
+    from paceline.slurm.served import WorkersEndedError, train_on_workers
+
+    listen = "" if options.listen == TrainOptions.listen else options.listen
+    run = partial(train_on_workers, job=job, listen=listen)
+    greeting = "server at {address}: waiting for {workers} workers"
+    again = " " + " ".join(ON_SLURM)
+    try:
+        train_served(options, recipe, run, command="train", greeting=greeting, overrides=overrides, to_repeat=again)
+    except WorkersEndedError:
+        folder = options.resume or options.out
+        command = shlex.join(["paceline", "train", "--resume", folder, *names_to_give_again(recipe), *ON_SLURM])
+        note(Console(stderr=True), f"the run is kept; once the reason below is mended, go on with: {command}")
+        raise
+
+
+def _launch(options: TrainOptions, overrides: dict[str, str], number: int, job: Allocation, notes: Console) -> None:
+    """Start the ranks of a job."""
+    if options.listen != TrainOptions.listen:
+        raise UsageError("--listen is for a parameter server, and ranks have none: leave it out")
+    if not options.resume:
+        claim(Path(options.out), job)
+    launch_ranks(typed_words(options, overrides), number, job)

@@ -1,0 +1,67 @@
+"""What `train --on slurm` prints and passes on, without a Slurm."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from paceline.cli.main import COMMANDS
+from paceline.cli.on_slurm import typed_words
+from paceline.slurm.allocation import SlurmError, allocation_in
+from paceline.slurm.ranks import take_place
+from tests import warm
+
+OUTSIDE = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+TYPED = [
+    ["my.toml", "--on", "slurm", "--workers", "4", "--k", "3", "--out", "runs/mine"],
+    ["--on", "slurm", "--resume", "runs/mine", "--rounds", "640", "--json", "--debug"],
+    ["my.toml", "--on=slurm", "--inject-delays", "--listen", "node1-ib:0", "--log", "tensorboard"],
+]
+
+
+@pytest.mark.parametrize("typed", TYPED, ids=" ".join)
+def test_the_words_of_a_command_mean_the_same_when_they_are_passed_on(typed):
+    options, overrides = COMMANDS["train"].parse(typed)
+    without = {name: text for name, text in overrides.items() if name != "strategy.on"}
+    words = typed_words(options, without)
+    assert words[0] == "train"
+    assert COMMANDS["train"].parse(words[1:]) == (options, overrides)
+
+
+def test_a_login_node_needs_no_torch_to_print_a_job(tmp_path):
+    check = (
+        "import sys; from paceline.cli.main import main; code = main(sys.argv[1:]); assert 'torch' not in sys.modules; "
+        "sys.exit(code)"
+    )
+    words = ["train", "--strategy", "hpsgd", "--workers", "3", "--on", "slurm", "--out", "runs/my run"]
+    command = [sys.executable, "-c", check, *words]
+    done = subprocess.run(command, cwd=tmp_path, env=OUTSIDE, check=True, capture_output=True, text=True, timeout=120)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "#!/bin/bash"
+    assert "#SBATCH --ntasks=3            # 3 ranks" in lines
+    assert lines[-1].startswith(f"exec {sys.executable} -m paceline train --on slurm --out 'runs/my run'")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_that_cannot_be_is_refused_on_the_login_node():
+    words = ["train", "--on", "slurm", "--strategy", "fastest-k", "--workers", "2", "--k", "3"]
+    command = [sys.executable, "-m", "paceline", *words]
+    done = warm.run(command, env=OUTSIDE, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "k must be between 1 and workers" in done.stderr
+
+
+def test_variables_that_are_not_as_slurm_sets_them_are_refused(monkeypatch):
+    with pytest.raises(SlurmError, match="leave out --on slurm"):
+        take_place({"RANK": "0", "SLURM_STEP_ID": "0"})
+    with pytest.raises(SlurmError, match="SLURM_PROCID"):
+        take_place({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"})
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SlurmError, match="there is no scontrol here"):
+        allocation_in({"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "node[1-2]"})
+    with pytest.raises(SlurmError, match="must name the job's nodes"):
+        allocation_in({"SLURM_JOB_ID": "17"})
