@@ -50,7 +50,7 @@ def trained(tmp_path_factory):
     boards = {"TENSORBOARD_LOGGING_DIR": folder("boards")}
     cases = {name: case | {"folder": folder(name.replace(" ", "-"))} for name, case in cases.items()}
     cases["from ddp"]["resume"] = f"{cases['ddp']['folder']}/checkpoint-4"
-    return dict(zip(cases, run(*cases.values(), environment=boards), strict=True)) | {"boards": boards}
+    return dict(zip(cases, run(*cases.values(), environment=boards, seconds=240), strict=True)) | {"boards": boards}
 
 
 @of_one_launch

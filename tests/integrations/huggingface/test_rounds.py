@@ -34,7 +34,7 @@ def trained(tmp_path_factory):
     cases = {
         name: case | {"folder": str(tmp_path_factory.mktemp(name.replace(" ", "-")))} for name, case in cases.items()
     }
-    return dict(zip(cases, run(*cases.values()), strict=True))
+    return dict(zip(cases, run(*cases.values(), seconds=240), strict=True))
 
 
 @of_one_launch
