@@ -1,1 +1,41 @@
-"""paceline inside Lightning."""
+"""paceline inside Lightning: `import lightning`, version 2.6 or newer.
+
+    Trainer(callbacks=[paceline.lightning.Compress("qsgd")])     gradients of DDP travel encoded
+    Trainer(strategy=paceline.lightning.Averaging("hpsgd"))      ranks train alone, and average what they have learned
+    Trainer(callbacks=[paceline.lightning.Prune(pruning)])       samples sit epochs out
+
+Each keeps what every rank remembers in Lightning's one checkpoint file, and tells Lightning's loggers its figures, as
+"paceline/...". The whole of it is in docs/lightning.md.
+
+    compression     Compress: the codec hook, at the moment when Lightning has wrapped the model
+    averaging       Averaging: a strategy without DDP; places: where ranks come together, and who is there
+    pruning         Prune: epochs whose lengths differ
+    rank_states     the states of all ranks, on their way into rank 0's checkpoint
+    trainer         what all three ask of a Trainer: its package, its loggers
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from paceline.lazy import lazy_names
+
+if importlib.util.find_spec("lightning") is None:
+    raise ModuleNotFoundError(
+        "paceline.lightning needs Lightning, which is not installed: pip install 'paceline[lightning]'",
+        name="lightning",
+    )
+
+if TYPE_CHECKING:
+    from paceline.lightning.averaging import Averaging
+    from paceline.lightning.compression import Compress
+    from paceline.lightning.pruning import Prune
+    from paceline.lightning.trainer import LightningError
+
+__all__ = ["Averaging", "Compress", "LightningError", "Prune"]
+
+__getattr__ = lazy_names(
+    "paceline.lightning",
+    {"Averaging": "averaging", "Compress": "compression", "LightningError": "trainer", "Prune": "pruning"},
+)

@@ -26,12 +26,13 @@ steps, and who sits out is what one process with `batch_size * world_size` would
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
 import torch
@@ -132,8 +133,14 @@ class PrunedBatches(Sampler[list[int]]):
         """Whether the batch that was observed last is the last of its epoch, for loops that accumulate gradients."""
         return self._finished is not None
 
+    @property
+    def observed_batches(self) -> int:
+        """The batches of the epoch under way that were observed or skipped; 0 between epochs."""
+        return self._resume_at if self._pass is None else self._pass.observed
+
     def set_epoch(self, epoch: int) -> None:
-        """Do nothing: epochs are counted by what was observed. Loops call this out of habit."""
+        """Take it that a new pass comes next, so that `len` is of that; epochs are counted by what was observed."""
+        self._finished = None
 
     def __repr__(self) -> str:
         return (
@@ -155,6 +162,10 @@ class PrunedBatches(Sampler[list[int]]):
         return self._prepare().steps - self._resume_at
 
     def __iter__(self) -> Iterator[list[int]]:
+        self._finished = None  # now, and not with the first batch: a loop may ask for the length before it
+        return self._batches()
+
+    def _batches(self) -> Iterator[list[int]]:
         prepared, batches = self._begin()
         while not batches.exhausted:
             batches.trains |= torch.is_grad_enabled()
@@ -509,6 +520,29 @@ def refuse_not_finite(losses: torch.Tensor, batch: NDArray[np.int32], where: str
 
 # -- the public samplers ----------------------------------------------------------------------------------------------
 
+P = ParamSpec("P")
+
+
+def _refusing_samplers(init: Callable[P, None]) -> Callable[P, None]:
+    """Refuse a sampler in the place of the samples, before a missing setting is complained of.
+
+    Lightning and others make batch samplers anew, as `kind(sampler, batch_size=..., drop_last=...)`. FinePruning would
+    take that, and prune another data set than the script's; InfoBatch would miss its epochs.
+    """
+
+    @functools.wraps(init)
+    def checked(*args: P.args, **settings: P.kwargs) -> None:
+        for given in (*args[1:], settings.get("samples")):
+            if isinstance(given, Sampler):
+                raise PruningError(
+                    f"samples must be the number of samples or the data set, and this is a {type(given).__name__}: "
+                    "where a framework has put it here, keep it from that, for pruning splits batches among ranks "
+                    "itself (in Lightning: Trainer(use_distributed_sampler=False))"
+                )
+        init(*args, **settings)
+
+    return checked
+
 
 class FinePruning(PrunedBatches):
     """A batch sampler for data fine-pruning: samples often above their batch's mean loss sit some epochs out.
@@ -538,6 +572,7 @@ class FinePruning(PrunedBatches):
 
     _ends_with_epochs = False
 
+    @_refusing_samplers
     def __init__(
         self,
         samples: int | Sized,
@@ -560,7 +595,7 @@ class FinePruning(PrunedBatches):
         timeout_seconds: float = TIMEOUT_SECONDS,
         group: ProcessGroup | None = None,
     ) -> None:
-        process_group = renamed("group", group, "process_group", process_group)
+        process_group = renamed("group", group, "process_group", process_group, stacklevel=4)
         self.schedule = FineSchedule(
             window=window,
             starting_point=starting_point,
@@ -584,14 +619,14 @@ class FinePruning(PrunedBatches):
             warnings.warn(
                 f"prune={prune} is a number of samples, of {policy.samples:,}: write {prune / PER_CENT} for a share of "
                 f"{prune} %",
-                stacklevel=2,
+                stacklevel=3,
             )
 
         if epochs is not None and not any(self.schedule.is_pruned(epoch) for epoch in range(1, epochs + 1)):
             warnings.warn(
                 f"none of {epochs} epochs is pruned (window={window}, starting_point={starting_point}): give a smaller "
                 "starting_point, and a window of about a third of the epochs",
-                stacklevel=2,
+                stacklevel=3,
             )
 
     def plan(self, epochs: int | None = None) -> PruningPlan:
@@ -633,6 +668,7 @@ class InfoBatch(PrunedBatches):
     True
     """
 
+    @_refusing_samplers
     def __init__(
         self,
         samples: int | Sized,
@@ -650,7 +686,7 @@ class InfoBatch(PrunedBatches):
         timeout_seconds: float = TIMEOUT_SECONDS,
         group: ProcessGroup | None = None,
     ) -> None:
-        process_group = renamed("group", group, "process_group", process_group)
+        process_group = renamed("group", group, "process_group", process_group, stacklevel=4)
         policy = InfoPolicy(_sample_count(samples), ratio=ratio, delta=delta, seed=seed)
         self.ratio, self.delta = policy.ratio, policy.delta
         finder = GroupFinder(rank, world_size, process_group, timeout_seconds)

@@ -1,0 +1,73 @@
+"""The places of a training at which all ranks come together, and the error if they do not come to the same one.
+
+    rank 0   batch batch batch batch | end of epoch 0 | batch ...
+    rank 1   batch batch ··· flush ··| end of epoch 0 | batch ...      fewer batches: it waits in the flush
+    rank 2   batch validation        |                                 all raise: rank 2 is at another place
+
+Between places ranks train apart, by their own clocks. Lightning's collectives (reductions of metrics, broadcasts of
+file names, barriers) have no names: those of ranks at different places would answer each other, or nobody. So ranks say
+where they are when they come together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from paceline.lightning.trainer import LightningError
+
+REMEDY = (
+    "give all ranks as many batches (as Trainer(use_distributed_sampler=True) does), or validate and save at the ends "
+    "of epochs: val_check_interval=1.0, no every_n_train_steps"
+)
+
+
+class TrainingPlace(IntEnum):
+    """Where a rank is when it asks for the others."""
+
+    VALIDATION = 0
+    EPOCH_END = 1
+    SAVING = 2
+    TRAINING_END = 3
+    COLLECTIVE = 4
+
+
+WORDS = {
+    TrainingPlace.VALIDATION: "a validation",
+    TrainingPlace.EPOCH_END: "the end",
+    TrainingPlace.SAVING: "a checkpoint",
+    TrainingPlace.TRAINING_END: "the end of training",
+    TrainingPlace.COLLECTIVE: "a collective (a callback's, or self.log(sync_dist=True))",
+}
+
+
+class RankPlace(NamedTuple):
+    """One rank's place: in which epoch it is, and whether it has trained all batches of that.
+
+    >>> str(RankPlace(TrainingPlace.VALIDATION, 2, False))
+    'a validation in epoch 2'
+    """
+
+    place: int
+    epoch: int
+    epoch_is_over: bool
+
+    def __str__(self) -> str:
+        relation = "of" if self.place == TrainingPlace.EPOCH_END else "in"
+        return f"{WORDS[TrainingPlace(self.place)]} {relation} epoch {self.epoch}"
+
+
+def check_places(rows: Sequence[Sequence[int]]) -> list[RankPlace]:
+    """Return where the ranks are; LightningError on all of them if not all are at the same place of the same epoch.
+
+    >>> check_places([[1, 4, 1], [0, 4, 0]])
+    Traceback (most recent call last):
+    paceline.lightning.trainer.LightningError: rank 0 has come to the end of epoch 4, and rank 1 to a validation in ...
+    """
+    places = [RankPlace(place, epoch, bool(over)) for place, epoch, over in rows]
+    first = places[0]
+    for rank, reached in enumerate(places):
+        if reached[:2] != first[:2]:
+            raise LightningError(f"rank 0 has come to {first}, and rank {rank} to {reached}: {REMEDY}")
+    return places
