@@ -65,6 +65,9 @@ BENCHMARKS = MappingProxyType(
         "lgc-ranks": Benchmark(
             "benchmarks.lgc_ranks:run", "lgc without a server beside DDP, all-reduce and the server"
         ),
+        "trainer": Benchmark(
+            "benchmarks.trainer:run", "Hugging Face's Trainer over 200 Mbit/s: hpsgd with qsgd against its DDP"
+        ),
         "soak": Benchmark("benchmarks.soak:run", "random faults against one real run, which must go on"),
     }
 )

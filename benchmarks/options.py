@@ -16,7 +16,8 @@ class Options:
     quick: bool = False
     """A tiny version that takes seconds: shows that it runs, its figures mean nothing."""
     seeds: int | None = None
-    """claims, choice-of-k, codec-losses, large-batch, pruning, lgc-ranks: runs that are averaged; 3 if not given."""
+    """claims, choice-of-k, codec-losses, large-batch, pruning, lgc-ranks, trainer: runs that are averaged; 3 if not
+    given."""
     only: str = ""
     """With commas between; empty: all. choice-of-k: delay models. gradients, pipeline-balance: networks.
     server-memory: sizes. corrupt: files, without commas in their names. lgc-ranks: parts. soak: words in the names of
@@ -58,7 +59,7 @@ class Options:
     policies: str = ""
     """pruning: policies, with commas between; empty: all."""
     first_seed: int = 0
-    """pruning: the seed of the first of the runs that are averaged."""
+    """pruning, trainer: the seed of the first of the runs that are averaged."""
     jobs: int | None = None
     """pruning: runs at once, one thread each; as many as there are cores if not given."""
     resume: bool = True

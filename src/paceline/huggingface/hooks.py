@@ -11,7 +11,7 @@ finds what stands there first, and a subclass's own method is what `plain` then 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import transformers
@@ -63,17 +63,22 @@ def check_trainer(trainer: Trainer, what: str) -> None:
     """
     if not isinstance(trainer, transformers.Trainer):
         raise TrainerSetupError(f"{what} wants a transformers.Trainer (this is a {type(trainer).__name__})")
-    kind = str(getattr(trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type))
-    parallel = getattr(trainer.accelerator, "parallelism_config", None)
+    flags = {"is_fsdp_enabled": "FSDP", "is_deepspeed_enabled": "DEEPSPEED"}
+    flags["is_distributed_loading_by_transformers"] = "distributed_config"
+    check_whole(trainer.accelerator, what, [said for name, said in flags.items() if getattr(trainer, name, False)])
+
+
+def check_whole(accelerator: Any, what: str, split: Sequence[str] = ()) -> None:
+    """Refuse an accelerator with which a rank does not hold the whole model; `split` is what else says so."""
+    kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
+    parallel = getattr(accelerator, "parallelism_config", None)
     sizes = {name: getattr(parallel, name, 1) or 1 for name in SIZES}
-    split = [f"{name}={size}" for name, size in sizes.items() if size > 1]
-    if kind in SHARDED or getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False):
-        split = [kind if kind in SHARDED else "FSDP or DeepSpeed"]
-    if getattr(trainer, "is_distributed_loading_by_transformers", False):
-        split = ["distributed_config"]
-    if split:
+    found = [*split] or [f"{name}={size}" for name, size in sizes.items() if size > 1]
+    if kind in SHARDED:
+        found = [kind]
+    if found:
         raise TrainerSetupError(
-            f"{what} wants the whole model on every rank, as under DistributedDataParallel (here: {', '.join(split)}): "
+            f"{what} wants the whole model on every rank, as under DistributedDataParallel (here: {', '.join(found)}): "
             "train without FSDP, DeepSpeed and tensor, context or sequence parallelism"
         )
 

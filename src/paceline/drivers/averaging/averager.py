@@ -48,7 +48,7 @@ from paceline.drivers.averaging.transport import AveragingError
 from paceline.drivers.ranks.group import RankGroup
 from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats
 from paceline.drivers.ranks.lifecycle import RankLifecycle, reason_of
-from paceline.drivers.ranks.tracked_model import IN_USE
+from paceline.drivers.ranks.tracked_model import IN_USE, plain_optimizer
 from paceline.events import Asked, Happening, Standing, Stepped
 from paceline.exchanges.plans import AUTO, GATHER
 from paceline.loggers import GuardedLog, Log
@@ -89,6 +89,7 @@ class Averager(RankLifecycle):
         log: Log | None = None,
     ) -> None:
         super().__init__()
+        optimizer = plain_optimizer(optimizer)
         made: Prepared | Exception
         try:
             check_limits(timeout_seconds=timeout_seconds, silence_seconds=silence_seconds)

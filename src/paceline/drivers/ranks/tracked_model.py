@@ -22,6 +22,7 @@ from paceline.training.replica import averaged_buffers
 SHARDED = ("FullyShardedDataParallel", "FSDPModule", "FlatParameter", "DTensor")  # by name: to import them takes long
 NOT_WHOLE = "every rank holds a part of it, so there is nothing to average"
 VARIANCE = "running_var"
+HOOKS = "_optimizer_step_post_hooks"  # what torch's own constructor gives every optimiser
 IN_USE: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # optimisers whose steps ranks take together
 
 
@@ -121,7 +122,7 @@ def _check_kinds(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> No
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise ValueError(
             "do not wrap the model in DistributedDataParallel, which averages too: give the plain module, and make no "
-            "DistributedDataParallel of it"
+            "DistributedDataParallel of it (with Accelerate: paceline.huggingface.prepare)"
         )
     if is_in_live_ddp(model):
         raise ValueError(
@@ -138,6 +139,21 @@ def _check_kinds(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> No
             raise ValueError(f"parameter {name} has no shape yet: run the model once before")
         if not parameter.is_floating_point():
             raise ValueError(f"parameter {name} is {parameter.dtype}: only floating-point parameters are averaged")
+
+
+def plain_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimiser that takes the steps: accelerate's wrapper around it has no hooks of its own.
+
+    >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    >>> plain_optimizer(optimizer) is optimizer
+    True
+    """
+    while HOOKS not in getattr(optimizer, "__dict__", {HOOKS: None}):
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, torch.optim.Optimizer):
+            break
+        optimizer = inner
+    return optimizer
 
 
 def is_in_live_ddp(model: torch.nn.Module) -> bool:

@@ -54,7 +54,7 @@ from paceline.distributed import check_limits
 from paceline.distributed.agreement import describe
 from paceline.drivers.ranks.group import ROUNDS, RankGroup
 from paceline.drivers.ranks.lifecycle import RankLifecycle, reason_of
-from paceline.drivers.ranks.tracked_model import IN_USE, TrackedModel
+from paceline.drivers.ranks.tracked_model import IN_USE, TrackedModel, plain_optimizer
 from paceline.drivers.rounds.batches import BatchSource, OpenBatch, rounds_in
 from paceline.drivers.rounds.exchange import Update
 from paceline.drivers.rounds.loop import RoundLoop, RoundsError
@@ -165,6 +165,7 @@ class RoundSync(RankLifecycle):
         log: Log | None = None,
     ) -> None:
         super().__init__()
+        optimizer = plain_optimizer(optimizer)
         made: tuple[Strategy, TrackedModel, Codec] | Exception
         try:
             check_limits(timeout_seconds=timeout_seconds, silence_seconds=silence_seconds)
