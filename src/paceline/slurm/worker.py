@@ -14,6 +14,7 @@ import select
 import signal
 import sys
 import time
+import traceback
 from dataclasses import dataclass
 
 from paceline.decoding import decode, parse_object
@@ -97,6 +98,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     except (OSError, ValueError, PacelineError) as error:
         print(f"paceline: worker {number}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except Exception as error:  # of a model or data of a user's own: the log says where, its last line what
+        traceback.print_exc()
+        print(f"paceline: worker {number}: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
 
 

@@ -28,7 +28,7 @@ from torch import nn
 
 def net(input_shape, classes):
     if os.environ.get("FAILING", "none") == os.environ.get("SLURM_PROCID" if "SLURM_STEP_ID" in os.environ else ""):
-        raise ValueError("this node has no licence")
+        raise RuntimeError("this node has no licence")
     return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
 """
 
@@ -120,7 +120,7 @@ def test_a_job_fails_with_its_workers_and_with_its_server(slurm):
     slurm.kill("train endless.toml")
     assert slurm.ended(endless, "killed") == "FAILED", slurm.output("killed")
     assert slurm.ended(failing, "failing") == "FAILED", slurm.output("failing")
-    assert "worker 1: this node has no licence (on node3)" in slurm.output("failing")
+    assert "worker 1: RuntimeError: this node has no licence (on node3)" in slurm.output("failing")
     assert "go on with: paceline train --resume runs/failing --model all_fail:net --on slurm" in slurm.output("failing")
 
 
