@@ -33,14 +33,14 @@ def lazy_names(package: str, homes: Mapping[str, str], packages: Sequence[str] =
 
 
 def need_extra(extra: str, *modules: str) -> None:
-    """Raise an ImportError that says what to install, if one of an extra's modules is not there.
+    """Raise a ModuleNotFoundError that says what to install, if one of an extra's modules is not there.
 
     >>> need_extra("huggingface", "json")
     >>> need_extra("huggingface", "no_such_framework")
     Traceback (most recent call last):
-    ImportError: paceline.huggingface needs no_such_framework: pip install 'paceline[huggingface]'
+    ModuleNotFoundError: paceline.huggingface needs no_such_framework: pip install 'paceline[huggingface]'
     """
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         needed = " and ".join(missing)
-        raise ImportError(f"paceline.{extra} needs {needed}: pip install 'paceline[{extra}]'")
+        raise ModuleNotFoundError(f"paceline.{extra} needs {needed}: pip install 'paceline[{extra}]'", name=missing[0])

@@ -16,16 +16,11 @@ Each keeps what every rank remembers in Lightning's one checkpoint file, and tel
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING
 
-from paceline.lazy import lazy_names
+from paceline.lazy import lazy_names, need_extra
 
-if importlib.util.find_spec("lightning") is None:
-    raise ModuleNotFoundError(
-        "paceline.lightning needs Lightning, which is not installed: pip install 'paceline[lightning]'",
-        name="lightning",
-    )
+need_extra("lightning", "lightning")
 
 if TYPE_CHECKING:
     from paceline.lightning.averaging import Averaging
@@ -33,9 +28,13 @@ if TYPE_CHECKING:
     from paceline.lightning.pruning import Prune
     from paceline.lightning.trainer import LightningError
 
+_HOMES = {"Averaging": "averaging", "Compress": "compression", "LightningError": "trainer", "Prune": "pruning"}
+
 __all__ = ["Averaging", "Compress", "LightningError", "Prune"]
 
-__getattr__ = lazy_names(
-    "paceline.lightning",
-    {"Averaging": "averaging", "Compress": "compression", "LightningError": "trainer", "Prune": "pruning"},
-)
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return __all__

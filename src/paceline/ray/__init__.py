@@ -7,24 +7,45 @@
         mirror                                  the run's folder, copied to the caller while the run goes on
 
     paceline.ray.prepare_data_loader(loader)    torch_trainer.py, for scripts under ray.train.torch.TorchTrainer
-    paceline.ray.report(figures, step)
+    paceline.ray.report(metrics, *parts)
 
 Ray is an extra (`pip install 'paceline[ray]'`). Inside this package `import ray` is Ray itself.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paceline.lazy import lazy_names
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "train": "training",
-        "RayTrainingError": "connection",
-        "RayResourcesError": "connection",
-        "RayMissingError": "connection",
-        "prepare_data_loader": "torch_trainer",
-        "report": "torch_trainer",
-        "DataLoaderError": "torch_trainer",
-    },
-)
+if TYPE_CHECKING:
+    from paceline.ray.connection import RayMissingError, RayResourcesError, RayTrainingError
+    from paceline.ray.torch_trainer import DataLoaderError, prepare_data_loader, report
+    from paceline.ray.training import train
+
+_HOMES = {
+    "train": "training",
+    "RayTrainingError": "connection",
+    "RayResourcesError": "connection",
+    "RayMissingError": "connection",
+    "prepare_data_loader": "torch_trainer",
+    "report": "torch_trainer",
+    "DataLoaderError": "torch_trainer",
+}
+
+__all__ = [
+    "DataLoaderError",
+    "RayMissingError",
+    "RayResourcesError",
+    "RayTrainingError",
+    "prepare_data_loader",
+    "report",
+    "train",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return __all__
