@@ -291,16 +291,13 @@ class PrunedBatches(Sampler[list[int]]):
                 f"all batches of epoch {self._epoch} had been observed: observe() was called twice for one of them "
                 "(what was observed in this epoch is forgotten; begin it again)"
             )
-        never = self._epoch == 1 and not self._attempt and not self._resume_at
-        remedy = (
-            ""
-            if not never
-            else (
+        what = "no batch is waiting: no new pass over the loader has begun"
+        if self._epoch == 1 and not self._attempt and not self._resume_at:
+            what += (
                 "; this sampler was never asked for a batch: if a framework has made another loader of yours (Ray's "
                 "prepare_data_loader does), let it keep the batch sampler (paceline.ray.prepare_data_loader)"
             )
-        )
-        raise PruningError(f"no batch is waiting: no new pass over the loader has begun{remedy}")
+        raise PruningError(what)
 
     def _refuse_again(self, losses: torch.Tensor, batches: OutstandingBatches) -> None:
         """Refuse a tensor that is the same object as the last one, unless a CUDA graph may be reusing its buffer."""
