@@ -29,9 +29,10 @@ test: $(READY)
 
 # What runs inside Trainer, Lightning, Ray and Slurm, in an environment of its own: these are large, and none is needed.
 INTEGRATIONS := .venv-integrations
+FRAMEWORKS := huggingface lightning ray
 test-integrations: $(INTEGRATIONS)/.ready
 	@PACELINE_TESTS_INTEGRATIONS=1 $(INTEGRATIONS)/bin/python -m pytest -n auto --dist loadgroup \
-	  $(or $(ARGS),tests/integrations)
+	  $(or $(ARGS),tests/integrations $(FRAMEWORKS:%=src/paceline/%))
 
 $(INTEGRATIONS)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(INTEGRATIONS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -60,7 +62,10 @@ def make_args(folder=None, **settings):
         "report_to": [], "use_cpu": True, "disable_tqdm": True, "learning_rate": 0.01, "dataloader_pin_memory": False,
         "ddp_backend": "gloo" if "RANK" in os.environ else None,
     } | settings  # fmt: skip
-    return TrainingArguments(folder or tempfile.mkdtemp(prefix="paceline-trainer-"), **settings)
+    if folder is None:
+        folder = tempfile.mkdtemp(prefix="paceline-trainer-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return TrainingArguments(folder, **settings)
 
 
 class StopAt(TrainerCallback):
