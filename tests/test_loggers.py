@@ -9,6 +9,8 @@ import pytest
 import paceline
 from paceline.loggers import GuardedLog, LoggerError, check_log, every, named_log
 from paceline.recipes.recipe import Recipe
+from paceline.traces.journal import TRACE, StepRecord
+from paceline.traces.journal_files import read_journal
 
 
 def recipe(strategy):
@@ -72,3 +74,20 @@ def test_every_passes_on_some_and_begins_again_with_training():
 
 def test_a_log_that_is_none_costs_nothing():
     assert not GuardedLog(None)
+
+
+def test_a_server_counts_the_waits_of_those_who_were_in_time(tmp_path):
+    """Of every round, from each fresh gradient's arrival to the step; a late gradient waits for nobody."""
+    slow = {"delay": {"inject": True, "name": "slow-worker", "slow_factor": 3}, "cluster": {"workers": 3}}
+    logged = []
+    several = Recipe(rounds=20).with_strategy("lgc").with_settings(strategy={"k": 2}, **slow)
+    trained = paceline.train(several, out=tmp_path / "run", log=lambda *given: logged.append(given))
+    records = read_journal(trained.folder / TRACE).records
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    arrivals = [each for record in records for each in getattr(record, "arrivals", ())]
+    arrived = {(each.worker, each.version): each.at_seconds for each in arrivals}
+    waited = 0.0
+    for record in steps:
+        waited += sum(record.at_seconds - arrived[worker, version] for worker, version in record.fresh)
+    assert logged[-1][0]["paceline/wait_seconds"] == pytest.approx(waited, abs=1e-4)
+    assert logged[-1][0]["paceline/late"] == sum(len(record.late) for record in steps)

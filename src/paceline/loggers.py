@@ -14,6 +14,7 @@ Each rank has figures of its own; give a log to one of them, usually rank 0.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -99,18 +100,25 @@ class GuardedLog:
 
 
 class TensorBoardLog:
-    """A log that writes event files, for `tensorboard --logdir`; made by `tensorboard`. Close it at the end."""
+    """A log that writes event files, for `tensorboard --logdir`; made by `tensorboard`. Close it at the end.
 
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
+    Its folder is made when the first figures come: a run that is refused leaves nothing behind.
+    """
+
+    def __init__(self, open_writer: Callable[[], Any]) -> None:
+        self._open_writer = open_writer
+        self._writer: Any = None
 
     def __call__(self, figures: Mapping[str, float], step: int) -> None:
+        if self._writer is None:
+            self._writer = self._open_writer()
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Write what is not written yet."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def __enter__(self) -> TensorBoardLog:
         return self
@@ -127,7 +135,7 @@ def tensorboard(folder: str | Path) -> TensorBoardLog:
         raise LoggerError(
             f"TensorBoard is not installed: pip install 'paceline[tensorboard]' (or tensorboard); {error}"
         ) from error
-    return TensorBoardLog(SummaryWriter(str(folder)))
+    return TensorBoardLog(functools.partial(SummaryWriter, str(folder)))
 
 
 def check_log(name: str) -> None:

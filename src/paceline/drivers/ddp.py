@@ -323,7 +323,8 @@ class Compression:
                 exchange.take_back()
             raise failures[min(failures)]
         self.wait_seconds += time.perf_counter() - self._backward_done
-        self._log(self.figures(), self.steps)
+        if self._log:
+            self._log(self.figures(), self.steps)
         if self._watch is not None:
             self._look_at_link(self._watch, taken)
 

@@ -322,7 +322,8 @@ class Averager(RankLifecycle):
     def _averaged(self, average: MergedAverage) -> None:
         self.merged_steps += average.brought
         self._last = average
-        self._log(self.figures(), self.steps)
+        if self._log:
+            self._log(self.figures(), self.steps)
         if self._record:
             self.history.append(average)
         if self._on_average is not None:

@@ -22,7 +22,7 @@ from paceline.training.replica import averaged_buffers
 SHARDED = ("FullyShardedDataParallel", "FSDPModule", "FlatParameter", "DTensor")  # by name: to import them takes long
 NOT_WHOLE = "every rank holds a part of it, so there is nothing to average"
 VARIANCE = "running_var"
-HOOKS = "_optimizer_step_post_hooks"  # what torch's own constructor gives every optimiser
+ACCELERATED = "AcceleratedOptimizer"  # by name: accelerate is an extra
 IN_USE: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # optimisers whose steps ranks take together
 
 
@@ -148,7 +148,7 @@ def plain_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     >>> plain_optimizer(optimizer) is optimizer
     True
     """
-    while HOOKS not in getattr(optimizer, "__dict__", {HOOKS: None}):
+    while any(kind.__name__ == ACCELERATED for kind in type(optimizer).__mro__):
         inner = getattr(optimizer, "optimizer", None)
         if not isinstance(inner, torch.optim.Optimizer):
             break

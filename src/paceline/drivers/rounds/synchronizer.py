@@ -465,7 +465,8 @@ class RoundSync(RankLifecycle):
                 self.history.append(closed)
             if self._on_round is not None:
                 self._on_round(closed)
-        self._log(self.figures(), self.version)
+        if self._log:
+            self._log(self.figures(), self.version)
 
     def _take_step(self) -> None:
         self._stepping = True

@@ -12,7 +12,7 @@ gets is a whole number of microseconds, as it is in the journal, so that a repla
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,7 @@ class ReceivedGradient:
     buffer_changes: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     release: Callable[[], None] = lambda: None
     checked: bool | None = None  # whether its numbers are finite, if somebody has looked
+    arrived_seconds: float = 0.0
 
     @property
     def finite(self) -> bool:
@@ -198,6 +199,7 @@ class Coordinator:
         )
         member.note_arrival(arrival)
         self._arrivals.append(arrival)
+        received.arrived_seconds = now
         # One that died and came back may deliver a version twice: the strategy drops the second.
         self._pending.setdefault((received.worker, message.version), []).append(received)
         self._decide(*events_of(arrival))
@@ -274,6 +276,7 @@ class Coordinator:
         for received in late:
             self.members[received.worker].late += 1
             self.members[received.worker].last = "late"
+        self._count(step, fresh)
         self._record(step)
         self._bad_at_version, self._opened_seconds = set(), step.at_seconds
 
@@ -296,18 +299,15 @@ class Coordinator:
                 received_bytes=self.received_bytes,
             )
         )
-        self._count(step)
         self._arrivals, self._dropped = [], []
         self.sent_bytes = self.received_bytes = 0
 
-    def _count(self, step: Step) -> None:
+    def _count(self, step: Step, fresh: Sequence[ReceivedGradient]) -> None:
         """Count what is worth logging: bytes, and how long workers that were in time have waited for the round."""
-        in_time = {share.worker for share in step.fresh}
-        waits = [max(0.0, step.at_seconds - each.at_seconds) for each in self._arrivals if each.worker in in_time]
-        self.figures["k"] = len(step.fresh)
+        self.figures["k"] = len(fresh)
         self.figures["sent_bytes"] += self.sent_bytes
         self.figures["received_bytes"] += self.received_bytes
-        self.figures["wait_seconds"] += sum(waits)
+        self.figures["wait_seconds"] += sum(max(0.0, step.at_seconds - each.arrived_seconds) for each in fresh)
 
     def _drop(self, drop: Drop) -> None:
         held = self._pending[drop.worker, drop.version]
