@@ -40,6 +40,7 @@ from paceline.drivers.ranks.launch import place_in
 from paceline.errors import PacelineError
 from paceline.files import read_plain
 from paceline.loggers import check_log
+from paceline.lookup import unknown
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import averages
 from paceline.recipes.extension import Extension, extend, may_be_restated, restated
@@ -114,6 +115,8 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     for name in RAY_OPTIONS:
         if place != "ray" and getattr(options, name) != getattr(TrainOptions(), name):
             raise UsageError(f"--{name.replace('_', '-')} is for --on ray: give both, or none of them")
+    if place and place not in (places := ("server", "ranks", *ELSEWHERE)):
+        raise UsageError(f"--on: {unknown('place', place, places)}")
     if place in ELSEWHERE:
         launch: Callable[[TrainOptions, dict[str, str]], None] = import_module(ELSEWHERE[place]).train
         return launch(options, {name: text for name, text in overrides.items() if name != "strategy.on"})

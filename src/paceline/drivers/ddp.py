@@ -185,7 +185,8 @@ class Compression:
     def figures(self) -> dict[str, float]:
         """Return what is worth logging by now, of this rank and in all.
 
-        `wait_seconds` is how long payloads were waited for when backward passes were through. (On a GPU the passes
+        `wait_seconds` is how long payloads were waited for when backward passes were through, since this process began
+        and but for its first step. (On a GPU the passes
         themselves may still run then, and are in it.)
         """
         return {
@@ -322,7 +323,8 @@ class Compression:
             for exchange in used:  # the step is left out, on all ranks: what they sent in it was not used
                 exchange.take_back()
             raise failures[min(failures)]
-        self.wait_seconds += time.perf_counter() - self._backward_done
+        if self.steps > 1:  # in the first step kernels are compiled
+            self.wait_seconds += time.perf_counter() - self._backward_done
         if self._log:
             self._log(self.figures(), self.steps)
         if self._watch is not None:

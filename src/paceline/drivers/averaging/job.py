@@ -221,7 +221,7 @@ class AveragingRun(RankRun):
         self.batches.load_state_dict(state.get("pruning", {}))  # older runs kept none
 
     def figures(self) -> dict[str, float]:
-        return self._sync.figures()
+        return {"ranks": self.ranks.world} | self._sync.figures()
 
     def gather_times(self) -> None:
         self.recorder.gather(self.ranks, sent_bytes=self._sent_bytes)

@@ -122,7 +122,8 @@ def _check_kinds(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> No
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise ValueError(
             "do not wrap the model in DistributedDataParallel, which averages too: give the plain module, and make no "
-            "DistributedDataParallel of it (with Accelerate: paceline.huggingface.prepare)"
+            "DistributedDataParallel of it (Accelerate: paceline.huggingface.prepare; Ray: prepare_model(model, "
+            "parallel_strategy=None))"
         )
     if is_in_live_ddp(model):
         raise ValueError(
