@@ -343,14 +343,17 @@ class TrainerPruning:
         inputs: dict[str, Any],
         num_items: torch.Tensor | int | None,
     ) -> tuple[SampleLosses, Any]:
-        """Return the losses of the samples, and the model's outputs."""
+        """Return the losses of the samples, and the model's outputs.
+
+        The model is called as Trainer calls it, with the labels, and computes its own loss too, in every batch:
+        encoder-decoders make the inputs of their decoder from the labels. Without them BART takes the inputs of its
+        encoder instead, and T5 raises.
+        """
+        own_loss, outputs = plain(model, dict(inputs), return_outputs=True, num_items_in_batch=num_items)
+        logits, labels = logits_of(outputs), inputs["labels"]
         if losses_of_model.shifted is None:
-            own_loss, outputs = plain(model, dict(inputs), return_outputs=True, num_items_in_batch=num_items)
-            return losses_of_model.learn(
-                logits_of(outputs), inputs["labels"], own_loss, num_items, self._scale
-            ), outputs
-        outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})  # no loss of its own
-        return losses_of_model(logits_of(outputs), inputs["labels"]), outputs
+            return losses_of_model.learn(logits, labels, own_loss, num_items, self._scale), outputs
+        return losses_of_model(logits, labels), outputs
 
     @property
     def _scale(self) -> int:
