@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import torch
+import transformers.trainer as trainer_module
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -17,7 +20,7 @@ from transformers import (
 )
 
 from paceline import PacelineError
-from paceline.huggingface import compress, prune
+from paceline.huggingface import checkpoints, compress, prune
 from tests.integrations.huggingface.tiny import (
     LENGTH,
     WORDS,
@@ -125,6 +128,41 @@ def train(
         "evaluations": [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line],
         "evaluated_plainly": Trainer(trainer.model, make_args(), **more).evaluate()["eval_loss"] if evaluated else None,
     }
+
+
+def rotate(folder, **settings):
+    """Save three checkpoints and keep one; rank 1 writes late, and the last one not at all.
+
+    Return the files of ranks that were there when old checkpoints were deleted, how often ranks met, and the error.
+    """
+    seen, meetings, late = {}, [], os.environ["RANK"] == "1"
+    plain_rotate, plain_save, plain_gather = trainer_module.rotate_checkpoints, torch.save, checkpoints.gather_rows
+
+    def see(*args, **named):
+        newest = max(Path(folder).glob("checkpoint-*"), key=lambda each: int(each.name.split("-")[1]))
+        seen[newest.name] = sorted(each.name for each in newest.glob("paceline-*"))
+        return plain_rotate(*args, **named)
+
+    def save(state, path, *args, **named):
+        if late and "paceline-" in str(path):
+            time.sleep(0.5)
+            if "checkpoint-6" in str(path):
+                raise OSError("no space is left for rank 1")
+        plain_save(state, path, *args, **named)
+
+    def gather(*args):
+        meetings.append(1)
+        return plain_gather(*args)
+
+    trainer_module.rotate_checkpoints, torch.save, checkpoints.gather_rows = see, save, gather
+    error = None
+    try:
+        train(folder=folder, save_strategy="steps", save_steps=2, save_total_limit=1, **settings)
+    except (OSError, PacelineError) as raised:
+        error = str(raised)
+    finally:
+        trainer_module.rotate_checkpoints, torch.save, checkpoints.gather_rows = plain_rotate, plain_save, plain_gather
+    return {"seen": seen, "meetings": len(meetings), "error": error, "left": sorted(os.listdir(folder))}
 
 
 def _own_losses(outputs, inputs):
