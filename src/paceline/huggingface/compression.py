@@ -39,7 +39,7 @@ from paceline.distributed import check_limits
 from paceline.drivers.ddp import TIMEOUT_SECONDS, Compression
 from paceline.drivers.ddp import compress as compress_model
 from paceline.exchanges.plans import AUTO, check_plan
-from paceline.huggingface.checkpoints import load_rank_state, save_rank_state
+from paceline.huggingface.checkpoints import load_rank_state_together, save_with_checkpoints
 from paceline.huggingface.figures import add_part, check_part
 from paceline.huggingface.hooks import TrainerSetupError, around, check_not_begun, check_trainer
 
@@ -100,7 +100,7 @@ class TrainerCompression:
         self._install()
         around(trainer, "create_accelerator_and_postprocess", self._install_again)  # each trial of a search has its own
         around(trainer, "_prepare_for_training", self._prepare)
-        around(trainer, "_save_rng_state", self._save)
+        save_with_checkpoints(trainer, PART, self._take_state)
 
     def __repr__(self) -> str:
         if self.compression is None:
@@ -146,21 +146,15 @@ class TrainerCompression:
             self._load(resume_from_checkpoint)
         return prepared
 
-    def _save(self, plain: Callable[..., None], output_dir: str) -> None:
-        plain(output_dir)
-        if self.compression is not None:
-            rank, world = self._trainer.args.process_index, self._trainer.args.world_size
-            save_rank_state(output_dir, PART, self.compression.state_dict(), rank=rank, world=world)
+    def _take_state(self) -> dict[str, Any] | None:
+        return None if self.compression is None else self.compression.state_dict()
 
     def _load(self, folder: str) -> None:
         rank, world = self._trainer.args.process_index, self._trainer.args.world_size
-        state = load_rank_state(folder, PART, rank=rank, world=world)
-        if self.compression is None:
-            return
-        if state is None:
+        load = None if self.compression is None else self.compression.load_state_dict
+        state = load_rank_state_together(folder, PART, load, rank=rank, world=world)
+        if self.compression is not None and state is None:
             log.warning("%s was saved without compress(): codecs begin with nothing held back", folder)
-        else:
-            self.compression.load_state_dict(state)
 
 
 class HookedHandler:

@@ -41,7 +41,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.data.pruning.ranks import TIMEOUT_SECONDS
 from paceline.data.pruning.sampler import FinePruning, InfoBatch
-from paceline.huggingface.checkpoints import RankStateError, load_rank_state, save_rank_state
+from paceline.huggingface.checkpoints import RankStateError, load_rank_state_together, save_with_checkpoints
 from paceline.huggingface.figures import add_part, check_part
 from paceline.huggingface.hooks import TrainerSetupError, around, check_not_begun, check_trainer
 from paceline.huggingface.losses import HINT, ModelLosses, SampleLosses, logits_of
@@ -156,7 +156,7 @@ class TrainerPruning:
         around(trainer, "_run_epoch", self._run_epoch)
         around(trainer, "training_step", self._training_step)
         around(trainer, "compute_loss", self._compute_loss)
-        around(trainer, "_save_rng_state", self._save)
+        save_with_checkpoints(trainer, PART, lambda: self.sampler.state_dict())  # each train() has a new sampler
         trainer.callback_handler.callbacks.insert(0, StepEnds(self))  # before those who read what it sets
 
     def __repr__(self) -> str:
@@ -253,13 +253,15 @@ class TrainerPruning:
             self._trainer.state.num_train_epochs = self.sampler.epochs
         if resume_from_checkpoint is None:
             return begun
-        state = load_rank_state(resume_from_checkpoint, PART, **self._place)
+        rank, world = self._trainer.args.process_index, self._trainer.args.world_size
+        state = load_rank_state_together(
+            resume_from_checkpoint, PART, self.sampler.load_state_dict, rank=rank, world=world
+        )
         if state is None:
             raise RankStateError(
                 f"{resume_from_checkpoint} was saved without prune(), or with save_only_model: it does not say who "
                 "sits out, and how far the epoch was. Load the model alone with from_pretrained(), and begin a new run"
             )
-        self.sampler.load_state_dict(state)
         self._resumed_at = state["observed"]
         return self.sampler.epoch - 1, 0
 
@@ -343,14 +345,17 @@ class TrainerPruning:
         inputs: dict[str, Any],
         num_items: torch.Tensor | int | None,
     ) -> tuple[SampleLosses, Any]:
-        """Return the losses of the samples, and the model's outputs."""
+        """Return the losses of the samples, and the model's outputs.
+
+        The model is called as Trainer calls it, with the labels, and computes its own loss too, in every batch:
+        encoder-decoders make the inputs of their decoder from the labels. Without them BART takes the inputs of its
+        encoder instead, and T5 raises.
+        """
+        own_loss, outputs = plain(model, dict(inputs), return_outputs=True, num_items_in_batch=num_items)
+        logits, labels = logits_of(outputs), inputs["labels"]
         if losses_of_model.shifted is None:
-            own_loss, outputs = plain(model, dict(inputs), return_outputs=True, num_items_in_batch=num_items)
-            return losses_of_model.learn(
-                logits_of(outputs), inputs["labels"], own_loss, num_items, self._scale
-            ), outputs
-        outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})  # no loss of its own
-        return losses_of_model(logits_of(outputs), inputs["labels"]), outputs
+            return losses_of_model.learn(logits, labels, own_loss, num_items, self._scale), outputs
+        return losses_of_model(logits, labels), outputs
 
     @property
     def _scale(self) -> int:
@@ -365,16 +370,6 @@ class TrainerPruning:
         self._weights = torch.ones_like(items) if weights is None else weights.to(items.device)
         self._mean_weight = (self._weights * items).sum() / items.sum().clamp(min=1)
         return mean
-
-    # -- checkpoints -----------------------------------------------------------------------------------------------
-
-    @property
-    def _place(self) -> dict[str, int]:
-        return {"rank": self._trainer.args.process_index, "world": self._trainer.args.world_size}
-
-    def _save(self, plain: Callable[..., None], output_dir: str) -> None:
-        plain(output_dir)
-        save_rank_state(output_dir, PART, self.sampler.state_dict(), **self._place)
 
 
 class StepEnds(transformers.TrainerCallback):

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import GPT2LMHeadModel, TrainerCallback
+import transformers.trainer as trainer_module
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    TrainerCallback,
+)
 
 from paceline import PacelineError
-from paceline.huggingface import compress, prune
-from tests.integrations.huggingface.tiny import Sentences, StopAt, Trainer, bits, make_args, make_model
+from paceline.huggingface import checkpoints, compress, prune
+from tests.integrations.huggingface.tiny import (
+    LENGTH,
+    WORDS,
+    Sentences,
+    StopAt,
+    Trainer,
+    bits,
+    make_args,
+    make_model,
+)
 
 INFO = {"policy": "info-batch", "ratio": 0.5, "delta": 0.875}
 FINE = {"policy": "fine-pruning", "window": 4, "starting_point": 1, "block": 2, "count": 2, "prune": 0.25}
@@ -111,6 +130,41 @@ def train(
     }
 
 
+def rotate(folder, **settings):
+    """Save three checkpoints and keep one; rank 1 writes late, and the last one not at all.
+
+    Return the files of ranks that were there when old checkpoints were deleted, how often ranks met, and the error.
+    """
+    seen, meetings, late = {}, [], os.environ["RANK"] == "1"
+    plain_rotate, plain_save, plain_gather = trainer_module.rotate_checkpoints, torch.save, checkpoints.gather_rows
+
+    def see(*args, **named):
+        newest = max(Path(folder).glob("checkpoint-*"), key=lambda each: int(each.name.split("-")[1]))
+        seen[newest.name] = sorted(each.name for each in newest.glob("paceline-*"))
+        return plain_rotate(*args, **named)
+
+    def save(state, path, *args, **named):
+        if late and "paceline-" in str(path):
+            time.sleep(0.5)
+            if "checkpoint-6" in str(path):
+                raise OSError("no space is left for rank 1")
+        plain_save(state, path, *args, **named)
+
+    def gather(*args):
+        meetings.append(1)
+        return plain_gather(*args)
+
+    trainer_module.rotate_checkpoints, torch.save, checkpoints.gather_rows = see, save, gather
+    error = None
+    try:
+        train(folder=folder, save_strategy="steps", save_steps=2, save_total_limit=1, **settings)
+    except (OSError, PacelineError) as raised:
+        error = str(raised)
+    finally:
+        trainer_module.rotate_checkpoints, torch.save, checkpoints.gather_rows = plain_rotate, plain_save, plain_gather
+    return {"seen": seen, "meetings": len(meetings), "error": error, "left": sorted(os.listdir(folder))}
+
+
 def _own_losses(outputs, inputs):
     logits, labels = outputs["logits"][:, :-1], inputs["labels"][:, 1:]
     each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
@@ -179,6 +233,25 @@ def refuse(what):
     return None
 
 
+def make_translator(head):
+    """Make an encoder-decoder, which makes the inputs of its decoder from the labels that it is given."""
+    torch.manual_seed(1)
+    if head == "t5":
+        return T5ForConditionalGeneration(
+            T5Config(
+                vocab_size=WORDS, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0,
+                decoder_start_token_id=0, pad_token_id=0,
+            )
+        )  # fmt: skip
+    return BartForConditionalGeneration(
+        BartConfig(
+            vocab_size=WORDS, max_position_embeddings=LENGTH, d_model=16, encoder_layers=1, decoder_layers=1,
+            encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, dropout=0.0,
+            pad_token_id=0, bos_token_id=1, eos_token_id=1, decoder_start_token_id=1, forced_eos_token_id=None,
+        )
+    )  # fmt: skip
+
+
 def heads(samples):
     """Return, of several heads and settings, how far training with nobody pruned is from training without prune()."""
     variants = {
@@ -190,6 +263,8 @@ def heads(samples):
         "workers": {"dataloader_num_workers": 1, "dataloader_persistent_workers": True},
         "accumulation": {"gradient_accumulation_steps": 4},
         "tokens of each rank": {"average_tokens_across_devices": False},
+        "bart": {"head": "bart"},
+        "t5": {"head": "t5", "gradient_accumulation_steps": 2},
     }
     return {name: _difference(samples=samples, **settings) for name, settings in variants.items()}
 
@@ -197,9 +272,13 @@ def heads(samples):
 def _difference(head="causal-lm", *, samples, **settings):
     weights = []
     for pruned in (False, True):
-        data = Sentences(samples, labelled=head != "causal-lm")
-        model = make_model(head, dropout=0.0)
-        if head == "several-classes":
+        translated = head in ("bart", "t5")
+        data = Sentences(samples, labelled=not translated and head != "causal-lm")
+        model = make_translator(head) if translated else make_model(head, dropout=0.0)
+        if translated:  # labels that are not the inputs: a decoder that reads the encoder's inputs learns another thing
+            for item in data.items:
+                item["labels"] = item["labels"].flip(0)
+        elif head == "several-classes":
             model.config.problem_type = "multi_label_classification"
             for item in data.items:
                 item["labels"] = torch.nn.functional.one_hot(item["labels"], 3).float()

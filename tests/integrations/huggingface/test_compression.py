@@ -123,3 +123,7 @@ def test_a_model_that_somebody_else_wrapped_and_a_checkpoint_of_other_ranks_are_
     assert all("its gradients would travel as they are" in str(said) for said in wrapped)
     failed = launch(JOB, {"parts": [["train", saved | {"resume": True}]]}, world=1, check=False)
     assert "holds the compression of 2 ranks (here are 1)" in str(failed[0])
+    (tmp_path / "checkpoint-2" / "paceline-compression-1-of-2.pt").unlink()
+    for failed in launch(JOB, {"parts": [["train", saved | {"resume": True}]]}, check=False):
+        assert "RankStateError" in str(failed)
+        assert "has no compression state of rank 1: copy paceline-compression-1-of-2.pt" in str(failed)

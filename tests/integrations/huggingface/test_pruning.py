@@ -162,3 +162,19 @@ def test_checkpoints_of_other_runs_are_refused(tmp_path):
     ):
         failed = launch(JOB, {"parts": [["train", settings | {"resume": True}]]}, world=1, check=False)
         assert said in str(failed[0])
+    (tmp_path / "pruned" / "checkpoint-2" / "paceline-pruning-1-of-2.pt").unlink()
+    for rank, failed in enumerate(launch(JOB, {"parts": [["train", pruned | {"resume": True}]]}, check=False)):
+        words = "has no pruning state of rank 1: copy paceline-pruning-1-of-2.pt from that rank's machine"
+        assert f"RankStateError: {'rank 1: ' if rank == 0 else ''}{tmp_path}" in str(failed)
+        assert words in str(failed)
+
+
+def test_ranks_have_written_their_files_before_an_old_checkpoint_is_deleted(tmp_path):
+    """Rank 1 writes late, and then not at all: both raise."""
+    (answers,) = run(["rotate", INFO | {"codec": "one-bit", "folder": str(tmp_path), "dropout": 0.0}])
+    files = [f"paceline-{part}-{rank}-of-2.pt" for part in ("compression", "pruning") for rank in (0, 1)]
+    assert answers[0]["seen"] == {"checkpoint-2": files, "checkpoint-4": files}
+    assert [answer["meetings"] for answer in answers] == [3, 3]  # one a checkpoint, not one a part
+    assert answers[0]["error"] == "rank 1: no space is left for rank 1"
+    assert answers[1]["error"] == "no space is left for rank 1"
+    assert "checkpoint-4" in answers[0]["left"]  # it stays: the next one is not whole
