@@ -79,7 +79,7 @@ def check_whole(accelerator: Any, caller: str, split: Sequence[str] = ()) -> Non
         found = [kind]
     if found:
         raise TrainerSetupError(
-            f"{caller} wants the whole model on every rank, as under DistributedDataParallel (here: {', '.join(found)}): "
+            f"{caller} wants the whole model on every rank, as under DDP (here: {', '.join(found)}): "
             "train without FSDP, DeepSpeed and tensor, context or sequence parallelism"
         )
 

@@ -138,7 +138,7 @@ class ModelLosses:
         sums = {}
         for way in self._ways:
             (losses, items), self.counted = found[way[0]], way[1]
-            sums[way] = float(self.together((losses * items).sum(), items, num_items, scale))
+            sums[way] = float(self.together((losses * items).sum().detach(), items, num_items, scale))
         tolerance = TOLERANCE if logits.dtype is torch.float32 else TOLERANCE_OF_HALVES
         most = tolerance * max(abs(wanted), tolerance)
         self._ways = [way for way, each in sums.items() if abs(each - wanted) <= most]

@@ -45,6 +45,7 @@ from paceline.huggingface.checkpoints import RankStateError, load_rank_state_tog
 from paceline.huggingface.figures import add_part, check_part
 from paceline.huggingface.hooks import TrainerSetupError, around, check_not_begun, check_trainer
 from paceline.huggingface.losses import HINT, ModelLosses, SampleLosses, logits_of
+from paceline.lookup import unknown
 from paceline.randomness import seed_for
 
 if TYPE_CHECKING:
@@ -395,7 +396,7 @@ class StepEnds(transformers.TrainerCallback):
 def _settings_of(policy: str, given: dict[str, float | int | None]) -> dict[str, float | int]:
     """Return the settings that were given, by name; refuse an unknown policy, and settings of another."""
     if policy not in SETTINGS:
-        raise TrainerSetupError(f"policy must be one of {', '.join(SETTINGS)} (policy={policy!r})")
+        raise TrainerSetupError(str(unknown("pruning policy", policy, SETTINGS)))
     settings = {name: value for name, value in given.items() if value is not None}
     if other := sorted(settings.keys() - set(SETTINGS[policy])):
         raise TrainerSetupError(

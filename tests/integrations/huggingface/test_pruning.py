@@ -22,7 +22,7 @@ REFUSED = {
     "compute_loss_func": "losses=lambda outputs, inputs",
     "compute_loss": "Weighted has a compute_loss of its own",
     "other loss": "the model's own loss is",
-    "policy": "policy must be one of info-batch, fine-pruning (policy='magic')",
+    "policy": "unknown pruning policy 'magic'; choose from info-batch, fine-pruning",
     "setting": "info-batch has the settings ratio, delta (given: window)",
     "ratio": "ratio must be at least 0 and below 1",
     "rounds": "pruning and rounds cannot be in one Trainer",
