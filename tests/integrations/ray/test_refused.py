@@ -169,6 +169,24 @@ def test_a_checkpoint_is_not_there_before_its_trace_is(tmp_path):
     copy.close()
 
 
+def test_a_run_that_begins_again_leaves_nothing_of_the_first_server_in_the_copy(tmp_path):
+    first, second, here = tmp_path / "first", tmp_path / "second", tmp_path / "here"
+    for folder, rounds in ((first, 3), (second, 5)):
+        folder.mkdir()
+        (folder / TRACE).write_text("".join(f"{folder.name} {number}\n" for number in range(rounds)))
+    node, copy = Node(first), FolderCopy(here)
+    copy.follow(node.listing, node.read)  # then the node is lost, with its checkpoint 0
+    assert copy.trace_bytes
+    assert not copy.resumable
+    copy.empty()
+    write_checkpoint(second, 0)
+    node = Node(second)
+    copy.follow(node.listing, node.read)
+    assert (here / TRACE).read_text() == (second / TRACE).read_text()
+    assert copy.resumable
+    copy.close()
+
+
 def test_a_listing_that_names_other_files_is_refused(tmp_path):
     copy = FolderCopy(tmp_path / "here")
     evil = FolderListing(trace_bytes=0, checkpoints={"checkpoint-00000001": {"../../evil": 1}})
