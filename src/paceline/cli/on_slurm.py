@@ -41,6 +41,7 @@ from paceline.slurm.requeue import began_here, claim
 from paceline.slurm.script import batch_script
 from paceline.slurm.steps import run_on_first_node, share_cores
 from paceline.traces.journal import TRACE
+from paceline.traces.run_folder import take_folder
 
 ON_SLURM = ("--on", "slurm")
 
@@ -144,6 +145,7 @@ def _launch(options: TrainOptions, overrides: dict[str, str], recipe: Recipe, jo
     if options.listen != TrainOptions.listen:
         raise UsageError("--listen is for a parameter server, and ranks have none: leave it out")
     if not options.resume:
+        take_folder(Path(options.out))  # another job's run keeps its `slurm-job`: by that it goes on
         claim(Path(options.out), job)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the ranks as well
     try:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from paceline.cli import on_slurm
 from paceline.cli.main import COMMANDS
 from paceline.cli.on_slurm import typed_words
-from paceline.slurm.allocation import SlurmError, allocation_in
+from paceline.drivers.ranks.checkpoints import RankCheckpoints
+from paceline.slurm.allocation import Allocation, SlurmError, allocation_in
 from paceline.slurm.ranks import take_place
+from paceline.slurm.requeue import began_here
+from paceline.traces.run_folder import FolderTakenError
 from tests import warm
 
 OUTSIDE = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
@@ -65,3 +70,25 @@ def test_variables_that_are_not_as_slurm_sets_them_are_refused(monkeypatch):
         allocation_in({"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "node[1-2]"})
     with pytest.raises(SlurmError, match="must name the job's nodes"):
         allocation_in({"SLURM_JOB_ID": "17"})
+
+
+def start_ranks(monkeypatch, job, folder):
+    """Be the launcher of a job of two ranks up to where srun would start them, and return what it would be told."""
+    told = []
+    monkeypatch.setattr(on_slurm, "allocation_in", lambda environment: job)
+    monkeypatch.setattr(on_slurm, "launch_ranks", lambda *words, **more: told.append((words, more)))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = ["--on", "slurm", "--strategy", "hpsgd", "--workers", "2", "--out", str(folder)]
+    options, overrides = COMMANDS["train"].parse(words)
+    on_slurm.train(options, {name: text for name, text in overrides.items() if name != "strategy.on"})
+    return told[0]
+
+
+def test_a_job_that_is_refused_leaves_the_run_of_another_to_the_other(tmp_path, monkeypatch):
+    first = Allocation(job="17", nodes=("node1",), tasks=(2,), cpus_per_task=1, here="node1")
+    start_ranks(monkeypatch, first, tmp_path)
+    RankCheckpoints(tmp_path, 0).claim("its launch")
+    with pytest.raises(FolderTakenError, match="holds a run"):
+        start_ranks(monkeypatch, replace(first, job="18"), tmp_path)
+    assert began_here(tmp_path, replace(first, restarts=1))
+    assert not began_here(tmp_path, replace(first, job="18", restarts=1))
