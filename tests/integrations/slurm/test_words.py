@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -13,6 +14,10 @@ from paceline.cli import on_slurm
 from paceline.cli.main import COMMANDS
 from paceline.cli.on_slurm import typed_words
 from paceline.drivers.ranks.checkpoints import RankCheckpoints
+from paceline.drivers.ranks.launch import Place
+from paceline.drivers.ranks.rendezvous import keep_store, meet, open_store
+from paceline.recipes import Recipe
+from paceline.runs.ranks import write_recipe
 from paceline.slurm.allocation import Allocation, SlurmError, allocation_in
 from paceline.slurm.ranks import take_place
 from paceline.slurm.requeue import began_here
@@ -92,3 +97,18 @@ def test_a_job_that_is_refused_leaves_the_run_of_another_to_the_other(tmp_path, 
         start_ranks(monkeypatch, replace(first, job="18"), tmp_path)
     assert began_here(tmp_path, replace(first, restarts=1))
     assert not began_here(tmp_path, replace(first, job="18", restarts=1))
+
+
+def test_a_job_of_ranks_that_is_started_again_is_the_same_launch_and_may_begin_anew(tmp_path, monkeypatch):
+    job = Allocation(job="17", nodes=("node1",), tasks=(2,), cpus_per_task=1, here="node1")
+    assert start_ranks(monkeypatch, job, tmp_path)[1] == {"launch": ""}
+    write_recipe(Recipe().with_strategy("hpsgd"), tmp_path)
+    RankCheckpoints(tmp_path, 1).claim("its launch")  # the job died before rank 0 had written anything
+    (words, _, _), more = start_ranks(monkeypatch, replace(job, restarts=1), tmp_path)
+    assert more == {"launch": "its launch"}
+    assert words[words.index("--out") + 1] == str(tmp_path)
+    assert "--resume" not in words  # which refuses ranks that have not all written a checkpoint
+    kept = keep_store(60.0, launch=more["launch"])
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(kept.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    store = open_store(where, Place(rank=0, world=1), timedelta(seconds=60))
+    assert meet(store, 0, 1, timeout_seconds=60.0).launch == "its launch"
