@@ -118,9 +118,8 @@ def _recipe(options: TrainOptions, overrides: dict[str, str]) -> Recipe:
 
 
 def _print_script(options: TrainOptions, overrides: dict[str, str], *, number: int, with_server: bool) -> None:
-    who = f"the server and {counted(number, 'worker')}" if with_server else counted(number, "rank")
     words = typed_words(options, overrides)
-    print(batch_script(words, tasks=number + with_server, who=who), end="")
+    print(batch_script(words, number=number, with_server=with_server), end="")
     if sys.stdout.isatty():
         typed = shlex.join(["paceline", *words])
         note(Console(stderr=True), f"this is no job of Slurm, so nothing was started; submit it: {typed} | sbatch")

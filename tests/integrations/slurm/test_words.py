@@ -52,6 +52,7 @@ def test_a_login_node_needs_no_torch_to_print_a_job(tmp_path):
     lines = done.stdout.splitlines()
     assert lines[0] == "#!/bin/bash"
     assert "#SBATCH --ntasks=3            # 3 ranks" in lines
+    assert next(line for line in lines if "--signal" in line).endswith("go on from the last checkpoint before")
     assert lines[-1].startswith(f"exec {sys.executable} -m paceline train --on slurm --out 'runs/my run'")
     assert list(tmp_path.iterdir()) == []
 
