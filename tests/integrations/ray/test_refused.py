@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,16 +84,18 @@ def test_ray_client_is_refused(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_keys_of_a_run_are_for_their_host_and_side_and_leave_no_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_keys_of_a_run_are_for_their_host_and_side_and_touch_no_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     authority = RunAuthority()
     first, again, worker = authority.server_keys("10.0.0.7"), authority.server_keys("10.0.0.8"), authority.worker_keys()
     assert first.files["ca.crt"] == again.files["ca.crt"] == worker.files["ca.crt"]
     assert first.files["server.crt"] != again.files["server.crt"]
     assert not any(name == "ca.key" for keys in (first, again, worker) for name in keys.files)
-    assert first.context() is not None
-    assert worker.context() is not None
-    assert not list(tmp_path.iterdir())
+    assert first.context().get_ca_certs() == worker.context().get_ca_certs()
+    with pytest.raises(KeyFileError, match=r"worker\.key is not the key of worker\.crt"):
+        replace(
+            worker, files={**worker.files, "worker.key": RunAuthority().worker_keys().files["worker.key"]}
+        ).context()
     for name, content in worker.files.items():
         Path(tmp_path, name).write_text(content)
     with pytest.raises(KeyFileError, match="not a certificate for a server"):
