@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import stat
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from paceline.ray.run import Demands
 from paceline.recipes import Recipe
 from paceline.traces.journal import TRACE
 from tests.integrations.ranks import ROOT
+from tests.integrations.ray import cluster
 
 WITHOUT_RAY = """
 import importlib.util, sys
@@ -197,3 +199,14 @@ def test_a_listing_that_names_other_files_is_refused(tmp_path):
         copy.follow(lambda: evil, lambda name, start, length: b"x")
     assert not (tmp_path / "evil").exists()
     assert stat.S_ISDIR(tmp_path.stat().st_mode)
+
+
+def test_a_cluster_of_these_tests_that_does_not_come_up_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(cluster, "HOST", "input()")  # it never answers
+    monkeypatch.setattr(cluster, "START_SECONDS", 0.1)
+    starting = cluster.RayCluster({"head": 1})
+    with pytest.raises(queue.Empty):
+        starting.__enter__()
+    assert list(tmp_path.iterdir()) == []
+    assert not Path("/run/netns", starting._network.name).exists()
