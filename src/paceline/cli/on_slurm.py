@@ -19,7 +19,6 @@ from pathlib import Path
 from rich.console import Console
 
 from paceline.cli.cluster import (
-    GIVEN_AGAIN,
     TrainOptions,
     check_resume_alone,
     names_given,
@@ -33,7 +32,7 @@ from paceline.cli.options import UsageError, given_recipe
 from paceline.cli.output import is_ranks_run, note, run_folder
 from paceline.quantities import counted
 from paceline.recipes import Recipe
-from paceline.runs.cluster import names_to_give_again
+from paceline.runs.cluster import GIVEN_AGAIN, names_to_give_again
 from paceline.runs.ranks import by_ranks, read_recipe_of
 from paceline.slurm.allocation import Allocation, allocation_in
 from paceline.slurm.ranks import RanksEndedError, is_rank, launch_in, launch_ranks, take_place
@@ -100,9 +99,7 @@ def _with_folder(
     if not began_here(folder, job) or is_ranks_run(str(folder)) or not (folder / TRACE).is_file():
         return replace(options, out=str(folder)), overrides
     named = names_to_give_again(given_recipe(options.recipe_file, overrides))
-    given = dict(zip(named[::2], named[1::2], strict=True))
-    flags = ("--model", "--data", "--loss", "--data-directory", "--delay-file")
-    again = {name: given[flag] for name, flag in zip(GIVEN_AGAIN, flags, strict=True) if flag in given}
+    again = {GIVEN_AGAIN[option]: name for option, name in zip(named[::2], named[1::2], strict=True)}
     note(Console(stderr=True), f"job {job.job} was started again ({job.restarts}): it goes on with {folder}")
     return replace(options, recipe_file="", out="", resume=str(folder)), again
 

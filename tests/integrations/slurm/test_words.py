@@ -11,6 +11,7 @@ from datetime import timedelta
 import pytest
 
 from paceline.cli import on_slurm
+from paceline.cli.cluster import TrainOptions, check_resume_alone, names_given
 from paceline.cli.main import COMMANDS
 from paceline.cli.on_slurm import typed_words
 from paceline.drivers.ranks.checkpoints import RankCheckpoints
@@ -20,7 +21,8 @@ from paceline.recipes import Recipe
 from paceline.runs.ranks import write_recipe
 from paceline.slurm.allocation import Allocation, SlurmError, allocation_in
 from paceline.slurm.ranks import take_place
-from paceline.slurm.requeue import began_here
+from paceline.slurm.requeue import began_here, claim
+from paceline.traces.journal import TRACE
 from paceline.traces.run_folder import FolderTakenError
 from tests import warm
 
@@ -113,3 +115,18 @@ def test_a_job_of_ranks_that_is_started_again_is_the_same_launch_and_may_begin_a
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(kept.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     store = open_store(where, Place(rank=0, world=1), timedelta(seconds=60))
     assert meet(store, 0, 1, timeout_seconds=60.0).launch == "its launch"
+
+
+def test_a_server_that_is_started_again_is_given_its_code_and_paths_again(tmp_path):
+    job = Allocation(job="17", nodes=("node1",), tasks=(2,), cpus_per_task=1, here="node1", restarts=1)
+    claim(tmp_path, job)
+    (tmp_path / TRACE).write_text("")
+    named = {"model.name": "my:net", "data.name": "my:data", "model.loss": "my:loss", "data.directory": "/data"}
+    named |= {"delay.file": "/data/delays.json"}
+    delays = {"delay.name": "recorded", "delay.inject": "true"}
+    options, again = on_slurm._with_folder(TrainOptions(out=str(tmp_path)), named | delays, job)
+    assert (options.out, options.resume) == ("", str(tmp_path))
+    assert again == named
+    check_resume_alone(options, again)
+    given = names_given(again)
+    assert [given.model, given.data, given.loss, given.data_directory, given.delay_file] == list(named.values())
