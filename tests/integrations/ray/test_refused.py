@@ -70,6 +70,14 @@ def test_without_ray_the_command_says_how_to_install_it(tmp_path):
     assert "pip install 'paceline[ray]'" in found.stderr
 
 
+def test_without_ray_a_script_is_told_as_for_every_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'paceline\[ray\]', and the same on every node") as told:
+        paceline.ray.train(Recipe())
+    assert isinstance(told.value, paceline.ray.RayMissingError)
+    assert told.value.name == "ray"
+
+
 def test_scripts_are_refused_as_commands_are():
     with pytest.raises(ValueError, match="TorchTrainer"):
         paceline.ray.train(Recipe().with_strategy("hpsgd"))
