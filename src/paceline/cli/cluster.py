@@ -44,6 +44,7 @@ from paceline.lookup import unknown
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import averages
 from paceline.recipes.extension import Extension, extend, may_be_restated, restated
+from paceline.runs.cluster import GIVEN_AGAIN
 from paceline.runs.ranks import by_ranks, read_recipe_of, rounds_to_train
 from paceline.slurm.ranks import LAUNCHER, STARTED
 from paceline.traces.journal import TRACE, RunEnded
@@ -53,9 +54,6 @@ from paceline.traces.run_folder import MOST_RESULTS_BYTES, RESULTS
 if TYPE_CHECKING:
     from paceline.pipeline.plan import Plan
     from paceline.runs.cluster import Trained, WorkerOptions
-
-# The settings of a recipe that name code and paths: no folder of a run may name them, so they are given again.
-GIVEN_AGAIN = ("model.name", "data.name", "model.loss", "data.directory", "delay.file")
 
 ELSEWHERE = {"ray": "paceline.cli.on_ray", "slurm": "paceline.cli.on_slurm"}
 """What `train --on` may name beside server and ranks of this machine: schedulers that start processes elsewhere."""
@@ -151,7 +149,9 @@ def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
 
 def warn_of_idle_delays(recipe: Recipe, overrides: dict[str, str]) -> None:
     """Say of delays that were typed that a real run has none of them unless they are injected."""
-    typed = [name for name in overrides if name.startswith("delay.") and name not in (*GIVEN_AGAIN, "delay.inject")]
+    typed = [
+        name for name in overrides if name.startswith("delay.") and name not in (*GIVEN_AGAIN.values(), "delay.inject")
+    ]
     if typed and not recipe.delay.inject:
         warn(f"--{typed[0].replace('_', '-')} is ignored: a real run has delays of a recipe only with --inject-delays")
 
@@ -161,7 +161,9 @@ def check_resume_alone(options: TrainOptions | ServeOptions, overrides: dict[str
     check_log(options.log)
     if not options.resume:
         return
-    unknown = [name for name in overrides if name not in (*GIVEN_AGAIN, "rounds") and not may_be_restated(name)]
+    unknown = [
+        name for name in overrides if name not in (*GIVEN_AGAIN.values(), "rounds") and not may_be_restated(name)
+    ]
     refused = [f"--{name.replace('_', '-')}" for name in unknown]
     refused += ["--out"] if options.out else []
     refused += [options.recipe_file] if options.recipe_file else []
@@ -179,8 +181,14 @@ def names_given(overrides: dict[str, str]) -> WorkerOptions:
     """Return the code and the paths that were typed beside --resume."""
     from paceline.runs.cluster import WorkerOptions
 
-    model, data, loss, directory, delay_file = (overrides.get(name, "") for name in GIVEN_AGAIN)
-    return WorkerOptions(model=model, data=data, loss=loss, data_directory=directory, delay_file=delay_file)
+    typed = {option: overrides.get(name, "") for option, name in GIVEN_AGAIN.items()}
+    return WorkerOptions(
+        model=typed["--model"],
+        data=typed["--data"],
+        loss=typed["--loss"],
+        data_directory=typed["--data-directory"],
+        delay_file=typed["--delay-file"],
+    )
 
 
 def train_served(

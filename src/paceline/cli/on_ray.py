@@ -8,18 +8,20 @@ or else a Ray that ends with the command. Code of the user's own (`--model modul
 from __future__ import annotations
 
 import functools
-import importlib.util
 import shlex
 
 from paceline.cli.cluster import RAY_OPTIONS, TrainOptions, check_resume_alone, train_served, warn_of_idle_delays
 from paceline.cli.options import UsageError, given_recipe
 from paceline.cli.output import is_ranks_run
+from paceline.lazy import need_extra
 
 
 def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     """Train on a cluster of Ray's; show and leave what `paceline train` does."""
-    if importlib.util.find_spec("ray") is None:
-        raise UsageError("--on ray: Ray is not installed here; pip install 'paceline[ray]', and the same on every node")
+    try:
+        need_extra("ray", "ray")
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--on ray: {error}, and the same on every node") from None
     if options.listen != TrainOptions().listen:
         raise UsageError("--listen is for a server on this machine: on Ray it listens at the address of its node")
     check_resume_alone(options, overrides)

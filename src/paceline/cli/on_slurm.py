@@ -19,7 +19,6 @@ from pathlib import Path
 from rich.console import Console
 
 from paceline.cli.cluster import (
-    GIVEN_AGAIN,
     TrainOptions,
     check_resume_alone,
     names_given,
@@ -33,14 +32,15 @@ from paceline.cli.options import UsageError, given_recipe
 from paceline.cli.output import is_ranks_run, note, run_folder
 from paceline.quantities import counted
 from paceline.recipes import Recipe
-from paceline.runs.cluster import names_to_give_again
+from paceline.runs.cluster import GIVEN_AGAIN, names_to_give_again
 from paceline.runs.ranks import by_ranks, read_recipe_of
 from paceline.slurm.allocation import Allocation, allocation_in
-from paceline.slurm.ranks import RanksEndedError, is_rank, launch_ranks, take_place
+from paceline.slurm.ranks import RanksEndedError, is_rank, launch_in, launch_ranks, take_place
 from paceline.slurm.requeue import began_here, claim
 from paceline.slurm.script import batch_script
 from paceline.slurm.steps import run_on_first_node, share_cores
 from paceline.traces.journal import TRACE
+from paceline.traces.run_folder import take_folder
 
 ON_SLURM = ("--on", "slurm")
 
@@ -91,14 +91,15 @@ def typed_words(options: TrainOptions, overrides: dict[str, str]) -> list[str]:
 def _with_folder(
     options: TrainOptions, overrides: dict[str, str], job: Allocation
 ) -> tuple[TrainOptions, dict[str, str]]:
-    """Return the options with the run's folder; where Slurm has started this job again, those to resume its run."""
+    """Return the options with the run's folder; where Slurm has started this job again, those to resume its run.
+
+    Ranks are not told to resume: they are of the same launch as before (`_launch`), and go on by themselves.
+    """
     folder = Path(options.out or Path("runs", f"slurm-{job.job}"))
-    if not began_here(folder, job) or not ((folder / TRACE).is_file() or is_ranks_run(str(folder))):
+    if not began_here(folder, job) or is_ranks_run(str(folder)) or not (folder / TRACE).is_file():
         return replace(options, out=str(folder)), overrides
     named = names_to_give_again(given_recipe(options.recipe_file, overrides))
-    given = dict(zip(named[::2], named[1::2], strict=True))
-    flags = ("--model", "--data", "--loss", "--data-directory", "--delay-file")
-    again = {name: given[flag] for name, flag in zip(GIVEN_AGAIN, flags, strict=True) if flag in given}
+    again = {GIVEN_AGAIN[option]: name for option, name in zip(named[::2], named[1::2], strict=True)}
     note(Console(stderr=True), f"job {job.job} was started again ({job.restarts}): it goes on with {folder}")
     return replace(options, recipe_file="", out="", resume=str(folder)), again
 
@@ -114,9 +115,8 @@ def _recipe(options: TrainOptions, overrides: dict[str, str]) -> Recipe:
 
 
 def _print_script(options: TrainOptions, overrides: dict[str, str], *, number: int, with_server: bool) -> None:
-    who = f"the server and {counted(number, 'worker')}" if with_server else counted(number, "rank")
     words = typed_words(options, overrides)
-    print(batch_script(words, tasks=number + with_server, who=who), end="")
+    print(batch_script(words, number=number, with_server=with_server), end="")
     if sys.stdout.isatty():
         typed = shlex.join(["paceline", *words])
         note(Console(stderr=True), f"this is no job of Slurm, so nothing was started; submit it: {typed} | sbatch")
@@ -143,14 +143,20 @@ def _launch(options: TrainOptions, overrides: dict[str, str], recipe: Recipe, jo
     """Start the ranks of a job."""
     if options.listen != TrainOptions.listen:
         raise UsageError("--listen is for a parameter server, and ranks have none: leave it out")
-    if not options.resume:
-        claim(Path(options.out), job)
+    folder, number, launch = Path(options.resume or options.out), ranks_of(recipe), ""
+    if not options.resume and began_here(folder, job):
+        launch = launch_in(folder, number)
+        if launch:
+            note(notes, f"job {job.job} was started again ({job.restarts}): it goes on with {folder}")
+    elif not options.resume:
+        take_folder(folder)  # another job's run keeps its `slurm-job`: by that it goes on
+        claim(folder, job)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the ranks as well
     try:
-        launch_ranks(typed_words(options, overrides), ranks_of(recipe), job)
+        launch_ranks(typed_words(options, overrides), number, job, launch=launch)
     except (KeyboardInterrupt, RanksEndedError):
         to_repeat = " " + " ".join(ON_SLURM)
-        tell_how_to_go_on(Path(options.resume or options.out), recipe, notes, to_repeat=to_repeat)
+        tell_how_to_go_on(folder, recipe, notes, to_repeat=to_repeat)
         raise
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

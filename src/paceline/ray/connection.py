@@ -8,7 +8,6 @@ nothing at all                           a Ray of this process alone, which ends
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.lazy import need_extra
 from paceline.quantities import counted
 
 
@@ -33,19 +33,21 @@ class RayResourcesError(RayTrainingError):
     """No node of the cluster has had what a run demands, for as long as it was to wait."""
 
 
-class RayMissingError(PacelineError, ImportError):
+class RayMissingError(PacelineError, ModuleNotFoundError):
     """Ray is not installed here.
 
-    >>> raise RayMissingError("Ray is not installed: pip install 'paceline[ray]'")
+    >>> raise RayMissingError("paceline.ray needs ray: pip install 'paceline[ray]'")
     Traceback (most recent call last):
-    paceline.ray.connection.RayMissingError: Ray is not installed: pip install 'paceline[ray]'
+    paceline.ray.connection.RayMissingError: paceline.ray needs ray: pip install 'paceline[ray]'
     """
 
 
 def require_ray() -> Any:
     """Return Ray's module; RayMissingError says how to install it."""
-    if importlib.util.find_spec("ray") is None:
-        raise RayMissingError("Ray is not installed here: pip install 'paceline[ray]', and the same on every node")
+    try:
+        need_extra("ray", "ray")
+    except ModuleNotFoundError as error:
+        raise RayMissingError(f"{error}, and the same on every node", name=error.name) from None
     import ray
 
     return ray

@@ -7,7 +7,8 @@
 
 So the copy can be resumed at any moment, as the folder of a server that was killed can: what its checkpoints say is in
 its trace. A server whose node is lost is started again from the copy. Checkpoints that the server removes are removed
-here as well.
+here as well. Where the server was lost before its first checkpoint was here, the run begins again and the copy is
+emptied: the new trace has other rounds, and is not to follow the beginning of the old one.
 """
 
 from __future__ import annotations
@@ -135,6 +136,22 @@ class FolderCopy:
     def resumable(self) -> bool:
         """Whether a server could go on from this copy."""
         return bool(self.trace_bytes and self.checkpoints)
+
+    def empty(self) -> None:
+        """Remove what was copied, for a run that begins again; nobody else can take the folder meanwhile.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "trace.jsonl").write_bytes(b"of the lost server\\n")
+        ...     copy = FolderCopy(Path(folder))
+        ...     copy.empty()
+        ...     copy.trace_bytes
+        0
+        """
+        for name in self.checkpoints:
+            discard(self.folder / name)
+        if self._trace >= 0:
+            os.ftruncate(self._trace, 0)
 
     def pieces(self) -> Iterator[tuple[str, bytes]]:
         """Yield the files of the run, piece by piece, for a server that goes on with it."""

@@ -204,6 +204,8 @@ class RayRun:
         goes_on = self._copy.resumable
         if self._resume and not goes_on:
             raise ValueError(f"{self._copy.folder} has no whole checkpoint to resume from")
+        if not goes_on:
+            self._copy.empty()
         files: dict[str, list[Any]] = {}
         for name, piece in self._copy.pieces() if goes_on else ():
             files.setdefault(name, []).append(ray.put(piece))

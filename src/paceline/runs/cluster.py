@@ -277,6 +277,11 @@ CODE = (  # the options that name code, the settings that hold it, and what is s
     ("--data", ("data", "name"), ("reads", "a data set")),
     ("--loss", ("model", "loss"), ("makes small", "a loss")),
 )
+GIVEN_AGAIN = {  # all options that name code or paths: no server and no folder of a run may name them
+    **{option: ".".join(path) for option, path, _ in CODE},
+    "--data-directory": "data.directory",
+    "--delay-file": "delay.file",
+}
 
 
 def _at(recipe: Recipe, path: tuple[str, str]) -> str:

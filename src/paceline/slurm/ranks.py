@@ -6,11 +6,15 @@
 `paceline train --on slurm` in a batch script keeps the store at which the ranks meet itself, as torchrun's own process
 does, at a port that is free, and starts the ranks by srun. Where somebody types srun, nobody is there before the ranks:
 rank 0 keeps the store, and all of them take the same port from the numbers of job and step.
+
+A job that Slurm starts again is the same launch: its store says so. So its ranks go on from the newest checkpoint that
+all of them have, and begin anew where it died while they wrote their first, as torchrun's do after a restart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
 
 from paceline.errors import PacelineError
 from paceline.slurm.allocation import Allocation, SlurmError, address_of, node_names
@@ -69,12 +73,28 @@ def take_place(environment: MutableMapping[str, str]) -> None:
     environment.setdefault("MASTER_PORT", str(FIRST_PORT + (job * 31 + step) % PORTS))
 
 
-def launch_ranks(words: Sequence[str], world: int, job: Allocation) -> None:
-    """Start `paceline WORDS` as so many ranks on the job's nodes, and wait for them; RanksEndedError if one failed."""
+def launch_in(folder: Path, world: int) -> str:
+    """Return the launch whose ranks have begun to train in a folder; "" if none have.
+
+    >>> import tempfile
+    >>> launch_in(Path(tempfile.mkdtemp()), 4)
+    ''
+    """
+    from paceline.drivers.ranks.checkpoints import RankCheckpoints
+
+    found = (RankCheckpoints(folder, rank).launch for rank in range(world))
+    return next((launch for launch in found if launch), "")
+
+
+def launch_ranks(words: Sequence[str], world: int, job: Allocation, *, launch: str = "") -> None:
+    """Start `paceline WORDS` as so many ranks on the job's nodes, and wait for them; RanksEndedError if one failed.
+
+    `launch` is the launch that they go on with; without it they are of a new one.
+    """
     from paceline.drivers.ranks.rendezvous import keep_store
 
     places = job.places(world, beside_server=False)
-    store = keep_store(STORE_SECONDS)
+    store = keep_store(STORE_SECONDS, launch=launch)
     meeting = {
         STARTED: LAUNCHER,
         "MASTER_ADDR": address_of(job.here),

@@ -10,13 +10,15 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from paceline.quantities import counted
+
 WARNED_SECONDS = 60
 
 
-def batch_script(words: Sequence[str], *, tasks: int, who: str) -> str:
-    """Return the script that runs `paceline WORDS` in a job of so many tasks; `who` says in words who they are.
+def batch_script(words: Sequence[str], *, number: int, with_server: bool) -> str:
+    """Return the script that runs `paceline WORDS` in a job of so many workers and their server, or so many ranks.
 
-    >>> print(batch_script(["train", "my.toml", "--on", "slurm"], tasks=5, who="the server and 4 workers"))
+    >>> print(batch_script(["train", "my.toml", "--on", "slurm"], number=4, with_server=True))
     #!/bin/bash
     #SBATCH --job-name=paceline
     #SBATCH --ntasks=5            # the server and 4 workers
@@ -24,10 +26,12 @@ def batch_script(words: Sequence[str], *, tasks: int, who: str) -> str:
     exec ... -m paceline train my.toml --on slurm
     <BLANKLINE>
     """
+    who = f"the server and {counted(number, 'worker')}" if with_server else counted(number, "rank")
+    at_end = "a checkpoint" if with_server else "ranks end, and go on from the last checkpoint before"
     options = {
         "--job-name=paceline": "",
-        f"--ntasks={tasks}": who,
-        f"--signal=B:TERM@{WARNED_SECONDS}": "a minute before the time is up: a checkpoint",
+        f"--ntasks={number + with_server}": who,
+        f"--signal=B:TERM@{WARNED_SECONDS}": f"a minute before the time is up: {at_end}",
         "--no-kill": "a node that fails takes its own processes with it, not the job",
         "--requeue": "a job that Slurm starts again goes on from its last checkpoint,",
         "--open-mode=append": "and its output after what was written before",

@@ -7,8 +7,7 @@
     all rounds done        ── "over" ──>    the tasks end, and so does srun
 
 The keys are this run's own: their CA is forgotten as soon as it has signed, no two jobs share any, and the server's
-certificate names the node that this job runs on. They pass through files only for the moment in which Python's TLS
-reads them, in a private folder under the node's own /tmp.
+certificate names the node that this job runs on. They are in memory and in srun's pipes, and on no disk.
 
 If all workers fail, the server ends with a checkpoint and the command fails with their reason. If this process fails,
 srun ends the workers. So the state that Slurm shows of the job (COMPLETED or FAILED) is that of the training.

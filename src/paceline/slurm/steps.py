@@ -155,9 +155,9 @@ class JobStep:
         """Why tasks failed, in their own words or srun's."""
         if self._reader is not None:
             self._reader.join(END_SECONDS)
-        told = list(dict.fromkeys(self.reasons))
-        ours = [each for each in told if not each.startswith("srun")]  # srun only says that it was so
-        return "; ".join((ours or told)[:3]) or f"srun ended with code {self.process.poll()}"
+        reasons = list(dict.fromkeys(self.reasons))
+        of_tasks = [reason for reason in reasons if not reason.startswith("srun")]  # srun only says that it was so
+        return "; ".join((of_tasks or reasons)[:3]) or f"srun ended with code {self.process.poll()}"
 
     def end(self, *, by_itself: bool, seconds: float = END_SECONDS) -> None:
         """Wait for tasks that end by themselves, and end those that do not."""
@@ -190,12 +190,12 @@ class JobStep:
                     sink.write(line)
                 text = line.decode("utf-8", errors="replace").strip()
                 task = _TASK.fullmatch(text)
-                said = task[2] if task else text
-                found = _ERROR.match(said)
-                if found is None:
+                message = task[2] if task else text
+                error = _ERROR.match(message)
+                if error is None:
                     continue
                 node = self.places[int(task[1])] if task and int(task[1]) < len(self.places) else ""
-                told = f"{said[found.end() :]} (on {node})" if task else said
+                reason = f"{message[error.end() :]} (on {node})" if task else message
                 if len(self.reasons) < MOST_REASONS:
-                    self.reasons.append(told)
-                log.warning("%s", told)
+                    self.reasons.append(reason)
+                log.warning("%s", reason)

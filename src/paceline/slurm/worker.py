@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from paceline.decoding import decode, parse_object
 from paceline.errors import PacelineError
-from paceline.runs.cluster import WorkerOptions, work_for
+from paceline.runs.cluster import GIVEN_AGAIN, WorkerOptions, work_for
 
 MOST_LINE_BYTES = 100_000
 ADDRESS_SECONDS = 3600.0  # for the server to read its data
@@ -71,8 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
     from paceline.drivers.served.keys import SideKeys
 
     parser = argparse.ArgumentParser()
-    for name in ("--model", "--data", "--loss", "--data-directory", "--delay-file"):
-        parser.add_argument(name, default="")
+    for option in GIVEN_AGAIN:
+        parser.add_argument(option, default="")
     given = parser.parse_args(arguments)
     logging.getLogger("paceline.served").setLevel(logging.ERROR)  # the server tells who comes and goes
     torch.optim.SGD([torch.zeros(1)])  # loads what takes seconds

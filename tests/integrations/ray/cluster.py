@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import sys
@@ -40,25 +39,32 @@ class RayCluster:
     """The cluster, for the `with`; `folder` is where its callers work."""
 
     def __init__(self, nodes):
-        self._nodes, self.folder = dict(nodes), Path(tempfile.mkdtemp(prefix="paceline-on-ray-"))
-        self._sessions = Path(
-            tempfile.mkdtemp(prefix="ray-")
-        )  # a short name: sockets are there, and may have 107 letters
-        self.gate, self.temporary = self.folder / "gate", self.folder / "temporary"
-        self.temporary.mkdir()
-        self.addresses = {}
-        self._network, self._host, self._lines = Network(), None, queue.Queue()
+        self._nodes, self._network, self._lines = dict(nodes), Network(), queue.Queue()
+        self.addresses, self.address = {}, ""
 
     def __enter__(self):
-        self._network.__enter__()
-        self._host = self.start(["-c", HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        threading.Thread(target=self._read, daemon=True).start()
-        self.address = ""
-        for name, cpus in self._nodes.items():
-            self.add(name, cpus=cpus)
+        with contextlib.ExitStack() as ending:  # what was begun is ended as well where a node does not come up
+            ending.enter_context(self._network)
+            self.folder = self._made(ending, "paceline-on-ray-")
+            self._sessions = self._made(ending, "ray-")  # a short name: sockets are there, and may have 107 letters
+            self.gate, self.temporary = self.folder / "gate", self.folder / "temporary"
+            self.temporary.mkdir()
+            self._host = self.start(["-c", HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            ending.callback(self._end_processes)
+            threading.Thread(target=self._read, daemon=True).start()
+            for name, cpus in self._nodes.items():
+                self.add(name, cpus=cpus)
+            self._ending = ending.pop_all()
         return self
 
     def __exit__(self, *error):
+        self._ending.close()
+
+    @staticmethod
+    def _made(ending, prefix):
+        return Path(ending.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)))
+
+    def _end_processes(self):
         with contextlib.suppress(OSError):
             self._host.stdin.close()
         try:
@@ -71,9 +77,6 @@ class RayCluster:
         for pid in inside.stdout.split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
-        self._network.__exit__()
-        shutil.rmtree(self._sessions, ignore_errors=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _read(self):
         for line in self._host.stdout:
@@ -106,7 +109,7 @@ class RayCluster:
         own |= {"TMPDIR": str(self.temporary), "RAY_TMPDIR": str(self._sessions)}
         own |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "TERM": "dumb"}
         inherited = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
-        return inherited | own | ({"RAY_ADDRESS": self.address} if getattr(self, "address", "") else {})
+        return inherited | own | ({"RAY_ADDRESS": self.address} if self.address else {})
 
     def start(self, arguments, **options):
         """Start python with these arguments in the cluster's namespace."""

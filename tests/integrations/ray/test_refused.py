@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import queue
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from paceline.ray.run import Demands
 from paceline.recipes import Recipe
 from paceline.traces.journal import TRACE
 from tests.integrations.ranks import ROOT
+from tests.integrations.ray import cluster
 
 WITHOUT_RAY = """
 import importlib.util, sys
@@ -67,6 +70,14 @@ def test_without_ray_the_command_says_how_to_install_it(tmp_path):
     assert "pip install 'paceline[ray]'" in found.stderr
 
 
+def test_without_ray_a_script_is_told_as_for_every_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'paceline\[ray\]', and the same on every node") as told:
+        paceline.ray.train(Recipe())
+    assert isinstance(told.value, paceline.ray.RayMissingError)
+    assert told.value.name == "ray"
+
+
 def test_scripts_are_refused_as_commands_are():
     with pytest.raises(ValueError, match="TorchTrainer"):
         paceline.ray.train(Recipe().with_strategy("hpsgd"))
@@ -83,16 +94,18 @@ def test_ray_client_is_refused(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_keys_of_a_run_are_for_their_host_and_side_and_leave_no_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_keys_of_a_run_are_for_their_host_and_side_and_touch_no_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     authority = RunAuthority()
     first, again, worker = authority.server_keys("10.0.0.7"), authority.server_keys("10.0.0.8"), authority.worker_keys()
     assert first.files["ca.crt"] == again.files["ca.crt"] == worker.files["ca.crt"]
     assert first.files["server.crt"] != again.files["server.crt"]
     assert not any(name == "ca.key" for keys in (first, again, worker) for name in keys.files)
-    assert first.context() is not None
-    assert worker.context() is not None
-    assert not list(tmp_path.iterdir())
+    assert first.context().get_ca_certs() == worker.context().get_ca_certs()
+    with pytest.raises(KeyFileError, match=r"worker\.key is not the key of worker\.crt"):
+        replace(
+            worker, files={**worker.files, "worker.key": RunAuthority().worker_keys().files["worker.key"]}
+        ).context()
     for name, content in worker.files.items():
         Path(tmp_path, name).write_text(content)
     with pytest.raises(KeyFileError, match="not a certificate for a server"):
@@ -169,6 +182,24 @@ def test_a_checkpoint_is_not_there_before_its_trace_is(tmp_path):
     copy.close()
 
 
+def test_a_run_that_begins_again_leaves_nothing_of_the_first_server_in_the_copy(tmp_path):
+    first, second, here = tmp_path / "first", tmp_path / "second", tmp_path / "here"
+    for folder, rounds in ((first, 3), (second, 5)):
+        folder.mkdir()
+        (folder / TRACE).write_text("".join(f"{folder.name} {number}\n" for number in range(rounds)))
+    node, copy = Node(first), FolderCopy(here)
+    copy.follow(node.listing, node.read)  # then the node is lost, with its checkpoint 0
+    assert copy.trace_bytes
+    assert not copy.resumable
+    copy.empty()
+    write_checkpoint(second, 0)
+    node = Node(second)
+    copy.follow(node.listing, node.read)
+    assert (here / TRACE).read_text() == (second / TRACE).read_text()
+    assert copy.resumable
+    copy.close()
+
+
 def test_a_listing_that_names_other_files_is_refused(tmp_path):
     copy = FolderCopy(tmp_path / "here")
     evil = FolderListing(trace_bytes=0, checkpoints={"checkpoint-00000001": {"../../evil": 1}})
@@ -176,3 +207,14 @@ def test_a_listing_that_names_other_files_is_refused(tmp_path):
         copy.follow(lambda: evil, lambda name, start, length: b"x")
     assert not (tmp_path / "evil").exists()
     assert stat.S_ISDIR(tmp_path.stat().st_mode)
+
+
+def test_a_cluster_of_these_tests_that_does_not_come_up_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(cluster, "HOST", "input()")  # it never answers
+    monkeypatch.setattr(cluster, "START_SECONDS", 0.1)
+    starting = cluster.RayCluster({"head": 1})
+    with pytest.raises(queue.Empty):
+        starting.__enter__()
+    assert list(tmp_path.iterdir()) == []
+    assert not Path("/run/netns", starting._network.name).exists()

@@ -44,6 +44,7 @@ POLL_SECONDS = 0.02
 PARTING_SECONDS = (5.0, 1.0)  # how long rank 0 keeps its store for the others: when all went well, and after an error
 LOCALHOST = "127.0.0.1"
 MOST_PORT_BYTES = 10
+PREFIX = "paceline"  # of all keys: torchrun keeps its own in the same store
 LAUNCH, ROSTER, GO = "launch", "roster", "go"  # keys in the store
 
 
@@ -102,20 +103,24 @@ def open_store(environment: Mapping[str, str], place: Place, timeout: datetime.t
     agents = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's own process keeps the store
     hosts = not agents and place.rank == 0
     store = dist.TCPStore(host, port, is_master=hosts, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
-    return dist.PrefixStore("paceline", store)  # type: ignore[attr-defined]
+    return dist.PrefixStore(PREFIX, store)  # type: ignore[attr-defined]
 
 
-def keep_store(timeout_seconds: float) -> Any:
+def keep_store(timeout_seconds: float, *, launch: str = "") -> Any:
     """Keep a store for ranks that this process starts elsewhere, at a port that was free, and return it.
 
     The ranks find it by MASTER_ADDR, MASTER_PORT and TORCHELASTIC_USE_AGENT_STORE, as that of torchrun's own process.
-    It listens on every interface, and is gone with the object that is returned.
+    It listens on every interface, and is gone with the object that is returned. With `launch` the ranks are of that
+    launch, which has been started again; else of a new one.
 
     >>> keep_store(5.0).port > 0
     True
     """
     timeout = datetime.timedelta(seconds=timeout_seconds)
-    return dist.TCPStore(LOCALHOST, 0, is_master=True, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
+    store = dist.TCPStore(LOCALHOST, 0, is_master=True, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
+    if launch:
+        dist.PrefixStore(PREFIX, store).set(LAUNCH, launch)  # type: ignore[attr-defined]
+    return store
 
 
 def _local_store(file: Path, place: Place, timeout: datetime.timedelta) -> Any:
@@ -123,7 +128,7 @@ def _local_store(file: Path, place: Place, timeout: datetime.timedelta) -> Any:
     if place.rank == 0:
         kept = dist.TCPStore(LOCALHOST, 0, is_master=True, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
         write_file(file, str(kept.port))
-        return dist.PrefixStore("paceline", kept)  # type: ignore[attr-defined]
+        return dist.PrefixStore(PREFIX, kept)  # type: ignore[attr-defined]
     deadline = time.monotonic() + timeout.total_seconds()
     while not file.is_file():
         if time.monotonic() > deadline:
@@ -131,7 +136,7 @@ def _local_store(file: Path, place: Place, timeout: datetime.timedelta) -> Any:
         time.sleep(POLL_SECONDS)
     port = int(read_plain(file, most_bytes=MOST_PORT_BYTES))
     store = dist.TCPStore(LOCALHOST, port, is_master=False, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
-    return dist.PrefixStore("paceline", store)  # type: ignore[attr-defined]
+    return dist.PrefixStore(PREFIX, store)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,9 @@ in memory, and hands each side its own; the CA's key stays, always:
                                     ├──> server:       ca.crt server.crt server.key
                                     └──> each worker:  ca.crt worker.crt worker.key
 
-Python's TLS takes keys from files alone, so they are files for the moment in which a context is made of them, in a
-folder that nobody but their user can read. A process that is killed leaves no key behind.
+Python's TLS takes keys from files alone, so they are a file in memory (memfd) for the moment in which a context is made
+of them: no disk has them, and a process that is killed leaves none behind. Only where there is no Linux it is a file of
+the temporary folder, which nobody but its user can read; one that is killed in that moment leaves it there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ import os
 import secrets
 import socket
 import ssl
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -42,12 +42,11 @@ from paceline.drivers.served.security import (
     Host,
     KeyFileError,
     Role,
+    held_credentials,
     pair_paths,
     parse_host,
     read_pair,
     read_side,
-    server_credentials,
-    worker_credentials,
 )
 
 LONGEST_DAYS = 36500
@@ -115,13 +114,8 @@ class SideKeys:
     files: Mapping[str, str] = field(repr=False)
 
     def context(self) -> ssl.SSLContext:
-        """Return the TLS context of these keys, which are files for the moment in which it is made."""
-        with tempfile.TemporaryDirectory(prefix="paceline-keys-") as folder:  # of mode 0700
-            for name in ("ca.crt", f"{self.side}.crt", f"{self.side}.key"):
-                with os.fdopen(os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as sink:
-                    sink.write(self.files[name])
-            make = server_credentials if self.side == "server" else worker_credentials
-            return make(Path(folder, self.side))
+        """Return the TLS context of these keys, which touch no disk."""
+        return held_credentials(self.files, self.side)
 
 
 class RunAuthority:

@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import ipaddress
+import os
 import re
 import ssl
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -52,7 +55,7 @@ def server_credentials(tls: Tls) -> ssl.SSLContext:
     Traceback (most recent call last):
     paceline.drivers.served.security.KeyFileError: cannot read nowhere/server.crt (No such file or directory): ...
     """
-    return tls if isinstance(tls, ssl.SSLContext) else _context(tls, "server", ssl.PROTOCOL_TLS_SERVER)
+    return tls if isinstance(tls, ssl.SSLContext) else _context_of_files(tls, "server")
 
 
 def worker_credentials(tls: Tls) -> ssl.SSLContext:
@@ -64,20 +67,57 @@ def worker_credentials(tls: Tls) -> ssl.SSLContext:
     Traceback (most recent call last):
     paceline.drivers.served.security.KeyFileError: cannot read nowhere/worker.crt (No such file or directory): ...
     """
-    return tls if isinstance(tls, ssl.SSLContext) else _context(tls, "worker", ssl.PROTOCOL_TLS_CLIENT)
+    return tls if isinstance(tls, ssl.SSLContext) else _context_of_files(tls, "worker")
 
 
-def _context(tls: str | Path, role: Role, protocol: int) -> ssl.SSLContext:
+def held_credentials(files: Mapping[str, str], role: Role) -> ssl.SSLContext:
+    """Return a side of TLS from the texts of its key files, by name; they are checked as files are.
+
+    >>> held_credentials({}, "worker")
+    Traceback (most recent call last):
+    paceline.drivers.served.security.KeyFileError: worker.crt is not among the keys that were handed over
+    """
+
+    def read(path: Path) -> bytes:
+        if path.name not in files:
+            raise KeyFileError(f"{path.name} is not among the keys that were handed over")
+        return files[path.name].encode()
+
+    pair, authority = read_side(role, role=role, read=read)
+    with _as_file(pair.pem + b"\n" + pair.key_pem) as path:
+        return _context(role, authority, path)
+
+
+@contextlib.contextmanager
+def _as_file(content: bytes) -> Iterator[Path]:
+    """Give content the path of a file: one in memory, which goes with the process, or a private one without Linux."""
+    if hasattr(os, "memfd_create"):
+        with os.fdopen(os.memfd_create("paceline-keys", os.MFD_CLOEXEC), "wb") as file:
+            file.write(content)
+            file.flush()
+            yield Path(f"/proc/self/fd/{file.fileno()}")
+    else:
+        with tempfile.NamedTemporaryFile(prefix="paceline-keys-") as file:  # of mode 0600
+            file.write(content)
+            file.flush()
+            yield Path(file.name)
+
+
+def _context_of_files(tls: str | Path, role: Role) -> ssl.SSLContext:
     _, authority = read_side(tls, role=role)
-    path, key_path = pair_paths(Path(tls).expanduser())
-    context = ssl.SSLContext(protocol)
+    return _context(role, authority, *pair_paths(Path(tls).expanduser()))
+
+
+def _context(role: Role, authority: bytes, path: Path, key_path: Path | None = None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if role == "server" else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=authority.decode("ascii", "replace"))
     try:
         context.load_cert_chain(path, key_path)
     except (OSError, ssl.SSLError) as error:
-        raise KeyFileError(f"cannot use {path} and {key_path}: {error}") from error
+        both = f"{path} and {key_path}" if key_path else f"the keys of a {role}"
+        raise KeyFileError(f"cannot use {both}: {error}") from error
     return context
 
 
@@ -196,8 +236,10 @@ def pair_paths(prefix: Path) -> tuple[Path, Path]:
     return prefix.parent / f"{prefix.name}.crt", prefix.parent / f"{prefix.name}.key"
 
 
-def read_pair(prefix: Path) -> Pair:
+def read_pair(prefix: Path, *, read: Callable[[Path], bytes] | None = None) -> Pair:
     """Read a certificate and its key; they must belong together, and today must be one of their days.
+
+    `read` returns what a path holds: that of a plain file, unless keys are somewhere else.
 
     >>> read_pair(Path("nowhere/ca"))
     Traceback (most recent call last):
@@ -206,7 +248,8 @@ def read_pair(prefix: Path) -> Pair:
     keys/worker for keys/worker.crt and keys/worker.key, with keys/ca.crt beside them
     """
     path, key_path = pair_paths(prefix)
-    pem, key_pem = _read(path), _read(key_path)
+    read = read or _read
+    pem, key_pem = read(path), read(key_path)
     certificate = _certificates(path, pem)[0]
     try:
         key = serialization.load_pem_private_key(key_pem, password=None)
@@ -224,7 +267,7 @@ def read_pair(prefix: Path) -> Pair:
     return Pair(pem=pem, key_pem=key_pem, certificate=certificate, key=key)
 
 
-def read_side(tls: str | Path, *, role: Role) -> tuple[Pair, bytes]:
+def read_side(tls: str | Path, *, role: Role, read: Callable[[Path], bytes] | None = None) -> tuple[Pair, bytes]:
     """Read and check what one side needs: its pair, and the certificate of the CA beside it.
 
     >>> read_side("", role="worker")
@@ -234,8 +277,8 @@ def read_side(tls: str | Path, *, role: Role) -> tuple[Pair, bytes]:
     prefix = Path(tls).expanduser()
     if not prefix.name:
         raise KeyFileError(f"tls is {str(tls)!r}: give a path without its ending, as in keys/{role}")
-    pair, path, authority_path = read_pair(prefix), pair_paths(prefix)[0], prefix.parent / "ca.crt"
-    authority = _read(authority_path)
+    pair, path, authority_path = read_pair(prefix, read=read), pair_paths(prefix)[0], prefix.parent / "ca.crt"
+    authority = (read or _read)(authority_path)
     issuers = [each for each in _certificates(authority_path, authority) if _signed_by(pair.certificate, each)]
     if not issuers:
         raise KeyFileError(f"{path} is not signed by {authority_path}: copy both from where they were made")
