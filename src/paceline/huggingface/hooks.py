@@ -54,7 +54,7 @@ def around(trainer: Trainer, method: str, then: Callable[..., Any]) -> None:
     setattr(trainer, method, functools.wraps(plain)(functools.partial(then, plain)))
 
 
-def check_trainer(trainer: Trainer, what: str) -> None:
+def check_trainer(trainer: Trainer, caller: str) -> None:
     """Refuse what is no Trainer, and one whose model is not whole on every rank.
 
     >>> check_trainer("trainer", "compress()")
@@ -62,14 +62,15 @@ def check_trainer(trainer: Trainer, what: str) -> None:
     paceline.huggingface.hooks.TrainerSetupError: compress() wants a transformers.Trainer (this is a str)
     """
     if not isinstance(trainer, transformers.Trainer):
-        raise TrainerSetupError(f"{what} wants a transformers.Trainer (this is a {type(trainer).__name__})")
+        raise TrainerSetupError(f"{caller} wants a transformers.Trainer (this is a {type(trainer).__name__})")
     flags = {"is_fsdp_enabled": "FSDP", "is_deepspeed_enabled": "DEEPSPEED"}
     flags["is_distributed_loading_by_transformers"] = "distributed_config"
-    check_whole(trainer.accelerator, what, [said for name, said in flags.items() if getattr(trainer, name, False)])
+    split = [label for flag, label in flags.items() if getattr(trainer, flag, False)]
+    check_whole(trainer.accelerator, caller, split)
 
 
-def check_whole(accelerator: Any, what: str, split: Sequence[str] = ()) -> None:
-    """Refuse an accelerator with which a rank does not hold the whole model; `split` is what else says so."""
+def check_whole(accelerator: Any, caller: str, split: Sequence[str] = ()) -> None:
+    """Refuse an accelerator with which a rank does not hold the whole model; `split` names other signs of it."""
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     parallel = getattr(accelerator, "parallelism_config", None)
     sizes = {name: getattr(parallel, name, 1) or 1 for name in SIZES}
@@ -78,14 +79,14 @@ def check_whole(accelerator: Any, what: str, split: Sequence[str] = ()) -> None:
         found = [kind]
     if found:
         raise TrainerSetupError(
-            f"{what} wants the whole model on every rank, as under DistributedDataParallel (here: {', '.join(found)}): "
-            "train without FSDP, DeepSpeed and tensor, context or sequence parallelism"
+            f"{caller} wants the whole model on every rank, as under DistributedDataParallel (here: "
+            f"{', '.join(found)}): train without FSDP, DeepSpeed and tensor, context or sequence parallelism"
         )
 
 
-def check_not_begun(trainer: Trainer, what: str) -> None:
+def check_not_begun(trainer: Trainer, caller: str) -> None:
     """Refuse a trainer that is training already: the part would come too late."""
     if trainer.is_in_train:
         raise TrainerSetupError(
-            f"{what} comes right after Trainer(...), before trainer.train(): this one trains already"
+            f"{caller} comes right after Trainer(...), before trainer.train(): this one trains already"
         )
