@@ -16,7 +16,8 @@ epoch, where they meet as well.
 
 What Trainer's loop does, and what becomes of it:
 
-    training_step       a micro-batch is a block of the rank's gradient; once the round has closed the rest is left out
+    training_step       a micro-batch is a block of the rank's gradient; once the round has closed the rest is left out;
+                        a batch that is cut has the loss of the whole one (see `_cut`)
     optimizer.step()    goes to sync.step(): report, wait for the round, apply what has come
     scheduler.step()    left out by Trainer itself, for which the optimiser's step was skipped: sync steps the scheduler
     global_step += 1    ends at the round that this rank is at
@@ -28,9 +29,9 @@ epoch it takes part in the last rounds without a gradient, in the flush there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -98,6 +99,14 @@ class RepeatedLoader:
                 set_epoch(number)
         self._pass = number + 1
         return iter(self._loader)
+
+
+class GradientPart(NamedTuple):
+    """A part of a gradient: a micro-batch or a block of one, the items that it is told of, and Trainer's divisor."""
+
+    inputs: Any
+    items: Any
+    divisor: Any
 
 
 class TrainerRounds(TrainerSync):
@@ -204,28 +213,48 @@ class TrainerRounds(TrainerSync):
         if not self._running or self.sync is None:
             loss: torch.Tensor = step(model, inputs, num_items_in_batch)
             return loss
-        micro_batches = self._trainer.current_gradient_accumulation_steps
-        parts: Sequence[Any] = [inputs]
+        trainer = self._trainer
+        micro_batches = trainer.current_gradient_accumulation_steps
+        parts = [GradientPart(inputs, num_items_in_batch, micro_batches)]
         if micro_batches == 1 and self._blocks > 1:
-            parts = cut_batch((inputs,), self._blocks)
+            parts = self._cut(inputs, num_items_in_batch)
         if self._left == 0:
             self._left, self._stopped = micro_batches, False
             self.sync.begin_batch(max(micro_batches, len(parts)))
         self._left -= 1
         if self._stopped and self._last_loss is not None:
             return self._last_loss  # the round has closed: what is done of this gradient is late, and no more is done
-        losses = []
-        self._trainer.current_gradient_accumulation_steps = max(micro_batches, len(parts))
+        losses, is_scaled = [], trainer.loss_is_scaled_for_ga
         try:
             for part in parts:
-                losses.append(super()._training_step(step, model, part, num_items_in_batch))
+                trainer.current_gradient_accumulation_steps = part.divisor
+                if len(parts) > 1 and part.items is not None and is_scaled is None:
+                    trainer.loss_is_scaled_for_ga = False
+                losses.append(super()._training_step(step, model, part.inputs, part.items))
                 self._stopped = not self.sync.block_done()
                 if self._stopped:
                     break
         finally:
-            self._trainer.current_gradient_accumulation_steps = micro_batches
+            trainer.current_gradient_accumulation_steps = micro_batches
+            trainer.loss_is_scaled_for_ga = is_scaled
         self._last_loss = torch.stack(losses).sum() * (len(parts) / len(losses))
         return self._last_loss
+
+    def _cut(self, inputs: Any, items: Any) -> list[GradientPart]:
+        """Return a batch in blocks whose losses, divided by their divisors, add up to the loss of the whole batch.
+
+        Trainer takes the loss of a model that is told the number of items for one that was divided by it, and most
+        heads of transformers 5.23 that classify divide by their own batch instead: the sum over four blocks would be
+        four times the loss. So a block is told the number of its own items, by which both kinds of heads divide, and
+        counts by its share of all items. A block without any has no loss, and is left out.
+        """
+        trainer = self._trainer
+        cut = cut_batch((inputs,), self._blocks)
+        if items is None or trainer.loss_is_scaled_for_ga is not None:  # a mean, unless the script says otherwise
+            return [GradientPart(block, items, len(cut)) for block in cut]
+        counts = [trainer._get_num_items_in_batch([block], trainer.args.device) for block in cut]
+        parts = [GradientPart(block, own, items / own) for block, own in zip(cut, counts, strict=True) if own]
+        return parts if len(parts) > 1 else [GradientPart(inputs, items, 1)]
 
     def _step(self, closure: Any = None) -> None:
         """Take the place of the optimiser's step in Trainer's loop."""

@@ -24,12 +24,14 @@ def trained(tmp_path_factory):
         "full": {"training": ACCUMULATED, "samples": 40, "rounds": {"strategy": "full"}},
         "ddp cut": {"training": EPOCHS, "samples": 32, "model": "Plain"},
         "full cut": {"training": EPOCHS, "samples": 32, "model": "Plain", "rounds": {"strategy": "full", "blocks": 4}},
+        "classes": {"training": EPOCHS, "samples": 32, "model": "classifier", "rounds": {"strategy": "full"}},
         "late": {"training": late, "samples": 80, "rounds": {"strategy": "lgc", "k": 1}, "slow": [1, 0.03]},
         "not finite": {
             "training": EPOCHS | {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 4},
             "samples": 32, "rounds": {"strategy": "lgc", "k": 2}, "broken": [1, 3, "nan"],
         },
     }  # fmt: skip
+    cases["classes cut"] = cases["classes"] | {"rounds": {"strategy": "full", "blocks": 4}}
     cases["again"] = {"rounds": {"strategy": "full"}, "training": {"max_steps": 3}, "again": True}
     cases = {
         name: case | {"folder": str(tmp_path_factory.mktemp(name.replace(" ", "-")))} for name, case in cases.items()
@@ -54,6 +56,16 @@ def test_full_is_what_ddp_computes_and_the_schedule_goes_by_rounds(trained, cut)
     first, second = trained[f"full{cut}"]
     assert first["digest"] == second["digest"]
     assert first["optimizer"] == second["optimizer"]
+
+
+@of_one_launch
+def test_a_batch_in_blocks_has_the_gradient_of_a_whole_one_where_a_head_divides_by_its_own_batch(trained):
+    whole, cut = trained["classes"][0], trained["classes cut"][0]
+    for key in ("loss", "grad_norm"):
+        expected = [each[key] for each in whole["log"] if key in each]
+        assert len(expected) == 8
+        assert [each[key] for each in cut["log"] if key in each] == pytest.approx(expected, rel=1e-3)
+    assert cut["weights"] == pytest.approx(whole["weights"], abs=1e-5)
 
 
 @of_one_launch

@@ -82,7 +82,7 @@ def train(
             evaluated.append([self.state.global_step, digest(self.model)])
             return super().evaluation_loop(*args, **kwargs)
 
-    data = Tokens(samples)
+    data = (trainers.Classes if model == "classifier" else Tokens)(samples)
     kind = Watched if prune is None else Trainer  # a compute_loss of one's own has no losses of samples
     trainer = kind(
         made,
