@@ -21,6 +21,7 @@ What Trainer's loop does, and what becomes of it:
     optimizer.step()    goes to sync.step(): report, wait for the round, apply what has come
     scheduler.step()    left out by Trainer itself, for which the optimiser's step was skipped: sync steps the scheduler
     global_step += 1    ends at the round that this rank is at
+    _tr_loss            is divided by the steps since the last log: a step's loss counts once for each of its rounds
     the epoch's end     by rounds: a late rank takes fewer batches, and the rest comes first in its next epoch
 
 A gradient that is not finite is dropped, and its batch makes no round; where that leaves a rank short at the end of an
@@ -128,6 +129,8 @@ class TrainerRounds(TrainerSync):
         self._left = 0  # micro-batches of the gradient that this rank computes
         self._stopped = False
         self._last_loss: torch.Tensor | None = None
+        self._loss_before: torch.Tensor | float = 0.0  # Trainer's sum of losses, before this rank's gradient
+        self._step_loss: torch.Tensor | float = 0.0  # what the last gradient has added to it
         self._loader: RepeatedLoader | None = None
         self._end_step = trainer.callback_handler.on_step_end
         around(trainer, "_run_epoch", self._run_epoch)
@@ -159,6 +162,7 @@ class TrainerRounds(TrainerSync):
         self.sync = self._make(model, optimizer, scheduler=None if by_metric else scheduler)
         self._before, self._handled = trainer.state.global_step, trainer.state.global_step
         self._flushed_at, self._left, self._loader = -1, 0, None
+        self._step_loss = 0.0
         trainer.optimizer.step = self._step
 
     def _release(self) -> None:
@@ -220,6 +224,7 @@ class TrainerRounds(TrainerSync):
             parts = self._cut(inputs, num_items_in_batch)
         if self._left == 0:
             self._left, self._stopped = micro_batches, False
+            self._loss_before = trainer._tr_loss.clone()
             self.sync.begin_batch(max(micro_batches, len(parts)))
         self._left -= 1
         if self._stopped and self._last_loss is not None:
@@ -271,7 +276,14 @@ class TrainerRounds(TrainerSync):
     def _on_step_end(self, end: Callable[..., Any], args: Any, state: Any, control: Any) -> Any:
         if not self._running:
             return end(args, state, control)
+        trainer = self._trainer
+        self._step_loss = trainer._tr_loss - self._loss_before
+        trainer._tr_loss -= self._step_loss  # it is there once, and counts once for each round
+        return self._end_round(end, args, state, control)
+
+    def _end_round(self, end: Callable[..., Any], args: Any, state: Any, control: Any) -> Any:
         before, self._handled = self._handled, state.global_step
+        self._trainer._tr_loss += (state.global_step - before) * self._step_loss
         state.epoch = state.global_step / self._rounds_per_epoch
         control = end(args, state, control)
         if state.global_step == before:  # its gradient was not finite, and this step has been dealt with
@@ -290,7 +302,7 @@ class TrainerRounds(TrainerSync):
             self._flush()
             state.global_step = self._before + self.sync.version
             if state.global_step > self._handled:  # rounds that came in the flush: the others are at their step's end
-                control = self._on_step_end(self._end_step, args, state, control)
+                control = self._end_round(self._end_step, args, state, control)
                 control.should_log = False  # it has no loss of a batch of its own
         return end(args, state, control)
 

@@ -31,6 +31,8 @@ def trained(tmp_path_factory):
             "samples": 32, "rounds": {"strategy": "lgc", "k": 2}, "broken": [1, 3, "nan"],
         },
     }  # fmt: skip
+    still = {"max_steps": 10, "logging_steps": 2, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
+    cases["losses"] = cases["late"] | {"training": still, "rate": 0.0}
     cases["classes cut"] = cases["classes"] | {"rounds": {"strategy": "full", "blocks": 4}}
     cases["again"] = {"rounds": {"strategy": "full"}, "training": {"max_steps": 3}, "again": True}
     cases = {
@@ -83,6 +85,15 @@ def test_a_late_rank_is_at_the_same_round_where_all_evaluate_save_and_end(traine
     assert first["figures"]["late"] > 0
     logs = [each for each in first["log"] if "loss" in each]
     assert all("paceline/k" in each and "paceline/late" in each for each in logs)
+
+
+@of_one_launch
+def test_a_late_ranks_losses_are_means_over_rounds(trained):
+    for each in trained["losses"]:
+        losses = [line["loss"] for line in each["log"] if "loss" in line]
+        assert losses
+        assert [*losses, each["train_loss"]] == pytest.approx([2.465] * (len(losses) + 1), rel=0.05), "at rate 0"
+    assert len(trained["losses"][1]["steps"]) < 8
 
 
 @of_one_launch
