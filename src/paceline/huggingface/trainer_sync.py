@@ -105,6 +105,7 @@ class TrainerSync(ABC):
         self._trainer = trainer
         self._running = False  # between the beginning of training and its end, with other ranks
         self._logging = self._in_step = False
+        self._trained = 0  # batches; alike on ranks at one place, which steps are not: fp16's scaler leaves some out
         self._noted: set[str] = set()
         self._rank_state: dict[str, Any] | None = None
         for method, then in (
@@ -329,6 +330,7 @@ class TrainerSync(ABC):
 
     def _training_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._in_step = self._running
+        self._trained += 1
         try:
             return step(*args, **kwargs)
         finally:

@@ -44,6 +44,9 @@ def trained(tmp_path_factory):
             "training": {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 3},
         },
     }  # fmt: skip
+    often = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 3}
+    hpsgd = {"strategy": "hpsgd", "timeout_seconds": 30.0}
+    cases["a step left out"] = {"average": hpsgd, "training": often, "skips": [1, 1]}
     pruned = {"max_steps": -1, "num_train_epochs": 4, "save_strategy": "epoch", "logging_steps": 2}
     cases["pruned"] = {"average": {"strategy": "hpsgd"}, "prune": {"policy": "info-batch"}, "training": pruned}
     cases["from ddp"] = {"average": {"strategy": "ssgd"}, "training": EVALUATING, "again": True}
@@ -123,6 +126,15 @@ def test_a_compiled_model_and_a_script_that_gathers_in_its_steps(trained):
     assert first["wrapped"] == "OptimizedModule"
     assert first["digest"] == second["digest"]
     assert first["step"] == 3
+
+
+@of_one_launch
+def test_ranks_meet_where_one_of_them_has_left_a_step_out(trained):
+    first, second = trained["a step left out"]
+    assert [first["figures"]["steps"], second["figures"]["steps"]] == [3, 2]
+    assert first["evaluated"] == second["evaluated"]
+    assert [step for step, _ in first["evaluated"]] == [1, 2, 3]
+    assert first["digest"] == second["digest"]
 
 
 @of_one_launch
