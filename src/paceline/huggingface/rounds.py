@@ -132,6 +132,7 @@ class TrainerRounds(TrainerSync):
         self._loss_before: torch.Tensor | float = 0.0  # Trainer's sum of losses, before this rank's gradient
         self._step_loss: torch.Tensor | float = 0.0  # what the last gradient has added to it
         self._loader: RepeatedLoader | None = None
+        self._of_epoch: dict[str, Any] = {}  # what Trainer evaluates and saves with
         self._end_step = trainer.callback_handler.on_step_end
         around(trainer, "_run_epoch", self._run_epoch)
         around(trainer.callback_handler, "on_step_end", self._on_step_end)
@@ -203,6 +204,8 @@ class TrainerRounds(TrainerSync):
             return
         epoch, self._rounds_per_epoch = given["epoch"], given["num_update_steps_per_epoch"]
         self._epoch_ends, self._left = (epoch + 1) * self._rounds_per_epoch, 0
+        names = ("model", "trial", "epoch", "ignore_keys_for_eval", "start_time")
+        self._of_epoch = {name: given[name] for name in names}
         first = epoch == given["epochs_trained"] and given["resume_from_checkpoint"] is not None
         skips = first and given["steps_trained_in_current_epoch"] > 0 and not self._trainer.args.ignore_data_skip
         if not skips:  # else Trainer skips batches of the loader itself, and the next epoch begins a new pass
@@ -304,6 +307,10 @@ class TrainerRounds(TrainerSync):
             if state.global_step > self._handled:  # rounds that came in the flush: the others are at their step's end
                 control = self._end_round(self._end_step, args, state, control)
                 control.should_log = False  # it has no loss of a batch of its own
+                trainer = self._trainer  # evaluates and saves for that step as they do, before the end of the epoch
+                trainer.control = control
+                trainer._maybe_log_save_evaluate(trainer._tr_loss, None, **self._of_epoch)
+                control = trainer.control
         return end(args, state, control)
 
 

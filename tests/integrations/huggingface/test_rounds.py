@@ -31,6 +31,10 @@ def trained(tmp_path_factory):
             "samples": 32, "rounds": {"strategy": "lgc", "k": 2}, "broken": [1, 3, "nan"],
         },
     }  # fmt: skip
+    cases["not finite, evaluated by epochs"] = cases["not finite"] | {
+        "training": EPOCHS | {"eval_strategy": "epoch", "save_strategy": "steps", "save_steps": 4},
+        "rounds": {"strategy": "lgc", "k": 2, "timeout_seconds": 30.0}, "broken": [1, 3, "nan"],
+    }  # fmt: skip
     still = {"max_steps": 10, "logging_steps": 2, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
     cases["losses"] = cases["late"] | {"training": still, "rate": 0.0}
     cases["classes cut"] = cases["classes"] | {"rounds": {"strategy": "full", "blocks": 4}}
@@ -97,8 +101,9 @@ def test_a_late_ranks_losses_are_means_over_rounds(trained):
 
 
 @of_one_launch
-def test_a_gradient_that_is_not_finite_leaves_no_rank_behind(trained):
-    first, second = trained["not finite"]
+@pytest.mark.parametrize("evaluated", ["", ", evaluated by epochs"])
+def test_a_gradient_that_is_not_finite_leaves_no_rank_behind(trained, evaluated):
+    first, second = trained[f"not finite{evaluated}"]
     assert first["step"] == second["step"] == 8
     assert first["evaluated"] == second["evaluated"]
     assert [step for step, _ in first["evaluated"]] == [4, 8]
