@@ -69,10 +69,12 @@ class TrainerAveraging(TrainerSync):
                 "ranks would evaluate and save different models: use an optimiser without train() and eval()"
             )
 
-    def _flush(self) -> None:
-        if self.sync is not None and self._trained != self._flushed_at:
-            self.sync.flush()
-            self._flushed_at = self._trained
+    def _flush(self, *, again: bool = False) -> bool:
+        if self.sync is None or (self._trained == self._flushed_at and not again):
+            return False
+        self.sync.flush()
+        self._flushed_at = self._trained
+        return True
 
     def _take_state(self) -> dict[str, Any]:
         assert self.sync is not None

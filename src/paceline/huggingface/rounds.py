@@ -44,7 +44,7 @@ from paceline.drivers.rounds.preparation import refuse_collective_sampler
 from paceline.drivers.rounds.synchronizer import SYNCHRONIZERS, TIMEOUT_SECONDS, OnFlush, OnRound, RoundSync
 from paceline.exchanges.plans import AUTO, check_plan
 from paceline.huggingface.hooks import TrainerSetupError, around
-from paceline.huggingface.trainer_sync import TrainerSync
+from paceline.huggingface.trainer_sync import TrainerPlace, TrainerSync
 from paceline.lookup import unknown
 from paceline.strategies import STRATEGIES
 from paceline.workers.blocks import cut_batch
@@ -123,6 +123,7 @@ class TrainerRounds(TrainerSync):
         super().__init__(trainer, "take_rounds()")
         self._make, self._blocks = make, blocks
         self._flushed_at = -1
+        self._untold = False  # in a flush at whose end this rank has not said yet at which place it is
         self._before = 0  # steps of Trainer's that were no rounds: from a checkpoint without any
         self._handled = 0  # the step whose logs, evaluation and save are done
         self._epoch_ends = self._rounds_per_epoch = 0
@@ -163,17 +164,24 @@ class TrainerRounds(TrainerSync):
         self.sync = self._make(model, optimizer, scheduler=None if by_metric else scheduler)
         self._before, self._handled = trainer.state.global_step, trainer.state.global_step
         self._flushed_at, self._left, self._loader = -1, 0, None
-        self._step_loss = 0.0
+        self._step_loss, self._untold = 0.0, False
         trainer.optimizer.step = self._step
 
     def _release(self) -> None:
         if self._trainer.optimizer is not None:
             vars(self._trainer.optimizer).pop("step", None)
 
-    def _flush(self) -> None:
-        if self.sync is not None and self.sync.version != self._flushed_at:
-            self.sync.flush()
-            self._flushed_at = self.sync.version
+    def _flush(self, *, again: bool = False) -> bool:
+        if self.sync is None:
+            return False
+        if self._untold:
+            self._untold = False
+            return True
+        if self.sync.version == self._flushed_at and not again:
+            return False
+        self.sync.flush()
+        self._flushed_at = self.sync.version
+        return True
 
     def _take_state(self) -> dict[str, Any]:
         assert self.sync is not None
@@ -302,16 +310,23 @@ class TrainerRounds(TrainerSync):
 
     def _on_epoch_end(self, end: Callable[..., Any], args: Any, state: Any, control: Any) -> Any:
         if self._running and self.sync is not None:
-            self._flush()
-            state.global_step = self._before + self.sync.version
-            if state.global_step > self._handled:  # rounds that came in the flush: the others are at their step's end
-                control = self._end_round(self._end_step, args, state, control)
-                control.should_log = False  # it has no loss of a batch of its own
-                trainer = self._trainer  # evaluates and saves for that step as they do, before the end of the epoch
-                trainer.control = control
-                trainer._maybe_log_save_evaluate(trainer._tr_loss, None, **self._of_epoch)
-                control = trainer.control
+            while self._catch_up(args, state, control):
+                control = self._trainer.control
+            self._meet(TrainerPlace.EPOCH_END, again=True)
         return end(args, state, control)
+
+    def _catch_up(self, args: Any, state: Any, control: Any) -> bool:
+        """Flush, and return whether that was for a step of the others, at which this rank has met them now."""
+        assert self.sync is not None
+        trainer = self._trainer
+        self._flush(again=True)
+        self._untold = True
+        state.global_step = self._before + self.sync.version
+        if state.global_step > self._handled:  # rounds that came in the flush: the others are at their step's end
+            trainer.control = self._end_round(self._end_step, args, state, control)
+            trainer.control.should_log = False  # it has no loss of a batch of its own
+            trainer._maybe_log_save_evaluate(trainer._tr_loss, None, **self._of_epoch)  # as they do: before the end
+        return not self._untold  # else they are at the end of the epoch
 
 
 def take_rounds(

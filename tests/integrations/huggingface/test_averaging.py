@@ -211,6 +211,17 @@ def test_a_rank_that_fails_ends_the_others_with_its_words(tmp_path):
     assert "the dog ate this batch" in str(answers[0])
 
 
+@pytest.mark.parametrize(
+    ("part", "steps"),
+    [({"average": {"strategy": "local-sgd", "period": 8}}, 4), ({"rounds": {"strategy": "lgc", "k": 1}}, 8)],
+)
+def test_a_rank_that_stops_alone_ends_all_with_an_error_that_says_where_they_are(tmp_path, part, steps):
+    case = {"folder": str(tmp_path), "training": EVALUATING | {"max_steps": 18}, "stops": [0, 3]} | part
+    for answer in launch(JOB, {"cases": [case]}, check=False, seconds=100):
+        assert "rank 0 at the end of training, step" in str(answer)
+        assert f"rank 1 at an evaluation, step {steps}" in str(answer)
+
+
 def test_ranks_with_different_numbers_of_batches_are_refused_on_all_ranks(tmp_path):
     training = {"accelerator_config": {"even_batches": False}, "num_train_epochs": 1, "max_steps": -1}
     case = {"folder": str(tmp_path), "average": {"strategy": "hpsgd"}, "samples": 44, "training": training}

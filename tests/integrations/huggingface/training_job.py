@@ -29,6 +29,7 @@ def train(
     slow=None,
     broken=None,
     skips=None,
+    stops=None,
     gathers=False,
     iterable=False,
     own_optimizer=True,
@@ -59,6 +60,7 @@ def train(
             spans.append(len(COLLECTIVES.seen) - self.met)
             self.met = len(COLLECTIVES.seen)
             steps.append(state.global_step)
+            control.should_training_stop |= stops == [rank, state.global_step]
 
         def on_evaluate(self, *_, **__):
             self.met = len(COLLECTIVES.seen)
