@@ -58,7 +58,7 @@ class TrainerAveraging(TrainerSync):
 
     def _open(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.sync = self._make(model, optimizer)
-        self._flushed_at = 0
+        self._flushed_at = self._trained
 
     def _check_begin(self, train_dataloader: Any) -> None:
         super()._check_begin(train_dataloader)
@@ -69,10 +69,12 @@ class TrainerAveraging(TrainerSync):
                 "ranks would evaluate and save different models: use an optimiser without train() and eval()"
             )
 
-    def _flush(self) -> None:
-        if self.sync is not None and self.sync.steps != self._flushed_at:
-            self.sync.flush()
-            self._flushed_at = self.sync.steps
+    def _flush(self, *, again: bool = False) -> bool:
+        if self.sync is None or (self._trained == self._flushed_at and not again):
+            return False
+        self.sync.flush()
+        self._flushed_at = self._trained
+        return True
 
     def _take_state(self) -> dict[str, Any]:
         assert self.sync is not None
@@ -89,7 +91,6 @@ class TrainerAveraging(TrainerSync):
         plain_optimizer(self._trainer.optimizer).load_state_dict(state["optimizer"])
         self.sync.load_state_dict(state["sync"])
         self._load_scaler(state)
-        self._flushed_at = self.sync.steps
 
 
 def average(

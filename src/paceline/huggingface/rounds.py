@@ -16,10 +16,12 @@ epoch, where they meet as well.
 
 What Trainer's loop does, and what becomes of it:
 
-    training_step       a micro-batch is a block of the rank's gradient; once the round has closed the rest is left out
+    training_step       a micro-batch is a block of the rank's gradient; once the round has closed the rest is left out;
+                        a batch that is cut has the loss of the whole one (see `_cut`)
     optimizer.step()    goes to sync.step(): report, wait for the round, apply what has come
     scheduler.step()    left out by Trainer itself, for which the optimiser's step was skipped: sync steps the scheduler
     global_step += 1    ends at the round that this rank is at
+    _tr_loss            is divided by the steps since the last log: a step's loss counts once for each of its rounds
     the epoch's end     by rounds: a late rank takes fewer batches, and the rest comes first in its next epoch
 
 A gradient that is not finite is dropped, and its batch makes no round; where that leaves a rank short at the end of an
@@ -28,9 +30,9 @@ epoch it takes part in the last rounds without a gradient, in the flush there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -42,7 +44,7 @@ from paceline.drivers.rounds.preparation import refuse_collective_sampler
 from paceline.drivers.rounds.synchronizer import SYNCHRONIZERS, TIMEOUT_SECONDS, OnFlush, OnRound, RoundSync
 from paceline.exchanges.plans import AUTO, check_plan
 from paceline.huggingface.hooks import TrainerSetupError, around
-from paceline.huggingface.trainer_sync import TrainerSync
+from paceline.huggingface.trainer_sync import TrainerPlace, TrainerSync
 from paceline.lookup import unknown
 from paceline.strategies import STRATEGIES
 from paceline.workers.blocks import cut_batch
@@ -100,6 +102,14 @@ class RepeatedLoader:
         return iter(self._loader)
 
 
+class GradientPart(NamedTuple):
+    """A part of a gradient: a micro-batch or a block of one, the items that it is told of, and Trainer's divisor."""
+
+    inputs: Any
+    items: Any
+    divisor: Any
+
+
 class TrainerRounds(TrainerSync):
     """The ranks of a Trainer, which take rounds: what `take_rounds` returns.
 
@@ -113,13 +123,17 @@ class TrainerRounds(TrainerSync):
         super().__init__(trainer, "take_rounds()")
         self._make, self._blocks = make, blocks
         self._flushed_at = -1
+        self._untold = False  # in a flush at whose end this rank has not said yet at which place it is
         self._before = 0  # steps of Trainer's that were no rounds: from a checkpoint without any
         self._handled = 0  # the step whose logs, evaluation and save are done
         self._epoch_ends = self._rounds_per_epoch = 0
         self._left = 0  # micro-batches of the gradient that this rank computes
         self._stopped = False
         self._last_loss: torch.Tensor | None = None
+        self._loss_before: torch.Tensor | float = 0.0  # Trainer's sum of losses, before this rank's gradient
+        self._step_loss: torch.Tensor | float = 0.0  # what the last gradient has added to it
         self._loader: RepeatedLoader | None = None
+        self._of_epoch: dict[str, Any] = {}  # what Trainer evaluates and saves with
         self._end_step = trainer.callback_handler.on_step_end
         around(trainer, "_run_epoch", self._run_epoch)
         around(trainer.callback_handler, "on_step_end", self._on_step_end)
@@ -150,16 +164,24 @@ class TrainerRounds(TrainerSync):
         self.sync = self._make(model, optimizer, scheduler=None if by_metric else scheduler)
         self._before, self._handled = trainer.state.global_step, trainer.state.global_step
         self._flushed_at, self._left, self._loader = -1, 0, None
+        self._step_loss, self._untold = 0.0, False
         trainer.optimizer.step = self._step
 
     def _release(self) -> None:
         if self._trainer.optimizer is not None:
             vars(self._trainer.optimizer).pop("step", None)
 
-    def _flush(self) -> None:
-        if self.sync is not None and self.sync.version != self._flushed_at:
-            self.sync.flush()
-            self._flushed_at = self.sync.version
+    def _flush(self, *, again: bool = False) -> bool:
+        if self.sync is None:
+            return False
+        if self._untold:
+            self._untold = False
+            return True
+        if self.sync.version == self._flushed_at and not again:
+            return False
+        self.sync.flush()
+        self._flushed_at = self.sync.version
+        return True
 
     def _take_state(self) -> dict[str, Any]:
         assert self.sync is not None
@@ -190,6 +212,8 @@ class TrainerRounds(TrainerSync):
             return
         epoch, self._rounds_per_epoch = given["epoch"], given["num_update_steps_per_epoch"]
         self._epoch_ends, self._left = (epoch + 1) * self._rounds_per_epoch, 0
+        names = ("model", "trial", "epoch", "ignore_keys_for_eval", "start_time")
+        self._of_epoch = {name: given[name] for name in names}
         first = epoch == given["epochs_trained"] and given["resume_from_checkpoint"] is not None
         skips = first and given["steps_trained_in_current_epoch"] > 0 and not self._trainer.args.ignore_data_skip
         if not skips:  # else Trainer skips batches of the loader itself, and the next epoch begins a new pass
@@ -204,28 +228,49 @@ class TrainerRounds(TrainerSync):
         if not self._running or self.sync is None:
             loss: torch.Tensor = step(model, inputs, num_items_in_batch)
             return loss
-        micro_batches = self._trainer.current_gradient_accumulation_steps
-        parts: Sequence[Any] = [inputs]
+        trainer = self._trainer
+        micro_batches = trainer.current_gradient_accumulation_steps
+        parts = [GradientPart(inputs, num_items_in_batch, micro_batches)]
         if micro_batches == 1 and self._blocks > 1:
-            parts = cut_batch((inputs,), self._blocks)
+            parts = self._cut(inputs, num_items_in_batch)
         if self._left == 0:
             self._left, self._stopped = micro_batches, False
+            self._loss_before = trainer._tr_loss.clone()
             self.sync.begin_batch(max(micro_batches, len(parts)))
         self._left -= 1
         if self._stopped and self._last_loss is not None:
             return self._last_loss  # the round has closed: what is done of this gradient is late, and no more is done
-        losses = []
-        self._trainer.current_gradient_accumulation_steps = max(micro_batches, len(parts))
+        losses, is_scaled = [], trainer.loss_is_scaled_for_ga
         try:
             for part in parts:
-                losses.append(super()._training_step(step, model, part, num_items_in_batch))
+                trainer.current_gradient_accumulation_steps = part.divisor
+                if len(parts) > 1 and part.items is not None and is_scaled is None:
+                    trainer.loss_is_scaled_for_ga = False
+                losses.append(super()._training_step(step, model, part.inputs, part.items))
                 self._stopped = not self.sync.block_done()
                 if self._stopped:
                     break
         finally:
-            self._trainer.current_gradient_accumulation_steps = micro_batches
+            trainer.current_gradient_accumulation_steps = micro_batches
+            trainer.loss_is_scaled_for_ga = is_scaled
         self._last_loss = torch.stack(losses).sum() * (len(parts) / len(losses))
         return self._last_loss
+
+    def _cut(self, inputs: Any, items: Any) -> list[GradientPart]:
+        """Return a batch in blocks whose losses, divided by their divisors, add up to the loss of the whole batch.
+
+        Trainer takes the loss of a model that is told the number of items for one that was divided by it, and most
+        heads of transformers 5.23 that classify divide by their own batch instead: the sum over four blocks would be
+        four times the loss. So a block is told the number of its own items, by which both kinds of heads divide, and
+        counts by its share of all items. A block without any has no loss, and is left out.
+        """
+        trainer = self._trainer
+        cut = cut_batch((inputs,), self._blocks)
+        if items is None or trainer.loss_is_scaled_for_ga is not None:  # a mean, unless the script says otherwise
+            return [GradientPart(block, items, len(cut)) for block in cut]
+        counts = [trainer._get_num_items_in_batch([block], trainer.args.device) for block in cut]
+        parts = [GradientPart(block, own, items / own) for block, own in zip(cut, counts, strict=True) if own]
+        return parts if len(parts) > 1 else [GradientPart(inputs, items, 1)]
 
     def _step(self, closure: Any = None) -> None:
         """Take the place of the optimiser's step in Trainer's loop."""
@@ -242,7 +287,14 @@ class TrainerRounds(TrainerSync):
     def _on_step_end(self, end: Callable[..., Any], args: Any, state: Any, control: Any) -> Any:
         if not self._running:
             return end(args, state, control)
+        trainer = self._trainer
+        self._step_loss = trainer._tr_loss - self._loss_before
+        trainer._tr_loss -= self._step_loss  # it is there once, and counts once for each round
+        return self._end_round(end, args, state, control)
+
+    def _end_round(self, end: Callable[..., Any], args: Any, state: Any, control: Any) -> Any:
         before, self._handled = self._handled, state.global_step
+        self._trainer._tr_loss += (state.global_step - before) * self._step_loss
         state.epoch = state.global_step / self._rounds_per_epoch
         control = end(args, state, control)
         if state.global_step == before:  # its gradient was not finite, and this step has been dealt with
@@ -258,12 +310,23 @@ class TrainerRounds(TrainerSync):
 
     def _on_epoch_end(self, end: Callable[..., Any], args: Any, state: Any, control: Any) -> Any:
         if self._running and self.sync is not None:
-            self._flush()
-            state.global_step = self._before + self.sync.version
-            if state.global_step > self._handled:  # rounds that came in the flush: the others are at their step's end
-                control = self._on_step_end(self._end_step, args, state, control)
-                control.should_log = False  # it has no loss of a batch of its own
+            while self._catch_up(args, state, control):
+                control = self._trainer.control
+            self._meet(TrainerPlace.EPOCH_END, again=True)
         return end(args, state, control)
+
+    def _catch_up(self, args: Any, state: Any, control: Any) -> bool:
+        """Flush, and return whether that was for a step of the others, at which this rank has met them now."""
+        assert self.sync is not None
+        trainer = self._trainer
+        self._flush(again=True)
+        self._untold = True
+        state.global_step = self._before + self.sync.version
+        if state.global_step > self._handled:  # rounds that came in the flush: the others are at their step's end
+            trainer.control = self._end_round(self._end_step, args, state, control)
+            trainer.control.should_log = False  # it has no loss of a batch of its own
+            trainer._maybe_log_save_evaluate(trainer._tr_loss, None, **self._of_epoch)  # as they do: before the end
+        return not self._untold  # else they are at the end of the epoch
 
 
 def take_rounds(

@@ -21,6 +21,8 @@ What paceline stands around (hooks.py), and why, as read in and observed with tr
     _save_checkpoint               Trainer saves what its main process has: a flush first, and every rank's own state
     _save_optimizer_and_scheduler  is where that state is written: before old checkpoints are deleted
     _finalize_training             loads the best model, if asked to: the ranks are done with each other before
+    on the way there               ranks say where they are, right after the flush: one that has stopped alone (by its
+                                   own loss) would else wait for ever in another collective than the others
     _prepare_for_training          has made, and loaded, model, optimiser and scheduler: here the ranks begin
 """
 
@@ -31,6 +33,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -53,6 +56,27 @@ if TYPE_CHECKING:
 log = logging.getLogger("paceline.huggingface")
 
 COLLECTIVES = ("gather", "gather_for_metrics", "reduce", "pad_across_processes", "wait_for_everyone")
+
+
+class TrainerPlace(IntEnum):
+    """Where a rank is when it meets the others."""
+
+    EVALUATION = 0
+    PREDICTION = 1
+    MODEL = 2
+    CHECKPOINT = 3
+    EPOCH_END = 4
+    TRAINING_END = 5
+
+
+PLACES = {
+    TrainerPlace.EVALUATION: "an evaluation",
+    TrainerPlace.PREDICTION: "a prediction",
+    TrainerPlace.MODEL: "save_model()",
+    TrainerPlace.CHECKPOINT: "a checkpoint",
+    TrainerPlace.EPOCH_END: "the end of an epoch",
+    TrainerPlace.TRAINING_END: "the end of training",
+}
 
 
 def refuse_waiting(trainer: Trainer, what: str) -> None:
@@ -105,14 +129,15 @@ class TrainerSync(ABC):
         self._trainer = trainer
         self._running = False  # between the beginning of training and its end, with other ranks
         self._logging = self._in_step = False
+        self._trained = 0  # batches; alike on ranks at one place, which steps are not: fp16's scaler leaves some out
         self._noted: set[str] = set()
         self._rank_state: dict[str, Any] | None = None
         for method, then in (
             ("train", self._train),
             ("training_step", self._training_step),
-            ("evaluate", self._after_flush),
-            ("predict", self._after_flush),
-            ("save_model", self._after_flush),
+            ("evaluate", functools.partial(self._after_flush, TrainerPlace.EVALUATION)),
+            ("predict", functools.partial(self._after_flush, TrainerPlace.PREDICTION)),
+            ("save_model", functools.partial(self._after_flush, TrainerPlace.MODEL)),
             ("store_flos", self._store_flos),
             ("_prepare_for_training", self._prepare_for_training),
             ("_maybe_log_save_evaluate", self._log_save_evaluate),
@@ -154,8 +179,11 @@ class TrainerSync(ABC):
         """Go on from this rank's state in a checkpoint, of which Trainer has loaded its part."""
 
     @abstractmethod
-    def _flush(self) -> None:
-        """Meet the other ranks, unless nothing was done since the last time: all are equal then."""
+    def _flush(self, *, again: bool = False) -> bool:
+        """Flush with the other ranks, and return whether: not if nothing was done since the last time, unless `again`.
+
+        All ranks are equal then, and each has to say where it is.
+        """
 
     @abstractmethod
     def _take_state(self) -> dict[str, Any]:
@@ -277,6 +305,7 @@ class TrainerSync(ABC):
     def _finalize(self, finalize: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         trainer = self._trainer
         if self._running:
+            self._meet(TrainerPlace.TRAINING_END, again=True)
             self.sync.close()
             self._running = False
             ours = torch.as_tensor(trainer._total_loss_scalar + trainer._tr_loss.item(), device=trainer.args.device)
@@ -329,6 +358,7 @@ class TrainerSync(ABC):
 
     def _training_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._in_step = self._running
+        self._trained += 1
         try:
             return step(*args, **kwargs)
         finally:
@@ -348,14 +378,27 @@ class TrainerSync(ABC):
 
     # -- where ranks meet ----------------------------------------------------------------------------------------------
 
-    def _after_flush(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _meet(self, place: TrainerPlace, *, again: bool = False) -> None:
+        """Flush; all ranks raise if they are not at the same place of the same step."""
+        if not self._flush(again=again):
+            return
+        rows = self.sync.gather_numbers([place, self._trainer.state.global_step])
+        if any(row != rows[0] for row in rows):
+            where = [f"rank {rank} at {PLACES[TrainerPlace(at)]}, step {step}" for rank, (at, step) in enumerate(rows)]
+            raise self.sync.error_type(
+                f"all ranks must come to the same place of training, and they differ: {'; '.join(where)}. "
+                "If a callback has stopped one of them, or evaluates or saves there: let it decide alike on all ranks "
+                "(by metrics of an evaluation, or the step; each rank logs a loss of its own)"
+            )
+
+    def _after_flush(self, place: TrainerPlace, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._running:
-            self._flush()
+            self._meet(place)
         return method(*args, **kwargs)
 
     def _save_checkpoint(self, save: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         if self._running:
-            self._flush()
+            self._meet(TrainerPlace.CHECKPOINT)
             self._rank_state = None if self._trainer.args.save_only_model else self._take_state()
         save(*args, **kwargs)
         self._rank_state = None

@@ -44,6 +44,9 @@ def trained(tmp_path_factory):
             "training": {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 3},
         },
     }  # fmt: skip
+    often = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 3}
+    hpsgd = {"strategy": "hpsgd", "timeout_seconds": 30.0}
+    cases["a step left out"] = {"average": hpsgd, "training": often, "skips": [1, 1]}
     pruned = {"max_steps": -1, "num_train_epochs": 4, "save_strategy": "epoch", "logging_steps": 2}
     cases["pruned"] = {"average": {"strategy": "hpsgd"}, "prune": {"policy": "info-batch"}, "training": pruned}
     cases["from ddp"] = {"average": {"strategy": "ssgd"}, "training": EVALUATING, "again": True}
@@ -126,6 +129,15 @@ def test_a_compiled_model_and_a_script_that_gathers_in_its_steps(trained):
 
 
 @of_one_launch
+def test_ranks_meet_where_one_of_them_has_left_a_step_out(trained):
+    first, second = trained["a step left out"]
+    assert [first["figures"]["steps"], second["figures"]["steps"]] == [3, 2]
+    assert first["evaluated"] == second["evaluated"]
+    assert [step for step, _ in first["evaluated"]] == [1, 2, 3]
+    assert first["digest"] == second["digest"]
+
+
+@of_one_launch
 def test_a_run_of_ddp_is_gone_on_from_and_one_trainer_trains_twice(trained):
     first, second = trained["from ddp"]
     assert first["steps"] == [5, 6, 1, 2, 3, 4, 5, 6]
@@ -197,6 +209,17 @@ def test_a_rank_that_fails_ends_the_others_with_its_words(tmp_path):
     assert all(isinstance(each, JobError) for each in answers)
     assert "rank 1" in str(answers[0])
     assert "the dog ate this batch" in str(answers[0])
+
+
+@pytest.mark.parametrize(
+    ("part", "steps"),
+    [({"average": {"strategy": "local-sgd", "period": 8}}, 4), ({"rounds": {"strategy": "lgc", "k": 1}}, 8)],
+)
+def test_a_rank_that_stops_alone_ends_all_with_an_error_that_says_where_they_are(tmp_path, part, steps):
+    case = {"folder": str(tmp_path), "training": EVALUATING | {"max_steps": 18}, "stops": [0, 3]} | part
+    for answer in launch(JOB, {"cases": [case]}, check=False, seconds=100):
+        assert "rank 0 at the end of training, step" in str(answer)
+        assert f"rank 1 at an evaluation, step {steps}" in str(answer)
 
 
 def test_ranks_with_different_numbers_of_batches_are_refused_on_all_ranks(tmp_path):

@@ -24,12 +24,20 @@ def trained(tmp_path_factory):
         "full": {"training": ACCUMULATED, "samples": 40, "rounds": {"strategy": "full"}},
         "ddp cut": {"training": EPOCHS, "samples": 32, "model": "Plain"},
         "full cut": {"training": EPOCHS, "samples": 32, "model": "Plain", "rounds": {"strategy": "full", "blocks": 4}},
+        "classes": {"training": EPOCHS, "samples": 32, "model": "classifier", "rounds": {"strategy": "full"}},
         "late": {"training": late, "samples": 80, "rounds": {"strategy": "lgc", "k": 1}, "slow": [1, 0.03]},
         "not finite": {
             "training": EPOCHS | {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 4},
             "samples": 32, "rounds": {"strategy": "lgc", "k": 2}, "broken": [1, 3, "nan"],
         },
     }  # fmt: skip
+    cases["not finite, evaluated by epochs"] = cases["not finite"] | {
+        "training": EPOCHS | {"eval_strategy": "epoch", "save_strategy": "steps", "save_steps": 4},
+        "rounds": {"strategy": "lgc", "k": 2, "timeout_seconds": 30.0}, "broken": [1, 3, "nan"],
+    }  # fmt: skip
+    still = {"max_steps": 10, "logging_steps": 2, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
+    cases["losses"] = cases["late"] | {"training": still, "rate": 0.0}
+    cases["classes cut"] = cases["classes"] | {"rounds": {"strategy": "full", "blocks": 4}}
     cases["again"] = {"rounds": {"strategy": "full"}, "training": {"max_steps": 3}, "again": True}
     cases = {
         name: case | {"folder": str(tmp_path_factory.mktemp(name.replace(" ", "-")))} for name, case in cases.items()
@@ -57,6 +65,16 @@ def test_full_is_what_ddp_computes_and_the_schedule_goes_by_rounds(trained, cut)
 
 
 @of_one_launch
+def test_a_batch_in_blocks_has_the_gradient_of_a_whole_one_where_a_head_divides_by_its_own_batch(trained):
+    whole, cut = trained["classes"][0], trained["classes cut"][0]
+    for key in ("loss", "grad_norm"):
+        expected = [each[key] for each in whole["log"] if key in each]
+        assert len(expected) == 8
+        assert [each[key] for each in cut["log"] if key in each] == pytest.approx(expected, rel=1e-3)
+    assert cut["weights"] == pytest.approx(whole["weights"], abs=1e-5)
+
+
+@of_one_launch
 def test_a_late_rank_is_at_the_same_round_where_all_evaluate_save_and_end(trained):
     first, second = trained["late"]
     assert first["sync"] == "LGCSync"
@@ -74,8 +92,18 @@ def test_a_late_rank_is_at_the_same_round_where_all_evaluate_save_and_end(traine
 
 
 @of_one_launch
-def test_a_gradient_that_is_not_finite_leaves_no_rank_behind(trained):
-    first, second = trained["not finite"]
+def test_a_late_ranks_losses_are_means_over_rounds(trained):
+    for each in trained["losses"]:
+        losses = [line["loss"] for line in each["log"] if "loss" in line]
+        assert losses
+        assert [*losses, each["train_loss"]] == pytest.approx([2.465] * (len(losses) + 1), rel=0.05), "at rate 0"
+    assert len(trained["losses"][1]["steps"]) < 8
+
+
+@of_one_launch
+@pytest.mark.parametrize("evaluated", ["", ", evaluated by epochs"])
+def test_a_gradient_that_is_not_finite_leaves_no_rank_behind(trained, evaluated):
+    first, second = trained[f"not finite{evaluated}"]
     assert first["step"] == second["step"] == 8
     assert first["evaluated"] == second["evaluated"]
     assert [step for step, _ in first["evaluated"]] == [4, 8]

@@ -28,14 +28,36 @@ class Tokens(Dataset):
         return {"input_ids": self.rows[index], "labels": self.rows[index]}
 
 
-def gpt2(seed=0, dropout=0.0):
+class Classes(Tokens):
+    """The same sequences, each of a class: that of its first token."""
+
+    def __getitem__(self, index):
+        return {"input_ids": self.rows[index], "labels": self.rows[index][0] % 3}
+
+
+def classifier():
+    """A head that is told the number of items, and divides its loss by its own batch."""
+    from transformers import GPT2ForSequenceClassification
+
+    return GPT2ForSequenceClassification(gpt2(num_labels=3, pad_token_id=0).config)
+
+
+def gpt2(seed=0, dropout=0.0, **config):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(seed)
     rates = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
     return GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=16, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0, **rates
+            vocab_size=16,
+            n_positions=16,
+            n_embd=16,
+            n_layer=1,
+            n_head=2,
+            bos_token_id=0,
+            eos_token_id=0,
+            **rates,
+            **config,
         )
     )
 

@@ -28,6 +28,8 @@ def train(
     resume=None,
     slow=None,
     broken=None,
+    skips=None,
+    stops=None,
     gathers=False,
     iterable=False,
     own_optimizer=True,
@@ -58,6 +60,7 @@ def train(
             spans.append(len(COLLECTIVES.seen) - self.met)
             self.met = len(COLLECTIVES.seen)
             steps.append(state.global_step)
+            control.should_training_stop |= stops == [rank, state.global_step]
 
         def on_evaluate(self, *_, **__):
             self.met = len(COLLECTIVES.seen)
@@ -68,6 +71,8 @@ def train(
         def compute_loss(self, model, inputs, *args, **kwargs):
             if slow and rank == slow[0]:
                 time.sleep(slow[1])
+            if skips == [rank, self.state.global_step]:  # as fp16's scaler does on the rank that overflows
+                self.optimizer.step = lambda *_, **__: vars(self.optimizer).pop("step")
             if gathers:
                 self.accelerator.gather(torch.ones(1))
             loss = super().compute_loss(model, inputs, *args, **kwargs)
@@ -82,7 +87,7 @@ def train(
             evaluated.append([self.state.global_step, digest(self.model)])
             return super().evaluation_loop(*args, **kwargs)
 
-    data = Tokens(samples)
+    data = (trainers.Classes if model == "classifier" else Tokens)(samples)
     kind = Watched if prune is None else Trainer  # a compute_loss of one's own has no losses of samples
     trainer = kind(
         made,

@@ -522,6 +522,13 @@ class RoundSync(RankLifecycle):
             dropped, leaving = release.dropped, release.leaving
             self._on_flush(Flushed(version=self.version, leaving=leaving, dropped=dropped, arrivals=arrivals))
 
+    def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Return every rank's numbers, in the order of the ranks. All ranks must call it, right after a flush."""
+        self._check_alive()
+        with self._guarded():
+            columns = [self._loop.gather("tell where it is", number) for number in numbers]
+        return [list(row) for row in zip(*columns, strict=True)]
+
     def close(self) -> None:
         """Flush, and end: late gradients are dropped, and training is plain from here on. All ranks must call it."""
         if self._ended:
