@@ -51,7 +51,7 @@ from paceline.drivers.averaging.averager import AVERAGERS, TIMEOUT_SECONDS, Aver
 from paceline.drivers.averaging.loop import OnAverage
 from paceline.errors import PacelineWarning
 from paceline.exchanges.plans import AUTO, check_plan
-from paceline.lightning.places import RankPlace, TrainingPlace, check_places
+from paceline.lightning.places import BETWEEN_EPOCHS, RankPlace, TrainingPlace, check_places
 from paceline.lightning.rank_states import gather_states, state_of
 from paceline.lightning.trainer import LightningError, check_trainer, has_gradient_scaler, log_figures, tell
 from paceline.lookup import unknown
@@ -283,21 +283,29 @@ class AveragingStrategy(DDPStrategy):
             )
 
     def meet(self, place: TrainingPlace) -> None:
-        """Flush, so that all ranks have the shared model; raise on all if they are not at the same place."""
+        """Flush, so that all ranks have the shared model; raise on all if they are not at the same place.
+
+        Between two epochs ranks are together already, and only compare their places: a flush would be one more average,
+        which a run that goes on from there does not have.
+        """
         trainer, averager = self._trainer, self.averager
         if not self._open or trainer is None or averager is None or trainer.interrupted:
             return
         others_may_train = place is TrainingPlace.EPOCH_END and not self._epochs_are_over
-        if not self._apart and not others_may_train:
+        if self._apart or others_may_train:
+            averager.flush()
+        elif place not in BETWEEN_EPOCHS:
             return
-        averager.flush()
-        ours = RankPlace(place, trainer.current_epoch, trainer.fit_loop.epoch_loop._num_ready_batches_reached())
+        loop = trainer.fit_loop
+        stops = bool(trainer.should_stop and loop._can_stop_early)
+        ours = RankPlace(place, trainer.current_epoch, loop.epoch_loop._num_ready_batches_reached(), stops)
         try:
             places = check_places(averager.gather_numbers([int(number) for number in ours]))
         except LightningError as error:
             self.on_exception(error)
             raise
-        self._apart, self._epochs_are_over = False, all(reached.epoch_is_over for reached in places)
+        begins = place is TrainingPlace.EPOCH_START  # Lightning still counts the batches of the epoch before
+        self._apart, self._epochs_are_over = False, not begins and all(reached.epoch_is_over for reached in places)
 
     @property
     def _alone(self) -> bool:
@@ -448,6 +456,10 @@ class PlaceCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare the ranks' numbers of batches."""
         self._strategy.begin_training()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Compare: another rank may have stopped."""
+        self._strategy.meet(TrainingPlace.EPOCH_START)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Begin to train apart."""

@@ -175,6 +175,19 @@ def test_what_cannot_be_right_is_refused_by_all(tmp_path, settings, words):
         raise ValueError(text)
 
 
+@pytest.mark.parametrize(
+    ("kind", "validate", "method"),
+    [("Stopping", False, "hpsgd"), ("Stopping", True, "psgd"), ("StoppingLate", True, "hpsgd")],
+)
+def test_a_stop_of_one_rank_alone_is_refused_by_all(tmp_path, kind, validate, method):
+    settings = {"kind": kind, "validate": validate, "method": method, "options": {"max_epochs": 1000}}
+    found = launch(JOB, {"part": "refused", "folder": str(tmp_path), **settings}, seconds=60)
+    assert [error for error, _ in found] == ["LightningError"] * 2
+    for _, text in found:
+        assert "rank 0 has come to the end of training in epoch 1, and rank 1 to the beginning of epoch 1" in text
+        assert "should_stop" in text
+
+
 def test_a_checkpoint_of_another_averaging_is_refused(tmp_path):
     fit(tmp_path, averaging={"codec": "one-bit"}, save={"every_n_epochs": 1})
     ckpt = str(tmp_path / "step=8.ckpt")
