@@ -25,7 +25,6 @@ What of Lightning would bring the waiting back, or break:
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -54,7 +53,6 @@ from paceline.exchanges.plans import AUTO, check_plan
 from paceline.lightning.places import BETWEEN_EPOCHS, RankPlace, TrainingPlace, check_places
 from paceline.lightning.rank_states import gather_states, state_of
 from paceline.lightning.trainer import LightningError, check_trainer, has_gradient_scaler, log_figures, tell
-from paceline.lookup import unknown
 from paceline.strategies.averaging import make_averaging
 
 KEY = "paceline_averaging"  # in a checkpoint
@@ -77,7 +75,7 @@ class AveragingStrategy(DDPStrategy):
     Averaging('local-sgd', period=16, codec=ErrorFeedback(OneBit()))
     >>> Averaging("hpsgd", outer_rate=0.7)
     Traceback (most recent call last):
-    paceline.lightning.trainer.LightningError: hpsgd has no setting outer_rate (it has period, rebase, normalize)
+    ValueError: outer_rate is no setting of hpsgd; it has period, normalize, rebase
     """
 
     wraps_model: ClassVar[bool] = False
@@ -108,9 +106,7 @@ class AveragingStrategy(DDPStrategy):
         timeout: timedelta | None = default_pg_timeout,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
     ) -> None:
-        if method not in AVERAGERS:
-            raise unknown("averaging", method, AVERAGERS)
-        settings = {
+        given = {
             "period": period,
             "overlap": overlap,
             "rebase": rebase,
@@ -119,7 +115,8 @@ class AveragingStrategy(DDPStrategy):
             "outer_momentum": outer_momentum,
         }
         self.method = method
-        self._own = _own_settings(method, {name: value for name, value in settings.items() if value is not None})
+        self._settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        make_averaging(method, **self._settings)  # refuses what the method has not, and values that it cannot have
         self._codec = resolve_codec(codec)
         check_plan(plan, self._codec)
         check_limits(timeout_seconds=timeout_seconds, silence_seconds=silence_seconds)
@@ -152,7 +149,7 @@ class AveragingStrategy(DDPStrategy):
         self._told: set[str] = set()
 
     def __repr__(self) -> str:
-        settings = "".join(f", {name}={value!r}" for name, value in self._own.items())
+        settings = "".join(f", {name}={value!r}" for name, value in self._settings.items())
         return f"Averaging({self.method!r}{settings}, codec={self._codec!r})"
 
     # -- one fit -------------------------------------------------------------------------------------------------------
@@ -192,7 +189,7 @@ class AveragingStrategy(DDPStrategy):
                 f"Averaging takes one optimizer, and configure_optimizers returns {len(optimizers)}: ranks that wait "
                 "in one's average would be missing in the other's. Put the parameters into groups of one optimizer"
             )
-        self.averager = AVERAGERS[self.method](self.lightning_module, optimizers[0], **self._own, **self._common)
+        self.averager = AVERAGERS[self.method](self.lightning_module, optimizers[0], **self._settings, **self._common)
         self._open, self._apart, self._in_step, self._epochs_are_over = True, False, False, False
         trainer.callbacks.insert(0, PlaceCallback(self))
         _heed_own_signals(trainer)
@@ -482,17 +479,6 @@ class PlaceCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Come together for the last time."""
         self._strategy.end_training()
-
-
-def _own_settings(method: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Return a method's settings; LightningError for one that it does not have, ValueError for a value it refuses."""
-    common = set(inspect.signature(Averager.__init__).parameters) | {"log"}
-    has = [name for name in inspect.signature(AVERAGERS[method].__init__).parameters if name not in common]
-    for name in given:
-        if name not in has:
-            raise LightningError(f"{method} has no setting {name} (it has {', '.join(has) or 'none'})")
-    make_averaging(method, **given)
-    return given
 
 
 def _heed_own_signals(trainer: Trainer) -> None:

@@ -152,7 +152,7 @@ def refused(folder, world=2, **settings):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"averaging": {"outer_rate": 0.5}}, "hpsgd has no setting outer_rate"),
+        ({"averaging": {"outer_rate": 0.5}}, "outer_rate is no setting of hpsgd; it has period"),
         ({"averaging": {"period": 0}}, "period must be"),
         ({"averaging": {"codec": "qsdg"}}, "did you mean 'qsgd'"),
         ({"method": "hp-sgd"}, "did you mean 'hpsgd'"),
