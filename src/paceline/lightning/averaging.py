@@ -146,7 +146,7 @@ class AveragingStrategy(DDPStrategy):
         self._open = self._apart = self._in_step = False
         self._epochs_are_over = False  # on all ranks, when they were last together
         self._collective_step = -1  # the step at which ranks last came together for a collective
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def __repr__(self) -> str:
         settings = "".join(f", {name}={value!r}" for name, value in self._settings.items())
@@ -270,8 +270,8 @@ class AveragingStrategy(DDPStrategy):
         if not self._open or trainer is None or averager is None:
             return
         batches = trainer.num_training_batches
-        told = ENDLESS if batches == float("inf") else int(batches)
-        numbers = [row[0] for row in averager.gather_numbers([told])]
+        number = ENDLESS if batches == float("inf") else int(batches)
+        numbers = [row[0] for row in averager.gather_numbers([number])]
         if len(set(numbers)) > 1 and trainer.max_steps != -1:
             words = ", ".join("no end" if number == ENDLESS else f"{number}" for number in numbers)
             raise LightningError(
@@ -309,27 +309,27 @@ class AveragingStrategy(DDPStrategy):
         """Whether this rank saves or tidies up after an error: the others do not come."""
         return self._trainer is not None and self._trainer.interrupted
 
-    def _come_together(self, what: str) -> None:
+    def _come_together(self, request: str) -> None:
         if not self._open or not self._apart or self.averager is None:
             return
         if self._in_step:
             raise LightningError(
-                f"{what} in the middle of a training step: ranks are at different steps, and train apart. Do it at the "
-                "end of the epoch or in validation, or train with strategy='ddp'"
+                f"{request} in the middle of a training step: ranks are at different steps, and train apart. Do it at "
+                "the end of the epoch or in validation, or train with strategy='ddp'"
             )
         step, before = self.averager.steps, self._collective_step
         if 0 <= step - before <= 1 and before >= 0 and self.world_size > 1:
             self._warn_once(
-                f"{what} at every batch: ranks wait for each other at each of them, which Averaging is there to avoid "
-                "(callbacks such as Timer and ModelCheckpoint(train_time_interval=...) ask for it)"
+                f"{request} at every batch: ranks wait for each other at each of them, which Averaging is there to "
+                "avoid (callbacks such as Timer and ModelCheckpoint(train_time_interval=...) ask for it)"
             )
         self._collective_step = step
         self.meet(TrainingPlace.COLLECTIVE)
 
     def _warn_once(self, sentence: str) -> None:
-        if sentence not in self._told and self.is_global_zero:
+        if sentence not in self._warned and self.is_global_zero:
             warnings.warn(sentence, PacelineWarning, stacklevel=4)
-        self._told.add(sentence)
+        self._warned.add(sentence)
 
     # -- Lightning's collectives ---------------------------------------------------------------------------------------
 
@@ -385,9 +385,9 @@ class AveragingStrategy(DDPStrategy):
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Write the checkpoint on rank 0, with what each rank has of its own."""
         if self.averager is not None and "optimizer_states" in checkpoint and not self._alone and self.world_size > 1:
-            own = {name: checkpoint[name] for name in PER_RANK}
-            own["averager"] = self.averager.state_dict(settle=False)
-            states = gather_states(own, "averaging's state", self._timeout_seconds)
+            state = {name: checkpoint[name] for name in PER_RANK}
+            state["averager"] = self.averager.state_dict(settle=False)
+            states = gather_states(state, "averaging's state", self._timeout_seconds)
             if states:
                 checkpoint[KEY] = states
         super().save_checkpoint(checkpoint, filepath, storage_options)
@@ -398,10 +398,10 @@ class AveragingStrategy(DDPStrategy):
         saved, self._to_load = checkpoint.pop(KEY, None), None
         if saved is None or not self._is_fitting:
             return checkpoint
-        own = state_of(saved, self.global_rank, self.world_size)
-        if own is not None:
-            self._to_load = own["averager"]
-            checkpoint.update({name: own[name] for name in PER_RANK})
+        state = state_of(saved, self.global_rank, self.world_size)
+        if state is not None:
+            self._to_load = state["averager"]
+            checkpoint.update({name: state[name] for name in PER_RANK})
         elif self.is_global_zero:
             warnings.warn(
                 f"{checkpoint_path} holds the averaging of {saved['ranks']} ranks, and here are {self.world_size}: all "
