@@ -58,6 +58,7 @@ from paceline.strategies.averaging import make_averaging
 KEY = "paceline_averaging"  # in a checkpoint
 PER_RANK = ("optimizer_states", "lr_schedulers", "loops")  # parts of a checkpoint that each rank has of its own
 PATHS = ("best_model_path", "last_model_path", "kth_best_model_path")  # of a ModelCheckpoint
+LOADER_BARRIER = "train_dataloader()"  # Lightning's, between two epochs with reload_dataloaders_every_n_epochs
 ENDLESS = -1  # the number of batches of data without a length
 
 
@@ -355,9 +356,11 @@ class AveragingStrategy(DDPStrategy):
         return decided
 
     def barrier(self, name: str | None = None) -> None:
-        """Wait for all ranks."""
+        """Wait for all ranks; before loaders are made again for an epoch, see that none of them has stopped."""
         if not self._alone:
             self._come_together("a barrier")
+            if name == LOADER_BARRIER:
+                self.meet(TrainingPlace.EPOCH_START)
             super().barrier(name)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:

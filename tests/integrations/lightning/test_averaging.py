@@ -181,6 +181,8 @@ def test_what_cannot_be_right_is_refused_by_all(tmp_path, settings, words):
 )
 def test_a_stop_of_one_rank_alone_is_refused_by_all(tmp_path, kind, validate, method):
     settings = {"kind": kind, "validate": validate, "method": method, "options": {"max_epochs": 1000}}
+    if kind == "StoppingLate":  # Lightning waits for all ranks before it asks for the loader again
+        settings["options"]["reload_dataloaders_every_n_epochs"] = 1
     found = launch(JOB, {"part": "refused", "folder": str(tmp_path), **settings}, seconds=60)
     assert [error for error, _ in found] == ["LightningError"] * 2
     for _, text in found:
