@@ -25,7 +25,6 @@ What of Lightning would bring the waiting back, or break:
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -51,15 +50,15 @@ from paceline.drivers.averaging.averager import AVERAGERS, TIMEOUT_SECONDS, Aver
 from paceline.drivers.averaging.loop import OnAverage
 from paceline.errors import PacelineWarning
 from paceline.exchanges.plans import AUTO, check_plan
-from paceline.lightning.places import RankPlace, TrainingPlace, check_places
+from paceline.lightning.places import BETWEEN_EPOCHS, RankPlace, TrainingPlace, check_places
 from paceline.lightning.rank_states import gather_states, state_of
 from paceline.lightning.trainer import LightningError, check_trainer, has_gradient_scaler, log_figures, tell
-from paceline.lookup import unknown
 from paceline.strategies.averaging import make_averaging
 
 KEY = "paceline_averaging"  # in a checkpoint
 PER_RANK = ("optimizer_states", "lr_schedulers", "loops")  # parts of a checkpoint that each rank has of its own
 PATHS = ("best_model_path", "last_model_path", "kth_best_model_path")  # of a ModelCheckpoint
+LOADER_BARRIER = "train_dataloader()"  # Lightning's, between two epochs with reload_dataloaders_every_n_epochs
 ENDLESS = -1  # the number of batches of data without a length
 
 
@@ -77,7 +76,7 @@ class AveragingStrategy(DDPStrategy):
     Averaging('local-sgd', period=16, codec=ErrorFeedback(OneBit()))
     >>> Averaging("hpsgd", outer_rate=0.7)
     Traceback (most recent call last):
-    paceline.lightning.trainer.LightningError: hpsgd has no setting outer_rate (it has period, rebase, normalize)
+    ValueError: outer_rate is no setting of hpsgd; it has period, normalize, rebase
     """
 
     wraps_model: ClassVar[bool] = False
@@ -108,9 +107,7 @@ class AveragingStrategy(DDPStrategy):
         timeout: timedelta | None = default_pg_timeout,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
     ) -> None:
-        if method not in AVERAGERS:
-            raise unknown("averaging", method, AVERAGERS)
-        settings = {
+        given = {
             "period": period,
             "overlap": overlap,
             "rebase": rebase,
@@ -119,7 +116,8 @@ class AveragingStrategy(DDPStrategy):
             "outer_momentum": outer_momentum,
         }
         self.method = method
-        self._own = _own_settings(method, {name: value for name, value in settings.items() if value is not None})
+        self._settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        make_averaging(method, **self._settings)  # refuses what the method has not, and values that it cannot have
         self._codec = resolve_codec(codec)
         check_plan(plan, self._codec)
         check_limits(timeout_seconds=timeout_seconds, silence_seconds=silence_seconds)
@@ -149,10 +147,10 @@ class AveragingStrategy(DDPStrategy):
         self._open = self._apart = self._in_step = False
         self._epochs_are_over = False  # on all ranks, when they were last together
         self._collective_step = -1  # the step at which ranks last came together for a collective
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def __repr__(self) -> str:
-        settings = "".join(f", {name}={value!r}" for name, value in self._own.items())
+        settings = "".join(f", {name}={value!r}" for name, value in self._settings.items())
         return f"Averaging({self.method!r}{settings}, codec={self._codec!r})"
 
     # -- one fit -------------------------------------------------------------------------------------------------------
@@ -192,7 +190,7 @@ class AveragingStrategy(DDPStrategy):
                 f"Averaging takes one optimizer, and configure_optimizers returns {len(optimizers)}: ranks that wait "
                 "in one's average would be missing in the other's. Put the parameters into groups of one optimizer"
             )
-        self.averager = AVERAGERS[self.method](self.lightning_module, optimizers[0], **self._own, **self._common)
+        self.averager = AVERAGERS[self.method](self.lightning_module, optimizers[0], **self._settings, **self._common)
         self._open, self._apart, self._in_step, self._epochs_are_over = True, False, False, False
         trainer.callbacks.insert(0, PlaceCallback(self))
         _heed_own_signals(trainer)
@@ -273,8 +271,8 @@ class AveragingStrategy(DDPStrategy):
         if not self._open or trainer is None or averager is None:
             return
         batches = trainer.num_training_batches
-        told = ENDLESS if batches == float("inf") else int(batches)
-        numbers = [row[0] for row in averager.gather_numbers([told])]
+        number = ENDLESS if batches == float("inf") else int(batches)
+        numbers = [row[0] for row in averager.gather_numbers([number])]
         if len(set(numbers)) > 1 and trainer.max_steps != -1:
             words = ", ".join("no end" if number == ENDLESS else f"{number}" for number in numbers)
             raise LightningError(
@@ -283,48 +281,56 @@ class AveragingStrategy(DDPStrategy):
             )
 
     def meet(self, place: TrainingPlace) -> None:
-        """Flush, so that all ranks have the shared model; raise on all if they are not at the same place."""
+        """Flush, so that all ranks have the shared model; raise on all if they are not at the same place.
+
+        Between two epochs ranks are together already, and only compare their places: a flush would be one more average,
+        which a run that goes on from there does not have.
+        """
         trainer, averager = self._trainer, self.averager
         if not self._open or trainer is None or averager is None or trainer.interrupted:
             return
         others_may_train = place is TrainingPlace.EPOCH_END and not self._epochs_are_over
-        if not self._apart and not others_may_train:
+        if self._apart or others_may_train:
+            averager.flush()
+        elif place not in BETWEEN_EPOCHS:
             return
-        averager.flush()
-        ours = RankPlace(place, trainer.current_epoch, trainer.fit_loop.epoch_loop._num_ready_batches_reached())
+        loop = trainer.fit_loop
+        stops = bool(trainer.should_stop and loop._can_stop_early)
+        ours = RankPlace(place, trainer.current_epoch, loop.epoch_loop._num_ready_batches_reached(), stops)
         try:
             places = check_places(averager.gather_numbers([int(number) for number in ours]))
         except LightningError as error:
             self.on_exception(error)
             raise
-        self._apart, self._epochs_are_over = False, all(reached.epoch_is_over for reached in places)
+        begins = place is TrainingPlace.EPOCH_START  # Lightning still counts the batches of the epoch before
+        self._apart, self._epochs_are_over = False, not begins and all(reached.epoch_is_over for reached in places)
 
     @property
     def _alone(self) -> bool:
         """Whether this rank saves or tidies up after an error: the others do not come."""
         return self._trainer is not None and self._trainer.interrupted
 
-    def _come_together(self, what: str) -> None:
+    def _come_together(self, request: str) -> None:
         if not self._open or not self._apart or self.averager is None:
             return
         if self._in_step:
             raise LightningError(
-                f"{what} in the middle of a training step: ranks are at different steps, and train apart. Do it at the "
-                "end of the epoch or in validation, or train with strategy='ddp'"
+                f"{request} in the middle of a training step: ranks are at different steps, and train apart. Do it at "
+                "the end of the epoch or in validation, or train with strategy='ddp'"
             )
         step, before = self.averager.steps, self._collective_step
         if 0 <= step - before <= 1 and before >= 0 and self.world_size > 1:
             self._warn_once(
-                f"{what} at every batch: ranks wait for each other at each of them, which Averaging is there to avoid "
-                "(callbacks such as Timer and ModelCheckpoint(train_time_interval=...) ask for it)"
+                f"{request} at every batch: ranks wait for each other at each of them, which Averaging is there to "
+                "avoid (callbacks such as Timer and ModelCheckpoint(train_time_interval=...) ask for it)"
             )
         self._collective_step = step
         self.meet(TrainingPlace.COLLECTIVE)
 
     def _warn_once(self, sentence: str) -> None:
-        if sentence not in self._told and self.is_global_zero:
+        if sentence not in self._warned and self.is_global_zero:
             warnings.warn(sentence, PacelineWarning, stacklevel=4)
-        self._told.add(sentence)
+        self._warned.add(sentence)
 
     # -- Lightning's collectives ---------------------------------------------------------------------------------------
 
@@ -350,9 +356,11 @@ class AveragingStrategy(DDPStrategy):
         return decided
 
     def barrier(self, name: str | None = None) -> None:
-        """Wait for all ranks."""
+        """Wait for all ranks; before loaders are made again for an epoch, see that none of them has stopped."""
         if not self._alone:
             self._come_together("a barrier")
+            if name == LOADER_BARRIER:
+                self.meet(TrainingPlace.EPOCH_START)
             super().barrier(name)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
@@ -380,9 +388,9 @@ class AveragingStrategy(DDPStrategy):
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Write the checkpoint on rank 0, with what each rank has of its own."""
         if self.averager is not None and "optimizer_states" in checkpoint and not self._alone and self.world_size > 1:
-            own = {name: checkpoint[name] for name in PER_RANK}
-            own["averager"] = self.averager.state_dict(settle=False)
-            states = gather_states(own, "averaging's state", self._timeout_seconds)
+            state = {name: checkpoint[name] for name in PER_RANK}
+            state["averager"] = self.averager.state_dict(settle=False)
+            states = gather_states(state, "averaging's state", self._timeout_seconds)
             if states:
                 checkpoint[KEY] = states
         super().save_checkpoint(checkpoint, filepath, storage_options)
@@ -393,10 +401,10 @@ class AveragingStrategy(DDPStrategy):
         saved, self._to_load = checkpoint.pop(KEY, None), None
         if saved is None or not self._is_fitting:
             return checkpoint
-        own = state_of(saved, self.global_rank, self.world_size)
-        if own is not None:
-            self._to_load = own["averager"]
-            checkpoint.update({name: own[name] for name in PER_RANK})
+        state = state_of(saved, self.global_rank, self.world_size)
+        if state is not None:
+            self._to_load = state["averager"]
+            checkpoint.update({name: state[name] for name in PER_RANK})
         elif self.is_global_zero:
             warnings.warn(
                 f"{checkpoint_path} holds the averaging of {saved['ranks']} ranks, and here are {self.world_size}: all "
@@ -449,6 +457,10 @@ class PlaceCallback(Callback):
         """Compare the ranks' numbers of batches."""
         self._strategy.begin_training()
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Compare: another rank may have stopped."""
+        self._strategy.meet(TrainingPlace.EPOCH_START)
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Begin to train apart."""
         self._strategy.begin_batch()
@@ -470,17 +482,6 @@ class PlaceCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Come together for the last time."""
         self._strategy.end_training()
-
-
-def _own_settings(method: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Return a method's settings; LightningError for one that it does not have, ValueError for a value it refuses."""
-    common = set(inspect.signature(Averager.__init__).parameters) | {"log"}
-    has = [name for name in inspect.signature(AVERAGERS[method].__init__).parameters if name not in common]
-    for name in given:
-        if name not in has:
-            raise LightningError(f"{method} has no setting {name} (it has {', '.join(has) or 'none'})")
-    make_averaging(method, **given)
-    return given
 
 
 def _heed_own_signals(trainer: Trainer) -> None:

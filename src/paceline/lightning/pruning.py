@@ -190,5 +190,5 @@ class Prune(Callback):
                     PacelineWarning,
                     stacklevel=2,
                 )
-        own = states[trainer.global_rank] if fits else {}
-        self.pruning.load_state_dict(own or first)
+        state = states[trainer.global_rank] if fits else {}
+        self.pruning.load_state_dict(state or first)

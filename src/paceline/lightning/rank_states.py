@@ -31,7 +31,7 @@ TIMEOUT_SECONDS = 600.0
 CPU = torch.device("cpu")
 
 
-def gather_states(state: dict[str, Any], what: str, timeout_seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
+def gather_states(state: dict[str, Any], content: str, timeout_seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
     """Return every rank's state, on rank 0; {} on the others. All ranks must call it, in the same order.
 
     >>> gather_states({"steps": 3}, "the codecs' memories")
@@ -46,12 +46,12 @@ def gather_states(state: dict[str, Any], what: str, timeout_seconds: float = TIM
         if group is None:
             raise RankGoneError(f"rank {rank} is in no group")  # it is in that of all ranks
         dist.monitored_barrier(group, timeout=timedelta(seconds=timeout_seconds), wait_all_ranks=True)
-        return _gather(state, what, group, rank, world)
+        return _gather(state, content, group, rank, world)
     except RuntimeError as error:
         if isinstance(error, RankGoneError):
             raise
         raise RankGoneError(
-            f"rank {rank} waited to save {what} of all {world} ranks, and not all came (it waits for "
+            f"rank {rank} waited to save {content} of all {world} ranks, and not all came (it waits for "
             f"{timeout_seconds:g} s at most; every rank must call trainer.save_checkpoint): {first_line(error)}"
         ) from error
 
@@ -69,14 +69,14 @@ def state_of(saved: dict[str, Any], rank: int, world: int) -> dict[str, Any] | N
     return state
 
 
-def _gather(state: dict[str, Any], what: str, group: dist.ProcessGroup, rank: int, world: int) -> dict[str, Any]:
+def _gather(state: dict[str, Any], content: str, group: dist.ProcessGroup, rank: int, world: int) -> dict[str, Any]:
     payload, refusal = torch.empty(0, dtype=torch.uint8), None
     if rank:
         try:
             payload = _encoded(state)
         except Exception as error:  # the others must hear of it, whatever it is: they would wait
             refusal = error
-    rows = _compare(refusal, group, what, {"bytes": payload.numel()})
+    rows = _compare(refusal, group, content, {"bytes": payload.numel()})
     states = [state]
     if rank:
         _send(payload, group)
@@ -86,15 +86,15 @@ def _gather(state: dict[str, Any], what: str, group: dist.ProcessGroup, rank: in
             states.append(_decoded(payload))
         except Exception as error:  # the next rank waits to send all the same
             refusal = refusal or error
-    _compare(refusal, group, what, {})
+    _compare(refusal, group, content, {})
     return {"ranks": world, "states": states} if not rank else {}
 
 
 def _compare(
-    refusal: Exception | None, group: dist.ProcessGroup, what: str, words: dict[str, Any]
+    refusal: Exception | None, group: dist.ProcessGroup, content: str, words: dict[str, Any]
 ) -> list[dict[str, Any]]:
     rows = gather_rows(words | {"refusal": "" if refusal is None else refusal_text(refusal)}, group, CPU)
-    sentence = f"{{who}} cannot save {what}: {{refusal}}"
+    sentence = f"{{who}} cannot save {content}: {{refusal}}"
     raise_refusals([row["refusal"] for row in rows], ours=refusal, sentence=sentence)
     return rows
 

@@ -102,9 +102,23 @@ class Unequal(Module):
             time.sleep(0.01)
 
 
-KINDS = {
-    kind.__name__: kind for kind in (Module, Counted, Manual, Twofold, Logging, Gathering, Failing, Terminated, Unequal)
-}
+class Stopping(Module):
+    """Rank 0 alone wants to stop, in the middle of its first epoch."""
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if RANK == 0 and batch_idx == 2:
+            self.trainer.should_stop = True
+
+
+class StoppingLate(Module):
+    """Rank 0 alone wants to stop, when all have come together at the end of an epoch."""
+
+    def on_train_epoch_end(self):
+        self.trainer.should_stop = RANK == 0
+
+
+KINDS = {kind.__name__: kind for kind in (Module, Counted, Manual, Twofold, Logging, Gathering, Failing, Terminated)}
+KINDS |= {kind.__name__: kind for kind in (Unequal, Stopping, StoppingLate)}
 
 
 # -- one fit -----------------------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def refused(folder, world=2, **settings):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"averaging": {"outer_rate": 0.5}}, "hpsgd has no setting outer_rate"),
+        ({"averaging": {"outer_rate": 0.5}}, "outer_rate is no setting of hpsgd; it has period"),
         ({"averaging": {"period": 0}}, "period must be"),
         ({"averaging": {"codec": "qsdg"}}, "did you mean 'qsgd'"),
         ({"method": "hp-sgd"}, "did you mean 'hpsgd'"),
@@ -173,6 +173,21 @@ def test_what_cannot_be_right_is_refused_by_all(tmp_path, settings, words):
     assert kind in ("LightningError", "ValueError")
     with pytest.raises(ValueError, match=words):
         raise ValueError(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "validate", "method"),
+    [("Stopping", False, "hpsgd"), ("Stopping", True, "psgd"), ("StoppingLate", True, "hpsgd")],
+)
+def test_a_stop_of_one_rank_alone_is_refused_by_all(tmp_path, kind, validate, method):
+    settings = {"kind": kind, "validate": validate, "method": method, "options": {"max_epochs": 1000}}
+    if kind == "StoppingLate":  # Lightning waits for all ranks before it asks for the loader again
+        settings["options"]["reload_dataloaders_every_n_epochs"] = 1
+    found = launch(JOB, {"part": "refused", "folder": str(tmp_path), **settings}, seconds=60)
+    assert [error for error, _ in found] == ["LightningError"] * 2
+    for _, text in found:
+        assert "rank 0 has come to the end of training in epoch 1, and rank 1 to the beginning of epoch 1" in text
+        assert "should_stop" in text
 
 
 def test_a_checkpoint_of_another_averaging_is_refused(tmp_path):
