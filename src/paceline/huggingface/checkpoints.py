@@ -105,7 +105,7 @@ def load_rank_state_together(
             load(state)
     except Exception as error:  # the others must hear of it: they would wait
         refusal = error
-    found = _agree(refusal, {f"{part} state": "none" if state is None else "saved"})
+    found = agreed_words(refusal, {f"{part} state": "none" if state is None else "saved"})
     raise_difference(
         found,
         f"all ranks must go on from the same checkpoint, and in {folder} the {{key}} of {{who}} is {{theirs}}, that of "
@@ -150,10 +150,12 @@ def _save_all(trainer: Trainer, plain: Callable[[str], None], output_dir: str) -
                 save_rank_state(output_dir, part, state, rank=rank, world=world)
     except Exception as error:  # the others must hear of it: they would wait
         refusal = error
-    _agree(refusal, {})
+    agreed_words(refusal, {})
 
 
-def _agree(refusal: Exception | None, words: dict[str, str]) -> list[dict[str, str]]:
+def agreed_words(
+    refusal: Exception | None, words: dict[str, Any], *, error: type[Exception] = RankStateError
+) -> list[dict[str, Any]]:
     """Return the words of all ranks, or raise on all of them; ranks wait as long as Trainer's `ddp_timeout` says."""
     group = current_group()
     if group is None:
@@ -161,5 +163,5 @@ def _agree(refusal: Exception | None, words: dict[str, str]) -> list[dict[str, s
         return [words]
     device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
     rows = gather_rows({"refusal": "" if refusal is None else refusal_text(refusal), "words": words}, group, device)
-    raise_refusals([row["refusal"] for row in rows], ours=refusal, error=RankStateError)
+    raise_refusals([row["refusal"] for row in rows], ours=refusal, error=error)
     return [row["words"] for row in rows]

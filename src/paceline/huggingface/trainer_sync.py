@@ -37,16 +37,15 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-import torch.distributed as dist
 import transformers
 import transformers.trainer
 from accelerate.data_loader import DataLoaderDispatcher
 from torch.nn.parallel import DistributedDataParallel
 from transformers.trainer_utils import has_length
 
-from paceline.distributed.agreement import gather_rows, raise_difference, raise_refusals, refusal_text
+from paceline.distributed.agreement import raise_difference
 from paceline.drivers.ranks.tracked_model import plain_optimizer
-from paceline.huggingface.checkpoints import load_rank_state, save_rank_state
+from paceline.huggingface.checkpoints import agreed_words, load_rank_state, save_rank_state
 from paceline.huggingface.figures import add_part, check_part
 from paceline.huggingface.hooks import TrainerSetupError, around, check_not_begun, check_trainer
 
@@ -281,14 +280,8 @@ class TrainerSync(ABC):
             "gradient_accumulation_steps": args.gradient_accumulation_steps,
             f"{self.part} state in the checkpoint": "none" if state is None else "saved",
         }
-        group = dist.group.WORLD
-        assert group is not None
-        on_gpu = dist.get_backend(group) == "nccl"
-        row = {"refusal": "" if refusal is None else refusal_text(refusal), "words": words}
-        rows = gather_rows(row, group, torch.device("cuda" if on_gpu else "cpu"))
-        raise_refusals([each["refusal"] for each in rows], ours=refusal, error=TrainerSetupError)
         raise_difference(
-            [each["words"] for each in rows],
+            agreed_words(refusal, words, error=TrainerSetupError),
             "all ranks must train alike, and the {key} of {who} is {theirs}, that of {other} {ours}: give all the same "
             "arguments and checkpoint, and keep accelerate's even_batches",
             reference=0,
