@@ -28,10 +28,12 @@ from tests.integrations.ranks import ROOT, Network
 HOST = "from tests.integrations.ray.cluster import be_host; be_host()"
 START_SECONDS = 120.0
 STORE_BYTES = 80 * 2**20
-QUICK_TO_NOTICE = {
-    "health_check_initial_delay_ms": 2000,
+END_SECONDS = 240.0
+SYSTEM = {
+    "health_check_initial_delay_ms": 2000,  # a lost node is noticed soon
     "health_check_period_ms": 1000,
     "health_check_timeout_ms": 2000,
+    "worker_niceness": 0,  # at Ray's own 15, a run beside other tests gets what they leave: a tenth of a processor
 }
 
 
@@ -120,7 +122,7 @@ class RayCluster:
         """Start a caller whose stdout and stderr are read as they come."""
         return Caller(self.start(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
 
-    def run(self, arguments, *, seconds=120.0):
+    def run(self, arguments, *, seconds=END_SECONDS):
         """Run a caller to its end; return its exit code and all that it printed."""
         caller = self.caller(arguments)
         return caller.end(seconds), caller.text
@@ -157,7 +159,7 @@ class Caller:
     def text(self):
         return "".join(self._lines)
 
-    def wait_for(self, words, *, after=0, seconds=120.0):
+    def wait_for(self, words, *, after=0, seconds=END_SECONDS):
         """Wait for a line with these words, the first after so many lines; return the number of lines up to it."""
         deadline = time.monotonic() + seconds
         with self._more:
@@ -171,7 +173,7 @@ class Caller:
                         f"{words!r} did not come {'at all' if over else f'in {seconds:g} s'}:\n{self.text}"
                     )
 
-    def end(self, seconds=120.0):
+    def end(self, seconds=END_SECONDS):
         """Wait for the end and return the exit code; a process that does not end is killed, and that is an error."""
         try:
             code = self.process.wait(seconds)
@@ -199,7 +201,7 @@ def be_host():
                 address = f"127.0.0.{count}"
                 settings = {"num_cpus": command["cpus"], "node_ip_address": address, "object_store_memory": STORE_BYTES}
                 if cluster is None:
-                    head = settings | {"include_dashboard": False, "_system_config": QUICK_TO_NOTICE}
+                    head = settings | {"include_dashboard": False, "_system_config": SYSTEM}
                     cluster = Cluster(initialize_head=True, head_node_args=head)
                     nodes[command["name"]] = cluster.head_node
                 else:

@@ -14,14 +14,15 @@ import paceline
 from paceline.runs.cluster import WorkerOptions
 from paceline.traces.journal import TRACE
 from paceline.traces.journal_files import read_journal
+from tests.integrations.ray.cluster import END_SECONDS
 
-pytestmark = pytest.mark.xdist_group("ray")
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 
 GATED = "tests.integrations.ray.gated:loss"
 TRAIN = ["-m", "paceline", "train", "--on", "ray", "--workers", "2", "--data.split", "iid", "--loss"]
 
 
-def wait_until(condition, *, seconds=120.0):
+def wait_until(condition, *, seconds=END_SECONDS):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} s"
@@ -123,7 +124,7 @@ def test_a_run_goes_on_when_its_server_is_lost_and_stops_when_it_is_asked_to(clu
 
 def test_scripts(cluster):
     """The page's scripts, the same bits as on one machine, and what is refused: one process, connected once."""
-    code, text = cluster.run(["-m", "tests.integrations.ray.scripts"], seconds=200)
+    code, text = cluster.run(["-m", "tests.integrations.ray.scripts"])
     assert code == 0, text
     found = json.loads(next(line for line in text.splitlines() if line.startswith("found ")).removeprefix("found "))
     assert found["page"] == [[40, True], [30, True]]
