@@ -1,7 +1,7 @@
 """What the site needs beyond docs/, as hooks of MkDocs (mkdocs.yml names this file).
 
 Pages link to files of the repository as GitHub wants it, relative to themselves: `../CHANGELOG.md`,
-`../../examples/NAME.py`. On the site these files have places of their own, and links to them are rewritten:
+`../../examples/skewed.toml`. On the site these files have places of their own, and links to them are rewritten:
 
     CHANGELOG.md, CONTRIBUTING.md, SECURITY.md    pages
     examples/                                     a page that lists the scripts and recipes; each is copied as it is
@@ -81,8 +81,8 @@ def with_links(text: str, source: str) -> str:
 def place_of(name: str) -> str | None:
     """Return where a file of the repository is on the site; None where it is not.
 
-    >>> place_of("docs/guides/predict.md"), place_of("CHANGELOG.md"), place_of("examples/race.py"), place_of("src/x.py")
-    ('guides/predict.md', 'changelog.md', 'examples/race.py', None)
+    >>> place_of("docs/guides/predict.md"), place_of("CHANGELOG.md"), place_of("LICENSE")
+    ('guides/predict.md', 'changelog.md', None)
     """
     if name.startswith("docs/"):
         return name.removeprefix("docs/")

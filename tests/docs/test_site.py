@@ -127,7 +127,7 @@ def test_a_link_that_leads_nowhere_is_refused(tmp_path):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(SITE_FILES / "hooks.py", tmp_path / "docs/site/hooks.py")
     (tmp_path / "examples/one.toml").write_text("# One recipe.\nrounds = 3\n")
-    (tmp_path / "src/one.py").write_text("")
+    (tmp_path / "src/one.txt").write_text("")
     (tmp_path / "CHANGELOG.md").write_text("# Changes\n\nSee [the first page](docs/index.md).\n")
     checks = "exclude_docs: '*.py'\nvalidation:\n  unrecognized_links: warn\n  anchors: warn\n"
     (tmp_path / "mkdocs.yml").write_text(
@@ -135,7 +135,7 @@ def test_a_link_that_leads_nowhere_is_refused(tmp_path):
     )
     for links, fine in (
         ("[a](../examples/one.toml), [b](../CHANGELOG.md#changes)", True),
-        ("[a](../src/one.py)", False),
+        ("[a](../src/one.txt)", False),
         ("[a](../examples/two.toml)", False),
         ("[a](../CHANGELOG.md#no-such-heading)", False),
     ):
@@ -148,7 +148,7 @@ def test_links_out_of_docs_lead_to_places_of_the_site():
     hooks = module("hooks")
     links = {
         ("[a](../CHANGELOG.md#unreleased)", "docs/recipes.md"): "[a](changelog.md#unreleased)",
-        ("[a](../../examples/race.py)", "docs/guides/predict.md"): "[a](../examples/race.py)",
+        ("[a](../../examples/skewed.toml)", "docs/guides/predict.md"): "[a](../examples/skewed.toml)",
         ("[a](../../examples)", "docs/guides/predict.md"): "[a](../examples/index.md)",
         ("[a](../codecs.md#auto)", "docs/guides/predict.md"): "[a](../codecs.md#auto)",
         ("[a](docs/adding.md)", "CONTRIBUTING.md"): "[a](adding.md)",
