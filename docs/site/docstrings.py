@@ -1,11 +1,13 @@
 """Docstrings and signatures as the reference shows them.
 
 A `>>>` session becomes a fenced block, for Markdown takes `>>>` for a quotation. A default that is the name of a
-constant becomes the constant's value.
+constant becomes the constant's value. A field that `setting(default, help, ...)` declares has that default, and its
+help as docstring.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Any
 
@@ -22,6 +24,13 @@ class Readable(griffe.Extension):
         """Change the docstring of an object, if it has one with a session."""
         if obj.docstring is not None:
             obj.docstring.value = fenced(obj.docstring.value)
+
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **more: Any) -> None:
+        """Show the default and the help of a setting in place of its declaration."""
+        call = attr.value
+        if isinstance(call, griffe.ExprCall) and str(call.function) == "setting":
+            attr.value, text = call.arguments[0], ast.literal_eval(str(call.arguments[1]))
+            attr.docstring = griffe.Docstring(f"{text[0].upper()}{text[1:]}.", parent=attr)
 
     def on_package(self, *, pkg: griffe.Module, **more: Any) -> None:
         """Put the values of constants into the signatures of a package, now that all of its modules are read."""
