@@ -1,4 +1,4 @@
-# Four commands matter: `make race`, `make quick`, `make test` and `make docs`. They make the environment on first use.
+# Three commands matter: `make race`, `make quick` and `make test`. They make the environment on first use.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -11,7 +11,7 @@ ARGS   ?=
 # Dozens of processes load the same modules: what is compiled once is kept, whatever the machine's usual setting.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup race test test-integrations quick test-all lint types bench docs docs-serve docs-tools clean
+.PHONY: setup race test test-integrations quick test-all lint types bench clean
 
 setup: $(READY)
 
@@ -70,6 +70,7 @@ $(PEERS): $(READY)
 	@touch $(PEERS)
 
 # The site of docs/, in site/: open site/index.html, no server is needed. docs-serve shows changes as they are written.
+.PHONY: docs docs-serve docs-tools
 docs: $(MKDOCS)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 

@@ -7,7 +7,8 @@ Pages link to files of the repository as GitHub wants it, relative to themselves
     examples/                                     a page that lists the scripts and recipes; each is copied as it is
     README.md                                     the first page, index.md
 
-A link to any other file outside of docs/ is left as it is, and `mkdocs build --strict` refuses it.
+A link to any other file outside of docs/ is left as it is, and `mkdocs build --strict` refuses it. `exclude_docs` of
+mkdocs.yml names programs by their folders: a plain `*.py` would leave out the examples too.
 """
 
 from __future__ import annotations
