@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PEERS  := $(VENV)/.peers
+MKDOCS := $(VENV)/.mkdocs
 VERSIONS := 3.11 3.12 3.13
 ARGS   ?=
 
@@ -68,5 +69,19 @@ $(PEERS): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	@touch $(PEERS)
 
+# The site of docs/, in site/: open site/index.html, no server is needed. docs-serve shows changes as they are written.
+.PHONY: docs docs-serve docs-tools
+docs: $(MKDOCS)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
+docs-serve: $(MKDOCS)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve $(ARGS)
+
+docs-tools: $(MKDOCS)
+
+$(MKDOCS): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $(MKDOCS)
+
 clean:
-	rm -rf $(VENV) $(VERSIONS:%=.venv-%) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VERSIONS:%=.venv-%) runs build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

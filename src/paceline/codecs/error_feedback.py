@@ -25,7 +25,7 @@ _INNER = "inner."
 
 
 class ErrorFeedback:
-    """Any codec with a memory of what it lost. Its payloads are the inner codec's.
+    """Adds what a codec lost to the next gradient; payloads are the inner codec's.
 
     >>> from paceline.codecs import OneBit
     >>> codec = ErrorFeedback(OneBit())

@@ -171,7 +171,7 @@ class Floats(StatelessCodec):
 
 @dataclass(frozen=True, slots=True)
 class Identity(Floats):
-    """The null codec.
+    """Sends float32 as it is: the codec that changes nothing.
 
     >>> vector = torch.tensor([1.0, -2.0])
     >>> Identity().decode(Identity().encode(vector))
@@ -185,7 +185,7 @@ class Identity(Floats):
 
 @dataclass(frozen=True, slots=True)
 class BFloat16(Floats):
-    """Two bytes an element.
+    """Sends two bytes for each element, with the range of float32 and 8 bits of precision.
 
     >>> vector = torch.tensor([1.0, 0.1])
     >>> BFloat16().decode(BFloat16().encode(vector))
@@ -198,7 +198,7 @@ class BFloat16(Floats):
 
 @dataclass(frozen=True, slots=True)
 class Float16(Floats):
-    """Two bytes an element, with three more bits of precision than bfloat16, for numbers up to 65,504.
+    """Sends two bytes for each element, with three more bits of precision than bfloat16, for numbers up to 65,504.
 
     >>> Float16().decode(Float16().encode(torch.tensor([1.0, 0.1, 2.0**-26])))
     tensor([1.0000, 0.1000, 0.0000])

@@ -49,7 +49,7 @@ LARGEST = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True, slots=True)
 class Int8Sum(StatelessCodec):
-    """One byte an element, and a scale for each `bucket` of elements (0: for the whole vector).
+    """Sends one byte for each element, and a scale for each `bucket` of elements (0: for the whole vector).
 
     >>> codec = Int8Sum()
     >>> payload = codec.encode(torch.tensor([1.0, -0.5, 0.0, 0.003]), torch.Generator().manual_seed(0))

@@ -41,7 +41,7 @@ _MEANS_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class OneBit(StatelessCodec):
-    """One bit an element.
+    """Sends the sign of every element, one bit, and the means of the positive and of the negative ones.
 
     >>> OneBit().decode(OneBit().encode(torch.tensor([0.1, 0.15, -0.2, 20, 15.3, -1.222])))
     tensor([ 8.8875,  8.8875, -0.7110,  8.8875,  8.8875, -0.7110])

@@ -71,7 +71,9 @@ _SHARED = 0x504F5745  # the seed of what all ranks begin with
 
 @dataclass(frozen=True, slots=True)
 class PowerSGD:
-    """Factors of `rank` columns. It remembers the last Q of each matrix: each sender needs its own, from `fresh`.
+    """Sends each matrix as two factors of `rank` columns.
+
+    It remembers the last Q of each matrix, so each sender needs a codec of its own, from `fresh`.
 
     >>> matrix = torch.outer(torch.arange(1.0, 7.0), torch.arange(1.0, 9.0))
     >>> codec = PowerSGD(rank=1).fresh([matrix.shape])

@@ -48,7 +48,10 @@ LOSSLESS = ("packed", "elias", "entropy")
 
 @dataclass(frozen=True, slots=True)
 class QSGD(StatelessCodec):
-    """`levels` besides zero, either sign.
+    """Rounds every element at random to one of `levels` steps besides zero, either sign, of its bucket's norm.
+
+    A `bucket` of elements shares one norm (0: all of them do), which is the largest magnitude ("max") or the Euclidean
+    length ("l2"). `lossless` is how levels are coded: "packed", "elias" or "entropy".
 
     >>> codec = QSGD(levels=7)
     >>> payload = codec.encode(torch.randn(4096), torch.Generator().manual_seed(0))

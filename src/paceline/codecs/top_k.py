@@ -61,7 +61,7 @@ _LEAST_SAMPLED = 2**17  # elements; fewer are counted at once
 
 @dataclass(frozen=True, slots=True)
 class TopK(StatelessCodec):
-    """The `fraction` of elements that is largest.
+    """Sends the `fraction` of elements whose magnitudes are largest, with their positions.
 
     >>> codec = TopK(fraction=0.4)
     >>> codec.decode(codec.encode(torch.tensor([0.1, -3.0, 0.2, 2.0, -0.3])))

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 PART = "pruning"
-INFO_BATCH, FINE_PRUNING = "info-batch", "fine-pruning"
+INFO_BATCH = "info-batch"
+FINE_PRUNING = "fine-pruning"
 SETTINGS = {
     INFO_BATCH: ("ratio", "delta"),
     FINE_PRUNING: ("window", "starting_point", "attenuation", "block", "count", "prune", "tolerance"),

@@ -40,8 +40,12 @@ class PipelineSettings(Checked):
     memory_mb: float = setting(
         0.0, "what a model may take of each device, in millions of bytes; 0: no limit", least=0, most=1e12
     )
-    bandwidth_mbit: float = setting(0.0, "of the link between stages, for the cut; 0: not counted", least=0, most=1e9)
-    latency_ms: float = setting(0.0, "of the link between stages, for the cut; 0: not counted", least=0, most=1e6)
+    bandwidth_mbit: float = setting(
+        0.0, "rate of the link between stages, for the cut; 0: not counted", least=0, most=1e9
+    )
+    latency_ms: float = setting(
+        0.0, "latency of the link between stages, for the cut; 0: not counted", least=0, most=1e6
+    )
     plan: str = setting(
         "", "file that `paceline plan pipeline --save` has written; empty: measured when the run begins"
     )

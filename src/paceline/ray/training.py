@@ -71,7 +71,9 @@ def train(
     Args:
         recipe: A recipe with a parameter server; ranks (hpsgd, lgc on ranks, pipelines) run under TorchTrainer.
         address: The cluster's, as for `ray.init`; None: RAY_ADDRESS, a cluster on this host, or one of this process.
-        data, model, loss: As for `paceline.train`; Ray sends objects to its nodes, and functions are called there.
+        data: As for `paceline.train`; Ray sends objects to its nodes, and functions are called there.
+        model: As for `paceline.train`, and sent as `data` is.
+        loss: As for `paceline.train`, and sent as `data` is.
         out: The folder here for trace, checkpoints and report; without it runs/train, or the next that is free.
         resume: Go on with the run in `out`, from its newest checkpoint.
         extension: Another number of rounds in all for a run that is resumed.

@@ -291,6 +291,8 @@ class ServerSection(Checked):
 
     checkpoint_every: int = setting(50, "rounds between two checkpoints", least=1, most=10**7, alias="checkpoint-every")
     silence_seconds: float = setting(15.0, "a worker that is silent for so long is gone", least=1, most=86_400)
-    stall_seconds: float = setting(120.0, "so is one that has work and gets no further", least=1, most=864_000)
+    stall_seconds: float = setting(
+        120.0, "a worker that has work and gets no further for so long is gone", least=1, most=864_000
+    )
     gather_seconds: float = setting(60.0, "longest wait for all workers before the first round", least=0, most=864_000)
     most_workers: int = setting(0, "workers that may be there at once; 0: twice as many as shards", least=0, most=10**6)

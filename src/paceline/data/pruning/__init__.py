@@ -41,7 +41,8 @@ NONE = "none"
 #                                        With 60 and 30 half of such a run would be over before anything is pruned.
 #
 # Journals, checkpoints and sampler states say the values that they were made with, so neither is guessed later.
-EPOCHS_WINDOW, EPOCHS_STARTING_POINT = 60, 30
+EPOCHS_WINDOW = 60
+EPOCHS_STARTING_POINT = 30
 PASSES_WINDOW, PASSES_STARTING_POINT = 20, 10
 
 

@@ -13,17 +13,7 @@ The script's loop stays as it is: a hook on the optimiser tells of each step (lo
     what can be refused  a group, equal settings, steps, averages; heartbeats beside them    all leave together
     by one rank alone    the first rank's model
 
-Each strategy is a class at the end of this file, with its own settings. All have these in common:
-
-    codec             compresses the changes: a name ("identity": not at all), or a Codec
-    plan              how ranks come to the sum: "all-reduce", "gather", "two-step"; the quickest of them: "auto"
-    process_group     the ranks that average; None: all
-    timeout_seconds   the longest that an average may take
-    silence_seconds   a rank without a heartbeat for so long counts as gone
-    seed              of codecs that round at random
-    record            whether to keep every `MergedAverage` in `history`
-    on_average        is called with each `MergedAverage`
-    log               is called with `figures()` and this rank's steps after each average (paceline.loggers)
+Each strategy is a class at the end of this file, with its own settings beside those of `Averager`.
 """
 
 from __future__ import annotations
@@ -68,6 +58,20 @@ class Averager(RankLifecycle):
     `steps` counts the steps of this rank, `merged_steps` the steps of all ranks that are in the shared model,
     `averages` the averages done, and `sent_bytes` the bytes that this rank has given to the network for them. After an
     error nothing is averaged any more.
+
+    Args:
+        model: The model of this rank.
+        optimizer: Its optimiser; a hook on `optimizer.step` begins and merges averages.
+        member: The strategy.
+        codec: Compresses the changes: words that name a codec ("identity": not at all), or a Codec.
+        plan: How ranks come to the sum: "all-reduce", "gather", "two-step", or the quickest of them ("auto").
+        process_group: The ranks that average; None: all.
+        timeout_seconds: The longest that an average may take.
+        silence_seconds: A rank without a heartbeat for so long counts as gone.
+        seed: The seed of codecs that round at random.
+        record: Whether to keep every `MergedAverage` in `history`.
+        on_average: Called with each `MergedAverage`.
+        log: Called with `figures()` and this rank's steps after each average (paceline.loggers).
     """
 
     has_ended, error_type = "averaging has ended", AveragingError

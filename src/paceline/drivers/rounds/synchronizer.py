@@ -15,21 +15,7 @@ What happens in `step`, on the training thread:
     wait        until the round has closed and its update is there; a late rank finds it there already
     apply       all updates that have come since, in order, through the optimiser; then the schedulers
 
-Each strategy is a class at the end of this file. All have these in common:
-
-    scheduler         a scheduler, or several: stepped once a round, on all ranks alike
-    blocks            into how many equal parts `blocks` cuts a batch; a late rank stops between two
-    most_behind       updates that a slow rank may be behind before the others wait for it; each takes a model of memory
-    codec             compresses what ranks contribute: a name ("identity": not at all), or a Codec
-    plan              how ranks come to the sum: "all-reduce", "gather", "two-step"; the quickest of them: "auto"
-    process_group     the ranks that take part; None: all
-    timeout_seconds   the longest that a round may stay open
-    silence_seconds   a rank without a heartbeat for so long counts as gone
-    seed              of codecs that round at random
-    record            whether to keep every `ClosedRound` in `history`
-    on_round          is called with each `ClosedRound`, when this rank has applied it
-    on_flush          is called with each `Flushed`, when all ranks are at one place
-    log               is called with `figures()` and the number of rounds after each round (paceline.loggers)
+Each strategy is a class at the end of this file, with its own settings beside those of `RoundSync`.
 """
 
 from __future__ import annotations
@@ -140,6 +126,25 @@ class RoundSync(RankLifecycle):
     Every rank takes part in one sum for each round, on a thread of its own; collectives of the script itself
     belong after a `flush`. `version` is how many rounds this rank has applied, `draws` how many batches it has computed
     and `outcomes` what became of them: used, late, dropped by reason. After an error no round is taken any more.
+
+    Args:
+        model: The model of this rank.
+        optimizer: Its optimiser, which `step` steps once for each update.
+        strategy: The strategy, or a function that makes it.
+        scheduler: A scheduler, or several: stepped once a round, on all ranks alike.
+        blocks: Into how many equal parts `blocks` cuts a batch; a late rank stops between two.
+        most_behind: How many updates a slow rank may be behind before the others wait for it; each takes the memory of
+            a model.
+        codec: Compresses what ranks contribute: words that name a codec ("identity": not at all), or a Codec.
+        plan: How ranks come to the sum: "all-reduce", "gather", "two-step", or the quickest of them ("auto").
+        process_group: The ranks that take part; None: all.
+        timeout_seconds: The longest that a round may stay open.
+        silence_seconds: A rank without a heartbeat for so long counts as gone.
+        seed: The seed of codecs that round at random.
+        record: Whether to keep every `ClosedRound` in `history`.
+        on_round: Called with each `ClosedRound`, when this rank has applied it.
+        on_flush: Called with each `Flushed`, when all ranks are at one place.
+        log: Called with `figures()` and the number of rounds after each round (paceline.loggers).
     """
 
     has_ended, error_type = "rounds have ended", RoundsError

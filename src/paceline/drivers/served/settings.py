@@ -82,9 +82,9 @@ def measured_by(evaluate: Callable[[nn.Module], object], module: nn.Module) -> t
 class Limits:
     """How long the server waits, and how many may be there at once: every wait has an end.
 
-    `silence`: a worker that says nothing for so long is gone. `stall`: so is one that has work and gets no further.
-    `gather`: how long the first round waits for all workers before it begins with those who came. `hello` and
-    `joining`: from opening a stream to the first message, and from there to being ready.
+    `silence`: a worker that says nothing for so long is gone. `stall`: so is a worker that has work and gets no further
+    for so long. `gather`: how long the first round waits for all workers before it begins with those who came. `hello`
+    and `joining`: from opening a stream to the first message, and from there to being ready.
 
     >>> Limits(silence_seconds=3).beat_seconds
     1.0

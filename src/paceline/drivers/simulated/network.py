@@ -39,7 +39,7 @@ class Network(Checked):
     False
     """
 
-    latency_seconds: float = setting(0.0, "one way", least=0, most=1e6)
+    latency_seconds: float = setting(0.0, "how long a message is under way, besides its bytes", least=0, most=1e6)
     worker_bits_per_second: float = setting(math.inf, "a worker's link, each way", above=0, most=1e18, infinite=True)
     server_bits_per_second: float = setting(math.inf, "the server's link, each way", above=0, most=1e18, infinite=True)
 
