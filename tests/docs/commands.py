@@ -23,9 +23,9 @@ BETWEEN = {"|", "||", "&&", ";", "&", ">", ">>", "<", "2>"}
 IN_FRONT = {"exec", "nohup", "time", "env", "$"}
 # Programs that are none of ours, whose arguments nobody checks here.
 OTHERS = {
-    ".", "accelerate", "cat", "cd", "cp", "curl", "echo", "eval", "export", "git", "head", "ip", "kill", "kubectl", "ls",
-    "mkdir", "mkdocs", "pytest", "ray", "sbatch", "scontrol", "scp", "sleep", "source", "squeue", "srun", "ssh", "sudo",
-    "tail", "tc", "tensorboard", "uv", "wait",
+    ".", "accelerate", "cat", "cd", "cp", "curl", "echo", "eval", "export", "git", "head", "ip", "kill", "kubectl",
+    "ls", "mkdir", "mkdocs", "pytest", "ray", "sbatch", "scontrol", "scp", "sleep", "source", "squeue", "srun", "ssh",
+    "sudo", "tail", "tc", "tensorboard", "uv", "wait",
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
-PLACES = ("src", "tests", "benchmarks", "docs")
+PLACES = ("src", "tests", "benchmarks", "docs", "examples")
 NAMED = re.compile(r"`([\w./]+\.py)`|((?:\w+/)+\w+\.py)\b")
 IN_EXAMPLES = {"docs/adding.md", "tests/docs/test_file_names.py"}  # they make files
 
