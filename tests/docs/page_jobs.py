@@ -84,7 +84,8 @@ def numbers_of(model):
 
 def losses_of(names):
     inputs, targets = names["dataset"].tensors
-    return float(torch.nn.functional.cross_entropy(names["model"](inputs), targets))
+    with torch.no_grad():
+        return float(torch.nn.functional.cross_entropy(names["model"](inputs), targets))
 
 
 def trained(code, page, **more):
@@ -162,7 +163,7 @@ def large_batches():
 
 def pipelines(folder):
     os.chdir(folder)
-    trains, devices, big, norm, encoded, evaluates = code_of("pipeline.md", "test_pipelines")
+    trains, devices, big, norm, encoded, evaluates, loads = code_of("pipeline.md", "test_pipelines")
     sample = torch.zeros(8, 20)
     shared = TensorDataset(*readers_names()["dataset"].tensors)
     if dist.get_rank():  # one batch for all stages
@@ -177,13 +178,15 @@ def pipelines(folder):
         names["optimizer"].step()
     names["inputs"] = shared.tensors[0][:8]
     run(evaluates, names, "pipeline.md")
+    dist.barrier()
+    run(loads, names, "pipeline.md")
     found = {"losses": [first, float(names["loss"])], "norm": float(names["norm"])}
     found["outputs"] = names["outputs"] is not None
     found["stages"] = []
     for code in (devices, big):
         names |= {"model": readers_names()["model"]}
         run(code, names, "pipeline.md")
-        found["stages"].append(len(names["plan"].stages))
+        found["stages"].append(names["plan"].stages)
     run(encoded, names | {"model": readers_names()["model"]}, "pipeline.md")
     return found
 
