@@ -77,7 +77,11 @@ def _wrong(words: list[str], root: Path) -> str | None:
         return _wrong_make(rest, root)
     if program == "pip":
         return _wrong_pip(rest, root)
-    return None if program in OTHERS else f"{program!r} is no program that the docs use; mistyped?"
+    return (
+        None
+        if program in OTHERS or program.startswith("$")
+        else f"{program!r} is no program that the docs use; mistyped?"
+    )
 
 
 def _wrong_paceline(arguments: list[str]) -> str | None:
