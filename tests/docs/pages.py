@@ -8,7 +8,8 @@ A fenced block may have a mark, a comment on the line before its fence:
     <!-- block: run by tests/PATH.py::test_name -->  that test runs the block
     <!-- block: needs cuda -->                       nobody runs it: there is no GPU here
 
-`<!-- blocks: run by ... -->` anywhere on a page holds for all of its code that has no mark of its own.
+`<!-- blocks: run by ... -->` anywhere on a page holds for all of its code that has no mark of its own. On the line before
+a paragraph, a list or a table, `<!-- figures: COMMAND -->` names the command that its figures come from.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ READ_AT_THE_TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,})(?P<language>[\w+-]*)(?P<rest>[^`]*)$")
 MARK = re.compile(r"^\s*<!-- block: (?P<mark>.+?) -->\s*$")
 MARK_OF_ALL = re.compile(r"^<!-- blocks: (?P<mark>.+?) -->\s*$", re.MULTILINE)
+FIGURES_FROM = re.compile(r"^\s*<!-- figures: (?P<command>.+?) -->\s*$")
 TITLE = re.compile(r'\btitle="([^"]+)"')
 HEADING = re.compile(r"^(#{1,6}) +(.+?)(?: +#+)?$")
 LINK = re.compile(
@@ -69,11 +71,12 @@ class Link:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph, list item or table row, as one line; `anchor` is that of the heading above it."""
+    """A paragraph, list item or table row, as one line; `anchor` is that of the heading above it, `made_by` a command."""
 
     line: int
     text: str
     anchor: str
+    made_by: str
 
 
 @dataclass(frozen=True)
@@ -173,11 +176,11 @@ class Page:
     def paragraphs(self) -> list[Paragraph]:
         """Return paragraphs, items of lists and rows of tables, each with its lines joined."""
         found: list[Paragraph] = []
-        anchor, first, lines = "", 0, []
+        anchor, made_by, first, lines = "", "", 0, []
 
         def end() -> None:
             if lines:
-                found.append(Paragraph(first, " ".join(lines), anchor))
+                found.append(Paragraph(first, " ".join(lines), anchor, made_by))
                 lines.clear()
 
         anchors = {heading.line: heading.anchor for heading in self.headings}
@@ -185,6 +188,8 @@ class Page:
             if number in anchors or not is_prose or not line.strip():
                 end()
                 anchor = anchors.get(number, anchor)
+                mark = FIGURES_FROM.match(line)
+                made_by = mark["command"] if mark else ""
                 continue
             if line.startswith("    ") and not lines:
                 continue  # a drawing

@@ -32,6 +32,7 @@ from paceline import Recipe
 from paceline.cli.main import main
 from tests.docs.commands import problem_of
 from tests.docs.pages import MARK, ROOT, Block, Page, all_pages
+from tests.examples import scripts
 
 PAGES = all_pages()
 FENCE_AFTER_MARK = re.compile(r"^ *```")
@@ -190,9 +191,11 @@ def files_of(page: Page) -> dict[str, str]:
 
 
 def printed(command: str) -> str:
-    """Return what `paceline ...` prints, by the command line's own entry, stderr included."""
+    """Return what `paceline ...` or `python examples/NAME.py ...` prints, stderr included."""
     program, *arguments = shlex.split(command)
-    assert program == "paceline", f"only commands of paceline have an exact output, not {command!r}"
+    if program == "python" and arguments[0].startswith("examples/"):
+        return "".join(scripts.run(arguments[0].removeprefix("examples/"), *arguments[1:], folder=Path.cwd()))
+    assert program == "paceline", f"only commands of paceline and examples have an exact output, not {command!r}"
     heard = io.StringIO()
     with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(heard):
         main(arguments)

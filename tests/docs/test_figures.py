@@ -6,7 +6,9 @@ Whoever writes a figure has one rule to keep, in README.md and in every page of 
     paragraph, list item or table row that links to its source, and the source has that number:
       - a section of benchmarks.md (`benchmarks.md#links`), which counts with its results below `### make bench ...`;
       - a section of another page (`../codecs.md#which-one`), which keeps this rule itself;
-      - or a block of the same page: the command, the script, the recipe or the output that the page shows.
+      - a block of the same page: the command, the script, the recipe or the output that the page shows;
+      - or, where the page has no room for the output, a command that makes it: `<!-- figures: COMMAND -->` on the line
+        before the paragraph, the list or the table.
     A link holds for the table or the list that follows its paragraph, too. What is a setting and no result stands in
     backticks (`15 s`), where nobody looks for figures.
 
@@ -104,7 +106,9 @@ def untraced(page: Page, *, strict: bool) -> list[str]:
             linked, measured = linked | above[0], measured or above[1]
         else:
             above = (linked, measured)
-        if (strict or measured) and (page.name, paragraph.anchor) not in COMPUTED:
+        if paragraph.made_by:
+            found += [f"{page.name}:{paragraph.line}: {wrong}" for wrong in [problem_of(paragraph.made_by)] if wrong]
+        elif (strict or measured) and (page.name, paragraph.anchor) not in COMPUTED:
             found += [
                 f"{page.name}:{paragraph.line}: {figure}"
                 for figure in figures_in(paragraph.text)
@@ -144,6 +148,8 @@ def test_figures_beside_a_link_to_the_benchmarks_are_those_of_the_benchmarks(pag
         ("[links](benchmarks.md#links):\n\n- 9.43 times\n- 9.44 times", ["9.44"]),
         ("[links](benchmarks.md#links):\n\n| a |\n|---|\n| 9.43 times |\n\nAnd 1.91 times.", ["1.91"]),
         ("It ends at 3.52 s.\n\n<!-- block: output of paceline race -->\n```text\nlgc 3.52\n```", []),
+        ("<!-- figures: paceline race -->\n| a |\n|---|\n| 9.43 times |\n\nAnd 1.91 times.", ["1.91"]),
+        ("<!-- figures: pacelin race -->\nIt is 9.43 times.", ["'pacelin' is no program that the docs use; mistyped?"]),
         ("A worker is gone after `15 s`; 4 ranks on Python 3.11, at 200 Mbit/s.", []),
     ],
 )
