@@ -8,8 +8,8 @@ A fenced block may have a mark, a comment on the line before its fence:
     <!-- block: run by tests/PATH.py::test_name -->  that test runs the block
     <!-- block: needs cuda -->                       nobody runs it: there is no GPU here
 
-`<!-- blocks: run by ... -->` anywhere on a page holds for all of its code that has no mark of its own. On the line before
-a paragraph, a list or a table, `<!-- figures: COMMAND -->` names the command that its figures come from.
+`<!-- blocks: run by ... -->` anywhere on a page holds for all of its code that has no mark of its own. On the line
+before a paragraph, a list or a table, `<!-- figures: COMMAND -->` names the command that its figures come from.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph, list item or table row, as one line; `anchor` is that of the heading above it, `made_by` a command."""
+    """A paragraph, list item or table row, as one line; `anchor` is the heading above it, `made_by` a command."""
 
     line: int
     text: str

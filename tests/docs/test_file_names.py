@@ -21,6 +21,7 @@ def files() -> list[str]:
 def missing(text: str, known: list[str]) -> list[str]:
     """Return the Python files that a text names, by their whole path or the end of it, and that are not there."""
     named = [whole or part for whole, part in NAMED.findall(text)]
+    named = [name for name in named if not Path(name).stem.isupper()]  # examples/NAME.py is any of them
     return [name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in known)]
 
 
@@ -34,4 +35,5 @@ def test_no_text_names_a_file_that_is_not_there():
 def test_a_file_that_is_not_there_is_found():
     known = ["src/paceline/events.py"]
     assert missing("see `events.py`, `paceline/events.py` and `vents.py`", known) == ["vents.py"]
+    assert missing("see examples/NAME.py", known) == []
     assert missing("see drivers/collective/roll.py", known) == ["drivers/collective/roll.py"]
