@@ -6,8 +6,8 @@ import os
 
 import torch
 
+from tests.docs.pages import blocks
 from tests.integrations.huggingface.trainers import Tokens, gpt2
-from tests.integrations.pages import blocks
 
 SHORTER = {
     "max_steps=1000": "max_steps=4, use_cpu=True, report_to=[], disable_tqdm=True, per_device_train_batch_size=4",

@@ -8,8 +8,8 @@ import re
 import torch
 
 import paceline.huggingface
+from tests.docs.pages import DOCS, blocks
 from tests.integrations.huggingface.tiny import Sentences, Trainer, make_args, make_model
-from tests.integrations.pages import DOCS, blocks
 
 SECTIONS = re.compile(r"^## (?:Codecs|Pruning)\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.docs.pages import blocks
 from tests.integrations.huggingface.page_job import ours
-from tests.integrations.pages import blocks
 from tests.integrations.ranks import launch
 
 

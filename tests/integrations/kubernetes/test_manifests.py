@@ -19,7 +19,7 @@ from paceline.drivers.served.keys import make_keys
 from paceline.traces.journal import Resumed, RunEnded, StepRecord
 from paceline.traces.journal_files import read_journal
 from tests import warm
-from tests.integrations.pages import DOCS, blocks
+from tests.docs.pages import DOCS, blocks
 
 VERSION = "1.37"
 KINDS = ["Service", "PersistentVolumeClaim", "Job", "Job"]

@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 
-from tests.integrations.pages import blocks
+from tests.docs.pages import blocks
 
 
 def job(folder, number):

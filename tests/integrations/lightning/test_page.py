@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests import warm
-from tests.integrations.pages import blocks
+from tests.docs.pages import blocks
 from tests.integrations.ranks import ROOT, launch
 
 HEADINGS = ["compress", "average", "prune", "checkpoints", "figures", "lars"]

@@ -10,8 +10,8 @@ import pytest
 
 from paceline.traces.run_status import RunStatus, WorkerStatus, status_figures
 from tests import warm
+from tests.docs.pages import blocks
 from tests.integrations.loggers.jobs import STEPS, read_events
-from tests.integrations.pages import blocks
 from tests.integrations.ranks import launch
 
 JOBS = "tests.integrations.loggers.jobs"

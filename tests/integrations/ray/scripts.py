@@ -12,7 +12,7 @@ import torch
 import paceline
 import paceline.ray
 from paceline.recipes import Recipe
-from tests.integrations.pages import blocks
+from tests.docs.pages import blocks
 
 
 def failing_data():

@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from tests.integrations.pages import blocks
+from tests.docs.pages import blocks
 
 
 def code():

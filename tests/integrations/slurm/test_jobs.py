@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.integrations.pages import blocks
+from tests.docs.pages import blocks
 from tests.integrations.slurm.cluster import SlurmCluster, poll
 
 pytestmark = pytest.mark.xdist_group("slurm")
