@@ -6,7 +6,6 @@ torchrun --nproc-per-node 2 examples/hpsgd_torchrun.py --codec "qsgd levels=7" -
 """
 
 import argparse
-import os
 from pathlib import Path
 
 import torch
@@ -25,7 +24,7 @@ args.folder.mkdir(parents=True, exist_ok=True)
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 if device == "cuda":
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(dist.get_node_local_rank())
 dist.init_process_group("nccl" if device == "cuda" else "gloo")
 rank = dist.get_rank()
 images, labels = (torch.tensor(each, device=device) for each in load_digits(return_X_y=True))
