@@ -53,7 +53,7 @@ for number in range(args.epochs):
 if dist.get_rank() == 0:
     gradient = sum(p.nbytes for p in model.parameters())
     sent = compression.bytes_per_step if compression else gradient
-    print(f"{args.codec}: a gradient of {gradient:,} bytes travels as {sent:,.0f}; and without any exchange:")
+    print(f"{args.codec}: a gradient of {gradient:,} bytes travels as {sent:,.0f}\nwithout any exchange:")
 with model.no_sync():  # the step without the network; at the very end, for the replicas differ from here on
     epoch(args.epochs)
 dist.destroy_process_group()

@@ -53,7 +53,7 @@ dist.all_gather(vectors, vectors[0].clone())
 if rank == 0:
     spread = max((vector - vectors[0]).abs().max().item() for vector in vectors)
     ddp = 2 * (world - 1) / world * vectors[0].nbytes * args.windows * args.period  # what a ring sends over each link
-    print(f"largest difference between two ranks: {spread}; by DDP it would be {ddp:,.0f} bytes")
+    print(f"largest difference between two ranks: {spread}\nDDP would have sent {ddp:,.0f} bytes")
 if sync:
     sync.close()
 dist.destroy_process_group()
