@@ -1,0 +1,65 @@
+"""The examples for slow networks: fewer bytes than DDP, training that learns, and replicas that are equal."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from tests.examples.scripts import run
+
+
+def test_a_codec_sends_an_eighth_of_the_bytes_and_learns_as_plain_ddp_does():
+    arguments = ("--epochs", "3")
+    plain, quiet = run("ddp_codec.py", "--codec", "none", *arguments, ranks=2)
+    coded, _ = run("ddp_codec.py", "--codec", "qsgd levels=7", *arguments, ranks=2)
+    assert "epoch" not in quiet, "only the first rank prints"
+    gradient, sent = (_numbers(r"a gradient of ([\d,]+) bytes travels as ([\d,]+)", text)[0] for text in (plain, coded))
+    assert gradient[0] == gradient[1] == sent[0]
+    assert 7.5 * sent[1] < gradient[1]
+    losses = [_losses(text) for text in (plain, coded)]
+    assert len(losses[0]) == len(losses[1]) == 4  # the last epoch is without an exchange
+    assert losses[0][2] < 0.3 * losses[0][0]
+    assert losses[1][2] < 1.1 * losses[0][2]
+
+
+def test_hpsgd_goes_on_from_the_last_epoch_that_all_ranks_have_saved(tmp_path):
+    arguments = ("--folder", tmp_path, "--codec", "qsgd levels=7")
+    first, _ = run("hpsgd_torchrun.py", *arguments, "--epochs", "2", ranks=2)
+    assert [epoch for epoch, _, _ in _epochs(first)] == [1, 2]
+    (tmp_path / "epoch-2-rank-1.pt").unlink()  # as if this rank had died before it saved
+    then, _ = run("hpsgd_torchrun.py", *arguments, "--epochs", "4", ranks=2)
+    assert [(epoch, steps) for epoch, steps, _ in _epochs(then)] == [(2, 48), (3, 72), (4, 96)]
+    assert _epochs(then)[-1][2] > 70
+    states = [torch.load(tmp_path / f"epoch-4-rank-{rank}.pt", weights_only=True) for rank in range(2)]
+    weights = [torch.cat([each.flatten() for each in state["model"].values()]) for state in states]
+    assert torch.equal(*weights)
+    assert not list(tmp_path.glob("partial*"))
+
+
+def test_two_sites_of_two_ranks_train_one_model_and_meet_once_in_a_window():
+    text, *others = run("diloco_two_sites.py", "--ranks-per-site", "2", "--period", "10", "--windows", "6", ranks=4)
+    assert not any("loss" in each for each in others), "only the first rank prints"
+    losses = _losses(text)
+    assert len(losses) == 7
+    assert losses[-1] < 0.3 * losses[0]
+    assert "largest difference between two ranks: 0.0\n" in text
+    sent = _numbers(r"sent to the other site ([\d,]+) bytes", text)[-1][0]
+    [[plain]] = _numbers(r"DDP would have sent ([\d,]+) bytes", text)
+    assert 0 < 10 * sent < plain
+
+
+def _losses(text):
+    return [float(each) for each in re.findall(r"loss (\d+\.\d+)", text)]
+
+
+def _epochs(text):
+    found = re.findall(r"epoch (\d+): accuracy (\d+\.\d)%, (\d+) steps", text)
+    return [(int(epoch), int(steps), float(accuracy)) for epoch, accuracy, steps in found]
+
+
+def _numbers(pattern, text):
+    """Return the numbers of each match, as whole numbers."""
+    found = [match.groups() for match in re.finditer(pattern, text)]
+    assert found, text
+    return [[int(each.replace(",", "")) for each in groups] for groups in found]
