@@ -97,6 +97,11 @@ def averaging_race(folder: Path) -> Path:
     return command(folder, "race", *workers, *slow)
 
 
+def mixed_race(folder: Path) -> Path:
+    recipe = HERE.parents[1] / "examples" / "mixed.toml"
+    return command(folder, "race", str(recipe), "--strategies", "ssgd,lgc@ranks,hpsgd")
+
+
 def plan(folder: Path) -> Path:
     recipe = folder.with_suffix(".toml")
     recipe.write_text(
@@ -160,6 +165,7 @@ class Picture:
 PICTURES = {
     "timeline": Picture(race, kept="#title-timeline"),
     "averaging": Picture(averaging_race, kept="#title-timeline"),
+    "mixed-machines": Picture(mixed_race, kept="#title-timeline"),
     "plan": Picture(plan, kept="header, .tiles, .stages, .schedules, #title-steps, #title-layers"),
     "inspect": Picture(rates, kept="header, #title-ratios"),
     "inspect-pruning": Picture(wrong_labels, most_height=1240),
