@@ -51,5 +51,5 @@ if trainer.is_world_process_zero():
     print("loss on new sentences:", ", ".join(losses))
     if averaging is not None and averaging.sync is not None:
         figures, raw = averaging.figures(), 4 * model.num_parameters() * options.steps
-        print(f"{figures['averages']:.0f} averages; this rank sent {figures['sent_bytes'] / 1e6:.1f} MB,")
-        print(f"where its {options.steps} gradients have {raw / 1e6:.1f} MB; it waited {figures['wait_seconds']:.2f} s")
+        print(f"{figures['averages']:.0f} averages; rank 0 sent {figures['sent_bytes'] / 1e6:.1f} MB,", end=" ")
+        print(f"and its {options.steps} gradients have {raw / 1e6:.1f} MB")
