@@ -11,6 +11,7 @@ finds what stands there first, and a subclass's own method is what `plain` then 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ def around(trainer: Trainer, method: str, then: Callable[..., Any]) -> None:
 
 
 def check_trainer(trainer: Trainer, caller: str) -> None:
-    """Refuse what is no Trainer, and one whose model is not whole on every rank.
+    """Refuse what is no Trainer, one whose model is not whole on every rank, and one that does not see the launch.
 
     >>> check_trainer("trainer", "compress()")
     Traceback (most recent call last):
@@ -67,6 +68,12 @@ def check_trainer(trainer: Trainer, caller: str) -> None:
     flags["is_distributed_loading_by_transformers"] = "distributed_config"
     split = [label for flag, label in flags.items() if getattr(trainer, flag, False)]
     check_whole(trainer.accelerator, caller, split)
+    launched = os.environ.get("WORLD_SIZE") or "1"  # torchrun's
+    if trainer.args.world_size == 1 and launched != "1":
+        raise TrainerSetupError(
+            f"{launched} ranks were launched, and Trainer takes each for the only one, so that each would train alone: "
+            "on machines without a GPU give TrainingArguments(use_cpu=True)"
+        )
 
 
 def check_whole(accelerator: Any, caller: str, split: Sequence[str] = ()) -> None:

@@ -10,7 +10,7 @@ import torch
 from transformers import Trainer
 
 import paceline
-from paceline.huggingface import TrainerSetupError, average, take_rounds
+from paceline.huggingface import TrainerSetupError, average, prune, take_rounds
 from paceline.huggingface.rounds import RepeatedLoader
 from tests.integrations.huggingface.trainers import Tokens, arguments, digest, gpt2, state_digest, with_sgd
 
@@ -83,6 +83,15 @@ def test_what_shards_a_model_is_refused(tmp_path, monkeypatch, changed, said, pa
             part(trainer)
     finally:
         state.parallelism_config = before  # it is shared by all accelerators of a process
+
+
+@pytest.mark.parametrize("part", [average, lambda trainer: take_rounds(trainer, "full"), prune])
+def test_a_trainer_that_does_not_see_its_launch_is_refused(tmp_path, monkeypatch, part):
+    """Without a GPU and without use_cpu=True, Trainer trains each of torchrun's ranks alone, and says nothing of it."""
+    trainer = trainer_of(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(TrainerSetupError, match=r"2 ranks were launched.*use_cpu=True"):
+        part(trainer)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -89,6 +90,36 @@ def test_the_pages_job_and_one_on_other_nodes_complete_and_replay(slurm):
         assert steps_in(slurm.jobs / folder) == rounds
     replayed = json.loads(slurm.run("paceline", "replay", "runs/mine", "--json"))
     assert (replayed["identical"], replayed["steps"]) == (True, 40)
+
+
+TRAIN = """
+import torch
+import paceline
+
+torch.distributed.init_process_group("gloo")
+torch.manual_seed(torch.distributed.get_rank())
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with paceline.HPSGD(model, optimizer) as sync:
+    for _ in range(20):
+        inputs = torch.randn(16, 8)
+        (model(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    sync.flush()
+    print("rank", torch.distributed.get_rank(), "has", float(model.weight.sum()), flush=True)
+"""
+
+
+def test_the_guides_job_runs_a_script_of_ones_own_on_two_nodes(slurm):
+    (script,) = blocks("guides/clusters.md", "bash")
+    (slurm.jobs / "train.py").write_text(TRAIN)
+    job = slurm.submit(script, name="own")
+    assert slurm.ended(job, "own") == "COMPLETED", slurm.output("own")
+    sums = dict(re.findall(r"rank (\d) has ([-\d.e]+)", slurm.output("own")))
+    assert sorted(sums) == ["0", "1"]
+    assert sums["0"] == sums["1"]
+    assert abs(float(sums["0"]) - 8) < 2  # they learn weights of one each
 
 
 def test_a_job_that_cannot_be_is_refused_before_it_starts(slurm):
