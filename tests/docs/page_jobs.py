@@ -19,6 +19,7 @@ from tests.docs.pages import blocks_run_by
 
 SHORTER = {
     "k=7": "k=1",
+    "k=3": "k=1",
     "stages=4, microbatches=8": "stages=2, microbatches=4",
     "stages=2, microbatches=8": "stages=2, microbatches=4",
     "epochs=200": "epochs=2",
@@ -94,6 +95,19 @@ def trained(code, page, **more):
     before = losses_of(names)
     run(code, names, page)
     return {"before": before, "after": losses_of(names), "parameters": numbers_of(names["model"])}, names
+
+
+def first_blocks():
+    hook, averages, rounds = code_of("../README.md", "test_first_blocks")
+    names = readers_names()
+    before = losses_of(names)
+    run(hook, names, "README.md")
+    for inputs, targets in names["loader"]:
+        names["optimizer"].zero_grad()
+        names["loss_function"](names["model"](inputs), targets).backward()
+        names["optimizer"].step()
+    compressed = {"before": before, "after": losses_of(names), "parameters": numbers_of(names["model"])}
+    return [compressed, trained(averages, "README.md")[0], trained(rounds, "README.md")[0]]
 
 
 def averaging():

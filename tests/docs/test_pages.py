@@ -36,6 +36,13 @@ def learned(answers):
     assert answers[0]["parameters"] == answers[1]["parameters"]
 
 
+def test_first_blocks(ranks):  # README.md, index.md
+    compressed, averaged, rounds = zip(*ranks.do("first_blocks"), strict=True)
+    for answers in (compressed, averaged, rounds):
+        learned(answers)
+    assert blocks_run_by("index.md", f"{HERE}::test_first_blocks")[0] in (ROOT / "README.md").read_text()
+
+
 def test_averaging(ranks):  # averaging.md
     learned(ranks.do("averaging"))
 
