@@ -91,6 +91,12 @@ def race(folder: Path) -> Path:
     return command(folder, "race")
 
 
+def own_race(folder: Path) -> Path:
+    script = HERE.parents[1] / "examples" / "own_data_race.py"
+    subprocess.run([sys.executable, str(script), "--out", str(folder)], check=True)
+    return folder / "report.html"
+
+
 def averaging_race(folder: Path) -> Path:
     slow = ("--delay", "slow-worker", "--delay.slow-factor", "3", "--network.worker-bits-per-second", "1e7")
     workers = ("--strategies", "ssgd,local-sgd,hpsgd", "--workers", "4", "--split", "iid", "--rounds", "100")
@@ -164,6 +170,7 @@ class Picture:
 
 PICTURES = {
     "timeline": Picture(race, kept="#title-timeline"),
+    "own-race": Picture(own_race, kept="#title-timeline"),
     "averaging": Picture(averaging_race, kept="#title-timeline"),
     "mixed-machines": Picture(mixed_race, kept="#title-timeline"),
     "plan": Picture(plan, kept="header, .tiles, .stages, .schedules, #title-steps, #title-layers"),

@@ -145,7 +145,7 @@ class TrainerRounds(TrainerSync):
         super()._check_begin(train_dataloader)
         sampler = train_dataloader
         while sampler is not None:  # accelerate's shard has the sampler inside
-            refuse_collective_sampler(sampler, self._trainer.args.world_size)
+            refuse_collective_sampler(sampler, self._trainer.args.world_size, even_alone=True)
             sampler = getattr(sampler, "batch_sampler", None)
         if getattr(train_dataloader, "rng_types", None):
             raise TrainerSetupError(

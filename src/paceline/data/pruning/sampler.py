@@ -123,6 +123,11 @@ class PrunedBatches(Sampler[list[int]]):
         return self._epoch
 
     @property
+    def prunes_alone(self) -> bool:
+        """Whether it was told that it is the only one (`rank=0, world_size=1`), and so never meets other ranks."""
+        return isinstance(self._find_ranks, GroupFinder) and self._find_ranks.world_size == 1
+
+    @property
     def policy(self) -> Policy:
         """The policy that decides who sits out, with all that it has learned."""
         self._judge()

@@ -81,13 +81,20 @@ def check_k(strategy: Strategy, world: int) -> None:
         raise ValueError(f'k must be at most the number of ranks, {world}, or "auto" (k={k})')
 
 
-def refuse_collective_sampler(loader: Iterable[Any], world: int) -> None:
-    """Refuse a sampler that meets all ranks at the end of its passes."""
+def refuse_collective_sampler(loader: Iterable[Any], world: int, *, even_alone: bool = False) -> None:
+    """Refuse a sampler that meets all ranks at the end of its passes.
+
+    One that prunes the shard of its own rank alone meets nobody; `even_alone` refuses it too, where a framework deals
+    out the batches of one sampler among the ranks.
+    """
     sampler = getattr(loader, "batch_sampler", None)
-    if world > 1 and isinstance(sampler, FinePruning | InfoBatch):
+    if world < 2 or not isinstance(sampler, FinePruning | InfoBatch):
+        return
+    if even_alone or not sampler.prunes_alone:
         raise ValueError(
             f"{type(sampler).__name__} agrees with all ranks at the end of an epoch, and ranks that take rounds come "
-            "there at different times: it would wait for ever. Prune with DistributedDataParallel, or in a recipe"
+            "there at different times: it would wait for ever. Let each rank prune its own shard alone (rank=0, "
+            "world_size=1), or prune with DistributedDataParallel, or in a recipe"
         )
 
 
