@@ -11,7 +11,7 @@ ARGS   ?=
 # Dozens of processes load the same modules: what is compiled once is kept, whatever the machine's usual setting.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup race test test-integrations quick test-all lint types bench clean
+.PHONY: setup race test test-integrations quick test-all lint types dist bench clean
 
 setup: $(READY)
 
@@ -61,6 +61,10 @@ lint: $(READY)
 
 types: $(READY)
 	@$(BIN)/mypy
+
+# The wheel and the sdist, in dist/. The version is that of src/paceline/__init__.py.
+dist: $(READY)
+	@rm -rf dist && $(BIN)/python -m hatchling build
 
 bench: $(PEERS)
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from paceline.lazy import lazy_names
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from paceline import averaging, cluster, codecs, data, loggers, optim, pipeline, recipes  # noqa: F401 - for editors

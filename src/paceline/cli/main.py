@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
     >>> main(["--version"])
-    paceline 0.1.0
+    paceline 0.2.0
     0
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
