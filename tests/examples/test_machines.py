@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import re
 import signal
 import socket
+import subprocess
 import time
 from contextlib import contextmanager
 
 from paceline.drivers.served.keys import make_keys
-from tests.examples.scripts import run, start
+from tests.examples.scripts import ROOT, run, start
 
+GUIDE = ROOT / "docs" / "guides/spot-machines.md"
 SECONDS = 100.0
 
 
@@ -64,6 +67,24 @@ def test_a_server_that_is_stopped_goes_on_from_its_checkpoint_with_the_workers_t
     assert "all rounds are done" in machines.log(server)
 
 
+def test_the_loop_starts_a_worker_until_training_is_over(tmp_path):
+    worker = 'python() { echo "$@" >> started; [ "$(wc -l < started)" = 3 ]; }; sleep() { :; }'  # two die, one ends
+    subprocess.run(["bash", "-c", f"{worker}\n{_block('bash')}"], cwd=tmp_path, check=True, timeout=SECONDS)
+    started = (tmp_path / "started").read_text().splitlines()
+    assert started == ["examples/worker.py ps.example.org:29400 --tls keys/worker"] * 3
+
+
+def test_the_unit_starts_the_worker_again_with_options_that_it_has():
+    unit = configparser.ConfigParser()
+    unit.optionxform = str
+    unit.read_string(_block("ini"))
+    assert unit["Service"]["Restart"] == "on-failure", "a worker ends with 0 when training is over"
+    _, script, _, *options = unit["Service"]["ExecStart"].split()
+    assert script == "examples/worker.py"
+    known = re.findall(r'add_argument\("(--[a-z-]+)"', (ROOT / script).read_text(encoding="utf-8"))
+    assert options[::2] == known
+
+
 class Machines:
     """A server and its workers, each a process of its own, in one folder; the run is long enough to be disturbed."""
 
@@ -113,6 +134,10 @@ def _machines(folder):
         yield machines
     finally:
         machines.end()
+
+
+def _block(language):
+    return re.search(rf"```{language}\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)[1]
 
 
 def _counts(text):
