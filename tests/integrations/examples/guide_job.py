@@ -18,7 +18,7 @@ def lines():
 def job():
     answers = {}
     for line in lines():
-        trainer = Trainer(make_model(), make_args(num_train_epochs=2), train_dataset=Sentences(32))
+        trainer = Trainer(make_model(), make_args(num_train_epochs=4), train_dataset=Sentences(32))
         part = eval(line, {"paceline": paceline, "trainer": trainer})  # noqa: S307 - our own page
         trainer.train()
         answers[line.split("(")[0].rpartition(".")[2]] = part.figures()
