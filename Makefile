@@ -8,17 +8,17 @@ MKDOCS := $(VENV)/.mkdocs
 VERSIONS := 3.11 3.12 3.13
 ARGS   ?=
 
-# Dozens of processes load the same modules: what is compiled once is kept, whatever the machine's usual setting.
+# Dozens of processes load the same modules. Whoever loads one first compiles it, and it is kept, whatever the machine's
+# usual setting. Most of what is installed is never loaded, so nothing is compiled in advance.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup race test test-integrations quick test-all lint types dist bench clean
+.PHONY: setup setup-integrations race test test-integrations quick test-all lint types dist bench clean
 
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true  # pip would do it on one core; some files are templates
 	@touch $(READY)
 
 race: $(READY)
@@ -29,17 +29,21 @@ test: $(READY)
 	@$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
 # What runs inside Trainer, Lightning, Ray and Slurm, in an environment of its own: these are large, and none is needed.
+# It holds only what $(VENV) lacks, and finds the rest there by a .pth file, so that torch is installed once.
 INTEGRATIONS := .venv-integrations
 FRAMEWORKS := huggingface lightning ray
-test-integrations: $(INTEGRATIONS)/.ready
+test-integrations: setup-integrations
 	@PACELINE_TESTS_INTEGRATIONS=1 $(INTEGRATIONS)/bin/python -m pytest -n auto --dist loadgroup \
 	  $(or $(ARGS),tests/integrations $(FRAMEWORKS:%=src/paceline/%))
 
-$(INTEGRATIONS)/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(INTEGRATIONS)
-	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
-	  -e '.[dev,integrations]'
-	@$(INTEGRATIONS)/bin/python -m compileall -qq -j 0 -x '/tests?/' $(INTEGRATIONS)/lib || true
+setup-integrations: $(INTEGRATIONS)/.ready
+
+$(INTEGRATIONS)/.ready: $(READY)
+	$(BIN)/python -m venv --clear --without-pip $(INTEGRATIONS)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > $$(echo $(INTEGRATIONS)/lib/python*/site-packages)/venv.pth
+	$(BIN)/python -m pip --python $(INTEGRATIONS)/bin/python install --quiet --disable-pip-version-check --no-compile \
+	  -c constraints.txt -e '.[dev,integrations]'
 	@touch $@
 
 # Laws, parity and units of the core: what starts no process and takes no seconds. An answer in a minute.

@@ -36,7 +36,7 @@ RESULT_KEYS = {"strategy", "seed", "rounds", "seconds", "loss", "accuracy", "sec
 
 
 def test_race_prints_one_document_and_writes_the_report(tmp_path) -> None:
-    done = from_nothing("race", "--strategies", "full,lgc", "--rounds", "12", "--json", cwd=tmp_path)
+    done = paceline("race", "--strategies", "full,lgc", "--rounds", "12", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert [result["strategy"] for result in document["results"]] == ["full", "lgc"]

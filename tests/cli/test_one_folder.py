@@ -65,8 +65,9 @@ def test_so_is_it_by_the_ranks_of_a_launch(mark, tmp_path, capsys, monkeypatch):
 def test_so_is_it_by_scripts(mark, tmp_path):
     put(tmp_path, mark)
     model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="holds"):
-        paceline.serve(model, torch.optim.SGD(model.parameters(), lr=0.1), workers=1, out=tmp_path)
+        paceline.serve(model, optimizer, workers=1, listen="127.0.0.1:0", out=tmp_path)
     with pytest.raises(ValueError, match="holds"):
         paceline.train(Recipe(), out=tmp_path)
     assert list(files_in(tmp_path).values()) == [b"somebody's"]

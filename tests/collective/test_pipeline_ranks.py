@@ -11,7 +11,7 @@ from paceline.pipeline.schedules import SCHEDULES, orders
 from tests.distributed.ranks import Ranks
 
 pytestmark = pytest.mark.xdist_group("collective")
-STEPS = 20
+STEPS = 8
 CLOSE = 1e-12  # all in float64: what is left is the order of sums
 
 
