@@ -494,6 +494,11 @@ class Server:
             except Exception as error:
                 self.fail(error)
 
+    @property
+    def gathering_seconds_left(self) -> float:
+        """How long the first round will wait for all workers, if they do not come before."""
+        return max(0.0, self._opened + self.limits.gather_seconds - self.clock())
+
     def _begin_if_patience_is_out(self, clock: float) -> None:
         coordinator = self.coordinator
         if coordinator.begun or clock - self._opened <= self.limits.gather_seconds:
