@@ -8,19 +8,27 @@ import torch
 
 from tests.examples.scripts import run
 
+SENT = r"a rank sends ([\d,]+) bytes a step, plain DDP ([\d,]+)"
+
 
 def test_a_codec_sends_an_eighth_of_the_bytes_and_learns_as_plain_ddp_does():
     arguments = ("--epochs", "3")
     plain, quiet = run("ddp_codec.py", "--codec", "none", *arguments, ranks=2)
     coded, _ = run("ddp_codec.py", "--codec", "qsgd levels=7", *arguments, ranks=2)
     assert "epoch" not in quiet, "only the first rank prints"
-    gradient, sent = (_numbers(r"a gradient of ([\d,]+) bytes travels as ([\d,]+)", text)[0] for text in (plain, coded))
-    assert gradient[0] == gradient[1] == sent[0]
-    assert 7.5 * sent[1] < gradient[1]
+    without, sent = (_numbers(SENT, text)[0] for text in (plain, coded))
+    assert without[0] == without[1] == sent[1]
+    assert 7.5 * sent[0] < sent[1] < 8 * sent[0]
     losses = [_losses(text) for text in (plain, coded)]
     assert len(losses[0]) == len(losses[1]) == 4  # the last epoch is without an exchange
     assert losses[0][2] < 0.3 * losses[0][0]
     assert losses[1][2] < 1.1 * losses[0][2]
+
+
+def test_four_ranks_send_an_eighth_of_the_ring_of_ddp_each():
+    sent, ring = _numbers(SENT, run("ddp_codec.py", "--epochs", "1", ranks=4)[0])[0]
+    assert ring == 2 * 3 / 4 * 4 * (64 * 512 + 512 * 512 + 512 * 10 + 512 + 512 + 10)
+    assert 7.5 * sent < ring < 8 * sent, "and no probe of the link is in it"
 
 
 def test_hpsgd_goes_on_from_the_last_epoch_that_all_ranks_have_saved(tmp_path):
