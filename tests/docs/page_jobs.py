@@ -28,6 +28,7 @@ SHORTER = {
     "num_workers=4": "num_workers=1",
     "batch, parts = 8192, 16": "batch, parts = 64, 4",
     "workers=10": "workers=1",
+    "step == 300": "step == 3",
     "rounds=3000": "rounds=24",
     "0.0.0.0:29400": "127.0.0.1:{port}",
     "ps.example.org:29400": "127.0.0.1:{port}",
@@ -155,6 +156,39 @@ def codecs():
         "after": losses_of(names),
         "parameters": numbers_of(names["model"]),
         "sizes": [sizes["payload_bytes"], sizes["gradient_bytes"]],
+    }
+
+
+def codecs_with_a_scaler():
+    """One batch of the second rank is too much for a scaled loss."""
+    (loop,) = code_of("codecs.md", "test_codecs_with_a_scaler")
+    names, batches = readers_names(device="cpu"), itertools.count()
+    before = losses_of(names)
+    names["model"] = DistributedDataParallel(names["network"])
+    plain = names["loss_function"]
+    names["loss_function"] = lambda outputs, targets: (
+        plain(outputs, targets) * (1e36 if next(batches) == 2 and dist.get_rank() == 1 else 1)
+    )
+    run(loop, names, "codecs.md")
+    return {
+        "before": before,
+        "after": losses_of(names),
+        "parameters": numbers_of(names["network"]),
+        "scale": names["scaler"].get_scale(),
+        "skipped": names["compression"].skipped_steps,
+    }
+
+
+def slow_network():
+    (loop,) = code_of("guides/slow-network.md", "test_slow_network")
+    names = readers_names()
+    before, names["model"] = losses_of(names), DistributedDataParallel(names["network"])
+    run(loop, names, "guides/slow-network.md")
+    return {
+        "before": before,
+        "after": losses_of(names),
+        "parameters": numbers_of(names["network"]),
+        "steps": [len(names["loader"]), names["compression"].steps],
     }
 
 

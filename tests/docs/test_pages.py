@@ -87,6 +87,18 @@ def test_codecs(ranks):  # codecs.md
     assert all(payload < gradient / 4 for payload, gradient in (answer["sizes"] for answer in answers))
 
 
+def test_codecs_with_a_scaler(ranks):  # codecs.md
+    answers = ranks.do("codecs_with_a_scaler")
+    learned(answers)
+    assert [(answer["scale"], answer["skipped"]) for answer in answers] == [(32768.0, 1)] * 2
+
+
+def test_slow_network(ranks):  # guides/slow-network.md
+    answers = ranks.do("slow_network")
+    learned(answers)
+    assert [answer["steps"] for answer in answers] == [[8, 5]] * 2
+
+
 def test_large_batches(ranks):  # large-batches.md
     answers = ranks.do("large_batches")
     assert all(whole["after"] < whole["before"] for whole, _, _ in answers)  # each rank for itself

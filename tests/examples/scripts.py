@@ -23,8 +23,11 @@ EXAMPLES = ROOT / "examples"
 SECONDS = 150.0
 
 
-def run(name, *arguments, ranks=None, folder=None, environment=None, seconds=SECONDS):
-    """Run a script to its end, in `folder` or one of its own; return what each process printed, stderr included."""
+def run(name, *arguments, ranks=None, folder=None, environment=None, seconds=SECONDS, network=None):
+    """Run a script to its end, in `folder` or one of its own; return what each process printed, stderr included.
+
+    `network` is the name of a network namespace in which the processes are.
+    """
     with tempfile.TemporaryDirectory(prefix="paceline-example-") as own:
         port = _free_port()
         processes, logs = [], []
@@ -33,7 +36,14 @@ def run(name, *arguments, ranks=None, folder=None, environment=None, seconds=SEC
                 logs.append(Path(own, f"rank-{rank}.log"))
                 place = {} if ranks is None else _place(rank, ranks, port)
                 processes.append(
-                    start(name, *arguments, log=logs[-1], folder=folder or own, environment=place | (environment or {}))
+                    start(
+                        name,
+                        *arguments,
+                        log=logs[-1],
+                        folder=folder or own,
+                        environment=place | (environment or {}),
+                        network=network,
+                    )
                 )
             deadline = time.monotonic() + seconds
             for process in processes:
@@ -51,9 +61,10 @@ def run(name, *arguments, ranks=None, folder=None, environment=None, seconds=SEC
     return texts
 
 
-def start(name, *arguments, log, folder, environment=None):
+def start(name, *arguments, log, folder, environment=None, network=None):
     """Start a script; what it prints goes to the file `log`."""
-    command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
+    place = ["ip", "netns", "exec", network] if network is not None else []
+    command = [*place, sys.executable, str(EXAMPLES / name), *map(str, arguments)]
     settings = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | (environment or {})
     with Path(log).open("wb") as out:
         return warm.Popen(command, cwd=folder, env=settings, stdout=out, stderr=out, finalized=False)
