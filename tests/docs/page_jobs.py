@@ -25,6 +25,8 @@ SHORTER = {
     "epochs=200": "epochs=2",
     "range(200)": "range(2)",
     "batch_size=128": "batch_size=8",
+    "batch_size=64": "batch_size=8",
+    "shares = [2, 2, 1, 1]": "shares = [2, 1]",
     "num_workers=4": "num_workers=1",
     "batch, parts = 8192, 16": "batch, parts = 64, 4",
     "workers=10": "workers=1",
@@ -115,6 +117,30 @@ def averaging():
     (loop,) = code_of("averaging.md", "test_averaging")
     found, _ = trained(loop, "averaging.md")
     return found
+
+
+def shares_by_speed():
+    """Train a model whose change is the sum of all samples that were seen, so that their weights show."""
+    (loop,) = code_of("guides/mixed-machines.md", "test_shares_by_speed")
+    inputs = torch.randn(96, 20, generator=torch.Generator().manual_seed(5))
+    model = torch.nn.Linear(20, 1, bias=False)
+    names = readers_names(
+        dataset=TensorDataset(inputs, torch.zeros(96)),
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_function=lambda outputs, targets: outputs.mean(),
+        epochs=1,
+    )
+    with torch.no_grad():
+        model.weight.zero_()
+    run(loop, names, "mixed-machines.md")
+    expected = -0.1 * inputs.sum(0) / 8 / 2  # the rate, each sample once, a batch of 8, the mean of two ranks
+    return {
+        "samples": len(names["parts"][dist.get_rank()]),
+        "steps": names["sync"].steps,
+        "distance": float((model.weight[0] - expected).abs().max()),
+        "moved": float(expected.abs().max()),
+    }
 
 
 def rounds(folder):

@@ -47,6 +47,13 @@ def test_averaging(ranks):  # averaging.md
     learned(ranks.do("averaging"))
 
 
+def test_shares_by_speed(ranks):  # guides/mixed-machines.md
+    answers = ranks.do("shares_by_speed")
+    assert [answer["samples"] for answer in answers] == [64, 32]
+    assert [answer["steps"] for answer in answers] == [8, 4]
+    assert all(answer["distance"] < 1e-5 < 0.01 < answer["moved"] for answer in answers), "every sample weighs the same"
+
+
 def test_rounds(ranks, tmp_path):  # rounds.md
     answers = ranks.do("rounds", folder=str(tmp_path))
     learned(answers)

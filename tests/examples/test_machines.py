@@ -34,8 +34,8 @@ HERE = "tests/examples/test_machines.py"
 SECONDS = 100.0
 
 
-def test_the_slow_rank_is_late_instead_of_waited_for():
-    first, *others = run("lgc_torchrun.py", "--epochs", 1, "--slower", 12, ranks=3)
+def test_the_slow_ranks_are_late_instead_of_waited_for():
+    first, *others = run("lgc_torchrun.py", "--epochs", 1, "--slow-ranks", 2, "--slower", 5, ranks=3)
     assert not any(re.search("Error|rounds", text) for text in others), "rank 0 alone prints"
     full, lgc = first.split("LGCSync")
     in_time, late = _counts(full)
@@ -43,10 +43,10 @@ def test_the_slow_rank_is_late_instead_of_waited_for():
     assert late == [0, 0, 0]
     rounds = in_time[0]
     in_time, late = _counts(lgc)
-    assert sum(in_time) == 2 * rounds, "two of three close a round"
-    assert in_time[2] < min(in_time[:2])
-    assert late[2] > 0, "what the slow rank did is used, a round later"
-    assert float(re.search(r"accuracy ([\d.]+)%", lgc)[1]) > 50
+    assert sum(in_time) == rounds, "with two slow ranks of three, one closes a round"
+    assert in_time[0] > max(in_time[1:])
+    assert max(late[1:]) > 0, "what the slow ranks did is used, a round later"
+    assert float(re.search(r"accuracy ([\d.]+)%", lgc)[1]) > 40
 
 
 def test_a_killed_worker_is_replaced_and_all_rounds_are_done(tmp_path):
