@@ -1,9 +1,7 @@
 """DiLoCo between two sites: the ranks of a site average every step, the sites once in `--period` steps.
 
-    torchrun --nproc-per-node 2 examples/diloco_two_sites.py                         # two sites of one rank
-    torchrun --nproc-per-node 4 examples/diloco_two_sites.py --ranks-per-site 2      # two sites of two ranks
-
-A site is what a fast network joins: a machine, or a rack. The link between the sites is slow.
+torchrun --nproc-per-node 2 examples/diloco_two_sites.py                         # two sites of one rank
+torchrun --nproc-per-node 4 examples/diloco_two_sites.py --ranks-per-site 2      # two sites of two ranks
 """
 
 import argparse
@@ -20,7 +18,6 @@ parser.add_argument("--ranks-per-site", type=int, default=1)
 parser.add_argument("--period", type=int, default=25)
 parser.add_argument("--windows", type=int, default=16)
 args = parser.parse_args()
-
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 leader = rank - rank % args.ranks_per_site  # the first rank of this site: only leaders use the slow link
@@ -34,26 +31,29 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 sync = paceline.DiLoCo(model, optimizer, period=args.period, process_group=leaders) if rank == leader else None
 
 for window in range(args.windows + 1):
-    for parameter in model.parameters():  # the leader's model to its site: first rank 0's, then each new average
-        dist.broadcast(parameter.data, leader, group=site)
+    for tensor in model.state_dict().values():  # the leader's to its site: first rank 0's, then each new average
+        dist.broadcast(tensor, leader, group=site)
     if rank == 0:
-        loss = cross_entropy(model(images), labels)
+        with torch.inference_mode():
+            loss = cross_entropy(model.eval()(images), labels)
         print(f"step {window * args.period}: loss {loss:.3f}, sent to the other site {sync.sent_bytes:,} bytes")
+    model.train()
     for _ in range(args.period if window < args.windows else 0):
         batch = torch.randint(len(images), (16,), generator=draw)
         cross_entropy(model(images[batch]), labels[batch]).backward()
-        for parameter in model.parameters():  # the mean over the site, by hand: DiLoCo refuses a model in DDP
-            dist.all_reduce(parameter.grad, group=site)
-            parameter.grad /= args.ranks_per_site
+        for weight in filter(lambda each: each.requires_grad, model.parameters()):  # by hand: DiLoCo refuses DDP
+            mean = torch.zeros_like(weight) if weight.grad is None else weight.grad / args.ranks_per_site
+            dist.all_reduce(mean, group=site)
+            weight.grad = mean
         optimizer.step()  # in the last step of a window the leaders average, and wait for it
         optimizer.zero_grad()
 
-vectors = [torch.nn.utils.parameters_to_vector(model.parameters()).detach() for _ in range(world)]
-dist.all_gather(vectors, vectors[0].clone())
+state = torch.cat([each.flatten().double() for each in model.state_dict().values()])  # buffers are in it too
+dist.all_gather(states := [torch.empty_like(state) for _ in range(world)], state)
 if rank == 0:
-    spread = max((vector - vectors[0]).abs().max().item() for vector in vectors)
-    ddp = 2 * (world - 1) / world * vectors[0].nbytes * args.windows * args.period  # what a ring sends over each link
-    print(f"largest difference between two ranks: {spread}\nDDP would have sent {ddp:,.0f} bytes")
+    spread = max((other - state).abs().max().item() for other in states)
+    steps, gradient = args.windows * args.period, sum(weight.nbytes for weight in model.parameters())
+    print(f"largest difference between two ranks: {spread}")
+    print(f"DDP would have sent {2 * (world - 1) / world * gradient * steps:,.0f} bytes")  # a ring, over each link
 if sync:
     sync.close()
-dist.destroy_process_group()

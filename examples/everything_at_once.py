@@ -26,8 +26,7 @@ inputs, targets = torch.tensor(digits.data / 16, dtype=torch.float32)[order], to
 shard = TensorDataset(inputs[rank:1500:world], targets[rank:1500:world])
 
 # Each rank prunes its own shard alone (world_size=1): ranks that take rounds end their passes at different times.
-# Pruned passes are shorter, so more of them fit into the rounds than of whole ones: at most twice as many.
-passes = 2 * args.rounds * 32 // len(shard)
+passes = max(1, 2 * args.rounds * 32 // len(shard))  # pruned ones are shorter: at most twice as many as whole ones
 pruning = paceline.InfoBatch(shard, batch_size=32, epochs=passes, drop_last=True, rank=0, world_size=1)
 loader = DataLoader(shard, batch_sampler=pruning)
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
@@ -52,7 +51,8 @@ with paceline.LGCSync(model, optimizer, k=args.k, blocks=8, scheduler=schedule, 
     dist.all_gather_object(lines, f"rank {rank}: {gradients}; {pruning.share_pruned:.0%} of its samples sat out")
     dist.all_gather_object(sums, vector.double().sum().item())
     if rank == 0:
-        accuracy = (model(inputs[1500:]).argmax(1) == targets[1500:]).float().mean()
+        with torch.inference_mode():
+            accuracy = (model.eval()(inputs[1500:]).argmax(1) == targets[1500:]).float().mean()
         ring = 2 * (world - 1) / world * 4 * len(vector) * sync.version / 1e6
         print(f"accuracy {accuracy:.1%}, replicas equal: {len(set(sums)) == 1}")
         print(f"rank 0 sent {sync.sent_bytes / 1e6:.1f} MB by plan {sync.plan}; as float32 in a ring: {ring:.1f} MB")

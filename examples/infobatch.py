@@ -29,8 +29,7 @@ def train(pruning, epochs):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)  # in epochs: their lengths vary
-    loader = DataLoader(data, batch_sampler=pruning)  # instead of batch_size=32, shuffle=True
-    seen = 0
+    loader, seen = DataLoader(data, batch_sampler=pruning), 0  # instead of batch_size=32, shuffle=True
     for _ in range(epochs):
         for x, y in loader:
             losses = nn.functional.cross_entropy(model(x), y, reduction="none")  # one for each sample
@@ -39,12 +38,13 @@ def train(pruning, epochs):
             optimizer.step()
             seen += len(y)
         scheduler.step()
-    accuracy = (model(inputs[test]).argmax(1) == targets[test]).float().mean().item()
+    with torch.inference_mode():
+        accuracy = (model.eval()(inputs[test]).argmax(1) == targets[test]).float().mean().item()
     return model, seen, accuracy
 
 
 epochs, shorter = args.epochs, round(0.7 * args.epochs)
-third = {"window": epochs // 3, "starting_point": epochs // 6}  # FinePruning begins anew in each third of the run
+third = {"window": max(1, epochs // 3), "starting_point": epochs // 6}  # FinePruning begins anew in each third
 runs = {  # the second row is what pruning must beat: as little work, by fewer epochs
     "every sample": (epochs, paceline.InfoBatch(data, batch_size=32, epochs=epochs, ratio=0.0)),
     "fewer epochs": (shorter, paceline.InfoBatch(data, batch_size=32, epochs=shorter, ratio=0.0)),

@@ -13,7 +13,7 @@ from torch import nn
 import paceline
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--batch", type=int, default=750, help="samples of a large batch: 500, 750 or 1500")
+parser.add_argument("--batch", type=int, default=750, choices=(500, 750, 1500), help="samples of a large batch")
 parser.add_argument("--epochs", type=int, default=40)
 args = parser.parse_args()
 SMALL, FITS, RATES = 50, 250, (0.05, 0.1, 0.2, 0.4, 0.8)  # 250 samples fit the memory, let us say
@@ -46,7 +46,8 @@ def test_accuracy(make_optimizer, rate, batch):
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-    return (model(inputs[test]).argmax(1) == targets[test]).float().mean().item()
+    with torch.inference_mode():
+        return (model.eval()(inputs[test]).argmax(1) == targets[test]).float().mean().item()
 
 
 print("test accuracy     rate", *(f"{rate:7}" for rate in RATES))

@@ -14,7 +14,7 @@ import pytest
 import paceline
 from paceline.recipes.recipe import RecipeChanges
 
-PACKAGES = ("averaging", "cluster", "codecs", "data", "loggers", "optim", "pipeline", "recipes")
+PACKAGES = ("averaging", "cluster", "codecs", "data", "loggers", "optim", "pipeline", "recipes", "reports")
 FRAMEWORKS = ("huggingface", "lightning", "ray")  # extras: tests/integrations looks into them
 
 

@@ -11,6 +11,7 @@ The same names, and a few more, stand in sub-packages by what they are for:
     paceline.cluster      servers, workers, rounds of ranks   paceline.codecs      gradients as fewer bytes
     paceline.data         data sets, splits, pruning          paceline.optim       LARS, accumulation, schedules
     paceline.pipeline     a model cut into stages             paceline.loggers     where figures go
+    paceline.reports      traces as tables and pages
     paceline.huggingface, paceline.lightning, paceline.ray    the parts inside frameworks, each an extra
 
 Public names are imported when they are first used, so that the command line starts without torch.
@@ -25,7 +26,7 @@ from paceline.lazy import lazy_names
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from paceline import averaging, cluster, codecs, data, loggers, optim, pipeline, recipes  # noqa: F401 - for editors
+    from paceline import averaging, cluster, codecs, data, loggers, optim, pipeline, recipes, reports  # noqa: F401
     from paceline.analysis.pruning import pruning_page
     from paceline.data.pruning.policy import PruningError
     from paceline.data.pruning.sampler import FinePruning, InfoBatch
@@ -136,7 +137,7 @@ __all__ = [
     "warmup_poly",
 ]
 
-_PACKAGES = ("averaging", "cluster", "codecs", "data", "loggers", "optim", "pipeline", "recipes")
+_PACKAGES = ("averaging", "cluster", "codecs", "data", "loggers", "optim", "pipeline", "recipes", "reports")
 _FRAMEWORKS = ("huggingface", "lightning", "ray")  # each an extra
 
 if not TYPE_CHECKING:  # mypy reads the imports above instead, and so still sees a misspelt name

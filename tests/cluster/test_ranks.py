@@ -17,6 +17,7 @@ import paceline
 from paceline.cli.main import main
 from paceline.drivers.ranks.checkpoints import RankCheckpoints
 from tests import warm
+from tests.launches import free_port
 
 STARTS_WITHIN_SECONDS = 120.0
 ENDS_WITHIN_SECONDS = 120.0
@@ -134,9 +135,7 @@ def test_torchrun_starts_the_ranks_again_and_they_go_on_from_the_last_checkpoint
 def test_a_machine_that_is_lost_is_replaced_and_all_go_on_from_the_last_checkpoint(recipe, tmp_path):
     """Two launchers, as on two machines, by the lines of docs/guides/spot-machines.md; one dies with its rank."""
     folder = tmp_path / "run"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     many = ("torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1")
     where = ("--rdzv-backend", "c10d", "--rdzv-id", "mine", "--rdzv-endpoint", f"127.0.0.1:{port}")
     launch = (*many, *where, "-m", "paceline", "train")

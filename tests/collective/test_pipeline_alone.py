@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-import socket
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +21,7 @@ from paceline.drivers.pipelining.batches import sums_of
 from paceline.drivers.pipelining.ranks import FailurePropagation
 from paceline.drivers.pipelining.torch_internals import can_split
 from paceline.pipeline.graph import ModelGraph, cut_piece
+from tests.launches import free_port
 
 pytestmark = pytest.mark.xdist_group("collective")
 
@@ -46,10 +46,7 @@ def test_without_a_launch_it_says_how_to_start_one(monkeypatch):
 @pytest.fixture
 def launch(monkeypatch):
     """What torchrun tells one process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launch = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    launch = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for name, value in launch.items():
         monkeypatch.setenv(name, value)
 

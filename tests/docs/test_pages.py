@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 
@@ -19,6 +18,7 @@ from paceline import Race, Recipe
 from tests import warm
 from tests.distributed.ranks import Ranks
 from tests.docs.pages import ROOT, blocks_run_by
+from tests.launches import free_port
 
 HERE = "tests/docs/test_pages.py"
 SMALL = 'rounds = 6\n[cluster]\nworkers = 2\n[strategy]\nname = "full"\n'
@@ -40,7 +40,8 @@ def test_first_blocks(ranks):  # README.md, index.md
     compressed, averaged, rounds = zip(*ranks.do("first_blocks"), strict=True)
     for answers in (compressed, averaged, rounds):
         learned(answers)
-    assert blocks_run_by("index.md", f"{HERE}::test_first_blocks")[0] in (ROOT / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert blocks_run_by("index.md", f"{HERE}::test_first_blocks")[0] in readme
 
 
 def test_averaging(ranks):  # averaging.md
@@ -67,7 +68,7 @@ def test_ranks_of_a_second_life(tmp_path):  # rounds.md
     (code,) = blocks_run_by("rounds.md", f"{HERE}::test_ranks_of_a_second_life")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     total = "total = torch.ones(1)\ndist.all_reduce(total)\nprint(rank, world, int(total))\n"
-    (tmp_path / "script.py").write_text(f"import os, torch, torch.distributed as dist\n{code}{total}")
+    (tmp_path / "script.py").write_text(f"import os, torch, torch.distributed as dist\n{code}{total}", encoding="utf-8")
     launched = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
@@ -129,10 +130,7 @@ def test_pruning(ranks):  # pruning.md
 
 def test_server_and_worker(ranks, tmp_path):  # cluster.md
     script(["-m", "paceline", "keys", "keys", "--hosts", "127.0.0.1"], tmp_path)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server, worker = ranks.do("server_and_worker", folder=str(tmp_path), port=port)
+    server, worker = ranks.do("server_and_worker", folder=str(tmp_path), port=free_port())
     assert worker["after"] < worker["before"]
     assert server["after"] != server["before"]
     assert (tmp_path / "runs/mine/report.html").is_file()
@@ -157,20 +155,20 @@ def script(arguments, folder):
 def test_training_in_a_script(tmp_path):  # cluster.md, loggers.md
     (code,) = blocks_run_by("cluster.md", f"{HERE}::test_training_in_a_script")
     (own_log,) = blocks_run_by("loggers.md", f"{HERE}::test_training_in_a_script")
-    (tmp_path / "my.toml").write_text(SMALL)
-    (tmp_path / "my_logs.py").write_text(own_log)
+    (tmp_path / "my.toml").write_text(SMALL, encoding="utf-8")
+    (tmp_path / "my_logs.py").write_text(own_log, encoding="utf-8")
     told = "import json\nprint(json.dumps([trained.result.rounds, trained.outcome.finished, str(trained.folder)]))\n"
-    (tmp_path / "script.py").write_text(f"import paceline\n{code}{told}")
+    (tmp_path / "script.py").write_text(f"import paceline\n{code}{told}", encoding="utf-8")
     assert json.loads(script(["script.py"], tmp_path).splitlines()[-1]) == [6, True, "runs/mine"]
     script(["-m", "paceline", "train", "my.toml", "--log", "my_logs:log", "--out", "runs/logged"], tmp_path)
-    logged = [json.loads(line) for line in (tmp_path / "figures.jsonl").read_text().splitlines()]
+    logged = [json.loads(line) for line in (tmp_path / "figures.jsonl").read_text(encoding="utf-8").splitlines()]
     assert logged[-1]["step"] == 6
     assert logged[-1]["paceline/workers"] == 2
 
 
 def test_data_of_ones_own(tmp_path):  # data.md
     (code,) = blocks_run_by("data.md", f"{HERE}::test_data_of_ones_own")
-    (tmp_path / "my_data.py").write_text(code)
+    (tmp_path / "my_data.py").write_text(code, encoding="utf-8")
     command = [
         "-m",
         "paceline",

@@ -95,6 +95,8 @@ def test_accumulate_goes_with_averaging_and_blocks_take_its_place_in_rounds():
 def test_in_rounds_a_rank_prunes_alone(kind):
     together = DataLoader(range(8), batch_sampler=kind(8, batch_size=4, epochs=40))
     _refused("agrees with all ranks at the end of an epoch", refuse_collective_sampler, together, 2)
+    with pytest.raises(ValueError, match=r"Give each rank a Subset of its own .* draw the same batches"):
+        refuse_collective_sampler(together, 2)
     refuse_collective_sampler(together, 1)
     alone = DataLoader(range(8), batch_sampler=kind(8, batch_size=4, epochs=40, rank=0, world_size=1))
     refuse_collective_sampler(alone, 2)

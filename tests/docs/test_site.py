@@ -64,7 +64,8 @@ def site(tmp_path_factory):
 @needs_mkdocs
 @pytest.mark.xdist_group("site")
 def test_every_page_of_the_navigation_is_there_and_shows_no_comment(site):
-    named = [first or second for first, second in NAV_PAGE.findall((PROJECT / "mkdocs.yml").read_text())]
+    navigation = (PROJECT / "mkdocs.yml").read_text(encoding="utf-8")
+    named = [first or second for first, second in NAV_PAGE.findall(navigation)]
     assert len(named) > 50
     assert [name for name in named if not (site / f"{name}.html").is_file()] == []
     pages = {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
@@ -126,12 +127,13 @@ def test_a_link_that_leads_nowhere_is_refused(tmp_path):
     for folder in ("docs/site", "examples", "src"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(SITE_FILES / "hooks.py", tmp_path / "docs/site/hooks.py")
-    (tmp_path / "examples/one.toml").write_text("# One recipe.\nrounds = 3\n")
-    (tmp_path / "src/one.txt").write_text("")
-    (tmp_path / "CHANGELOG.md").write_text("# Changes\n\nSee [the first page](docs/index.md).\n")
+    (tmp_path / "examples/one.toml").write_text("# One recipe.\nrounds = 3\n", encoding="utf-8")
+    (tmp_path / "src/one.txt").write_text("", encoding="utf-8")
+    (tmp_path / "CHANGELOG.md").write_text("# Changes\n\nSee [the first page](docs/index.md).\n", encoding="utf-8")
     checks = "exclude_docs: '*.py'\nvalidation:\n  unrecognized_links: warn\n  anchors: warn\n"
     (tmp_path / "mkdocs.yml").write_text(
-        f"site_name: x\ntheme: mkdocs\nhooks: [docs/site/hooks.py]\nplugins: []\n{checks}"
+        f"site_name: x\ntheme: mkdocs\nhooks: [docs/site/hooks.py]\nplugins: []\n{checks}",
+        encoding="utf-8",
     )
     for links, fine in (
         ("[a](../examples/one.toml), [b](../CHANGELOG.md#changes)", True),
@@ -139,7 +141,7 @@ def test_a_link_that_leads_nowhere_is_refused(tmp_path):
         ("[a](../examples/two.toml)", False),
         ("[a](../CHANGELOG.md#no-such-heading)", False),
     ):
-        (tmp_path / "docs/index.md").write_text(f"# Title\n\n{links}\n")
+        (tmp_path / "docs/index.md").write_text(f"# Title\n\n{links}\n", encoding="utf-8")
         done = build(tmp_path, tmp_path / "built")
         assert (done.returncode == 0) is fine, f"{links}\n{done.stdout}{done.stderr}"
 

@@ -57,4 +57,4 @@ def test_a_transformer_that_fits_nowhere_is_refused(tmp_path):
         if process.poll() is None:
             process.kill()
             process.wait(20)
-    assert "2 devices have 10.0 MB together; use more stages" in (tmp_path / "log").read_text()
+    assert "2 devices have 10.0 MB together; use more stages" in (tmp_path / "log").read_text(encoding="utf-8")

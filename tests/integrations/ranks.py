@@ -10,19 +10,19 @@ which are forked from one that has loaded torch and the frameworks.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from tests import warm
+from tests.launches import free_port, place, run_all
 
 ROOT = Path(__file__).parents[2]
 JOB_SECONDS = 120.0
@@ -65,25 +65,16 @@ def launch(module, settings=None, *, world=2, network=None, seconds=JOB_SECONDS,
     with tempfile.TemporaryDirectory(prefix="paceline-ranks-") as folder:
         logs = [Path(folder, f"rank-{rank}.log") for rank in range(world)]
         found = [Path(folder, f"rank-{rank}.json") for rank in range(world)]
-        port = _free_port() if network is None else 29500  # nobody else is in a namespace
-        place = ["ip", "netns", "exec", network.name] if network is not None else []
-        processes = []
-        try:
-            for rank in range(world):
-                command = [*place, sys.executable, "-c", MAIN, module, json.dumps(settings or {}), str(found[rank])]
-                with logs[rank].open("wb") as log:
-                    env = os.environ | _place(rank, world, port) | (environment or {})
-                    processes.append(warm.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, finalized=False))
-            deadline = time.monotonic() + seconds
-            for process in processes:
-                process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    process.kill()
-                process.wait(20)
+        port = free_port() if network is None else 29500  # nobody else is in a namespace
+        where = ["ip", "netns", "exec", network.name] if network is not None else []
+
+        def start(rank):
+            command = [*where, sys.executable, "-c", MAIN, module, json.dumps(settings or {}), str(found[rank])]
+            env = os.environ | place(rank, world, port) | (environment or {})
+            with logs[rank].open("wb") as log:
+                return warm.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, finalized=False)
+
+        processes = run_all([functools.partial(start, rank) for rank in range(world)], seconds)
         answers = [_answer(*each) for each in zip(range(world), found, logs, processes, strict=True)]
     failed = [each for each in answers if isinstance(each, JobError)]
     if failed and check:
@@ -93,20 +84,9 @@ def launch(module, settings=None, *, world=2, network=None, seconds=JOB_SECONDS,
 
 def _answer(rank, found, log, process):
     if process.returncode == 0 and found.exists():
-        return json.loads(found.read_text())
-    return JobError(f"rank {rank} ended with {process.returncode}:\n{log.read_text(errors='replace')[-6000:]}")
-
-
-def _place(rank, world, port):
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "GROUP_RANK": 0}
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    return {name: str(number) for name, number in numbers.items()} | where
-
-
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        return json.loads(found.read_text(encoding="utf-8"))
+    last_lines = log.read_text(encoding="utf-8", errors="replace")[-6000:]
+    return JobError(f"rank {rank} ended with {process.returncode}:\n{last_lines}")
 
 
 def be(module, settings, found):
@@ -117,4 +97,4 @@ def be(module, settings, found):
 
     torch.set_num_threads(1)
     answer = importlib.import_module(module).job(**json.loads(settings))
-    Path(found).write_text(json.dumps(answer))
+    Path(found).write_text(json.dumps(answer), encoding="utf-8")

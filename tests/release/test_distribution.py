@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import email
 import os
 import re
@@ -11,6 +12,7 @@ import sysconfig
 import tarfile
 import tomllib
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -57,7 +59,8 @@ def test_one_version_everywhere(dist):
         f"paceline-{VERSION}-py3-none-any.whl",
         f"paceline-{VERSION}.tar.gz",
     }
-    released = re.search(r"^## \[(\d.*)\] - (\d{4}-\d\d-\d\d)$", (PROJECT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    changelog = (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8")
+    released = re.search(r"^## \[(\d.*)\] - (\d{4}-\d\d-\d\d)$", changelog, re.MULTILINE)
     assert released.group(1) == VERSION
     citation = (PROJECT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {VERSION}\n" in citation
@@ -97,11 +100,77 @@ def test_the_metadata_say_what_pyproject_says(dist):
     assert metadata["License-Expression"] == project["license"]
     assert metadata["Requires-Python"] == project["requires-python"]
     needed = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
-    assert len(needed) == len(project["dependencies"])
+    assert {name_of(line) for line in needed} == {name_of(line) for line in project["dependencies"]}
     assert set(metadata.get_all("Provides-Extra")) == set(project["optional-dependencies"])
     assert metadata["Description-Content-Type"] == "text/markdown"
     text = metadata.get_payload(decode=True).decode()
     assert text == (PROJECT / "README.md").read_text(encoding="utf-8")
+
+
+def name_of(requirement: str) -> str:
+    """Return the name of a requirement as PyPI compares it: "Scikit_Learn>=1.4" is scikit-learn."""
+    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
+
+
+def imported_by(source: str, *, lazily: bool = False) -> set[str]:
+    """Return the packages that a module imports, by the names of their imports, those for types alone left out.
+
+    With `lazily=True` those that it imports only when a function is called.
+    """
+    found, at_once, nodes = set(), set(), [(node, False) for node in ast.parse(source).body]
+    for node, inside in nodes:
+        if isinstance(node, ast.Import):
+            names = {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = {node.module}
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            names, node = set(), ast.Module(node.orelse, [])
+        else:
+            names = set()
+        (found if inside else at_once).update(name.split(".")[0] for name in names)
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        nodes += [(child, inside) for child in ast.iter_child_nodes(node)]
+    return found - at_once if lazily else found | at_once
+
+
+def test_whatever_is_imported_is_a_dependency():
+    """The environment of the tests below has all packages of this one, and would not miss a dependency."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed, extras = {name_of(line) for line in project["dependencies"]}, project["optional-dependencies"]
+    provided, source, missing = packages_distributions(), PROJECT / "src/paceline", {}
+    of_extras = {name_of(line) for lines in extras.values() for line in lines}
+    for path in source.rglob("*.py"):
+        place = path.relative_to(source)
+        if place.parts[0] in extras:  # paceline.huggingface, of the extra with this name, ...
+            continue
+        text = path.read_text(encoding="utf-8")
+        for name in imported_by(text) - sys.stdlib_module_names - {"paceline"}:
+            fine = needed & {name_of(each) for each in provided.get(name, ())}
+            if not fine and not (name in of_extras and name in imported_by(text, lazily=True)):
+                missing.setdefault(name, []).append(place.as_posix())
+    assert missing == {}
+
+
+def test_imports_are_found_wherever_they_stand():
+    text = """
+import a.b, sys
+from c.d import e
+if TYPE_CHECKING:
+    import for_types
+else:
+    import f
+try:
+    from . import beside
+    import g
+except ImportError:
+    pass
+def lazy():
+    import h
+    import a
+"""
+    assert imported_by(text) == {"a", "sys", "c", "f", "g", "h"}
+    assert imported_by(text, lazily=True) == {"h"}
+    assert name_of("Scikit_Learn>=1.4") == name_of("scikit-learn") == "scikit-learn"
 
 
 def test_the_wheel_built_from_the_sdist_is_the_same(dist, tmp_path):
@@ -128,7 +197,8 @@ def environment(dist, tmp_path_factory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=SECONDS)
     (packages,) = folder.glob("lib/python*/site-packages")
     paths = sysconfig.get_paths()
-    (packages / "dependencies.pth").write_text("\n".join(dict.fromkeys([paths["purelib"], paths["platlib"]])) + "\n")
+    lines = dict.fromkeys([paths["purelib"], paths["platlib"]])
+    (packages / "dependencies.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (wheel,) = dist.glob("*.whl")
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
     done = subprocess.run(
@@ -191,7 +261,8 @@ def test_types_are_checked_in_a_users_script(environment, tmp_path):
     # torch's own types take a minute, and are not what is asked here
     (tmp_path / "mypy.ini").write_text(
         "[mypy]\n[mypy-torch.*,numpy.*,sklearn.*,numba.*,constriction.*,scipy.*]\n"
-        "follow_imports = skip\nignore_missing_imports = true\n"
+        "follow_imports = skip\nignore_missing_imports = true\n",
+        encoding="utf-8",
     )
     options = ["--python-executable", str(environment / "python"), "--cache-dir", str(tmp_path / "cache")]
     done = run(environment, "python", "-m", "mypy", *options, "mine.py", cwd=tmp_path)

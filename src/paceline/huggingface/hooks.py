@@ -72,7 +72,7 @@ def check_trainer(trainer: Trainer, caller: str) -> None:
     if trainer.args.world_size == 1 and launched != "1":
         raise TrainerSetupError(
             f"{launched} ranks were launched, and Trainer takes each for the only one, so that each would train alone: "
-            "on machines without a GPU give TrainingArguments(use_cpu=True)"
+            "on machines without a GPU give TrainingArguments(use_cpu=True); if nothing was launched, unset WORLD_SIZE"
         )
 
 

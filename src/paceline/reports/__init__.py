@@ -15,3 +15,7 @@ from paceline.reports.report import report_html, write_report
 from paceline.reports.table import results_table
 
 __all__ = ["report_html", "results_table", "write_report"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -90,7 +90,7 @@ def test_a_trainer_that_does_not_see_its_launch_is_refused(tmp_path, monkeypatch
     """Without a GPU and without use_cpu=True, Trainer trains each of torchrun's ranks alone, and says nothing of it."""
     trainer = trainer_of(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(TrainerSetupError, match=r"2 ranks were launched.*use_cpu=True"):
+    with pytest.raises(TrainerSetupError, match=r"2 ranks were launched.*use_cpu=True.*unset WORLD_SIZE"):
         part(trainer)
 
 

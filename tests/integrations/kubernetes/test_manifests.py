@@ -20,6 +20,7 @@ from paceline.traces.journal import Resumed, RunEnded, StepRecord
 from paceline.traces.journal_files import read_journal
 from tests import warm
 from tests.docs.pages import DOCS, blocks
+from tests.launches import free_port
 
 VERSION = "1.37"
 KINDS = ["Service", "PersistentVolumeClaim", "Job", "Job"]
@@ -71,9 +72,7 @@ class Pods:
 
     def __init__(self, place):
         self.place = place
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         made = place / "made"
         make_keys(made)
         for side in ("server", "worker"):  # as the kubelet mounts a Secret: by links to links

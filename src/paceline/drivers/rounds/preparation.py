@@ -93,8 +93,9 @@ def refuse_collective_sampler(loader: Iterable[Any], world: int, *, even_alone: 
     if even_alone or not sampler.prunes_alone:
         raise ValueError(
             f"{type(sampler).__name__} agrees with all ranks at the end of an epoch, and ranks that take rounds come "
-            "there at different times: it would wait for ever. Let each rank prune its own shard alone (rank=0, "
-            "world_size=1), or prune with DistributedDataParallel, or in a recipe"
+            "there at different times: it would wait for ever. Give each rank a Subset of its own and its sampler "
+            "rank=0, world_size=1 (with the whole data instead, every rank would draw the same batches), or prune with "
+            "DistributedDataParallel, or in a recipe"
         )
 
 

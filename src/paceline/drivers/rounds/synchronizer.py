@@ -295,8 +295,10 @@ class RoundSync(RankLifecycle):
 
         An epoch has as many rounds as the longest of the ranks' loaders has batches, unless `rounds` says otherwise,
         the same on all ranks; they agree, and so meet, where a loader is new. A rank with fewer batches begins its
-        loader again; one that was too slow for all of its own gets the rest first in the next epoch. All ranks begin an
-        epoch at the same round: call `flush` before it if an epoch was left early, or steps were taken outside.
+        loader again; one that was too slow for all of its own gets the rest first in the next epoch. The length is kept
+        while the loader is the same object: where a sampler prunes, later passes are shorter, an epoch still has the
+        rounds of the first pass, and the loader is begun again within it. All ranks begin an epoch at the same round:
+        call `flush` before it if an epoch was left early, or steps were taken outside.
         """
         self._check_alive()
         refuse_collective_sampler(loader, self._group.world)
