@@ -19,7 +19,8 @@ SECONDS = 240.0  # for all that one test waits for
 
 
 def test_the_slow_rank_is_late_instead_of_waited_for():
-    first, *others = run("lgc_torchrun.py", "--epochs", 1, "--slower", 12, ranks=3)
+    # A block of the slow rank, 15 ms, ends before the next round of the others, 20 ms or more: on a busy machine too.
+    first, *others = run("lgc_torchrun.py", "--epochs", 2, "--slower", 3, ranks=3)
     assert not any(re.search("Error|rounds", text) for text in others), "rank 0 alone prints"
     full, lgc = first.split("LGCSync")
     in_time, late = _counts(full)
@@ -29,7 +30,8 @@ def test_the_slow_rank_is_late_instead_of_waited_for():
     in_time, late = _counts(lgc)
     assert sum(in_time) == 2 * rounds, "two of three close a round"
     assert in_time[2] < min(in_time[:2])
-    assert late[2] > 0, "what the slow rank did is used, a round later"
+    assert late[2] >= 5, "what the slow rank did is used, a round later: in 29 of 30 rounds if nothing disturbs it"
+    assert in_time[2] + late[2] <= rounds
     assert float(re.search(r"accuracy ([\d.]+)%", lgc)[1]) > 50
 
 
