@@ -51,9 +51,9 @@ def epoch(number):
 for number in range(args.epochs):
     epoch(number)
 if dist.get_rank() == 0:
-    gradient = sum(p.nbytes for p in model.parameters())
-    sent = compression.bytes_per_step if compression else gradient
-    print(f"{args.codec}: a gradient of {gradient:,} bytes travels as {sent:,.0f}\nwithout any exchange:")
+    ring = 2 * (1 - 1 / dist.get_world_size()) * sum(p.nbytes for p in model.parameters())  # DDP's all-reduce
+    sent = compression.sent_bytes / compression.steps if compression else ring
+    print(f"{args.codec}: a rank sends {sent:,.0f} bytes a step, plain DDP {ring:,.0f}\nwithout any exchange:")
 with model.no_sync():  # the step without the network; at the very end, for the replicas differ from here on
     epoch(args.epochs)
 dist.destroy_process_group()

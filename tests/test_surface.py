@@ -58,6 +58,10 @@ def test_dir_shows_the_public_names_and_nothing_else():
         assert all(getattr(package, each) is not None for each in dir(package))
     with pytest.raises(AttributeError, match=r"module 'paceline\.cluster' has no attribute 'serv'"):
         paceline.cluster.serv  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'Limits'; it is paceline\.cluster\.Limits$"):
+        paceline.Limits  # noqa: B018
+    with pytest.raises(AttributeError, match=r"module 'paceline' has no attribute 'limits'$"):
+        paceline.limits  # noqa: B018
 
 
 def test_a_name_means_the_same_wherever_it_stands():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PROJECT = Path(__file__).parents[2]
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
-PLACES = {**PAGES, "README.md": "index.md", "examples": "examples/index.md"}
+PLACES = {**PAGES, "README.md": "index.md", "examples": "examples.md"}
 """A file of the repository -> its page on the site."""
 
 FENCED = re.compile(r"^(?P<fence>`{3,}).*?^(?P=fence)$", re.DOTALL | re.MULTILINE)
@@ -44,7 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.append(File.generated(config, place, content=with_links(text, name)))
     for path in example_files():
         files.append(File.generated(config, f"examples/{path.name}", abs_src_path=str(path)))
-    files.append(File.generated(config, "examples/index.md", content=examples_page()))
+    files.append(File.generated(config, "examples.md", content=examples_page()))
     return files
 
 
@@ -99,7 +99,7 @@ def example_files() -> list[Path]:
 
 def examples_page() -> str:
     """Return a page that lists the examples, each with the first sentence of its header."""
-    rows = [f"| [{path.name}]({path.name}) | {first_sentence(path)} |" for path in example_files()]
+    rows = [f"| [{path.name}](examples/{path.name}) | {first_sentence(path)} |" for path in example_files()]
     about = "Every file is complete: copy it, or run it from the root of the repository with the command in its header."
     return "\n".join(["# All examples", "", about, "", "| file | what it shows |", "|---|---|", *rows, ""])
 

@@ -23,13 +23,31 @@ def lazy_names(package: str, homes: Mapping[str, str], packages: Sequence[str] =
         if name in packages:
             return importlib.import_module(f"{package}.{name}")
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{_place_of(name, package, packages)}")
         home = homes[name]
         value = getattr(importlib.import_module(home if home.startswith("paceline.") else f"{package}.{home}"), name)
         setattr(sys.modules[package], name, value)
         return value
 
     return find
+
+
+def _place_of(name: str, package: str, packages: Sequence[str]) -> str:
+    """Return in which sub-package a name that was looked for stands, as the end of a sentence, if it does.
+
+    >>> _place_of("Limits", "paceline", ["codecs", "cluster"])
+    '; it is paceline.cluster.Limits'
+    """
+    if not packages or name.startswith("_") or importlib.util.find_spec(f"{package}.{name}") is not None:
+        return ""  # Python itself asks for such names, and for a module before it imports it
+    for each in packages:
+        try:
+            found = name in getattr(importlib.import_module(f"{package}.{each}"), "__all__", ())
+        except ImportError:  # a framework that is not installed
+            continue
+        if found:
+            return f"; it is {package}.{each}.{name}"
+    return ""
 
 
 def need_extra(extra: str, *modules: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import paceline
 from paceline.cli.main import main
 from paceline.drivers.ranks.checkpoints import RankCheckpoints
 from tests import warm
+from tests.launches import free_port
 
 STARTS_WITHIN_SECONDS = 120.0
 ENDS_WITHIN_SECONDS = 120.0
@@ -128,6 +130,42 @@ def test_torchrun_starts_the_ranks_again_and_they_go_on_from_the_last_checkpoint
     finally:
         run.kill()
     check_story(folder)
+
+
+def test_a_machine_that_is_lost_is_replaced_and_all_go_on_from_the_last_checkpoint(recipe, tmp_path):
+    """Two launchers, as on two machines, by the lines of docs/guides/spot-machines.md; one dies with its rank."""
+    folder = tmp_path / "run"
+    port = free_port()
+    many = ("torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1")
+    where = ("--rdzv-backend", "c10d", "--rdzv-id", "mine", "--rdzv-endpoint", f"127.0.0.1:{port}")
+    launch = (*many, *where, "-m", "paceline", "train")
+    running = []
+    try:
+        for life in ([recipe, "--out", folder], ["--resume", folder]):
+            running = [started(*launch, *life, tmp_path=tmp_path)]
+            wait_until_listening(port, tmp_path)  # the first launcher holds the store
+            running.append(started(*launch, *life, tmp_path=tmp_path))
+            if "--out" in life:
+                wait_for_checkpoints(running[0], folder, tmp_path)
+                for pid in [*ranks_of(running[1]), running[1].pid]:
+                    os.kill(pid, signal.SIGKILL)
+                assert ended(running[0], tmp_path) == 1  # it names who is gone, and waits for nobody
+        assert [ended(process, tmp_path) for process in running] == [0, 0], said(tmp_path)
+    finally:
+        for process in running:
+            process.kill()
+    assert "is gone" in said(tmp_path)
+    check_story(folder)
+
+
+def wait_until_listening(port, tmp_path):
+    deadline = time.monotonic() + STARTS_WITHIN_SECONDS
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        assert time.monotonic() < deadline, said(tmp_path)
+        time.sleep(0.05)
 
 
 def test_who_is_told_to_go_ends_its_ranks_first(recipe, tmp_path, monkeypatch, capsys):

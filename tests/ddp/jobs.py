@@ -177,9 +177,9 @@ class HalfUsed(nn.Module):
 
 def not_finite(codec, culprits):
     """Three steps; in the second the culprits have a NaN. What each step raised, and whether the step could go on."""
-    model, _ = hooked(codec)
+    model, compression = hooked(codec)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
-    found = []
+    found, sizes = [], []
     for step, (inputs, targets) in enumerate(batches(3)):
         if step == 1 and dist.get_rank() in culprits:
             inputs = inputs * float("nan")
@@ -192,7 +192,67 @@ def not_finite(codec, culprits):
         else:
             optimiser.step()
             found.append(None)
-    return {"steps": found, "digest": digest(model), "finite": bool(torch.isfinite(gradient(model)).all())}
+        sizes.append([compression.bytes_per_step, compression.gradient_bytes / compression.payload_bytes])
+    finite = bool(torch.isfinite(gradient(model)).all())
+    return {"steps": found, "digest": digest(model), "finite": finite, "sizes": sizes, "shown": repr(compression)}
+
+
+def scaled(codec, plan, culprits, steps=8, bad=3):
+    """Train with a GradScaler; in one step the loss of the culprits is too large for float32 once it is scaled."""
+    model = ddp()
+    compression = compress(model, codec_of(codec), plan=plan, not_finite="pass") if codec else None
+    optimiser, scaler = torch.optim.SGD(model.parameters(), lr=0.05), torch.amp.GradScaler("cpu", growth_interval=100)
+    scales, digests, kept, all_nan, sizes = [], [], None, None, []
+    for step, (inputs, targets) in enumerate(batches(steps)):
+        before = memories(compression) if compression else None
+        optimiser.zero_grad()
+        loss = F.cross_entropy(model(inputs), targets)
+        scaler.scale(loss * 1e36 if step == bad and dist.get_rank() in culprits else loss).backward()
+        if step == bad:
+            kept, all_nan = compression is None or same_memories(before, memories(compression)), gradient(model).isnan()
+        scaler.step(optimiser)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        digests.append(digest(model))
+        sizes.append(compression.bytes_per_step if compression else 0)
+    return {
+        "scales": scales,
+        "digests": digests,
+        "kept": kept,
+        "all_nan": bool(all_nan.all()),
+        "loss": loss_of(model),
+        "sizes": sizes,
+        "skipped": compression.skipped_steps if compression else None,
+        "shown": repr(compression),
+    }
+
+
+def memories(compression):
+    """Return what this rank's codecs remember, by names of parameters."""
+    return {tuple(bucket["parameters"]): bucket["memory"] for bucket in compression.state_dict()["buckets"]}
+
+
+def same_memories(first, second):
+    return all(
+        first[key].keys() == second[key].keys()
+        and all(
+            torch.equal(torch.as_tensor(first[key][name]), torch.as_tensor(second[key][name])) for name in first[key]
+        )
+        for key in first.keys() | second.keys()
+    )
+
+
+def lower_precision(codec):
+    """Train in bfloat16 by autocast, without a scaler."""
+    model, compression = hooked(codec)
+    before, optimiser = loss_of(model), torch.optim.SGD(model.parameters(), lr=0.2)
+    for inputs, targets in batches(40):
+        optimiser.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimiser.step()
+    return {"before": before, "after": loss_of(model), "digest": digest(model), "skipped": compression.skipped_steps}
 
 
 class Clumsy(QSGD):
@@ -297,6 +357,8 @@ def misused():
         "timeout": error_of(lambda: compress(ddp(), "qsgd", timeout_seconds=0)),
         "group": error_of(lambda: compress(ddp(), "qsgd", process_group=alone()[dist.get_rank()])),
         "unlike": error_of(lambda: compress(ddp(), ours)),
+        "not finite": error_of(lambda: compress(ddp(), "qsgd", not_finite="skip")),
+        "not finite on one": error_of(lambda: compress(ddp(), "qsgd", not_finite=("raise", "pass")[dist.get_rank()])),
     }
 
 

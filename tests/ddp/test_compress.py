@@ -112,8 +112,51 @@ def test_a_gradient_that_is_not_finite_is_an_error_on_all_ranks_and_training_can
         assert kind == "NotFiniteError"
         named = "rank 1:" if culprits == [1] else "ranks 0, 1:"
         assert message.startswith(f"{named} the gradient is not finite in bucket 0 of step 2 (")
+        assert message.endswith('for a GradScaler to skip it, compress(..., not_finite="pass")')
         assert (cause is not None) == (rank in culprits)
         assert stands_out
+        first, second, third = result["sizes"]
+        assert first == second, "the step that was left out counts in no mean"
+        if codec != "entropy":  # whose payloads vary
+            assert third == pytest.approx(first, rel=0.02)  # in other buckets
+        assert result["shown"].endswith("1 left out)")
+
+
+@pytest.mark.parametrize(
+    ("codec", "plan"),
+    [
+        ("identity", "gather"),
+        ("qsgd", "auto"),
+        ("one-bit+ef", "two-step"),
+        ("top-k+ef", "gather"),
+        ("power-sgd+ef", "auto"),
+    ],
+)
+def test_a_gradient_scaler_leaves_a_step_out_on_all_ranks_and_training_goes_on(pair, codec, plan):
+    first, second = pair.do("scaled", codec=codec, plan=plan, culprits=[1])
+    assert first["digests"] == second["digests"], "replicas are equal after every step"
+    for found in (first, second):
+        assert found["scales"] == [65536.0] * 3 + [32768.0] * 5
+        assert found["digests"][3] == found["digests"][2], "the step is left out"
+        assert len(set(found["digests"])) == 7, "and all others are taken"
+        assert found["kept"], "codecs remember what they did before it"
+        assert found["all_nan"]
+        assert found["sizes"][3] == found["sizes"][2]
+        assert found["skipped"] == 1
+        assert "8 steps" in found["shown"]
+
+
+def test_with_identity_a_gradient_scaler_does_as_with_plain_ddp(pair):
+    plain, ours = (pair.do("scaled", codec=codec, plan="gather", culprits=[0])[0] for codec in (None, "identity"))
+    assert ours["scales"] == plain["scales"]
+    assert ours["loss"] == pytest.approx(plain["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("codec", ["qsgd", "power-sgd+ef"])
+def test_autocast_to_bfloat16_needs_nothing(pair, codec):
+    found = both(pair.do("lower_precision", codec=codec))
+    assert found["after"] < 0.9 * found["before"]
+    assert found["skipped"] == 0
 
 
 def test_any_other_failure_to_encode_is_an_error_on_all_ranks(pair):
@@ -142,6 +185,8 @@ def test_misuse_is_told(pair):
         assert "timeout_seconds must be above 0 and finite (timeout_seconds=0)" in errors["timeout"]
         assert f"the ranks of the model's own group (it has [{rank}])" in errors["group"]
         assert f"all ranks must compress alike: rank {1 - rank} with " in errors["unlike"]
+        assert errors["not finite"] == 'ValueError: not_finite must be "raise" or "pass" (not_finite=\'skip\')'
+        assert f'all ranks must compress alike: rank {1 - rank} with not_finite="' in errors["not finite on one"]
 
 
 def test_a_rank_that_is_killed_is_an_error_on_the_other(tmp_path):

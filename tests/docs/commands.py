@@ -25,7 +25,7 @@ IN_FRONT = {"exec", "nohup", "time", "env", "$"}
 OTHERS = {
     ".", "accelerate", "cat", "cd", "cp", "curl", "echo", "eval", "export", "git", "head", "ip", "kill", "kubectl",
     "ls", "mkdir", "mkdocs", "pytest", "ray", "sbatch", "scontrol", "scp", "sleep", "source", "squeue", "srun", "ssh",
-    "sudo", "tail", "tc", "tensorboard", "uv", "wait",
+    "exit", "sudo", "tail", "tc", "tensorboard", "uv", "wait",
 }  # fmt: skip
 
 

@@ -25,9 +25,12 @@ SHORTER = {
     "epochs=200": "epochs=2",
     "range(200)": "range(2)",
     "batch_size=128": "batch_size=8",
+    "batch_size=64": "batch_size=8",
+    "shares = [2, 2, 1, 1]": "shares = [2, 1]",
     "num_workers=4": "num_workers=1",
     "batch, parts = 8192, 16": "batch, parts = 64, 4",
     "workers=10": "workers=1",
+    "step == 300": "step == 3",
     "rounds=3000": "rounds=24",
     "0.0.0.0:29400": "127.0.0.1:{port}",
     "ps.example.org:29400": "127.0.0.1:{port}",
@@ -116,6 +119,30 @@ def averaging():
     return found
 
 
+def shares_by_speed():
+    """Train a model whose change is the sum of all samples that were seen, so that their weights show."""
+    (loop,) = code_of("guides/mixed-machines.md", "test_shares_by_speed")
+    inputs = torch.randn(96, 20, generator=torch.Generator().manual_seed(5))
+    model = torch.nn.Linear(20, 1, bias=False)
+    names = readers_names(
+        dataset=TensorDataset(inputs, torch.zeros(96)),
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss_function=lambda outputs, targets: outputs.mean(),
+        epochs=1,
+    )
+    with torch.no_grad():
+        model.weight.zero_()
+    run(loop, names, "mixed-machines.md")
+    expected = -0.1 * inputs.sum(0) / 8 / 2  # the rate, each sample once, a batch of 8, the mean of two ranks
+    return {
+        "samples": len(names["parts"][dist.get_rank()]),
+        "steps": names["sync"].steps,
+        "distance": float((model.weight[0] - expected).abs().max()),
+        "moved": float(expected.abs().max()),
+    }
+
+
 def rounds(folder):
     loop, encoded, save, load = code_of("rounds.md", "test_rounds")
     found, _ = trained(loop, "rounds.md")
@@ -155,6 +182,39 @@ def codecs():
         "after": losses_of(names),
         "parameters": numbers_of(names["model"]),
         "sizes": [sizes["payload_bytes"], sizes["gradient_bytes"]],
+    }
+
+
+def codecs_with_a_scaler():
+    """One batch of the second rank is too much for a scaled loss."""
+    (loop,) = code_of("codecs.md", "test_codecs_with_a_scaler")
+    names, batches = readers_names(device="cpu"), itertools.count()
+    before = losses_of(names)
+    names["model"] = DistributedDataParallel(names["network"])
+    plain = names["loss_function"]
+    names["loss_function"] = lambda outputs, targets: (
+        plain(outputs, targets) * (1e36 if next(batches) == 2 and dist.get_rank() == 1 else 1)
+    )
+    run(loop, names, "codecs.md")
+    return {
+        "before": before,
+        "after": losses_of(names),
+        "parameters": numbers_of(names["network"]),
+        "scale": names["scaler"].get_scale(),
+        "skipped": names["compression"].skipped_steps,
+    }
+
+
+def slow_network():
+    (loop,) = code_of("guides/slow-network.md", "test_slow_network")
+    names = readers_names()
+    before, names["model"] = losses_of(names), DistributedDataParallel(names["network"])
+    run(loop, names, "guides/slow-network.md")
+    return {
+        "before": before,
+        "after": losses_of(names),
+        "parameters": numbers_of(names["network"]),
+        "steps": [len(names["loader"]), names["compression"].steps],
     }
 
 

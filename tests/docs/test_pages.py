@@ -48,6 +48,13 @@ def test_averaging(ranks):  # averaging.md
     learned(ranks.do("averaging"))
 
 
+def test_shares_by_speed(ranks):  # guides/mixed-machines.md
+    answers = ranks.do("shares_by_speed")
+    assert [answer["samples"] for answer in answers] == [64, 32]
+    assert [answer["steps"] for answer in answers] == [8, 4]
+    assert all(answer["distance"] < 1e-5 < 0.01 < answer["moved"] for answer in answers), "every sample weighs the same"
+
+
 def test_rounds(ranks, tmp_path):  # rounds.md
     answers = ranks.do("rounds", folder=str(tmp_path))
     learned(answers)
@@ -86,6 +93,18 @@ def test_codecs(ranks):  # codecs.md
     answers = ranks.do("codecs")
     learned(answers)
     assert all(payload < gradient / 4 for payload, gradient in (answer["sizes"] for answer in answers))
+
+
+def test_codecs_with_a_scaler(ranks):  # codecs.md
+    answers = ranks.do("codecs_with_a_scaler")
+    learned(answers)
+    assert [(answer["scale"], answer["skipped"]) for answer in answers] == [(32768.0, 1)] * 2
+
+
+def test_slow_network(ranks):  # guides/slow-network.md
+    answers = ranks.do("slow_network")
+    learned(answers)
+    assert [answer["steps"] for answer in answers] == [[8, 5]] * 2
 
 
 def test_large_batches(ranks):  # large-batches.md

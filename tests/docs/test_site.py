@@ -89,8 +89,8 @@ def test_files_beside_docs_have_their_places(site):
     for path in (PROJECT / "examples").iterdir():
         if path.suffix in (".py", ".toml"):
             assert (site / "examples" / path.name).read_bytes() == path.read_bytes()
-    listed = (site / "examples/index.html").read_text(encoding="utf-8")
-    assert 'href="skewed.toml"' in listed
+    listed = (site / "examples.html").read_text(encoding="utf-8")
+    assert 'href="examples/skewed.toml"' in listed
     assert "One class per worker and stragglers that stay" in listed
     assert 'id="changelog"' in (site / "changelog.html").read_text(encoding="utf-8")
 
@@ -151,7 +151,7 @@ def test_links_out_of_docs_lead_to_places_of_the_site():
     links = {
         ("[a](../CHANGELOG.md#unreleased)", "docs/recipes.md"): "[a](changelog.md#unreleased)",
         ("[a](../../examples/skewed.toml)", "docs/guides/predict.md"): "[a](../examples/skewed.toml)",
-        ("[a](../../examples)", "docs/guides/predict.md"): "[a](../examples/index.md)",
+        ("[a](../../examples)", "docs/guides/predict.md"): "[a](../examples.md)",
         ("[a](../codecs.md#auto)", "docs/guides/predict.md"): "[a](../codecs.md#auto)",
         ("[a](docs/adding.md)", "CONTRIBUTING.md"): "[a](adding.md)",
         ("[a](LICENSE), [b](https://example.org/docs/x.md)", "CONTRIBUTING.md"): None,

@@ -22,14 +22,17 @@ EXAMPLES = ROOT / "examples"
 SECONDS = 120.0  # of one launch: two of them are within the time that a test has
 
 
-def run(name, *arguments, ranks=None, folder=None, ends_with=0):
-    """Run a script to its end, in `folder` or one of its own; return what each process printed, stderr included."""
+def run(name, *arguments, ranks=None, folder=None, ends_with=0, network=None):
+    """Run a script to its end, in `folder` or one of its own; return what each process printed, stderr included.
+
+    `network` is the name of a network namespace in which the processes are.
+    """
     with tempfile.TemporaryDirectory(prefix="paceline-example-") as own:
         port, starts = free_port(), []
         logs = [Path(own, f"rank-{rank}.log") for rank in range(ranks or 1)]
         for rank, log in enumerate(logs):
             launched = {} if ranks is None else place(rank, ranks, port)
-            words = {"log": log, "folder": folder or own, "environment": launched}
+            words = {"log": log, "folder": folder or own, "environment": launched, "network": network}
             starts.append(functools.partial(start, name, *arguments, **words))
         processes = run_all(starts, SECONDS)
         texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
@@ -39,9 +42,10 @@ def run(name, *arguments, ranks=None, folder=None, ends_with=0):
     return texts
 
 
-def start(name, *arguments, log, folder, environment=None):
+def start(name, *arguments, log, folder, environment=None, network=None):
     """Start a script; what it prints goes to the file `log`."""
-    command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
+    place = ["ip", "netns", "exec", network] if network is not None else []
+    command = [*place, sys.executable, str(EXAMPLES / name), *map(str, arguments)]
     settings = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | (environment or {})
     with Path(log).open("wb") as out:
         return warm.Popen(command, cwd=folder, env=settings, stdout=out, stderr=out, finalized=False)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import shlex
+import subprocess
 
+import pytest
 import torch
+from benchmarks.cable import why_not
 
+from tests.docs.commands import commands_of
+from tests.docs.pages import blocks
 from tests.examples.scripts import EXAMPLES, run
+
+SENT = r"a rank sends ([\d,]+) bytes a step, plain DDP ([\d,]+)"
 
 
 def test_a_codec_sends_an_eighth_of_the_bytes_and_learns_as_plain_ddp_does():
@@ -14,13 +24,50 @@ def test_a_codec_sends_an_eighth_of_the_bytes_and_learns_as_plain_ddp_does():
     plain, quiet = run("ddp_codec.py", "--codec", "none", *arguments, ranks=2)
     coded, _ = run("ddp_codec.py", "--codec", "qsgd levels=7", *arguments, ranks=2)
     assert "epoch" not in quiet, "only the first rank prints"
-    gradient, sent = (_numbers(r"a gradient of ([\d,]+) bytes travels as ([\d,]+)", text)[0] for text in (plain, coded))
-    assert gradient[0] == gradient[1] == sent[0]
-    assert 7.5 * sent[1] < gradient[1]
+    without, sent = (_numbers(SENT, text)[0] for text in (plain, coded))
+    assert without[0] == without[1] == sent[1]
+    assert 7.5 * sent[0] < sent[1] < 8 * sent[0]
     losses = [_losses(text) for text in (plain, coded)]
     assert len(losses[0]) == len(losses[1]) == 4  # the last epoch is without an exchange
     assert losses[0][2] < 0.3 * losses[0][0]
     assert losses[1][2] < 1.1 * losses[0][2]
+
+
+def test_four_ranks_send_an_eighth_of_the_ring_of_ddp_each():
+    sent, ring = _numbers(SENT, run("ddp_codec.py", "--epochs", "1", ranks=4)[0])[0]
+    assert ring == 2 * 3 / 4 * 4 * (64 * 512 + 512 * 512 + 512 * 10 + 512 + 512 + 10)
+    assert 7.5 * sent < ring < 8 * sent, "and no probe of the link is in it"
+
+
+def test_the_slow_loopback_of_the_guide_shows_what_a_codec_saves():
+    """The guide's own commands: those for the link in a network namespace, those for torchrun on ranks in it."""
+    if reason := why_not():
+        pytest.skip(reason)
+    (block,) = (each for each in blocks("guides/slow-network.md", "sh") if "tbf" in each)
+    first, *lines, last = (shlex.split(line, comments=True) for line in commands_of(block))
+    assert (first, last) == (["sudo", "unshare", "--net"], ["exit"])
+    prefix, times = ["torchrun", "--nproc-per-node", "2", "examples/ddp_codec.py"], []
+    with slow_network([line for line in lines if line[0] != "torchrun"]) as network:
+        for line in lines:
+            if line[0] == "torchrun":
+                assert line[:4] == prefix
+                text = run("ddp_codec.py", *line[4:], ranks=2, network=network)[0]
+                times.append([float(each) for each in re.findall(r"(\d+\.\d) ms a step", text)])
+    plain, coded = times
+    assert coded[1] < plain[1] / 2, "the second epoch, without the loading of kernels"
+
+
+@contextlib.contextmanager
+def slow_network(commands):
+    """A network namespace in which these commands were run; its name."""
+    name = f"pe{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        for command in commands:
+            subprocess.run(["ip", "netns", "exec", name, *command], check=True, timeout=20)
+        yield name
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=False)
 
 
 def test_hpsgd_goes_on_from_the_last_epoch_that_all_ranks_have_saved(tmp_path):

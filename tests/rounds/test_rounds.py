@@ -49,6 +49,8 @@ def test_all_ranks_hold_the_same_bits_after_every_round_and_flush(trio, kind, op
         ("lgc", {"k": RANKS, "blocks": 4, "optimizer": "adam"}),
         ("full", {"blocks": 3}),
         ("full", {"blocks": 4, "clip": 0.3}),
+        ("full", {"blocks": 4, "samples": 30}),  # three blocks of 10
+        ("full", {"blocks": 4, "samples": 31}),  # one block
     ],
 )
 def test_rounds_of_all_ranks_are_plain_data_parallel_training(trio, kind, settings):

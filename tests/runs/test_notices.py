@@ -11,6 +11,7 @@ from paceline import Recipe
 from paceline.cli import main
 from paceline.runs import launch
 from paceline.runs.launch import RanksToTrain, train_ranks
+from paceline.runs.simulation import give_notices
 
 HPSGD = ("--strategy", "hpsgd", "--workers", "3", "--worker.batch-size", "8", "--rounds", "1")
 SKEWED = "drifts along each worker's own data"
@@ -52,6 +53,31 @@ def test_race_says_it_once_for_all_seeds_and_not_where_nothing_is_trained(recwar
     recwarn.clear()
     paceline.Race(recipe(), strategies=["hpsgd"], timing_only=True)
     assert told(recwarn) == []
+
+
+@pytest.mark.parametrize(
+    ("workers", "delay", "times"),
+    [
+        (2, {}, 1),
+        (3, {}, 0),
+        (2, {"slow_workers": 1}, 0),
+        (2, {"slow_factor": 1.0}, 0),
+        (2, {"name": "pareto"}, 0),
+    ],
+)
+def test_a_cluster_of_slow_workers_alone_is_named_once_with_both_settings(workers, delay, times, recwarn):
+    slow = {"name": "slow-worker", "slow_workers": 2, "slow_factor": 3.0} | delay
+    paceline.Race(recipe(cluster={"workers": workers}, delay=slow), ["lgc", "hpsgd"], seeds=2, timing_only=True)
+    said = [str(each.message) for each in recwarn if "slow one" in str(each.message)]
+    assert len(said) == times
+    assert all("delay.slow_workers = 2, cluster.workers = 2" in each for each in said)
+
+
+@pytest.mark.parametrize("inject", [True, False])
+def test_a_real_run_names_slow_workers_only_where_they_are_slowed_down(inject, recwarn):
+    slow = {"name": "slow-worker", "slow_workers": 3, "inject": inject}
+    give_notices((recipe(delay=slow), None))
+    assert len([each for each in recwarn if "slow one" in str(each.message)]) == inject
 
 
 def test_a_command_says_it_in_a_line_of_its_own(tmp_path, capsys):

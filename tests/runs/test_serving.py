@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 
 import pytest
 import torch
@@ -47,6 +48,15 @@ def test_a_plain_script_shows_its_address_joins_progress_and_report(tmp_path, mo
     (result,) = json.loads((tmp_path / "run" / "results.json").read_text())["results"]
     assert (result["rounds"], result["loss"], result["accuracy"]) == (10, 0.5, 0.75)
     assert logging.getLogger("paceline").handlers == []  # as it was
+
+
+def test_a_server_that_waits_says_how_long_it_will(tmp_path, monkeypatch, capsys):
+    forget_handlers(monkeypatch)
+    monkeypatch.setattr(run_status, "LINE_SECONDS", 0.0)
+    trained(tmp_path, workers=2, limits=paceline.cluster.Limits(gather_seconds=3))
+    told = capsys.readouterr().err
+    assert re.search("waiting for workers: 1 here, begins without the others in [123] s\n", told)
+    assert "begins with 1 of 2 workers" in told
 
 
 @pytest.mark.parametrize("handled", ["", "paceline"])

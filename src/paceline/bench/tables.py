@@ -249,8 +249,8 @@ def links_table(rows: Sequence[CodecExchange]) -> PlainTable:
         headings=("codec", *RATES),
         rows=[[one.label, *(_marked(one, column) for column in range(len(RATES)))] for one in rows],
         caption="* the shortest; + the shortest of those with an error below 1, where that is another. One payload "
-        "over one link, without latency or overlap. A short exchange is not yet a short training: error can cost "
-        "steps.",
+        "over one link: no ring of ranks, no latency, no overlap. A short exchange is not yet a short training: error "
+        "can cost steps.",
         marked=frozenset(marked),
     )
 
@@ -269,7 +269,7 @@ def points(measured: Sequence[CodecMeasurement]) -> list[CodecPoint]:
 def scatter_lines(measured: Sequence[CodecMeasurement]) -> list[str]:
     """Return the points as a plot in letters, for the terminal: both axes logarithmic, as on the page."""
     letters = [(letter(index), one.bits, one.error) for index, one in enumerate(measured)]
-    return scatter(letters, x_name="bits per element", y_name="error", zero="exact")
+    return scatter(letters, x_name="bits per element (letters: see the first table)", y_name="error", zero="exact")
 
 
 def headline(rows: Sequence[CodecExchange]) -> str:

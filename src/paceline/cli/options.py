@@ -413,6 +413,9 @@ CALLED_ELSEWHERE = {
     "--bs": "--batch-size",
     "--dataset": "--data",
     "--data-dir": "--data-directory",
+    "--data.path": "--data.directory",
+    "--delay.path": "--delay.file",
+    "--delay.csv": "--delay.file",
     "--network": "--model",
     "-n": "--workers",
     "--nproc": "--workers",
@@ -436,9 +439,15 @@ def _unknown_option(flag: str, known: Mapping[str, Option]) -> UsageError:
     >>> raise _unknown_option("--momentum", {flag: each for each in recipe_options() for flag in each.flags})
     Traceback (most recent call last):
     paceline.cli.options.UsageError: unknown option --momentum; did you mean --optimizer.momentum?
+    >>> raise _unknown_option("--cluster.size", {flag: each for each in recipe_options() for flag in each.flags})
+    Traceback (most recent call last):
+    paceline.cli.options.UsageError: unknown option --cluster.size; choose from --cluster.workers, --cluster.late-work
     """
     if flag in DEVICES:
         return UsageError(f"unknown option {flag}; recipes run on the CPU; in a script of your own, any device does")
+    section, dot, key = flag.partition(".")
+    beside = [each for each in known if dot and each.startswith(f"{section}.")]  # all begin alike: keys are compared
+    near = [f"{section}.{each}" for each in difflib.get_close_matches(key, [each.partition(".")[2] for each in beside])]
     word = flag.removeprefix("--")
     in_sections = [each for each in known if each.partition(".")[2] == word]
     longer = [each for each in known if each.startswith(f"{flag}-")]
@@ -446,8 +455,10 @@ def _unknown_option(flag: str, known: Mapping[str, Option]) -> UsageError:
         *([CALLED_ELSEWHERE[flag]] if CALLED_ELSEWHERE.get(flag) in known else []),
         *(in_sections if len(in_sections) == 1 else []),
         *(longer if len(longer) == 1 else []),
-        *difflib.get_close_matches(flag, known, n=1, cutoff=NEAR),
+        *(near if beside else difflib.get_close_matches(flag, known, n=1, cutoff=NEAR)),
     ]
+    if not meant and beside:
+        return UsageError(f"unknown option {flag}; choose from {', '.join(beside)}")
     if not meant:
         return UsageError(f"unknown option {flag}; --help-all lists all")
     unit = " (a round is a step of the model)" if meant[0] == "--rounds" and flag in CALLED_ELSEWHERE else ""

@@ -37,7 +37,13 @@ def parse_codec(text: str) -> Codec:
     >>> parse_codec("qsgd levels=many")
     Traceback (most recent call last):
     ValueError: levels of codec 'qsgd' must be a number (levels=many)
+    >>> parse_codec("qsgd, levels=3")
+    Traceback (most recent call last):
+    ValueError: spaces separate a codec's name and its settings, not commas: 'qsgd levels=3' (codec='qsgd, levels=3')
     """
+    if "," in text:
+        spaced = " ".join(text.replace(",", " ").split())
+        raise ValueError(f"spaces separate a codec's name and its settings, not commas: {spaced!r} (codec={text!r})")
     name, *words = text.split() or [""]
     given = dict(_setting(name, word) for word in words)
     wanted = given.pop(FEEDBACK, None)

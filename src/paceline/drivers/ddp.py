@@ -16,6 +16,11 @@ What goes wrong on one rank is told to all of them, and raised on all of them wh
 finished its round, and a caller may catch the error, leave this step out and go on. The gradients are NaN then, so that
 a step taken all the same does not pass unnoticed.
 
+With `not_finite="pass"` a gradient that is not finite raises nothing: all gradients of the step are NaN on all ranks,
+so that a GradScaler leaves the step out everywhere, as it does with plain DDP. What codecs remember is as it was before
+the step. (Where the error is raised, a rank whose own gradient was finite keeps it for the next step. Here it must not:
+it is in units of a scale that now falls, and a scaler's first steps may overflow ten times in a row.)
+
 DistributedDataParallel puts parameters into buckets, and after the first step into others: by then it has seen in which
 order the gradients come. And a run that goes on from a checkpoint begins with the first buckets again. So a bucket is
 known by the names of its parameters, and where the names change:
@@ -55,6 +60,7 @@ from paceline.randomness import torch_generator
 log = logging.getLogger("paceline.ddp")
 
 TIMEOUT_SECONDS = 600.0
+RAISE, PASS = "raise", "pass"  # what becomes of a step in which a gradient is not finite
 
 
 def compress(
@@ -65,6 +71,7 @@ def compress(
     seed: int = 0,
     process_group: dist.ProcessGroup | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
+    not_finite: str = RAISE,
     log: Log | None = None,
 ) -> "Compression":
     """Let the gradients of a DistributedDataParallel model travel encoded; call it once, on every rank.
@@ -73,8 +80,10 @@ def compress(
     is how the ranks come to the sum: "all-reduce", "gather", "two-step", or the quickest ("auto"). The ranks round
     independently, as `seed` says. Payloads travel in process groups of their own, of the same ranks and the same
     backend; if you give one that nothing else uses, it is the first of them. A rank that is not heard of for
-    `timeout_seconds` ends the step with an error. `log` is called with `figures()` and the number of steps after each
-    step (paceline.loggers).
+    `timeout_seconds` ends the step with an error. A gradient that is not finite on one rank raises a NotFiniteError on
+    all of them; with `not_finite="pass"` all gradients of the step are NaN on all of them instead, for a
+    `torch.amp.GradScaler` to find. `log` is called with `figures()` and the number of steps after each step
+    (paceline.loggers).
 
     >>> import tempfile
     >>> dist.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
@@ -88,11 +97,13 @@ def compress(
     if not isinstance(model, DistributedDataParallel):
         raise ValueError(f"compress wants a DistributedDataParallel model (this is a {type(model).__name__})")
     check_limits(timeout_seconds=timeout_seconds)
+    if not_finite not in (RAISE, PASS):
+        raise ValueError(f'not_finite must be "raise" or "pass" (not_finite={not_finite!r})')
     codec = resolve_codec(codec)
     check_plan(plan, codec)
     if getattr(model, "_comm_hooks", None):
         raise ValueError("this model has a communication hook already; a DistributedDataParallel model takes one")
-    compression = Compression(model, codec, plan, seed, process_group, timeout_seconds, log)
+    compression = Compression(model, codec, plan, seed, process_group, timeout_seconds, not_finite, log)
     try:
         model.register_comm_hook(compression, Compression._send)
     except RuntimeError as error:  # one of PyTorch's own, which are not in the list above
@@ -111,11 +122,12 @@ class Compression:
         seed: int,
         process_group: dist.ProcessGroup | None,
         timeout_seconds: float,
+        not_finite: str,
         log: Log | None = None,
     ) -> None:
-        self.codec, self.plan, self._log = codec, plan, GuardedLog(log)
+        self.codec, self.plan, self.not_finite, self._log = codec, plan, not_finite, GuardedLog(log)
         self.wait_seconds, self._backward_done = 0.0, 0.0
-        self.steps = self.payload_bytes = self.gradient_bytes = self.sent_bytes = 0
+        self.steps = self.skipped_steps = self.payload_bytes = self.gradient_bytes = self.sent_bytes = 0
         self._timeout_seconds = timeout_seconds
         self._connect(model, process_group)
         self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
@@ -124,7 +136,10 @@ class Compression:
         elements = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         self._exchanges = BucketExchanges(codec, plan, self._ranks.index(self._rank), len(self._ranks), elements)
         self._failures: dict[int, Exception] = {}  # by bucket, of this step
+        self._step_payload_bytes = self._step_gradient_bytes = 0  # of this step
         self._used: list[VectorExchange] = []  # in this step
+        self._memories: list[dict[str, Any]] = []  # what they remembered before it, where that may be wanted
+        self._parameters: list[torch.Tensor] = []  # in this step
         self._begun: list[VectorExchange] = []  # of those, the ones that are encoded and not sent yet
         self._lock = threading.Lock()  # the hook and the scheduler's thread count
         self._open_buckets, self._is_shadow = 0, False
@@ -143,7 +158,15 @@ class Compression:
         first = given or make_group(self._ranks, dist.get_backend_config(theirs), self._timeout_seconds)
         try:
             raise_difference(  # payloads of ranks that encode differently would not fit in each other's places
-                gather_rows({"codec": short_text(describe(self.codec)), "plan": self.plan}, first, device),
+                gather_rows(
+                    {
+                        "codec": short_text(describe(self.codec)),
+                        "plan": self.plan,
+                        "not_finite": f'not_finite="{self.not_finite}"',
+                    },
+                    first,
+                    device,
+                ),
                 "all ranks must compress alike: {who} with {theirs}, this one with {ours}",
                 names=[f"rank {rank}" for rank in self._ranks],
                 reference=self._ranks.index(self._rank),
@@ -166,7 +189,8 @@ class Compression:
         steps = "1 step" if self.steps == 1 else f"{self.steps:,} steps"
         plans = " and ".join(self.plans) or self.plan
         step = f"by {plans}, {steps} of {self.bytes_per_step:,.0f} bytes, {times:.1f} times smaller"
-        return f"Compression({self.codec!r}, {step if self.steps else 'no step yet'})"
+        skipped = f", {self.skipped_steps:,} left out" if self.skipped_steps else ""
+        return f"Compression({self.codec!r}, {step if self.steps else 'no step yet'}{skipped})"
 
     @property
     def plans(self) -> list[str]:
@@ -177,10 +201,12 @@ class Compression:
     def bytes_per_step(self) -> float:
         """The size of this rank's payloads of a step, the mean of all steps so far.
 
-        `payload_bytes` are those of all steps, each payload counted once, however many ranks it goes to; `sent_bytes`
-        is what this rank has given to the network; `gradient_bytes` is what the gradients themselves would take.
+        `payload_bytes` are those of all steps, each payload counted once, however many ranks it goes to;
+        `gradient_bytes` is what the gradients themselves would take. Neither counts `skipped_steps`, in which a
+        gradient was not finite. `sent_bytes` is what this rank has given to the network for gradients, in all `steps`;
+        the few all-reduces that time the link are not in it.
         """
-        return self.payload_bytes / max(1, self.steps)
+        return self.payload_bytes / max(1, self.steps - self.skipped_steps)
 
     def figures(self) -> dict[str, float]:
         """Return what is worth logging by now, of this rank and in all.
@@ -204,6 +230,7 @@ class Compression:
             "rank": self._rank,
             "ranks": len(self._ranks),
             "steps": self.steps,
+            "skipped_steps": self.skipped_steps,
             "payload_bytes": self.payload_bytes,
             "gradient_bytes": self.gradient_bytes,
             "sent_bytes": self.sent_bytes,
@@ -227,6 +254,7 @@ class Compression:
         self._generator.set_state(state["generator"])
         self.steps, self.payload_bytes = state["steps"], state["payload_bytes"]
         self.gradient_bytes, self.sent_bytes = state["gradient_bytes"], state.get("sent_bytes", 0)
+        self.skipped_steps = state.get("skipped_steps", 0)  # the last release does not say it
 
     # -- one bucket ------------------------------------------------------------------------------------------------
 
@@ -240,7 +268,10 @@ class Compression:
         devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         self._used.append(exchange)
-        self.gradient_bytes += buffer.numel() * buffer.element_size()
+        if self.not_finite == PASS:
+            self._memories.append(exchange.state_dict())
+            self._parameters += bucket.parameters()
+        self._step_gradient_bytes += buffer.numel() * buffer.element_size()
         with self._lock:
             self._open_buckets += 1
         if last:
@@ -279,7 +310,7 @@ class Compression:
             ended.div_(len(self._ranks))
             if ended is not buffer:
                 buffer.copy_(ended)
-            self.payload_bytes += exchange.made_bytes
+            self._step_payload_bytes += exchange.made_bytes
         except Exception as error:
             self._failures[index] = error
             buffer.fill_(float("nan"))
@@ -308,7 +339,8 @@ class Compression:
         if Trouble.NOT_FINITE in error.troubles.values():
             return NotFiniteError(
                 f"{who}: the {name} is not finite in {what}; nothing was averaged. "
-                "Lower the learning rate or clip, and skip this step"
+                "Lower the learning rate or clip, and skip this step; for a GradScaler to skip it, "
+                'compress(..., not_finite="pass")'
             )
         return RuntimeError(f"{who}: the {name} could not be encoded in {what}; the reason is with {who}")
 
@@ -316,19 +348,43 @@ class Compression:
         """Raise what has gone wrong in this step, on all ranks, and take back what they sent in it."""
         failures, self._failures = self._failures, {}
         used, self._used = self._used, []
+        memories, self._memories = self._memories, []
+        parameters, self._parameters = self._parameters, []
         taken, self._taken = self._taken, set()
-        with self._lock:
-            self.sent_bytes += sum(underway.given_bytes for underway in taken)
+        payload_bytes, self._step_payload_bytes = self._step_payload_bytes, 0
+        gradient_bytes, self._step_gradient_bytes = self._step_gradient_bytes, 0
+        self.sent_bytes += sum(underway.given_bytes for underway in taken)
         if failures:
+            self.skipped_steps += 1
+            if self.not_finite == PASS and all(isinstance(each, NotFiniteError) for each in failures.values()):
+                self._pass_not_finite(used, memories, parameters)
+                return
             for exchange in used:  # the step is left out, on all ranks: what they sent in it was not used
                 exchange.take_back()
             raise failures[min(failures)]
+        self.payload_bytes += payload_bytes
+        self.gradient_bytes += gradient_bytes
         if self.steps > 1:  # in the first step kernels are compiled
             self.wait_seconds += time.perf_counter() - self._backward_done
         if self._log:
             self._log(self.figures(), self.steps)
         if self._watch is not None:
             self._look_at_link(self._watch, taken)
+
+    def _pass_not_finite(
+        self, used: Sequence[VectorExchange], memories: Sequence[dict[str, Any]], parameters: Sequence[torch.Tensor]
+    ) -> None:
+        """Let the step be as if it had not been for the codecs, and its gradients NaN: of all buckets, on all ranks.
+
+        An optimiser of some of the parameters would otherwise take a step that the codecs know nothing of.
+        """
+        for exchange, memory in zip(used, memories, strict=True):
+            exchange.load_state_dict(memory)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.fill_(float("nan"))
+        if self._log:
+            self._log(self.figures(), self.steps)
 
     def _look_at_link(self, watch: LinkWatch, taken: set[Underway]) -> None:
         """Say once, after some steps, where the gradients themselves would be quicker on this link."""
@@ -349,8 +405,6 @@ class Compression:
 
     def _probed(self, watch: LinkWatch, underway: Underway, outcome: Outcome) -> None:
         watch.probed(underway)
-        with self._lock:
-            self.sent_bytes += underway.given_bytes
 
 
 def _after_backward(callback: Any) -> bool:

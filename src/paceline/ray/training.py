@@ -145,7 +145,7 @@ def train_on_ray(
         if resume and extension is None:
             extension = extension_in(folder)
         if not resume:
-            give_notices(recipe, None)
+            give_notices((recipe, None))
         with connected(address, runtime_env, quiet=quiet) as own:
             run = RayRun(
                 recipe,

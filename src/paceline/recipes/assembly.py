@@ -402,6 +402,24 @@ def notice_of_k(recipe: Recipe) -> str:
     )
 
 
+def notice_of_slow_workers(recipe: Recipe) -> str:
+    """Return what to say of a cluster whose workers are all slow ones: mostly one that was made smaller.
+
+    >>> recipe = Recipe().with_settings(delay={"name": "slow-worker", "slow_workers": 2})
+    >>> print(notice_of_slow_workers(recipe.with_settings(cluster={"workers": 2})))
+    every worker is a slow one (delay.slow_workers = 2, cluster.workers = 2): give slow_workers = 0 for fast ones alone
+    >>> notice_of_slow_workers(recipe)
+    ''
+    """
+    slow, workers = recipe.delay.slow_workers, recipe.cluster.workers
+    if recipe.delay.name != "slow-worker" or recipe.delay.slow_factor == 1 or slow < workers:
+        return ""
+    return (
+        f"every worker is a slow one (delay.slow_workers = {slow:,}, cluster.workers = {workers:,}): "
+        "give slow_workers = 0 for fast ones alone"
+    )
+
+
 def notice_of_skew(recipe: Recipe) -> str:
     """Return what to say of workers that keep their own change in flight, on skewed data and with momentum.
 

@@ -194,7 +194,7 @@ def serve_recipe(
     dataset = load_data(recipe, given)
     served = make_served(resolved(recipe, dataset), out, dataset, extension=extension, given=given)
     if not resume:
-        give_notices(recipe, None)
+        give_notices((recipe, None))
     on_ready(dataset)
     size = sum(parameter.numel() for parameter in served.module.parameters())
 

@@ -118,14 +118,14 @@ def train_ranks(
             check_free(folder)
         training = make_training(recipe, dataset, wanted.given)
         if not wanted.resume and place.rank == 0:
-            give_notices(wanted.recipe, recipe)
+            give_notices((wanted.recipe, recipe))
         job = _RankWork(recipe=recipe, folder=folder, resume=wanted.resume, rounds=rounds, training=training)
         return _trained(job.train(place, on_standing=on_standing, on_plan=on_plan), folder)
     world = recipe.pipeline.ranks if recipe.pipeline.on else recipe.cluster.workers
     check_processes(world)
     training = make_training(recipe, dataset, wanted.given)
     if not wanted.resume:
-        give_notices(wanted.recipe, recipe)
+        give_notices((wanted.recipe, recipe))
     folder = folder_to_train(wanted.out, resume=wanted.resume)
     job = _RankWork(recipe=recipe, folder=folder, resume=wanted.resume, rounds=rounds, training=training)
     return _trained(_fork(job, world, on_standing=on_standing, on_plan=on_plan), folder)

@@ -61,8 +61,8 @@ class Race:
         made_by_seed = seeds > 1 and is_code(recipe.data.name) and (given.data is None or callable(given.data))
         shared = None if made_by_seed else dataset
         self.runs = [make_run(each, timing_only=timing_only, dataset=shared, given=given) for each in self.recipes]
-        for before, each in zip(asked, entered, strict=True):
-            give_notices(before, None if timing_only else each)
+        trained = [None if timing_only else each for each in entered]
+        give_notices(*zip(asked, trained, strict=True), simulated=True)
         self._results: list[Result | None] = [None] * len(self.runs)
 
     def __iter__(self) -> Iterator[tuple[int, Progress]]:

@@ -76,12 +76,15 @@ def serve(
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         paceline.serve(model, optimizer, strategy=paceline.LGC(k=7), workers=10, rounds=300, listen="127.0.0.1:29400")
 
-    The first round waits for `workers` (by default as many as the strategy's K); `most_workers`, by default twice as
-    many, may be there at once. Trace, checkpoints, results.json and report.html go to `out` (runs/serve, or the next
-    that is free); `resume=True` goes on from the newest checkpoint there, if it is of the same run: strategy, codec,
-    seed, workers, blocks, and the kinds of optimiser and schedule; the optimiser's rate is the checkpoint's. `evaluate`
-    gets a copy of the model and returns two numbers, its loss and accuracy; anything else ends the run there and then.
-    `codec` is one of `paceline.codecs`, or words that name it ("qsgd levels=7"); `seed` is for its random numbers.
+    The first round, also of a run that is resumed, waits for `workers` (by default as many as the strategy's K), but at
+    most `limits.gather_seconds`; `most_workers`, by default twice as many, may be there at once. `limits` is a
+    `paceline.cluster.Limits`. `schedule` is stepped after every step of the optimiser, like torch's.
+
+    Trace, checkpoints, results.json and report.html go to `out` (runs/serve, or the next that is free); `resume=True`
+    goes on from the newest checkpoint there, if it is of the same run: strategy, codec, seed, workers, blocks, and the
+    kinds of optimiser and schedule; the optimiser's rate is the checkpoint's. `evaluate` gets a copy of the model, in
+    eval mode, and returns two numbers, its loss and accuracy; anything else ends the run there and then. `codec` is one
+    of `paceline.codecs`, or words that name it ("qsgd levels=7"); `seed` is for its random numbers.
     Beyond loopback `tls` is needed ("keys/server"; `paceline keys` makes them), or `insecure=True`.
 
     Its address, who joins, a line every few seconds and where the report is are logged (`paceline.served`), and shown

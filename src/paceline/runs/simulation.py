@@ -25,6 +25,7 @@ from paceline.recipes.assembly import (
     make_training,
     notice_of_k,
     notice_of_skew,
+    notice_of_slow_workers,
     sized,
 )
 from paceline.recipes.recipe import Recipe
@@ -139,7 +140,7 @@ def simulate(
     given = Given(data=data, model=model, loss=loss)
     dataset = None if timing_only else load_data(given.named(recipe), given)
     run = make_run(recipe, timing_only=timing_only, dataset=dataset, given=given)
-    give_notices(recipe, None if dataset is None else sized(given.named(recipe), dataset))
+    give_notices((recipe, None if dataset is None else sized(given.named(recipe), dataset)), simulated=True)
     for progress in run:
         if on_progress is not None:
             on_progress(progress)
@@ -179,16 +180,24 @@ def state_with(module: nn.Module, parameters: torch.Tensor) -> dict[str, torch.T
     return state
 
 
-def give_notices(given: Recipe, trained: Recipe | None) -> None:
-    """Say what somebody should know of a run that is about to begin, once nothing is left to refuse.
+def give_notices(*runs: tuple[Recipe, Recipe | None], simulated: bool = False) -> None:
+    """Say what somebody should know of runs that are about to begin, once nothing is left to refuse; each thing once.
 
-    Of the recipe that was given: that K, which follows from the number of workers, was another in the last release. Of
-    the one that is trained, with its split known: what averaging does on skewed data.
+    A run is the recipe that was given, and the one that is trained, its split known (None: nothing is trained, or not
+    here). Of the first: that K, which follows from the number of workers, was another in the last release. Of the
+    second: what averaging does on skewed data. Of delays, where a run has any: that all workers are slow.
     """
-    if notice := notice_of_k(given):
-        warnings.warn(notice, FutureWarning, stacklevel=3)
-    if trained is not None and (notice := notice_of_skew(trained)):
-        warnings.warn(notice, PacelineWarning, stacklevel=3)
+    notices: dict[str, type[Warning]] = {}
+    for given, trained in runs:
+        launched = trained or given
+        notices[notice_of_k(given)] = FutureWarning
+        if simulated or launched.delay.inject:
+            notices[notice_of_slow_workers(launched)] = PacelineWarning
+        if trained is not None:
+            notices[notice_of_skew(trained)] = PacelineWarning
+    for notice, kind in notices.items():
+        if notice:
+            warnings.warn(notice, kind, stacklevel=3)
 
 
 def make_run(

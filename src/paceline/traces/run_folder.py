@@ -51,8 +51,8 @@ def check_free(folder: Path) -> None:
     if found.name == RESULTS:
         raise FolderTakenError(f"{folder} holds results ({name}); give another folder, or move them away")
     raise FolderTakenError(
-        f"{folder} holds a run ({name}); give another folder, or go on with it: --resume {folder} "
-        "(in Python: resume=True)"
+        f"{folder} holds a run ({name}); give another folder, or go on with it: --resume {folder} for paceline's own "
+        "commands, resume=True in Python"
     )
 
 

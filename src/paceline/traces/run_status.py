@@ -8,6 +8,7 @@ where it is, and who is late. `PeriodicLines` is the one place that decides how 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -80,6 +81,7 @@ class RunStatus:
     workers: tuple[WorkerStatus, ...]
     noun: str = "worker"  # or "rank"
     figures: Mapping[str, float] = field(default_factory=dict)  # what else is worth logging
+    begins_within_seconds: float | None = None  # with the workers that are here, however few; None: nobody knows
 
 
 class Pace:
@@ -235,12 +237,18 @@ def status_line(status: RunStatus, rounds_per_second: float) -> str:
 
 
 def waiting_text(status: RunStatus) -> str:
-    """Return what a run waits for that has not begun.
+    """Return what a run waits for that has not begun, and for how long.
 
-    >>> waiting_text(RunStatus(round=0, rounds=9, seconds=5.0, loss=None, accuracy=None, begun=False, workers=()))
+    >>> status = RunStatus(round=0, rounds=9, seconds=5.0, loss=None, accuracy=None, begun=False, workers=())
+    >>> waiting_text(status)
     'waiting for workers: 0 here'
+    >>> from dataclasses import replace
+    >>> waiting_text(replace(status, workers=(WorkerStatus(worker=0),), begins_within_seconds=42.3))
+    'waiting for workers: 1 here, begins without the others in 43 s'
     """
-    return f"waiting for workers: {sum(worker.alive for worker in status.workers)} here"
+    here = sum(worker.alive for worker in status.workers)
+    text, left = f"waiting for workers: {here} here", status.begins_within_seconds
+    return text if left is None or not here else f"{text}, begins without the others in {math.ceil(left)} s"
 
 
 def named_workers(numbers: Sequence[int], noun: str = "worker") -> str:

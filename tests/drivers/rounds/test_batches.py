@@ -68,6 +68,11 @@ def test_blocks_are_equal_in_order_and_not_too_many(samples, most):
         assert len(blocks) == min(samples, most)
 
 
+@pytest.mark.parametrize(("samples", "sizes"), [(32, [8] * 4), (30, [10] * 3), (31, [31]), (3, [1] * 3)])
+def test_a_batch_that_does_not_divide_comes_in_fewer_blocks(samples, sizes):
+    assert [len(block) for block in cut_batch((torch.zeros(samples),), 4)] == sizes
+
+
 @pytest.mark.parametrize(
     ("batch", "error"),
     [

@@ -44,6 +44,10 @@ EXAMPLES = [
         protocol=PROTOCOL, worker=3, shard=1, first_draw=9, blocks=4, codec="identity", seed=0, signature="s",
         silence_seconds=15.0, recipe={"rounds": 3, "data": {"name": "digits"}},
     ),
+    Welcome(
+        protocol=PROTOCOL, worker=3, shard=1, first_draw=9, blocks=4, codec="identity", seed=0, signature="s",
+        silence_seconds=15.0, tensors=("parameter weight (3, 2) float32",), recipe={},
+    ),
     Ready(signature="1a2b"),
     Model(version=0, since=None, more=0, payload_bytes=400, buffer_bytes=8),
     Model(version=7, since=6, more=2, payload_bytes=40, buffer_bytes=8),

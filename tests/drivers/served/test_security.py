@@ -331,7 +331,9 @@ def test_what_only_this_machine_reaches_needs_no_tls(host):
 )
 def test_what_others_reach_needs_tls_or_a_word_of_trust(host):
     assert not is_loopback(host)
-    with pytest.raises(ValueError, match=r"`paceline keys DIR` and give --tls DIR/server, or give --insecure"):
+    with pytest.raises(
+        ValueError, match=r"give --tls DIR/server, or give --insecure .* \(in Python: tls=\"DIR/server\""
+    ):
         check_exposed(host, tls=None, insecure=False)
     check_exposed(host, tls="keys/server", insecure=False)
     check_exposed(host, tls=None, insecure=True)

@@ -201,7 +201,11 @@ def test_the_server_measures_and_resumes(tmp_path):
 def test_another_model_is_refused_in_one_line_and_the_server_goes_on(tmp_path):
     served, model = network(), network()
     with serving(served, tmp_path) as (address, ended):
-        with pytest.raises(ValueError, match="trains another model"), paceline.Worker(address, network(outputs=5)):
+        first = r"parameter 2\.weight \(5, 8\) float32 here, parameter 2\.weight \(3, 8\) float32 there"
+        with (
+            pytest.raises(ValueError, match=f"trains another model: the first difference is {first}"),
+            paceline.Worker(address, network(outputs=5)),
+        ):
             pass
         with paceline.Worker(address, model) as worker:
             work(worker, model, batches(100))
@@ -283,7 +287,8 @@ def test_frozen_weights_must_be_the_same_on_both_sides(tmp_path):
 
     served, model = half_frozen(1.0), half_frozen(1.0)
     with serving(served, tmp_path) as (address, ended):
-        with pytest.raises(ValueError, match="another model"), paceline.Worker(address, half_frozen(2.0)):
+        same_shapes = "trains another model: the values of its frozen parameters differ"
+        with pytest.raises(ValueError, match=same_shapes), paceline.Worker(address, half_frozen(2.0)):
             pass
         with paceline.Worker(address, model) as worker:
             work(worker, model, batches(100))
@@ -337,20 +342,21 @@ def test_a_port_that_is_taken_is_told(tmp_path):
         work(worker, model, batches(100))
 
 
-def test_patience_counts_from_the_last_progress_and_not_from_the_last_connection():
-    """A server that welcomes, and loses every connection before a model comes, is given up all the same."""
-    connections = 0
+@contextmanager
+def serving_badly(*, welcomes):
+    """A server that welcomes so many, and loses every connection; gives its address, and a list of its connections."""
+    connections = []
     welcome = Welcome(
         protocol=PROTOCOL, worker=0, shard=0, first_draw=0, blocks=4, codec="identity", seed=0,
         signature=model_signature(network()), silence_seconds=15.0, recipe={},
     )  # fmt: skip
 
     async def serve_badly(reader, writer):
-        nonlocal connections
-        connections += 1
+        connections.append(writer)
         await reader.readexactly(9)
-        writer.write(encode(welcome))
-        await writer.drain()
+        if len(connections) <= welcomes:
+            writer.write(encode(welcome))
+            await writer.drain()
         writer.close()
 
     def listen(ready, stop):
@@ -367,13 +373,46 @@ def test_patience_counts_from_the_last_progress_and_not_from_the_last_connection
     thread = threading.Thread(target=listen, args=(ready, stop), daemon=True)
     thread.start()
     try:
-        worker = paceline.Worker(f"127.0.0.1:{ready.get(timeout=10)}", network(), patience_seconds=1.0)
-        with pytest.raises(ServerUnreachableError, match=r"no model from the server at .* for 1 s"), worker:
-            worker.running()
-        assert connections > 2
+        yield f"127.0.0.1:{ready.get(timeout=10)}", connections
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(DEADLINE_SECONDS)
+
+
+def test_patience_counts_from_the_last_progress_and_not_from_the_last_connection():
+    """A server that welcomes, and loses every connection before a model comes, is given up all the same."""
+    with serving_badly(welcomes=1000) as (address, connections):
+        worker = paceline.Worker(address, network(), patience_seconds=1.0)
+        with pytest.raises(ServerUnreachableError, match=r"no model from the server at .* for 1 s"), worker:
+            worker.running()
+        assert len(connections) > 2
+
+
+def test_only_a_server_that_was_never_met_is_suspected_to_want_keys():
+    with serving_badly(welcomes=0) as (address, _):
+        stranger = paceline.Worker(address, network(), patience_seconds=0.5)
+        with pytest.raises(ServerUnreachableError, match=r"it hung up: does the server want TLS keys\?$"), stranger:
+            pass
+    with serving_badly(welcomes=1) as (address, _):
+        worker = paceline.Worker(address, network(), patience_seconds=0.5)
+        with pytest.raises(ServerUnreachableError, match=r"it hung up before it answered$"), worker:
+            worker.running()
+
+
+def test_more_workers_than_shards_share_them_up_to_the_most(tmp_path):
+    model = network()
+    with (
+        serving(network(), tmp_path, workers=1, rounds=2) as (address, ended),
+        paceline.Worker(address, model) as first,
+        paceline.Worker(address, network()) as second,
+    ):
+        assert [(each.number, each.shard) for each in (first, second)] == [(0, 0), (1, 0)]
+        third = paceline.Worker(address, network(), patience_seconds=0.3)
+        with pytest.raises(ServerUnreachableError, match=r"2 workers are here, and that is the most"), third:
+            pass
+        second.leave()
+        work(first, model, batches(100))
+    assert ended[0].finished
 
 
 @pytest.mark.parametrize(

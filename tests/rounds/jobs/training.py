@@ -34,7 +34,7 @@ def alike(kind, optimizer, rounds, norm=True, **settings):
     return {"begun": begun, "found": found, **tally(sync)}
 
 
-def like_plain(kind, rounds, optimizer="sgd", norm=False, clip=None, **settings):
+def like_plain(kind, rounds, optimizer="sgd", norm=False, clip=None, samples=12, **settings):
     """The greatest distance of the parameters from those of plain data-parallel training by the same batches.
 
     That is DistributedDataParallel; with `clip` a loop that clips the gradient of each rank before it adds them up.
@@ -43,7 +43,7 @@ def like_plain(kind, rounds, optimizer="sgd", norm=False, clip=None, **settings)
     model, _, sync = setup(kind, optimizer=optimizer, norm=norm, seed=5, **settings)
     with sync:
         for number in range(rounds):
-            compute(sync, model, *batch(number, rank))
+            compute(sync, model, *batch(number, rank, samples))
             if clip:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
             sync.step()
@@ -51,7 +51,7 @@ def like_plain(kind, rounds, optimizer="sgd", norm=False, clip=None, **settings)
     steps = OPTIMIZERS[optimizer](plain.parameters())
     wrapped = plain if clip else DistributedDataParallel(plain)
     for number in range(rounds):
-        inputs, targets = batch(number, rank)
+        inputs, targets = batch(number, rank, samples)
         steps.zero_grad()
         F.cross_entropy(wrapped(inputs), targets).backward()
         if clip:

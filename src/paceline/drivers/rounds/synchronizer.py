@@ -348,7 +348,11 @@ class RoundSync(RankLifecycle):
         blocks = cut_batch(batch, self._blocks)
         if len(blocks) == 1 < self._blocks and not self._warned_of_blocks:
             self._warned_of_blocks = True
-            log.warning("a batch cannot be cut into equal blocks, and a late rank computes it whole: give even sizes")
+            log.warning(
+                "a batch cannot be cut into equal blocks, and a late rank computes it whole: give a batch size that "
+                "%d divides",
+                self._blocks,
+            )
         self.begin_batch(len(blocks))
         self._batch.left_early = True
         for block in blocks:

@@ -194,8 +194,9 @@ class ServerConnection:
         credentials: ssl.SSLContext | None = None,
         answer_seconds: float = 15.0,
         silence_seconds: float = 15.0,
+        met_before: bool = False,
     ) -> None:
-        self._address, self._credentials = address, credentials
+        self._address, self._credentials, self._met = address, credentials, met_before
         self._news = threading.Condition()
         self._silence_seconds = silence_seconds
         self._wire: Wire | None = None
@@ -350,7 +351,10 @@ class ServerConnection:
         except ProtocolError as error:
             end = ProtocolError(f"the connection cannot be used: {error}")
         except OSError as error:
-            end = ConnectionLost(why_lost(error, tls=self._credentials is not None, welcomed=self._welcome is not None))
+            welcomed = self._welcome is not None
+            end = ConnectionLost(
+                why_lost(error, tls=self._credentials is not None, welcomed=welcomed, met_before=self._met)
+            )
         except Exception as error:  # of a codec, say: the worker's own thread raises it
             end = ProtocolError(f"the connection cannot be used: {type(error).__name__}: {error}")
         finally:
@@ -464,8 +468,10 @@ class ServerConnection:
             self._news.notify_all()
 
 
-def why_lost(error: OSError, *, tls: bool, welcomed: bool) -> str:
+def why_lost(error: OSError, *, tls: bool, welcomed: bool, met_before: bool = False) -> str:
     """Return why a connection failed, in our words or else in the system's.
+
+    A server that hangs up on a stranger may want other keys; one that was met before is ending, or was killed.
 
     >>> why_lost(ConnectionRefusedError(111, "Connect call failed"), tls=False, welcomed=False)
     'nothing listens there'
@@ -481,6 +487,8 @@ def why_lost(error: OSError, *, tls: bool, welcomed: bool) -> str:
     if "WRONG_VERSION_NUMBER" in text:
         return "the server does not speak TLS: leave the keys out"
     if not welcomed and isinstance(cause, WireClosed | ssl.SSLError | ConnectionResetError):
+        if met_before:
+            return "it hung up before it answered"
         if tls:
             return "it hung up: are the keys of the same CA? (`paceline keys` made both?)"
         return "it hung up: does the server want TLS keys?"

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import re
 import struct
@@ -50,6 +51,7 @@ MOST_BODY_BYTES = 4 * 1024 * 1024
 _PREFIX = struct.Struct("<BII")
 PREFIX_BYTES = _PREFIX.size
 _ALIGNED = 16
+_MOST_TENSOR_CHARACTERS = 128 * 1024  # of 6 bytes each at the most, so that a Welcome has room for them
 _SLOTS = 15
 _SECONDS = 1e9  # a generation: whoever computes with times and losses need not fear for the range of a float
 
@@ -91,6 +93,7 @@ class Welcome:
     """The worker's number and all it must know; `recipe` is empty if the server was started by a script.
 
     `handover`: where a worker on the server's machine asks for shared memory, and with which token (`handover.py`).
+    `tensors`: the model's, in words, so that a worker with another model can say what differs.
     """
 
     KIND: ClassVar[int] = 2
@@ -104,6 +107,7 @@ class Welcome:
     signature: Line
     silence_seconds: Annotated[float, Between(1e-3, _SECONDS)]
     handover: Line = ""
+    tensors: tuple[Line, ...] = ()
     recipe: dict[str, Any]
 
 
@@ -424,3 +428,43 @@ def model_signature(module: nn.Module) -> str:
         if not parameter.requires_grad:
             digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:32]
+
+
+def tensors_of(module: nn.Module) -> tuple[str, ...]:
+    """Return a model's tensors in words, in order.
+
+    >>> tensors_of(nn.Linear(2, 3))
+    ('parameter weight (3, 2) float32', 'parameter bias (3,) float32')
+    """
+    parameters = tuple(
+        f"parameter {name} {tuple(tensor.shape)} {_kind(tensor)}{'' if tensor.requires_grad else ' frozen'}"
+        for name, tensor in module.named_parameters()
+    )
+    buffers = (f"buffer {name} {tuple(tensor.shape)} {_kind(tensor)}" for name, tensor in module.named_buffers())
+    return (*parameters, *buffers)
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def tensors_to_send(module: nn.Module) -> tuple[str, ...]:
+    """Return a model's tensors for a Welcome; of a model that has too many, or names that no line holds, none."""
+    lines = tensors_of(module)
+    return lines if sum(map(len, lines)) <= _MOST_TENSOR_CHARACTERS and all(map(_is_line, lines)) else ()
+
+
+def model_difference(here: tuple[str, ...], there: tuple[str, ...]) -> str:
+    """Return how two models differ whose signatures do; of the one `there` perhaps nothing is known.
+
+    >>> model_difference(tensors_of(nn.Linear(2, 3)), tensors_of(nn.Linear(2, 3, bias=False)))
+    'the first difference is parameter bias (3,) float32 here, nothing there'
+    >>> model_difference(("parameter weight (2, 2) float32",), ())
+    'names, shapes or kinds of its parameters differ'
+    """
+    if not there:
+        return "names, shapes or kinds of its parameters differ"
+    for mine, other in itertools.zip_longest(here, there, fillvalue="nothing"):
+        if mine != other:
+            return f"the first difference is {mine} here, {other} there"
+    return "the values of its frozen parameters differ, and frozen parameters do not travel"

@@ -293,6 +293,7 @@ class ServerRun:
             begun=self.coordinator.begun,
             workers=tuple(member.status for _, member in sorted(self.coordinator.members.items())),
             figures=dict(self.coordinator.figures),
+            begins_within_seconds=None if self.coordinator.begun else self.server.gathering_seconds_left,
         )
 
     async def serve(

@@ -200,13 +200,14 @@ def check_exposed(host: str, *, tls: Tls | None, insecure: bool) -> None:
     >>> check_exposed("0.0.0.0", tls=None, insecure=False)
     Traceback (most recent call last):
     paceline.drivers.served.security.AddressError: 0.0.0.0 can be reached from other machines, by anyone: run `paceline
-    keys DIR` and give
-    --tls DIR/server, or give --insecure if the network is trusted
+    keys DIR` and give --tls DIR/server, or give --insecure if the network is trusted (in Python: tls="DIR/server",
+    insecure=True)
     """
     if tls is None and not insecure and not is_loopback(host):
         raise AddressError(
             f"{host or 'an empty host'} can be reached from other machines, by anyone: run `paceline keys DIR` and "
-            "give --tls DIR/server, or give --insecure if the network is trusted"
+            "give --tls DIR/server, or give --insecure if the network is trusted "
+            '(in Python: tls="DIR/server", insecure=True)'
         )
 
 

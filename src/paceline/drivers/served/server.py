@@ -35,6 +35,7 @@ from paceline.drivers.served.messages import (
     Ready,
     Sizes,
     Welcome,
+    tensors_to_send,
 )
 from paceline.drivers.served.settings import ServerSettings
 from paceline.drivers.served.stream import ModelMessage, StreamEnd, WorkerStream
@@ -105,6 +106,7 @@ class Server:
         self.changed: Callable[[], None] = lambda: None
         self.failure: BaseException | None = None
         self._settings, self.signature = settings, signature
+        self._tensors = tensors_to_send(settings.module)
         self._started_seconds = started_seconds
         self._began: float | None = None
         self._opened = time.monotonic()
@@ -313,6 +315,7 @@ class Server:
             codec=self._settings.codec,
             seed=self._settings.seed,
             signature=self.signature,
+            tensors=self._tensors,
             silence_seconds=self.limits.silence_seconds,
             handover=invitation,
             recipe=self._settings.recipe_of_workers,
@@ -493,6 +496,11 @@ class Server:
                 self._begin_if_patience_is_out(now)
             except Exception as error:
                 self.fail(error)
+
+    @property
+    def gathering_seconds_left(self) -> float:
+        """How long the first round will wait for all workers, if they do not come before."""
+        return max(0.0, self._opened + self.limits.gather_seconds - self.clock())
 
     def _begin_if_patience_is_out(self, clock: float) -> None:
         coordinator = self.coordinator

@@ -33,7 +33,18 @@ from paceline.drivers.served.connection import (
     WorkerRefused,
 )
 from paceline.drivers.served.handover import Slot, fetch_slots
-from paceline.drivers.served.messages import PROTOCOL, Gradient, Hello, Leave, Sizes, Welcome, frames, model_signature
+from paceline.drivers.served.messages import (
+    PROTOCOL,
+    Gradient,
+    Hello,
+    Leave,
+    Sizes,
+    Welcome,
+    frames,
+    model_difference,
+    model_signature,
+    tensors_of,
+)
 from paceline.drivers.served.security import AddressError, Tls, join_address, parse_address, worker_credentials
 from paceline.drivers.served.transport import keep_memory
 from paceline.traces.run_settings import difference
@@ -299,7 +310,13 @@ class Worker:
             threads=torch.get_num_threads(),
             host=f"{platform.node()[:200]} pid {os.getpid()}",
         )
-        connection = ServerConnection(self.address, hello, credentials=self._credentials, answer_seconds=answer_seconds)
+        connection = ServerConnection(
+            self.address,
+            hello,
+            credentials=self._credentials,
+            answer_seconds=answer_seconds,
+            met_before=self._welcome is not None,
+        )
         try:
             # Batches, seed and delays are those of the recipe this worker began with.
             if self._welcome is not None and difference(self._welcome.recipe, connection.welcome.recipe):
@@ -326,9 +343,8 @@ class Worker:
         model = self._held()
         if connection.welcome.signature != self._signature:
             connection.close()
-            raise ValueError(
-                f"the server at {self.address} trains another model: names, shapes or kinds of its parameters differ"
-            )
+            different = model_difference(tensors_of(model.module), connection.welcome.tensors)
+            raise ValueError(f"the server at {self.address} trains another model: {different}")
         warm_up(self._codec, model.shapes)
         self._codec = self._codec.fresh(model.shapes)
         elements, buffers = model.parameters.numel(), self._buffers_before.numel()
