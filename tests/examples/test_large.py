@@ -20,6 +20,17 @@ def test_lars_keeps_the_accuracy_that_sgd_loses_with_a_large_batch():
     assert lars > sgd + 4
 
 
+def test_a_batch_that_the_parts_do_not_make_up_is_refused():
+    (text,) = run("lars_large_batch.py", "--batch", 600, ends_with=2)
+    assert "invalid choice: 600 (choose from 500, 750, 1500)" in text
+
+
+def test_pruning_in_very_few_epochs_trains_too():
+    (text,) = run("infobatch.py", "--epochs", 2)
+    assert re.search(r"^every sample +3,000 +0.0%", text, flags=re.MULTILINE)
+    assert re.search(r"^FinePruning +3,000 +0.0%", text, flags=re.MULTILINE)
+
+
 def test_both_policies_save_samples_and_keep_the_accuracy():
     (text,) = run("infobatch.py", "--epochs", 12)
     rows = dict(re.findall(r"^(\w+ ?\w+) +(.+)$", text, flags=re.MULTILINE)[-4:])

@@ -35,7 +35,8 @@ SECONDS = 240.0  # for all that one test waits for
 
 
 def test_the_slow_ranks_are_late_instead_of_waited_for():
-    first, *others = run("lgc_torchrun.py", "--epochs", 1, "--slow-ranks", 2, "--slower", 5, ranks=3)
+    # A block of a slow rank, 15 ms, ends before the next round of the first, 20 ms or more: on a busy machine too.
+    first, *others = run("lgc_torchrun.py", "--epochs", 2, "--slow-ranks", 2, "--slower", 3, ranks=3)
     assert not any(re.search("Error|rounds", text) for text in others), "rank 0 alone prints"
     full, lgc = first.split("LGCSync")
     in_time, late = _counts(full)
@@ -45,7 +46,7 @@ def test_the_slow_ranks_are_late_instead_of_waited_for():
     in_time, late = _counts(lgc)
     assert sum(in_time) == rounds, "with two slow ranks of three, one closes a round"
     assert in_time[0] > max(in_time[1:])
-    assert max(late[1:]) > 0, "what the slow ranks did is used, a round later"
+    assert min(late[1:]) >= 5, "what the slow ranks did is used, a round later: in 29 rounds if nothing disturbs them"
     assert float(re.search(r"accuracy ([\d.]+)%", lgc)[1]) > 40
 
 

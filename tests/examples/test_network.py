@@ -14,7 +14,7 @@ from benchmarks.cable import why_not
 
 from tests.docs.commands import commands_of
 from tests.docs.pages import blocks
-from tests.examples.scripts import run
+from tests.examples.scripts import EXAMPLES, run
 
 SENT = r"a rank sends ([\d,]+) bytes a step, plain DDP ([\d,]+)"
 
@@ -81,7 +81,45 @@ def test_hpsgd_goes_on_from_the_last_epoch_that_all_ranks_have_saved(tmp_path):
     states = [torch.load(tmp_path / f"epoch-4-rank-{rank}.pt", weights_only=True) for rank in range(2)]
     weights = [torch.cat([each.flatten() for each in state["model"].values()]) for state in states]
     assert torch.equal(*weights)
-    assert not list(tmp_path.glob("partial*"))
+    assert {path.name for path in tmp_path.iterdir()} == {f"epoch-{e}-rank-{r}.pt" for e in (3, 4) for r in (0, 1)}
+
+
+def test_hpsgd_overwrites_no_checkpoint_of_another_number_of_ranks(tmp_path):
+    for rank in range(2):
+        torch.save({}, tmp_path / f"epoch-7-rank-{rank}.pt")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    texts = run("hpsgd_torchrun.py", "--folder", tmp_path, "--epochs", "1", ranks=3, ends_with=1)
+    assert all("has no checkpoint of rank 2: begin anew in another --folder" in text for text in texts)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_ranks_hold_one_model_with_its_buffers_and_an_evaluation_changes_none(tmp_path):
+    text = (EXAMPLES / "hpsgd_torchrun.py").read_text(encoding="utf-8")
+    layers = "torch.nn.BatchNorm1d(512), torch.nn.ReLU(), torch.nn.Dropout(0.3), "
+    for line, others in {
+        "torch.nn.ReLU(), ": layers,
+        "        with torch.inference_mode():\n": "        kept = [each.clone() for each in model.buffers()]\n{}",
+        "        if rank == 0:\n": "        assert all(map(torch.equal, kept, model.buffers()))\n{}",
+    }.items():
+        assert text.count(line) == 1
+        text = text.replace(line, others.format(line))
+    (tmp_path / "own.py").write_text(text, encoding="utf-8")
+    run(tmp_path / "own.py", "--epochs", "1", "--folder", tmp_path, ranks=2)
+    one, other = (torch.load(tmp_path / f"epoch-1-rank-{r}.pt", weights_only=True)["model"] for r in (0, 1))
+    assert one["1.num_batches_tracked"] > 0
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_sites_share_buffers_and_bear_weights_without_a_gradient(tmp_path):
+    plain = (EXAMPLES / "diloco_two_sites.py").read_text(encoding="utf-8")
+    layers = "torch.nn.BatchNorm1d(512), torch.nn.ReLU(), "
+    frozen = "model[0].bias.requires_grad_(False)\n"
+    unused = 'model.register_parameter("unused", torch.nn.Parameter(torch.ones(3)))\n'
+    changed = plain.replace("torch.nn.ReLU(), ", layers).replace("\noptimizer = ", f"\n{frozen}{unused}optimizer = ")
+    (tmp_path / "own.py").write_text(changed, encoding="utf-8")
+    text, *_ = run(tmp_path / "own.py", "--ranks-per-site", "2", "--period", "5", "--windows", "2", ranks=4)
+    assert "largest difference between two ranks: 0.0\n" in text
+    assert _losses(text)[-1] < _losses(text)[0]
 
 
 def test_two_sites_of_two_ranks_train_one_model_and_meet_once_in_a_window():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from transformers import Trainer
 
 import paceline.huggingface
+from tests.docs.pages import blocks
 from tests.integrations.huggingface.tiny import Sentences, make_args, make_model
-from tests.integrations.pages import blocks
 
 
 def lines():
