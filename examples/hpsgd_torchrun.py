@@ -1,6 +1,6 @@
 """HPSGD under torchrun: no step waits for the network; evaluation after a flush, and checkpoints to go on from.
 
-torchrun --nproc-per-node 2 examples/hpsgd_torchrun.py --epochs 10 --codec "qsgd levels=7"
+torchrun --nproc-per-node 2 examples/hpsgd_torchrun.py --epochs 10
 torchrun --nproc-per-node 2 --max-restarts 2 examples/hpsgd_torchrun.py --epochs 20      # goes on from epoch 10
 """
 
@@ -17,7 +17,7 @@ import paceline
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=10)
-parser.add_argument("--codec", default="identity")
+parser.add_argument("--codec", default="identity", help="such as 'qsgd levels=7', in a --folder of its own")
 parser.add_argument("--folder", type=Path, default=Path("checkpoints"))
 args = parser.parse_args()
 args.folder.mkdir(parents=True, exist_ok=True)

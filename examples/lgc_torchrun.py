@@ -48,7 +48,7 @@ for kind, settings in ((paceline.FullSync, {}), (paceline.LGCSync, {"k": k})):
         sync.flush()  # all ranks are equal: evaluate, save
         pace = sync.version / (time.perf_counter() - begin)
     if rank == 0:
-        accuracy = (model(images[1500:]).argmax(1) == labels[1500:]).float().mean()
+        accuracy = (model.eval()(images[1500:]).argmax(1) == labels[1500:]).float().mean()
         print(f"{kind.__name__}: {sync.version} rounds, {pace:.1f} a second, test accuracy {accuracy:.1%}")
         fresh = Counter(gradient.worker for each in rounds for gradient in each.step.fresh)
         late = Counter(gradient.worker for each in rounds for gradient in each.step.late)
