@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-SAID_ELSEWHERE = {("strategy", "ddp"): "for synchronous training as DDP does it, give 'ssgd'; "}
+NAMES_ELSEWHERE = {("strategy", "ddp"): "for synchronous training as DDP does it, give 'ssgd'; "}
 """What other tools call one of our choices: (what is chosen, their name) -> the hint."""
 
 
@@ -18,5 +18,5 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> ValueError:
     """
     names = list(choices)
     near = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else SAID_ELSEWHERE.get((kind, str(name).lower()), "")
+    hint = f"did you mean {near[0]!r}? " if near else NAMES_ELSEWHERE.get((kind, str(name).lower()), "")
     return ValueError(f"unknown {kind} {name!r}; {hint}choose from {', '.join(names)}")
