@@ -6,14 +6,12 @@ step, an `Arrived` record comes first, so that the order of records is the order
 
     RunBegan  WorkerJoined  WorkerJoined  StepRecord  Arrived  WorkerLeft  StepRecord  Checkpointed  ...  RunEnded
 
-A line holds all of its record and the checksum of itself, and is read back as the same record:
+A line holds all of its record and the checksum of itself (`traces.checked_lines`), and is read back as the same record:
 
     {"kind":"worker_left","at_seconds":9.5,"worker":2,"reason":"no sign of life for 5 s","crc":"31f7e729"}
 
-The checksum is the CRC-32 of all bytes before `,"crc"`. It finds what a disk or a copy has altered: every flipped bit,
-every run of up to 32. It is no signature: whoever may write the file can also write the checksum, of any kind. Journals
-of format 1 have none; lines that this version appends to one have theirs. In a journal of format 2 a line without one
-is refused, also the first, so that no damage makes a journal look like one of format 1.
+Journals of format 1 have no checksums; lines that this version appends to one have theirs. In a journal of format 2 a
+line without one is refused, also the first, so that no damage makes a journal look like one of format 1.
 
 Arrivals are by far the most numerous, so each is an array instead of an object, with times in whole microseconds:
 
@@ -28,10 +26,8 @@ finite is an error of a clock and no event; it is written as 0, an unknown `work
 
 from __future__ import annotations
 
-import json
 import math
 import operator
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, TypeAlias
@@ -53,6 +49,7 @@ from paceline.decoding import (
 )
 from paceline.errors import PacelineError
 from paceline.lookup import unknown
+from paceline.traces.checked_lines import ALTERED, checked_line, claims_checksum, has_checksum
 
 FORMAT = 2  # of new journals; 1 is read, and has no checksums
 FORMATS = (1, FORMAT)
@@ -368,29 +365,7 @@ def line_of(record: JournalRecord) -> bytes:
                 f"{kind}: {name} cannot be written: {error} ({name}={getattr(record, name)!r:.60})"
             ) from None
     _record(kind, written)
-    text = json.dumps({"kind": kind, **written}, separators=(",", ":"), allow_nan=False).encode("ascii")
-    body = text[:-1]
-    return body + _checksum(body) + b"\n"
-
-
-def _checksum(body: bytes) -> bytes:
-    """Return the end of the line that begins with `body`: its last field, and the closing brace."""
-    return b',"crc":"%08x"}' % zlib.crc32(body)
-
-
-_CHECKSUM_BYTES = len(_checksum(b""))
-ALTERED = "the line is not as it was written (its checksum does not fit, or is missing): take the file from a copy"
-
-
-def has_checksum(line: bytes) -> bool:
-    """Return whether a line ends with the checksum of itself; its line end may be left out.
-
-    >>> line = line_of(Checkpointed(at_seconds=1.5, version=7))
-    >>> has_checksum(line), has_checksum(line.replace(b"7", b"6"))
-    (True, False)
-    """
-    whole = line.removesuffix(b"\n")
-    return whole[-_CHECKSUM_BYTES:] == _checksum(whole[:-_CHECKSUM_BYTES])
+    return checked_line({"kind": kind, **written})
 
 
 def record_from(line: bytes, *, needs_checksum: bool = False) -> JournalRecord:
@@ -409,7 +384,7 @@ def record_from(line: bytes, *, needs_checksum: bool = False) -> JournalRecord:
     paceline.decoding.DecodingError: the line is not as it was written (its checksum does not fit, or is missing): ...
     """
     checked = has_checksum(line)
-    if not checked and (needs_checksum or b',"crc":"' in line[-_CHECKSUM_BYTES - 1 :]):
+    if not checked and (needs_checksum or claims_checksum(line)):
         raise DecodingError(ALTERED)
     found = parse_object(line)
     if checked:

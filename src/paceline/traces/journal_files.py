@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 
 from paceline.files import open_plain
+from paceline.traces.checked_lines import ALTERED, has_checksum
 from paceline.traces.journal import (
-    ALTERED,
     Checkpointed,
     Evaluated,
     Extended,
@@ -30,7 +30,6 @@ from paceline.traces.journal import (
     Resumed,
     RunBegan,
     StepRecord,
-    has_checksum,
     line_of,
     record_from,
 )

@@ -24,7 +24,7 @@ from paceline.traces.journal import TRACE
 
 RESULTS = "results.json"
 MOST_RESULTS_BYTES = 100_000_000
-HELD = (TRACE, RESULTS, "checkpoint-[0-9]*", "rank-*/launch", "rank-*/checkpoint-[0-9]*")
+HELD = (TRACE, RESULTS, "times/*.jsonl", "checkpoint-[0-9]*", "rank-*/launch", "rank-*/checkpoint-[0-9]*")
 _LOCKED: dict[tuple[int, int], int] = {}  # folders that this process has taken: their device and inode, a descriptor
 _MADE: list[Path] = []  # folders that this process has made, those around others first
 

@@ -1,0 +1,457 @@
+r"""Where each rank or worker spent its time, step by step: one small file for each, in a run's folder.
+
+    folder/times/rank-0.jsonl      a rank of a DDP script, of rounds without a server, of averaging
+    folder/times/worker-3.jsonl    a worker of a parameter server, as it told its server
+    folder/times/server.jsonl      the server's own time
+
+A step, on the clock of the one who takes it; nobody compares clocks, for only durations are compared:
+
+    |  input  | forward |   backward    | wait |optimiser|        what is left of `seconds` is unexplained
+    started             ready 0   ready 1      |         |
+                        bucket 0  bucket 1 ----|         seconds
+
+`input` is all between two steps: batches that are loaded, and whatever else a loop does there. `forward` includes the
+loss. `wait` begins when the rank's own backward pass is through, and ends when it may go on: the gradients of all are
+there, the next model, the average. A bucket is `ready` when its gradients are, and `done` when their mean is there. A
+bucket's time on the wire is the least of all ranks' (done - ready), for the last to come waits for nobody; the rest of
+a rank's is its wait; and a rank's lateness is the largest wait minus its own.
+
+The first line says whose file it is. A line is given to the operating system before training goes on, so that a process
+that is killed loses at most the line it was writing. A file stays small: from LINES_AT_A_STRIDE lines on, a line is the
+sum of two steps, then of four, ..., of the same steps on every rank.
+
+    {"kind":"step_timed","times":[step, steps, version or null, started, seconds, input, forward, backward, wait,
+                                  optimiser, processor or null, [[ready, done], ...]]}
+
+Times are whole microseconds. Where a file was begun again (a launch that was restarted), another first line follows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from paceline.decoding import (
+    AS_ARRAY,
+    Between,
+    Count,
+    DecodingError,
+    Words,
+    WorkerNumber,
+    decode,
+    parse_object,
+)
+from paceline.errors import PacelineError
+from paceline.files import open_plain
+from paceline.lookup import unknown
+from paceline.traces.checked_lines import ALTERED, checked_line, has_checksum
+from paceline.traces.journal import LATEST_MICROSECONDS, MICRO, Microseconds, Seconds
+
+FORMAT = 1
+TIMES = "times"  # in a run's folder
+LINES_AT_A_STRIDE = 20_000
+MOST_BUCKETS = 10_000
+MOST_BYTES = 2**30
+LONGEST_LINE_BYTES = 2**20
+NOUNS = ("rank", "worker", "server")
+SYNCS = ("ddp", "fsdp", "rounds", "averaging", "server", "none")
+Noun: TypeAlias = Literal["rank", "worker", "server"]
+Sync: TypeAlias = Literal["ddp", "fsdp", "rounds", "averaging", "server", "none"]
+
+
+class TimesFileError(PacelineError, ValueError):
+    """A file of step times that cannot be read; the message names the file and the line.
+
+    >>> raise TimesFileError("runs/watch/times/rank-0.jsonl:17: not JSON")
+    Traceback (most recent call last):
+    paceline.traces.step_times.TimesFileError: runs/watch/times/rank-0.jsonl:17: not JSON
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimesBegan:
+    """Whose times follow, and what can be seen of them. `launch` is the same on all ranks of one launch.
+
+    `sync` is how gradients come together. `notes` are sentences for people: what cannot be seen here, and why.
+
+    >>> TimesBegan(format=FORMAT, paceline="0.2.0", noun="rank", number=2, workers=4, host="node-7", launch="1a2b",
+    ...            sync="ddp").number
+    2
+    """
+
+    format: Annotated[int, Between(1)]
+    paceline: str
+    noun: Annotated[Noun, Words(" or ".join(NOUNS))]
+    number: WorkerNumber
+    workers: Annotated[int, Between(1, 10_000_000)]
+    host: str
+    launch: str
+    sync: Annotated[Sync, Words(" or ".join(SYNCS))]
+    device: str = "cpu"
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """The times of one step, or the sums of `steps` steps from `step` on.
+
+    `step` counts the steps of this rank or worker (a worker's `draw`); `version` is the model's, where a server or
+    rounds number it. `started_seconds` is on the clock of the file. `processor_seconds` is what the process computed
+    in it, with all its threads; None where nobody looked.
+
+    >>> StepTimes(step=7, started_seconds=1.0, seconds=0.5, forward_seconds=0.2, backward_seconds=0.2).other_seconds
+    0.1
+    """
+
+    step: Count
+    steps: Annotated[int, Between(1, 2**40)] = 1
+    version: Count | None = None
+    started_seconds: Microseconds
+    seconds: Microseconds
+    input_seconds: Microseconds = 0.0
+    forward_seconds: Microseconds = 0.0
+    backward_seconds: Microseconds = 0.0
+    wait_seconds: Microseconds = 0.0
+    optimiser_seconds: Microseconds = 0.0
+    processor_seconds: Microseconds | None = None
+    buckets: tuple[tuple[Microseconds, Microseconds], ...] = ()
+
+    @property
+    def computing_seconds(self) -> float:
+        """Input, forward, backward and optimiser: what this rank did itself."""
+        return self.input_seconds + self.forward_seconds + self.backward_seconds + self.optimiser_seconds
+
+    @property
+    def other_seconds(self) -> float:
+        """What is in none of the phases."""
+        return max(0.0, round(self.seconds - self.computing_seconds - self.wait_seconds, 6))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketsMade:
+    """From step `step` on, the buckets hold so many bytes each, in the order in which they are sent.
+
+    >>> BucketsMade(step=1, bytes=(26_214_400, 1_048_576)).bytes[0]
+    26214400
+    """
+
+    step: Count
+    bytes: tuple[Count, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkTimed:
+    """A message of so many bytes went from this rank to another one and was there after `seconds`.
+
+    `latency_seconds` is what one of a few bytes takes, one way.
+
+    >>> LinkTimed(at_seconds=0.5, to=1, bytes=500_000, seconds=0.021, latency_seconds=0.001).bits_per_second
+    200000000.0
+    """
+
+    at_seconds: Seconds
+    to: WorkerNumber
+    bytes: Count
+    seconds: Seconds
+    latency_seconds: Seconds
+
+    @property
+    def bits_per_second(self) -> float:
+        """The rate of the link."""
+        return round(8 * self.bytes / max(self.seconds - self.latency_seconds, 1e-9), 3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTimes:
+    """What the server itself did for one step of the model, on the run's clock.
+
+    The round of `version` closed at `closed_seconds`; then came the step (`step_seconds`: the shares added up, the
+    optimiser, the journal), and the model was handed to all who get it (`send_seconds`). `decode_seconds` is what the
+    gradients of this step took to decode, beside all this.
+
+    >>> ServerTimes(version=3, closed_seconds=1.0, step_seconds=0.002, send_seconds=0.001, decode_seconds=0.001).version
+    3
+    """
+
+    version: Count
+    closed_seconds: Seconds
+    step_seconds: Seconds
+    send_seconds: Seconds
+    decode_seconds: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimesEnded:
+    """The last line of one who was not killed.
+
+    >>> TimesEnded(at_seconds=60.0, reason="the script ended").reason
+    'the script ended'
+    """
+
+    at_seconds: Seconds
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StepLine:
+    times: Annotated[StepTimes, AS_ARRAY]
+
+
+TimesRecord: TypeAlias = TimesBegan | StepTimes | BucketsMade | LinkTimed | ServerTimes | TimesEnded
+_KINDS: dict[str, Any] = {
+    "times_began": TimesBegan,
+    "step_timed": _StepLine,
+    "buckets_made": BucketsMade,
+    "link_timed": LinkTimed,
+    "server_timed": ServerTimes,
+    "times_ended": TimesEnded,
+}
+_KIND_OF = {record: kind for kind, record in _KINDS.items()}
+_SUMMED = tuple(each.name for each in fields(StepTimes) if each.name.endswith("_seconds") or each.name == "seconds")
+
+
+# -- lines -------------------------------------------------------------------------------------------------------------
+
+
+def times_line(record: TimesRecord) -> bytes:
+    """Return the line of a record, with its line end.
+
+    >>> times_line(TimesEnded(at_seconds=1.5, reason="the script ended"))
+    b'{"kind":"times_ended","at_seconds":1.5,"reason":"the script ended","crc":"c21d6c5b"}\\n'
+    """
+    if isinstance(record, StepTimes):
+        return checked_line({"kind": "step_timed", "times": _packed(record)})
+    values = {each.name: getattr(record, each.name) for each in fields(record)}
+    values = {name: round(value, 6) if isinstance(value, float) else value for name, value in values.items()}
+    return checked_line({"kind": _KIND_OF[type(record)], **values})
+
+
+def _packed(times: StepTimes) -> list[Any]:
+    durations = (getattr(times, name) for name in _SUMMED)
+    return [
+        times.step,
+        times.steps,
+        times.version,
+        *(None if each is None else _microseconds(each) for each in durations),
+        [[_microseconds(ready), _microseconds(done)] for ready, done in times.buckets],
+    ]
+
+
+def _microseconds(seconds: float) -> int:
+    return min(max(0, round(seconds * MICRO)), LATEST_MICROSECONDS)
+
+
+def times_record(line: bytes) -> TimesRecord:
+    """Return the record of a line; ValueError says in one sentence what is wrong with the line.
+
+    >>> times_record(times_line(BucketsMade(step=1, bytes=(4, 8))))
+    BucketsMade(step=1, bytes=(4, 8))
+    """
+    if not has_checksum(line):
+        raise DecodingError(ALTERED)
+    found = parse_object(line)
+    del found["crc"]
+    kind = found.pop("kind", None)
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise unknown("kind of record", str(kind), _KINDS)
+    if kind == "times_began" and found.get("format", FORMAT) != FORMAT:
+        raise DecodingError(f"format {found['format']!r:.40} is not known (known: {FORMAT})")
+    record: Any = decode(_KINDS[kind], found, kind)
+    if isinstance(record, _StepLine):
+        if len(record.times.buckets) > MOST_BUCKETS:
+            raise DecodingError(f"a step has at most {MOST_BUCKETS:,} buckets, not {len(record.times.buckets):,}")
+        return record.times
+    timed: TimesRecord = record
+    return timed
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def times_path(folder: Path, noun: Noun, number: int = 0) -> Path:
+    """Return the file of a rank, a worker or the server in a run's folder.
+
+    >>> times_path(Path("runs/watch"), "rank", 3).as_posix()
+    'runs/watch/times/rank-3.jsonl'
+    """
+    return folder / TIMES / (f"{noun}.jsonl" if noun == "server" else f"{noun}-{number}.jsonl")
+
+
+class TimesWriter:
+    """Writes one file of step times, by one thread at a time; a full disk is noted, and never ends a run.
+
+    `error` is the first thing that went wrong on the disk, `lost` how many lines are not in the file because of it.
+    A file that is there is gone on with, after its last whole line.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp(), "times", "rank-0.jsonl")
+    >>> writer = TimesWriter(file)
+    >>> writer.write(TimesBegan(format=FORMAT, paceline="0.2.0", noun="rank", number=0, workers=1, host="node-7",
+    ...                         launch="1a2b", sync="none"))
+    >>> writer.write(StepTimes(step=0, started_seconds=0.0, seconds=0.5, forward_seconds=0.5))
+    >>> writer.close()
+    >>> read_times(file).steps[0].forward_seconds
+    0.5
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.error, self.lost = path, "", 0
+        self._file, self._lines, self._stride = -1, 0, 1
+        self._sum: StepTimes | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            self._cut_torn_line()
+        except OSError as error:
+            self._note(error)
+
+    def _cut_torn_line(self) -> None:
+        """Cut off what a killed process has left of its last line; a line is short, so its beginning is near."""
+        size = os.fstat(self._file).st_size
+        start = max(0, size - LONGEST_LINE_BYTES)
+        tail = os.pread(self._file, size - start, start)
+        whole = tail.rfind(b"\n") + 1
+        if whole < len(tail):
+            os.ftruncate(self._file, start + whole)
+
+    def write(self, record: TimesRecord) -> None:
+        """Hand a record to the operating system; steps may be summed first, where there are many."""
+        if isinstance(record, StepTimes):
+            self._write_step(record)
+            return
+        self._flush()
+        self._put(times_line(record))
+
+    def _write_step(self, times: StepTimes) -> None:
+        before = self._sum
+        if before is not None and before.step // self._stride != times.step // self._stride:
+            self._flush()
+            before = None
+        self._sum = times if before is None else summed([before, times])
+        if (times.step + 1) % self._stride == 0:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write the sum that is being made."""
+        if self._sum is None:
+            return
+        line, self._sum = times_line(self._sum), None
+        self._put(line)
+        self._lines += 1
+        if self._lines % LINES_AT_A_STRIDE == 0:
+            self._stride *= 2
+
+    def _put(self, line: bytes) -> None:
+        if self._file < 0:
+            self.lost += 1
+            return
+        try:
+            if (written := os.write(self._file, line)) != len(line):  # the disk is full
+                os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+                raise OSError(28, os.strerror(28))
+        except OSError as error:
+            self._note(error)
+            self.lost += 1
+
+    def _note(self, error: OSError) -> None:
+        self.error = self.error or f"cannot write {self.path}: {error.strerror or error}"
+
+    def close(self) -> None:
+        """Write what is left, and close the file; once more does no harm."""
+        self._flush()
+        if self._file >= 0:
+            file, self._file = self._file, -1
+            os.close(file)
+
+
+def summed(steps: Sequence[StepTimes]) -> StepTimes:
+    """Return the sums of several steps in a row; buckets are summed where all steps have as many, else left out.
+
+    >>> both = summed([StepTimes(step=4, started_seconds=1.0, seconds=0.5), StepTimes(step=5, started_seconds=1.5,
+    ...                                                                               seconds=0.25)])
+    >>> both.step, both.steps, both.started_seconds, both.seconds
+    (4, 2, 1.0, 0.75)
+    """
+    first = steps[0]
+    sums: dict[str, Any] = {name: sum(getattr(each, name) or 0.0 for each in steps) for name in _SUMMED}
+    sums["started_seconds"] = first.started_seconds
+    if any(each.processor_seconds is None for each in steps):
+        sums["processor_seconds"] = None
+    alike = len({len(each.buckets) for each in steps}) == 1
+    pairs = zip(*(each.buckets for each in steps), strict=True) if alike else ()
+    buckets = tuple((sum(ready for ready, _ in pair), sum(done for _, done in pair)) for pair in pairs)
+    return replace(first, steps=sum(each.steps for each in steps), buckets=buckets, **sums)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTimes:
+    """A file of step times: all of its records by kind. Of a step that was taken twice, the last counts.
+
+    `torn` says that the last line was cut short, as a kill leaves it.
+    """
+
+    began: TimesBegan
+    steps: tuple[StepTimes, ...] = ()
+    buckets: tuple[BucketsMade, ...] = ()
+    links: tuple[LinkTimed, ...] = ()
+    server: tuple[ServerTimes, ...] = ()
+    ended: TimesEnded | None = None
+    torn: bool = False
+
+
+def read_times(path: Path) -> WorkerTimes:
+    """Read a file of step times; TimesFileError names the line that is wrong."""
+    began: TimesBegan | None = None
+    steps: dict[int, StepTimes] = {}
+    found: dict[type[Any], list[Any]] = {BucketsMade: [], LinkTimed: [], ServerTimes: [], TimesEnded: []}
+    number, line = 0, b"\n"
+    try:
+        with open_plain(path, most_bytes=MOST_BYTES) as lines:
+            while line.endswith(b"\n") and (following := lines.readline(LONGEST_LINE_BYTES + 1)):
+                line, number = following, number + 1
+                if len(line) > LONGEST_LINE_BYTES:
+                    raise ValueError(f"a line is at most {LONGEST_LINE_BYTES:,} bytes")
+                if not line.endswith(b"\n"):
+                    break
+                record = times_record(line)
+                if isinstance(record, TimesBegan):
+                    began = began or record
+                elif began is None:
+                    raise ValueError("a file of step times begins with times_began")
+                elif isinstance(record, StepTimes):
+                    steps.pop(record.step, None)
+                    steps[record.step] = record
+                else:
+                    found[type(record)].append(record)
+    except OSError as error:
+        raise TimesFileError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise TimesFileError(f"{path}:{number}: {error}") from None
+    if began is None:
+        raise TimesFileError(f"{path}: not a file of step times: there is no whole line in it")
+    return WorkerTimes(
+        began=began,
+        steps=tuple(steps.values()),
+        buckets=tuple(found[BucketsMade]),
+        links=tuple(found[LinkTimed]),
+        server=tuple(found[ServerTimes]),
+        ended=found[TimesEnded][-1] if found[TimesEnded] else None,
+        torn=not line.endswith(b"\n"),
+    )
+
+
+def read_all_times(folder: Path) -> dict[Noun, dict[int, WorkerTimes]]:
+    """Read all files of step times in a run's folder, by noun and number; empty where there are none.
+
+    >>> import tempfile
+    >>> read_all_times(Path(tempfile.mkdtemp()))
+    {}
+    """
+    found: dict[Noun, dict[int, WorkerTimes]] = {}
+    for path in sorted((folder / TIMES).glob("*.jsonl")):
+        times = read_times(path)
+        found.setdefault(times.began.noun, {})[times.began.number] = times
+    return {noun: dict(sorted(each.items())) for noun, each in found.items()}

@@ -1,0 +1,171 @@
+"""Files of step times: what is written is read back, a kill and a full disk lose little, and files stay small."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.traces import step_times
+from paceline.traces.step_times import (
+    BucketsMade,
+    LinkTimed,
+    ServerTimes,
+    StepTimes,
+    TimesBegan,
+    TimesEnded,
+    TimesFileError,
+    TimesWriter,
+    read_all_times,
+    read_times,
+    summed,
+    times_line,
+    times_path,
+    times_record,
+)
+
+BEGAN = TimesBegan(
+    format=1, paceline="0.2.0", noun="rank", number=1, workers=2, host="node-7", launch="1a2b", sync="ddp", notes=("a",)
+)
+durations = st.integers(0, 10**9).map(lambda micro: micro / 1e6)
+steps = st.builds(
+    StepTimes,
+    step=st.integers(0, 10**6),
+    steps=st.integers(1, 64),
+    version=st.none() | st.integers(0, 10**6),
+    started_seconds=durations,
+    seconds=durations,
+    input_seconds=durations,
+    forward_seconds=durations,
+    backward_seconds=durations,
+    wait_seconds=durations,
+    optimiser_seconds=durations,
+    processor_seconds=st.none() | durations,
+    buckets=st.lists(st.tuples(durations, durations), max_size=4).map(tuple),
+)
+others = st.one_of(
+    st.just(BEGAN),
+    st.builds(BucketsMade, step=st.integers(0, 99), bytes=st.lists(st.integers(0, 2**40), max_size=3).map(tuple)),
+    st.builds(
+        LinkTimed,
+        at_seconds=durations,
+        to=st.integers(0, 99),
+        bytes=st.integers(0, 2**30),
+        seconds=durations,
+        latency_seconds=durations,
+    ),
+    st.builds(
+        ServerTimes,
+        version=st.integers(0, 99),
+        closed_seconds=durations,
+        step_seconds=durations,
+        send_seconds=durations,
+        decode_seconds=durations,
+    ),
+    st.builds(TimesEnded, at_seconds=durations, reason=st.text(max_size=20)),
+)
+
+
+@given(steps | others)
+def test_every_record_is_read_back_as_it_was_written(record: object) -> None:
+    assert times_record(times_line(record)) == record  # type: ignore[arg-type]
+
+
+@given(st.data())
+def test_a_flipped_bit_is_noticed(data: st.DataObject) -> None:
+    line = bytearray(times_line(BucketsMade(step=3, bytes=(1, 2))))
+    place = data.draw(st.integers(0, len(line) - 2))
+    line[place] ^= 1 << data.draw(st.integers(0, 6))
+    with pytest.raises(ValueError):
+        times_record(bytes(line))
+
+
+def written(path: Path, count: int, first: int = 0) -> None:
+    writer = TimesWriter(path)
+    writer.write(BEGAN)
+    for step in range(first, first + count):
+        writer.write(StepTimes(step=step, started_seconds=float(step), seconds=1.0, forward_seconds=0.5))
+    writer.close()
+
+
+def test_a_torn_line_is_left_out_and_cut_off_by_the_next_writer(tmp_path: Path) -> None:
+    path = times_path(tmp_path, "rank", 1)
+    written(path, 3)
+    path.write_bytes(path.read_bytes()[:-5])
+    torn = read_times(path)
+    assert torn.torn
+    assert [step.step for step in torn.steps] == [0, 1]
+    written(path, 2, first=2)
+    whole = read_times(path)
+    assert not whole.torn
+    assert [step.step for step in whole.steps] == [0, 1, 2, 3]
+    assert read_all_times(tmp_path) == {"rank": {1: whole}}
+
+
+def test_a_step_that_was_taken_again_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "rank-1.jsonl"
+    written(path, 3)
+    written(path, 2, first=1)
+    assert [step.step for step in read_times(path).steps] == [0, 1, 2]
+
+
+def test_a_long_run_has_a_small_file_that_still_holds_all_of_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_times, "LINES_AT_A_STRIDE", 16)
+    path = tmp_path / "rank-1.jsonl"
+    written(path, 1_000)
+    times = read_times(path)
+    assert len(times.steps) < 16 * 8
+    assert sum(step.steps for step in times.steps) == 1_000
+    assert sum(step.seconds for step in times.steps) == pytest.approx(1_000.0)
+    for before, after in zip(times.steps, times.steps[1:], strict=False):
+        assert after.step == before.step + before.steps
+    aligned = [step for step in times.steps if step.steps > 1][1:-1]
+    assert all(step.step % step.steps == 0 for step in aligned)
+
+
+def test_ranks_that_are_at_different_steps_sum_the_same_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_times, "LINES_AT_A_STRIDE", 16)
+    written(tmp_path / "a.jsonl", 200)
+    written(tmp_path / "b.jsonl", 187)
+    first = {(step.step, step.steps) for step in read_times(tmp_path / "a.jsonl").steps}
+    second = [(step.step, step.steps) for step in read_times(tmp_path / "b.jsonl").steps]
+    assert set(second[:-1]) <= first
+
+
+def test_sums_are_sums() -> None:
+    one = StepTimes(step=0, started_seconds=1.0, seconds=0.5, input_seconds=0.125, buckets=((0.25, 0.5),))
+    two = StepTimes(step=1, started_seconds=1.5, seconds=0.25, input_seconds=0.0625, buckets=((0.125, 0.25),))
+    both = summed([one, two])
+    assert (both.steps, both.seconds, both.input_seconds, both.buckets) == (2, 0.75, 0.1875, ((0.375, 0.75),))
+    assert summed([one, StepTimes(step=1, started_seconds=0.0, seconds=0.0)]).buckets == ()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_a_full_disk_is_noted_and_ends_nothing() -> None:
+    writer = TimesWriter(Path("/dev/full"))
+    writer.write(BEGAN)
+    writer.write(StepTimes(step=0, started_seconds=0.0, seconds=1.0))
+    writer.close()
+    assert "No space left" in writer.error
+    assert writer.lost == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "no whole line"),
+        (b"{}\n", "checksum"),
+        (times_line(TimesEnded(at_seconds=0.0, reason="")), "begins with times_began"),
+        (times_line(BEGAN) + b"x" * (step_times.LONGEST_LINE_BYTES + 2), "at most"),
+    ],
+)
+def test_what_is_no_file_of_times_is_refused_in_one_line(tmp_path: Path, content: bytes, why: str) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(TimesFileError, match=why):
+        read_times(path)
