@@ -47,11 +47,12 @@ class StepClock:
         clock: Callable[[], float] = time.perf_counter,
         processor: Callable[[], float] = time.process_time,
     ) -> None:
-        self.step, self.phase = first_step, "input"
+        self.step = first_step
+        self.phase: Phase = "input"
         self._write, self._clock, self._processor = write, clock, processor
         self._zero = self._started = self._entered = clock()
         self._processor_started = processor()
-        self._seconds = dict.fromkeys((*PHASES, "other"), 0.0)
+        self._seconds: dict[Phase, float] = dict.fromkeys((*PHASES, "other"), 0.0)
         self._ready: dict[int, float] = {}
         self._done: dict[int, float] = {}
 
@@ -69,7 +70,7 @@ class StepClock:
     @contextmanager
     def entered(self, phase: Phase) -> Iterator[None]:
         """Be in a phase for a while, then in the one before again."""
-        before: Any = self.phase
+        before = self.phase
         self.enter(phase)
         try:
             yield
@@ -97,19 +98,26 @@ class StepClock:
                 started_seconds=self._started - self._zero,
                 seconds=end - self._started,
                 processor_seconds=processor - self._processor_started,
+                input_seconds=self._seconds["input"],
+                forward_seconds=self._seconds["forward"],
+                backward_seconds=self._seconds["backward"],
+                wait_seconds=self._seconds["wait"],
+                optimiser_seconds=self._seconds["optimiser"],
                 buckets=tuple((ready[each] - self._started, done[each] - self._started) for each in sorted(ready))
                 if whole
                 else (),
-                **{f"{phase}_seconds": self._seconds[phase] for phase in PHASES},
             )
         )
-        self.skip()
+        self._begin(processor)
         self.step += 1
 
     def skip(self) -> None:
         """Forget what was measured since the last step ended, and begin the next one now, in "input"."""
         self.enter("input")
-        self._started, self._processor_started = self._entered, self._processor()
+        self._begin(self._processor())
+
+    def _begin(self, processor: float) -> None:
+        self._started, self._processor_started = self._entered, processor
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         self._ready, self._done = {}, {}
 
