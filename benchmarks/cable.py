@@ -166,12 +166,12 @@ class Switch:
         for host in (self._switch, *self.hosts):
             _command("ip", "netns", "del", host)
 
-    def shape(self, bits_per_second: float) -> None:
-        """Set the rate of all cables, both ways; what is on its way stays so."""
+    def shape(self, bits_per_second: float, *, only: int | None = None) -> None:
+        """Set the rate of all cables, or of one host's, both ways; what is on its way stays so."""
         bucket = max(LEAST_BUCKET_BYTES, round(bits_per_second / 8 / 1000))
         shape = ("root", "tbf", "rate", f"{bits_per_second:.0f}bit", "burst", f"{bucket}b", "latency", "200ms")
-        for host, interface, socket in self._cables():
-            for each, end in ((host, interface), (self._switch, socket)):
+        for place, (host, interface, socket) in enumerate(self._cables()):
+            for each, end in ((host, interface), (self._switch, socket)) if only in (None, place) else ():
                 _do("ip", "-n", each, "link", "set", end, "gso_max_size", str(min(bucket // 2, 65536)))
                 _do("tc", "-n", each, "qdisc", "replace", "dev", end, *shape)
 
