@@ -33,6 +33,7 @@ LEVELS = [
         "drivers.pipelining",
         "drivers.replayed",
         "drivers.rounds",
+        "drivers.watching",
         "drivers",
         "reports",
     },
@@ -54,6 +55,7 @@ ON_RANKS = {
     "drivers.ddp",
     "drivers.pipelining",
     "drivers.rounds",
+    "drivers.watching",
 }
 FRAMEWORKS = {"huggingface", "lightning", "ray"}  # in their scripts there are ranks already
 # A public face shows, lazily, what stands above it: whoever looks for a pipeline looks in paceline.pipeline.

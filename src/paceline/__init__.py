@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from paceline.drivers.pipelining.planning import plan_pipeline
     from paceline.drivers.rounds.synchronizer import FastestKSync, FullSync, LGCSync
     from paceline.drivers.served.worker import Worker
+    from paceline.drivers.watching.watch import watch
     from paceline.errors import PacelineError
     from paceline.optim.accumulate import Accumulate
     from paceline.optim.lars import LARS
@@ -84,6 +85,7 @@ _HOMES = {
     "layer_ratios": "optim.ratios",
     "scale_lr": "optim.schedules",
     "warmup_poly": "optim.schedules",
+    "watch": "drivers.watching.watch",
     "Device": "pipeline.devices",
     "Link": "pipeline.devices",
     "Plan": "pipeline.plan",
@@ -135,6 +137,7 @@ __all__ = [
     "simulate",
     "train",
     "warmup_poly",
+    "watch",
 ]
 
 _PACKAGES = ("averaging", "cluster", "codecs", "data", "loggers", "optim", "pipeline", "recipes", "reports")

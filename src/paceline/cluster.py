@@ -5,6 +5,7 @@ LGCSync, FastestKSync, FullSync    the same strategies on the ranks of a launch,
 train, replay                      a recipe carried out in real processes, and computed again from its trace
 LGC, FastestK, Full, Async         the strategies of a server
 compress                           a codec for DistributedDataParallel (docs/codecs.md)
+watch, Watch                       where the time of a script's steps goes, on every rank (docs/watching.md)
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from paceline.drivers.served.run import RunOutcome
     from paceline.drivers.served.settings import Limits, ServeError
     from paceline.drivers.served.worker import Worker
+    from paceline.drivers.watching.folder import WatchError
+    from paceline.drivers.watching.watch import Watch, watch
     from paceline.runs.cluster import Trained
     from paceline.runs.replaying import replay
     from paceline.runs.serving import serve
@@ -47,6 +50,9 @@ _HOMES = {
     "STRATEGIES": "paceline.strategies",
     "RankGoneError": "paceline.distributed",
     "RoundsError": "paceline.drivers.rounds.loop",
+    "Watch": "paceline.drivers.watching.watch",
+    "WatchError": "paceline.drivers.watching.folder",
+    "watch": "paceline.drivers.watching.watch",
 }
 
 __all__ = [
@@ -64,11 +70,14 @@ __all__ = [
     "RunOutcome",
     "ServeError",
     "Trained",
+    "Watch",
+    "WatchError",
     "Worker",
     "compress",
     "replay",
     "serve",
     "train",
+    "watch",
 ]
 
 if not TYPE_CHECKING:

@@ -116,8 +116,31 @@ class PendingCollective:
         self._work.wait()
 
 
+class FollowedCollective:
+    """A collective of the CPU's, and `future`, which follows it and whose callbacks are not called at exit.
+
+    Whoever adds a callback to `future` keeps this object alive until the callback is called.
+    """
+
+    def __init__(self, work: Any) -> None:
+        self._work, self.future = work, torch.futures.collect_all([work.get_future()])
+        _CALLING_BACK[id(self)] = self
+        if _exiting.is_set():
+            self.detach()
+
+    def detach(self) -> None:
+        """Complete `future` here, so that gloo's thread calls nobody; once more does no harm."""
+        for each in (self._work, self.future):
+            never_destroy(each)
+        try:
+            self.future.set_result([])
+        except RuntimeError:  # gloo was first, and its thread calls back now, or has done so
+            while not self._work.is_completed():
+                time.sleep(POLL_SECONDS)
+
+
 # By id. A callback that is still to come keeps its collective alive.
-_CALLING_BACK: weakref.WeakValueDictionary[int, PendingCollective] = weakref.WeakValueDictionary()
+_CALLING_BACK: weakref.WeakValueDictionary[int, PendingCollective | FollowedCollective] = weakref.WeakValueDictionary()
 _exiting = threading.Event()
 os.register_at_fork(after_in_child=_CALLING_BACK.clear)  # gloo's threads do not survive a fork
 

@@ -6,10 +6,17 @@
     clock.enter("wait")
     clock.end_step()          -> one StepTimes; the next step begins, in "input"
 
+What a stretch of time was is sometimes known at its end: `enter("optimiser", counting="optimiser")` counts what is
+being measured as the optimiser's, whatever it was begun as.
+
+A bucket may be done, by the backend's thread, a moment after the step has ended that waited for it. So a step is
+written once its buckets are all done, at the latest when the next step ends; `flush` writes the last one.
+
 Time in "other" is in no phase. A phase may be entered many times in a step (accumulated gradients): its times add up.
 
 A part of the library that waits for other ranks inside a script's step finds the script's clock by its model, with
-`clock_of(model)`, and enters "wait" while it waits; where nobody watches, there is none.
+`clock_of(model)`, and enters "wait" while it waits; where nobody watches, there is none. A part that brings gradients
+or models together itself says so once: `clock.tell_sync("averaging")`.
 """
 
 from __future__ import annotations
@@ -17,10 +24,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
-from paceline.traces.step_times import StepTimes
+from paceline.traces.step_times import StepTimes, Sync
 
 Phase: TypeAlias = Literal["input", "forward", "backward", "wait", "optimiser", "other"]
 PHASES: tuple[Phase, ...] = ("input", "forward", "backward", "wait", "optimiser")
@@ -46,8 +54,10 @@ class StepClock:
         first_step: int = 0,
         clock: Callable[[], float] = time.perf_counter,
         processor: Callable[[], float] = time.process_time,
+        on_sync: Callable[[Sync], None] = lambda sync: None,
     ) -> None:
         self.step = first_step
+        self.tell_sync = on_sync  # how gradients come together, where whoever made the clock cannot know it
         self.phase: Phase = "input"
         self._write, self._clock, self._processor = write, clock, processor
         self._zero = self._started = self._entered = clock()
@@ -55,16 +65,17 @@ class StepClock:
         self._seconds: dict[Phase, float] = dict.fromkeys((*PHASES, "other"), 0.0)
         self._ready: dict[int, float] = {}
         self._done: dict[int, float] = {}
+        self._held: tuple[StepTimes, float, dict[int, float], dict[int, float]] | None = None
 
     @property
     def now(self) -> float:
         """The seconds since the clock began."""
         return self._clock() - self._zero
 
-    def enter(self, phase: Phase) -> None:
-        """Begin a phase; what is being measured ends."""
+    def enter(self, phase: Phase, *, counting: Phase | None = None) -> None:
+        """Begin a phase; what is being measured ends, and was a part of `counting`, if that is given."""
         now = self._clock()
-        self._seconds[self.phase] += now - self._entered
+        self._seconds[counting or self.phase] += now - self._entered
         self._entered, self.phase = now, phase
 
     @contextmanager
@@ -77,39 +88,65 @@ class StepClock:
         finally:
             self.enter(before)
 
-    def bucket_ready(self, bucket: int) -> None:
-        """Note that the gradients of a bucket are there, and that they are sent."""
-        self._ready[bucket] = self._clock()
+    def begin_buckets(self) -> None:
+        """Forget the buckets of an earlier backward pass of this step: those of the last one are kept."""
+        self._ready, self._done = {}, {}
+
+    def bucket_ready(self, bucket: int) -> Callable[[], None]:
+        """Note that the gradients of a bucket are there, and that they are sent.
+
+        Return what to call when their mean is there: it belongs to this step, also when the step is over by then.
+        """
+        clock, done = self._clock, self._done
+        self._ready[bucket] = clock()
+
+        def mark_done() -> None:
+            done[bucket] = clock()
+
+        return mark_done
 
     def bucket_done(self, bucket: int) -> None:
-        """Note that the mean of a bucket is there; any thread may say so."""
+        """Note that the mean of a bucket of this step is there; any thread may say so."""
         self._done[bucket] = self._clock()
 
     def end_step(self, *, version: int | None = None) -> None:
         """End the step, and begin the next one in "input"."""
         self.enter("input")
-        end, processor = self._entered, self._processor()
-        ready, done = self._ready, self._done
-        whole = ready.keys() <= done.keys()  # else one of them has failed
-        self._write(
-            StepTimes(
-                step=self.step,
-                version=version,
-                started_seconds=self._started - self._zero,
-                seconds=end - self._started,
-                processor_seconds=processor - self._processor_started,
-                input_seconds=self._seconds["input"],
-                forward_seconds=self._seconds["forward"],
-                backward_seconds=self._seconds["backward"],
-                wait_seconds=self._seconds["wait"],
-                optimiser_seconds=self._seconds["optimiser"],
-                buckets=tuple((ready[each] - self._started, done[each] - self._started) for each in sorted(ready))
-                if whole
-                else (),
-            )
+        end, processor, seconds = self._entered, self._processor(), self._seconds
+        self.flush()
+        times = StepTimes(
+            step=self.step,
+            version=version,
+            started_seconds=self._started - self._zero,
+            seconds=end - self._started,
+            processor_seconds=processor - self._processor_started,
+            input_seconds=seconds["input"],
+            forward_seconds=seconds["forward"],
+            backward_seconds=seconds["backward"],
+            wait_seconds=seconds["wait"],
+            optimiser_seconds=seconds["optimiser"],
         )
+        if self._ready:
+            self._held = times, self._started, self._ready, self._done
+            if _all_done(self._ready, self._done):
+                self.flush()
+        else:
+            self._write(times)
         self._begin(processor)
         self.step += 1
+
+    def flush(self, *, within_seconds: float = 0.0) -> None:
+        """Write the step that waits for its buckets, if there is one; without them, if one is not done in time."""
+        if self._held is None:
+            return
+        (times, started, ready, done), self._held = self._held, None
+        deadline = time.monotonic() + within_seconds
+        while not _all_done(ready, done) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if _all_done(ready, done):
+            pairs = ((ready[each] - started, done[each] - started) for each in sorted(ready))
+            times = replace(times, buckets=tuple(pairs))
+        self._write(times)
 
     def skip(self) -> None:
         """Forget what was measured since the last step ended, and begin the next one now, in "input"."""
@@ -120,6 +157,10 @@ class StepClock:
         self._started, self._processor_started = self._entered, processor
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         self._ready, self._done = {}, {}
+
+
+def _all_done(ready: dict[int, float], done: dict[int, float]) -> bool:
+    return all(done.get(bucket, -1.0) >= at for bucket, at in ready.items())
 
 
 def register_clock(model: object, clock: StepClock | None) -> None:

@@ -23,13 +23,14 @@ sum of two steps, then of four, ..., of the same steps on every rank.
     {"kind":"step_timed","times":[step, steps, version or null, started, seconds, input, forward, backward, wait,
                                   optimiser, processor or null, [[ready, done], ...]]}
 
-Times are whole microseconds. Where a file was begun again (a launch that was restarted), another first line follows.
+Times are whole microseconds. Where a file was begun again (a launch that was restarted), or where more is known than at
+first (how gradients come together), another such line follows: the last one counts.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -284,7 +285,8 @@ class TimesWriter:
     """Writes one file of step times, by one thread at a time; a full disk is noted, and never ends a run.
 
     `error` is the first thing that went wrong on the disk, `lost` how many lines are not in the file because of it.
-    A file that is there is gone on with, after its last whole line.
+    A file that is there is gone on with, after its last whole line. `copy` gets every line too, also one that the disk
+    did not take.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp(), "times", "rank-0.jsonl")
@@ -297,8 +299,8 @@ class TimesWriter:
     0.5
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.error, self.lost = path, "", 0
+    def __init__(self, path: Path, *, copy: Callable[[bytes], None] | None = None) -> None:
+        self.path, self.error, self.lost, self._copy = path, "", 0, copy
         self._file, self._lines, self._stride = -1, 0, 1
         self._sum: StepTimes | None = None
         try:
@@ -345,6 +347,8 @@ class TimesWriter:
             self._stride *= 2
 
     def _put(self, line: bytes) -> None:
+        if self._copy is not None:
+            self._copy(line)
         if self._file < 0:
             self.lost += 1
             return
@@ -418,7 +422,7 @@ def read_times(path: Path) -> WorkerTimes:
                     break
                 record = times_record(line)
                 if isinstance(record, TimesBegan):
-                    began = began or record
+                    began = record
                 elif began is None:
                     raise ValueError("a file of step times begins with times_began")
                 elif isinstance(record, StepTimes):

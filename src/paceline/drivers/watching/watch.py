@@ -1,0 +1,334 @@
+"""One line in a training script, and every rank writes down where its time goes.
+
+    model = DistributedDataParallel(network)
+    watch = paceline.watch(model)               # on every rank
+    for inputs, targets in loader: ...          # the loop stays as it is
+
+Each rank has a clock and a file of step times (`traces/step_times.py`); rank 0's folder is a run that
+`paceline diagnose` reads. Whatever goes wrong with the measuring, training goes on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import logging
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+import paceline
+from paceline.distributed import check_limits, first_line
+from paceline.distributed.agreement import current_group
+from paceline.distributed.stores import StoreGather, private_store
+from paceline.drivers.watching.buckets import BucketTimer, time_buckets
+from paceline.drivers.watching.folder import Gather, WatchedFolder, WatchError, agree_on_folder
+from paceline.drivers.watching.links import LinkProbe, is_probed
+from paceline.drivers.watching.phases import StepPhases
+from paceline.drivers.watching.relay import LineReceiver, LineSender
+from paceline.loggers import GuardedLog, Log
+from paceline.traces.step_clock import StepClock, clock_of, register_clock
+from paceline.traces.step_times import (
+    FORMAT,
+    LinkTimed,
+    StepTimes,
+    Sync,
+    TimesBegan,
+    TimesEnded,
+    TimesRecord,
+    TimesWriter,
+    times_path,
+)
+
+log = logging.getLogger("paceline.watch")
+
+TIMEOUT_SECONDS = 300.0  # in which all ranks must have called watch()
+FIRST_PROBE_SECONDS, LATER_PROBE_SECONDS = 30.0, 10.0  # of one message
+LAST_BUCKETS_SECONDS = 0.5  # for the backend's thread to say that the last step's buckets are done
+_MADE: dict[str, int] = {}  # how many watches of the same ranks there were: their keys in the store
+
+
+def watch(
+    model: torch.nn.Module,
+    *,
+    dir: str | os.PathLike[str] | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    probe_links: bool = True,
+    log: Log | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Watch:
+    """Write down where the time of every training step goes; call it once, on every rank.
+
+    `model` is what the script calls: a DistributedDataParallel or FSDP model, or any module, also without
+    torch.distributed. `dir` is the folder of the run, which must be new; without it rank 0 takes the next free
+    `runs/watch`. Each rank's times go to `dir/times/rank-N.jsonl`. `process_group` are the ranks, unless the model has
+    a group or all ranks are meant. Steps end with `optimizer.step()`: of the first optimiser that holds parameters of
+    the model and takes a step, or of `optimizer`. With `probe_links` the links between neighbouring ranks are timed, at
+    once and, under DDP, after 100 steps, 1,000, and every 5,000. `log` is called with `figures()` after each step
+    (paceline.loggers). A rank that does not call watch() within `timeout_seconds` is named in an error on the others.
+
+    >>> import tempfile
+    >>> model = torch.nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with watch(model, dir=tempfile.mkdtemp()) as watching:
+    ...     for _ in range(3):
+    ...         model(torch.ones(2, 4)).sum().backward()
+    ...         optimizer.step()
+    >>> watching.steps
+    3
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise WatchError(f"watch takes a torch.nn.Module (this is a {type(model).__name__})")
+    check_limits(timeout_seconds=timeout_seconds)
+    if clock_of(model) is not None:
+        raise WatchError("this model is watched already; close() the first watch, or watch another model")
+    return Watch(model, dir, process_group, optimizer, probe_links, log, timeout_seconds)
+
+
+class Watch:
+    """What `watch` returns. `folder` is where this rank writes; `close` it, or leave that to the end of the script."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        dir: str | os.PathLike[str] | None,
+        process_group: dist.ProcessGroup | None,
+        optimizer: torch.optim.Optimizer | None,
+        probe_links: bool,
+        log: Log | None,
+        timeout_seconds: float,
+    ) -> None:
+        self._log, self._pid, self._closed, self._warned = GuardedLog(log), os.getpid(), False, False
+        parallel = _parallel_model(model)
+        group = current_group(process_group or getattr(parallel, "process_group", None))
+        self._ranks = dist.get_process_group_ranks(group) if group is not None else [0]
+        self.rank = self._ranks.index(dist.get_rank()) if group is not None else 0
+        key = _store_key(self._ranks) if group is not None else ""
+        self._place = agree_on_folder(dir, self.rank, _gather(group, self.rank, key, timeout_seconds))
+        self.folder: Path = self._place.folder
+        self._totals: dict[str, float] = dict.fromkeys(_TOTALS, 0.0)
+        self.steps = 0
+        self._relay = _make_relay(self._place, self.rank, key)
+        copy = self._relay.send if isinstance(self._relay, LineSender) else None
+        self._writer = TimesWriter(times_path(self.folder, "rank", self.rank), copy=copy)
+        self._clock = StepClock(self._write_step, first_step=self._place.first_step, on_sync=self._set_sync)
+        self._began = TimesBegan(
+            format=FORMAT,
+            paceline=paceline.__version__,
+            noun="rank",
+            number=self.rank,
+            workers=len(self._ranks),
+            host=platform.node(),
+            launch=self._place.launch,
+            sync=_sync_of(model, parallel),
+            device=_device_of(model),
+        )
+        self._write(self._began)  # also if the next lines hang
+        self._buckets: BucketTimer | None = None
+        notes = []
+        if isinstance(parallel, DistributedDataParallel):
+            self._buckets = time_buckets(parallel, self._clock, self._write)
+            if self._buckets is None:
+                notes.append("no times of buckets: the model had a communication hook before watch() was called")
+        if self._began.device != "cpu":
+            notes.append(f"host times only: what the {self._began.device} computes later is in the phase that waits")
+        self._in_step = isinstance(parallel, DistributedDataParallel)
+        self._probe = self._make_probe(probe_links, timeout_seconds)
+        self._probe_now(FIRST_PROBE_SECONDS)
+        if self._probe is not None and self._probe.failure:
+            notes.append(self._probe.failure)
+        self._tell(notes)
+        self._parallel = parallel
+        self._models = [model, *([] if parallel is model else [parallel]), *_inner_modules(parallel)]
+        for each in self._models:
+            register_clock(each, self._clock)
+        self._phases = StepPhases(
+            model,
+            self._clock,
+            self._end_step,
+            optimizer=optimizer,
+            syncs=self._is_synced,
+        )
+        atexit.register(self._close_at_exit)
+        self._clock.skip()
+
+    def __repr__(self) -> str:
+        return f"Watch({str(self.folder)!r}, {self.steps:,} steps)"
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._close("closed" if kind is None else f"ended by {kind.__name__}")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What cannot be seen here, and why, in sentences."""
+        return self._began.notes
+
+    def figures(self) -> dict[str, float]:
+        """Return what is worth logging by now, of this rank: the steps, and the mean seconds of a step and its phases.
+
+        `lost_lines` are those that a full disk did not take.
+        """
+        steps = max(1, self.steps)
+        means = {name: seconds / steps for name, seconds in self._totals.items()}
+        return {"steps": self.steps, **means, "lost_lines": self._writer.lost}
+
+    def close(self) -> None:
+        """Watch no more, and end the file; training goes on as ever. Once more does no harm."""
+        self._close("closed")
+
+    # -- one step --------------------------------------------------------------------------------------------------
+
+    def _end_step(self) -> None:
+        self._clock.end_step()
+        done = self._clock.step - self._place.first_step
+        if self._log:
+            self._log(self.figures(), done)
+        if self._in_step and is_probed(done) and not _in_join(self._parallel):
+            self._probe_now(LATER_PROBE_SECONDS)
+            self._clock.skip()
+
+    def _write_step(self, times: StepTimes) -> None:
+        self.steps += 1
+        for name in _TOTALS:
+            self._totals[name] += getattr(times, name)
+        self._write(times)
+
+    def _write(self, record: TimesRecord) -> None:
+        self._writer.write(record)
+        if self._writer.error and not self._warned:
+            self._warned = True
+            log.warning("step times are lost, and training goes on: %s", self._writer.error)
+
+    def _set_sync(self, sync: Sync) -> None:
+        """Note how gradients come together, as a part of the library says it."""
+        if sync != self._began.sync:
+            self._begin_again(sync=sync)
+
+    def _begin_again(self, **changes: Any) -> None:
+        values = {name: getattr(self._began, name) for name in TimesBegan.__dataclass_fields__}
+        self._began = TimesBegan(**values | changes)
+        self._write(self._began)
+
+    def _tell(self, notes: list[str]) -> None:
+        if notes:
+            self._begin_again(notes=tuple(notes))
+        if self.rank == 0:
+            ranks = "1 rank" if len(self._ranks) == 1 else f"{len(self._ranks)} ranks"
+            print("; ".join([f"paceline watches {ranks}: {self.folder}", *notes]), file=sys.stderr, flush=True)
+
+    def _is_synced(self) -> bool:
+        return bool(getattr(self._parallel, "require_backward_grad_sync", True))
+
+    # -- links -----------------------------------------------------------------------------------------------------
+
+    def _make_probe(self, wanted: bool, timeout_seconds: float) -> LinkProbe | None:
+        if not wanted or len(self._ranks) < 2 or not dist.is_gloo_available():
+            return None
+        return LinkProbe(self._ranks, group_timeout_seconds=timeout_seconds)
+
+    def _probe_now(self, timeout_seconds: float) -> None:
+        if self._probe is None or self._probe.failure:
+            return
+        links: list[LinkTimed] = self._probe.measure(self._clock.now, timeout_seconds)
+        for link in links:
+            self._write(link)
+        if self._probe.failure:
+            log.warning("rank %d: %s", self.rank, self._probe.failure)
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _close_at_exit(self) -> None:
+        self._close("the script ended")
+
+    def _close(self, reason: str) -> None:
+        if self._closed or self._pid != os.getpid():
+            return
+        self._closed = True
+        atexit.unregister(self._close_at_exit)
+        self._phases.close()
+        if self._buckets is not None:
+            self._buckets.end()
+        for each in self._models:
+            register_clock(each, None)
+        self._clock.flush(within_seconds=LAST_BUCKETS_SECONDS)
+        self._write(TimesEnded(at_seconds=self._clock.now, reason=reason))
+        self._writer.close()
+        if self._relay is not None:
+            self._relay.close()
+
+
+_TOTALS = (
+    "seconds",
+    "input_seconds",
+    "forward_seconds",
+    "backward_seconds",
+    "wait_seconds",
+    "optimiser_seconds",
+)
+
+
+def _parallel_model(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model that torch.compile has wrapped, or the model itself."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, torch.nn.Module) else model
+
+
+def _inner_modules(parallel: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the user's module inside a parallel model: parts of the library are given one or the other."""
+    inner = getattr(parallel, "module", None)
+    if not isinstance(parallel, DistributedDataParallel | FullyShardedDataParallel) or inner is None:
+        return []
+    return [inner]
+
+
+def _sync_of(model: torch.nn.Module, parallel: torch.nn.Module) -> Sync:
+    if isinstance(parallel, DistributedDataParallel):
+        return "ddp"
+    fully_sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
+    return "fsdp" if isinstance(parallel, (FullyShardedDataParallel, fully_sharded)) else "none"
+
+
+def _device_of(model: torch.nn.Module) -> str:
+    return next((each.device.type for each in model.parameters()), "cpu")
+
+
+def _in_join(parallel: torch.nn.Module) -> bool:
+    """Whether ranks may be out of data, and so out of step."""
+    return bool(getattr(getattr(parallel, "_join_config", None), "enable", False))
+
+
+def _store_key(ranks: list[int]) -> str:
+    """Return a name for the keys of one watch, the same on all of its ranks."""
+    name = hashlib.sha256(repr(ranks).encode()).hexdigest()[:12]
+    _MADE[name] = _MADE.get(name, 0) + 1
+    return f"watch/{name}/{_MADE[name]}"
+
+
+def _gather(group: Any, rank: int, key: str, timeout_seconds: float) -> Gather:
+    if group is None or group.size() == 1:
+        return lambda doing, words: [words]
+    gather = StoreGather(private_store(key), rank, group.size(), timeout_seconds=timeout_seconds)
+    return lambda doing, words: gather.gather(f"{doing} in watch()", words)
+
+
+def _make_relay(place: WatchedFolder, rank: int, key: str) -> LineSender | LineReceiver | None:
+    """Make the thread that sends lines to rank 0, or that takes them there; None where all see one folder."""
+    if not place.remote or (rank != 0 and rank not in place.remote):
+        return None
+    try:
+        store = private_store(f"{key}/lines", own_connection=True)
+    except (RuntimeError, AttributeError) as error:
+        log.warning("the times of ranks that do not see %s stay there: %s", place.shared, first_line(error))
+        return None
+    return LineReceiver(store, place.remote, place.shared) if rank == 0 else LineSender(store, rank)
