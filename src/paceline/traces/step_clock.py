@@ -140,3 +140,19 @@ def clock_of(model: object) -> StepClock | None:
     (True, None)
     """
     return _CLOCKS.get(model)
+
+
+@contextmanager
+def waiting(model: object) -> Iterator[None]:
+    """Let the clock of a model count what happens inside as "wait", if somebody watches that model.
+
+    >>> class Model: ...
+    >>> with waiting(Model()):
+    ...     pass
+    """
+    clock = clock_of(model)
+    if clock is None:
+        yield
+    else:
+        with clock.entered("wait"):
+            yield
