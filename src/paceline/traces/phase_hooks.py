@@ -64,7 +64,7 @@ class PhaseHooks:
             return
         found = _first_with_gradient(output, MOST_DEEP)
         if found is not None:
-            found.register_hook(self._backward)
+            found.register_hook(self._backward)  # type: ignore[no-untyped-call]
 
     def _backward(self, gradient: torch.Tensor) -> None:
         if self._clock is not None:

@@ -190,7 +190,7 @@ class LinkTimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTimes:
-    """What the server itself did for one step of the model, on the run's clock, or for `steps` of them from `version` on.
+    """What the server itself did for one step of the model, on the run's clock, or for `steps` from `version` on.
 
     The round of `version` closed at `closed_seconds`; then came the step (`step_seconds`: the shares added up, the
     optimiser, the journal), and the model was handed to all who get it (`send_seconds`). Before the first byte of it
