@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -25,6 +25,7 @@ from paceline.traces.step_times import StepTimes
 Phase: TypeAlias = Literal["input", "forward", "backward", "wait", "optimiser", "other"]
 PHASES: tuple[Phase, ...] = ("input", "forward", "backward", "wait", "optimiser")
 _CLOCKS: WeakKeyDictionary[Any, StepClock] = WeakKeyDictionary()
+_NOBODY: AbstractContextManager[None] = nullcontext()
 
 
 class StepClock:
@@ -142,17 +143,15 @@ def clock_of(model: object) -> StepClock | None:
     return _CLOCKS.get(model)
 
 
-@contextmanager
-def waiting(model: object) -> Iterator[None]:
-    """Let the clock of a model count what happens inside as "wait", if somebody watches that model.
+def in_phase(model: object, phase: Phase) -> AbstractContextManager[None]:
+    """Return a context in which the clock of a model is in a phase, if somebody watches that model.
 
     >>> class Model: ...
-    >>> with waiting(Model()):
-    ...     pass
+    >>> model, clock = Model(), StepClock(print)
+    >>> register_clock(model, clock)
+    >>> with in_phase(model, "wait"), in_phase(Model(), "optimiser"):
+    ...     clock.phase
+    'wait'
     """
     clock = clock_of(model)
-    if clock is None:
-        yield
-    else:
-        with clock.entered("wait"):
-            yield
+    return _NOBODY if clock is None else clock.entered(phase)

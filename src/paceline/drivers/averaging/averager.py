@@ -8,6 +8,7 @@
         sync.flush()                   # all ranks equal: evaluate, save
 
 The script's loop stays as it is: a hook on the optimiser tells of each step (loop.py does what is to be done then).
+Where somebody watches the steps of the model (traces/step_clock.py), its clock hears of the waits for averages.
 
     prepare              group                    train                                      close
     what can be refused  a group, equal settings, steps, averages; heartbeats beside them    all leave together
@@ -43,6 +44,7 @@ from paceline.events import Asked, Happening, Standing, Stepped
 from paceline.exchanges.plans import AUTO, GATHER
 from paceline.loggers import GuardedLog, Log
 from paceline.strategies.averaging import Averaging, AveragingState, make_averaging
+from paceline.traces.step_clock import in_phase
 
 TIMEOUT_SECONDS = 600.0
 
@@ -126,6 +128,7 @@ class Averager(RankLifecycle):
             detector=FailureDetector(self._heartbeats, ranks, rank, timeout_seconds=timeout_seconds),
             parameters=self._tracked.parameters,
             on_average=self._averaged,
+            waiting=partial(in_phase, model, "wait"),
         )
         self.steps = self.merged_steps = 0
         self.history: list[MergedAverage] = []

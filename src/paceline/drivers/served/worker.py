@@ -53,7 +53,7 @@ from paceline.drivers.served.security import AddressError, Tls, join_address, pa
 from paceline.drivers.served.transport import keep_memory
 from paceline.traces.phase_hooks import PhaseHooks
 from paceline.traces.run_settings import difference
-from paceline.traces.step_clock import StepClock, waiting
+from paceline.traces.step_clock import StepClock, in_phase
 from paceline.traces.step_times import StepTimes
 from paceline.training import all_finite, gradient_generator
 from paceline.training.outgoing import warm_up
@@ -390,7 +390,7 @@ class Worker:
         connection.ready(self._signature, incoming, slots)
 
     def _receive(self) -> None:
-        with waiting(self._held().module):
+        with in_phase(self._held().module, "wait"):
             self._take_next_model()
 
     def _take_next_model(self) -> None:
