@@ -86,6 +86,21 @@ class StepClock:
         """Note that the mean of a bucket is there; any thread may say so."""
         self._done[bucket] = self._clock()
 
+    def bucket_between(self, ready: float, done: float) -> None:
+        """Note one more bucket, of past moments of this clock; one that was ready before this step is left out.
+
+        >>> seen = []
+        >>> clock = StepClock(seen.append, clock=iter([10.0, 13.0]).__next__, processor=lambda: 0.0)
+        >>> clock.bucket_between(9.5, 11.0)
+        >>> clock.bucket_between(11.0, 12.5)
+        >>> clock.end_step()
+        >>> seen[0].buckets
+        ((1.0, 2.5),)
+        """
+        if ready >= self._started:
+            bucket = len(self._ready)
+            self._ready[bucket], self._done[bucket] = ready, done
+
     def end_step(self, *, version: int | None = None) -> None:
         """End the step, and begin the next one in "input"."""
         self.enter("input")

@@ -10,6 +10,10 @@ its sum was there. A step of a rank that averages is one step of its optimiser, 
 checkpoint ranks wait for each other as well, and that is `wait` too: whoever waits tells the clock
 (`traces/step_clock.py`). `started_seconds` are on the rank's own clock of the run, which starts when all are ready.
 
+A bucket is one sum: in rounds that of each update applied in the step, ready when this rank entered the sum, which
+waits for nobody's computing; in averaging that of an average which was begun and merged in the same step. BucketsMade
+has the bytes of the parameters; with a codec fewer are sent, as the trace says.
+
 Ranks on several machines may each have a folder of their own. When a run ends, rank 0 looks which files it does not
 have, and gets those from their ranks; after a run that was killed they are where they were written.
 """
@@ -37,7 +41,16 @@ from paceline.errors import PacelineError
 from paceline.files import read_plain, write_file
 from paceline.traces.phase_hooks import PhaseHooks
 from paceline.traces.step_clock import Phase, StepClock, in_phase, register_clock
-from paceline.traces.step_times import FORMAT, StepTimes, Sync, TimesBegan, TimesEnded, TimesWriter, times_path
+from paceline.traces.step_times import (
+    FORMAT,
+    BucketsMade,
+    StepTimes,
+    Sync,
+    TimesBegan,
+    TimesEnded,
+    TimesWriter,
+    times_path,
+)
 
 log = logging.getLogger("paceline.ranks")
 
@@ -83,6 +96,9 @@ class RankTimes:
                 device=next((parameter.device.type for parameter in self._module.parameters()), "cpu"),
             )
         )
+        trained = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
+        total = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+        self._writer.write(BucketsMade(step=step, bytes=(total,)))
         self._offset_seconds = seconds
         self._clock = StepClock(self._write, first_step=step, clock=time.perf_counter)
         self._hooks = PhaseHooks(self._module, self._clock)

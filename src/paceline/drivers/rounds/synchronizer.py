@@ -15,8 +15,8 @@ What happens in `step`, on the training thread:
     wait        until the round has closed and its update is there; a late rank finds it there already
     apply       all updates that have come since, in order, through the optimiser; then the schedulers
 
-Where somebody watches the steps of the model (traces/step_clock.py), its clock hears of the wait, also in a flush, and
-of the updates, which are its optimiser's time.
+Where somebody watches the steps of the model (traces/step_clock.py), its clock hears of the wait, also in a flush, of
+the updates, which are its optimiser's time, and of each update's sum, as a bucket.
 
 Each strategy is a class at the end of this file, with its own settings beside those of `RoundSync`.
 """
@@ -62,7 +62,7 @@ from paceline.exchanges.plans import ALL_REDUCE, AUTO
 from paceline.loggers import GuardedLog, Log
 from paceline.strategies import LGC, STRATEGIES, FastestK, Full, Strategy
 from paceline.traces.journal import Arrival, Seconds
-from paceline.traces.step_clock import in_phase
+from paceline.traces.step_clock import clock_of, in_phase
 from paceline.training.rank_model import RankModel
 from paceline.training.round_sums import make_round_sum
 from paceline.training.saved_state import refusing
@@ -458,6 +458,8 @@ class RoundSync(RankLifecycle):
         self._held_since = time.perf_counter()
 
     def _apply(self, update: Update) -> None:
+        if (clock := clock_of(self._watched)) is not None:
+            clock.bucket_between(update.begun, update.done)
         if update.event is not None:
             torch.cuda.current_stream(self._tracked.device).wait_event(update.event)
         self._model.apply(update.vector)
