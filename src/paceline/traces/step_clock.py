@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
@@ -33,6 +33,7 @@ from paceline.traces.step_times import StepTimes, Sync
 Phase: TypeAlias = Literal["input", "forward", "backward", "wait", "optimiser", "other"]
 PHASES: tuple[Phase, ...] = ("input", "forward", "backward", "wait", "optimiser")
 _CLOCKS: WeakKeyDictionary[Any, StepClock] = WeakKeyDictionary()
+_NOBODY: AbstractContextManager[None] = nullcontext()
 
 
 class StepClock:
@@ -109,6 +110,21 @@ class StepClock:
         """Note that the mean of a bucket of this step is there; any thread may say so."""
         self._done[bucket] = self._clock()
 
+    def bucket_between(self, ready: float, done: float) -> None:
+        """Note one more bucket, of past moments of this clock; one that was ready before this step is left out.
+
+        >>> seen = []
+        >>> clock = StepClock(seen.append, clock=iter([10.0, 13.0]).__next__, processor=lambda: 0.0)
+        >>> clock.bucket_between(9.5, 11.0)
+        >>> clock.bucket_between(11.0, 12.5)
+        >>> clock.end_step()
+        >>> seen[0].buckets
+        ((1.0, 2.5),)
+        """
+        if ready >= self._started:
+            bucket = len(self._ready)
+            self._ready[bucket], self._done[bucket] = ready, done
+
     def end_step(self, *, version: int | None = None) -> None:
         """End the step, and begin the next one in "input"."""
         self.enter("input")
@@ -181,3 +197,17 @@ def clock_of(model: object) -> StepClock | None:
     (True, None)
     """
     return _CLOCKS.get(model)
+
+
+def in_phase(model: object, phase: Phase) -> AbstractContextManager[None]:
+    """Return a context in which the clock of a model is in a phase, if somebody watches that model.
+
+    >>> class Model: ...
+    >>> model, clock = Model(), StepClock(print)
+    >>> register_clock(model, clock)
+    >>> with in_phase(model, "wait"), in_phase(Model(), "optimiser"):
+    ...     clock.phase
+    'wait'
+    """
+    clock = clock_of(model)
+    return _NOBODY if clock is None else clock.entered(phase)

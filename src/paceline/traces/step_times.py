@@ -21,7 +21,7 @@ that is killed loses at most the line it was writing. A file stays small: from L
 sum of two steps, then of four, ..., of the same steps on every rank.
 
     {"kind":"step_timed","times":[step, steps, version or null, started, seconds, input, forward, backward, wait,
-                                  optimiser, processor or null, [[ready, done], ...]]}
+                                  optimiser, processor or null, [[ready, done], ...], trip or null]}
 
 Times are whole microseconds. Where a file was begun again (a launch that was restarted), or where more is known than at
 first (how gradients come together), another such line follows: the last one counts.
@@ -96,12 +96,35 @@ class TimesBegan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTrip:
+    """A model's way from a server to a worker, and its gradient's way back (`drivers/served/times.py` draws it).
+
+    `held_seconds` is from the model being whole at the worker to the gradient leaving it. For `behind_seconds` of it
+    the worker was busy with the batch before, or its last gradient was still leaving. `down_seconds` and `up_seconds`
+    are from the first to the last byte of model and gradient; `down_bytes` and `up_bytes` are those on the connection,
+    0 for what lay in shared memory. `decode_seconds` is from the gradient being whole to its being decoded.
+
+    >>> RoundTrip(held_seconds=0.4, down_seconds=0.02, up_seconds=0.05, down_bytes=250_000, up_bytes=250_000).up_bytes
+    250000
+    """
+
+    held_seconds: Microseconds
+    behind_seconds: Microseconds = 0.0
+    down_seconds: Microseconds = 0.0
+    up_seconds: Microseconds = 0.0
+    decode_seconds: Microseconds = 0.0
+    down_bytes: Count = 0
+    up_bytes: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
     """The times of one step, or the sums of `steps` steps from `step` on.
 
     `step` counts the steps of this rank or worker (a worker's `draw`); `version` is the model's, where a server or
     rounds number it. `started_seconds` is on the clock of the file. `processor_seconds` is what the process computed
-    in it, with all its threads; None where nobody looked.
+    in it, with all its threads; None where nobody looked. `trip` is how a worker's `wait_seconds` came about, where
+    there is a server.
 
     >>> StepTimes(step=7, started_seconds=1.0, seconds=0.5, forward_seconds=0.2, backward_seconds=0.2).other_seconds
     0.1
@@ -119,6 +142,7 @@ class StepTimes:
     optimiser_seconds: Microseconds = 0.0
     processor_seconds: Microseconds | None = None
     buckets: tuple[tuple[Microseconds, Microseconds], ...] = ()
+    trip: Annotated[RoundTrip, AS_ARRAY] | None = None
 
     @property
     def computing_seconds(self) -> float:
@@ -167,11 +191,12 @@ class LinkTimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTimes:
-    """What the server itself did for one step of the model, on the run's clock.
+    """What the server itself did for one step of the model, on the run's clock, or for `steps` from `version` on.
 
     The round of `version` closed at `closed_seconds`; then came the step (`step_seconds`: the shares added up, the
-    optimiser, the journal), and the model was handed to all who get it (`send_seconds`). `decode_seconds` is what the
-    gradients of this step took to decode, beside all this.
+    optimiser, the journal), and the model was handed to all who get it (`send_seconds`). Before the first byte of it
+    was written, an evaluation or a checkpoint may have been begun (`beside_seconds`). `decode_seconds` is what the
+    gradients that came since the step before took to decode, beside all this.
 
     >>> ServerTimes(version=3, closed_seconds=1.0, step_seconds=0.002, send_seconds=0.001, decode_seconds=0.001).version
     3
@@ -182,6 +207,8 @@ class ServerTimes:
     step_seconds: Seconds
     send_seconds: Seconds
     decode_seconds: Seconds
+    beside_seconds: Seconds = 0.0
+    steps: Annotated[int, Between(1, 2**40)] = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +239,7 @@ _KINDS: dict[str, Any] = {
 }
 _KIND_OF = {record: kind for kind, record in _KINDS.items()}
 _SUMMED = tuple(each.name for each in fields(StepTimes) if each.name.endswith("_seconds") or each.name == "seconds")
+_SUMMED_OF_SERVER = ("step_seconds", "send_seconds", "decode_seconds", "beside_seconds", "steps")
 
 
 # -- lines -------------------------------------------------------------------------------------------------------------
@@ -238,7 +266,13 @@ def _packed(times: StepTimes) -> list[Any]:
         times.version,
         *(None if each is None else _microseconds(each) for each in durations),
         [[_microseconds(ready), _microseconds(done)] for ready, done in times.buckets],
+        None if times.trip is None else _packed_trip(times.trip),
     ]
+
+
+def _packed_trip(trip: RoundTrip) -> list[int]:
+    values = ((each.name, getattr(trip, each.name)) for each in fields(trip))
+    return [_microseconds(value) if name.endswith("_seconds") else value for name, value in values]
 
 
 def _microseconds(seconds: float) -> int:
@@ -302,7 +336,7 @@ class TimesWriter:
     def __init__(self, path: Path, *, copy: Callable[[bytes], None] | None = None) -> None:
         self.path, self.error, self.lost, self._copy = path, "", 0, copy
         self._file, self._lines, self._stride = -1, 0, 1
-        self._sum: StepTimes | None = None
+        self._sum: StepTimes | ServerTimes | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -321,19 +355,25 @@ class TimesWriter:
 
     def write(self, record: TimesRecord) -> None:
         """Hand a record to the operating system; steps may be summed first, where there are many."""
-        if isinstance(record, StepTimes):
+        if isinstance(record, StepTimes | ServerTimes):
             self._write_step(record)
             return
         self._flush()
         self._put(times_line(record))
 
-    def _write_step(self, times: StepTimes) -> None:
-        before = self._sum
-        if before is not None and before.step // self._stride != times.step // self._stride:
+    def _write_step(self, times: StepTimes | ServerTimes) -> None:
+        before, number = self._sum, _number(times)
+        if before is not None and _number(before) // self._stride != number // self._stride:
             self._flush()
             before = None
-        self._sum = times if before is None else summed([before, times])
-        if (times.step + 1) % self._stride == 0:
+        if isinstance(before, StepTimes) and isinstance(times, StepTimes):
+            self._sum = summed([before, times])
+        elif isinstance(before, ServerTimes) and isinstance(times, ServerTimes):
+            self._sum = summed_of_server([before, times])
+        else:
+            self._flush()
+            self._sum = times
+        if (number + 1) % self._stride == 0:
             self._flush()
 
     def _flush(self) -> None:
@@ -371,6 +411,10 @@ class TimesWriter:
             os.close(file)
 
 
+def _number(times: StepTimes | ServerTimes) -> int:
+    return times.step if isinstance(times, StepTimes) else times.version
+
+
 def summed(steps: Sequence[StepTimes]) -> StepTimes:
     """Return the sums of several steps in a row; buckets are summed where all steps have as many, else left out.
 
@@ -387,7 +431,27 @@ def summed(steps: Sequence[StepTimes]) -> StepTimes:
     alike = len({len(each.buckets) for each in steps}) == 1
     pairs = zip(*(each.buckets for each in steps), strict=True) if alike else ()
     buckets = tuple((sum(ready for ready, _ in pair), sum(done for _, done in pair)) for pair in pairs)
-    return replace(first, steps=sum(each.steps for each in steps), buckets=buckets, **sums)
+    trip = _summed_trip([each.trip for each in steps])
+    return replace(first, steps=sum(each.steps for each in steps), buckets=buckets, trip=trip, **sums)
+
+
+def _summed_trip(trips: Sequence[RoundTrip | None]) -> RoundTrip | None:
+    """Return the sums of all trips; None where one is not known."""
+    known = [trip for trip in trips if trip is not None]
+    if len(known) < len(trips):
+        return None
+    return RoundTrip(**{each.name: sum(getattr(trip, each.name) for trip in known) for each in fields(RoundTrip)})
+
+
+def summed_of_server(steps: Sequence[ServerTimes]) -> ServerTimes:
+    """Return the sums of what a server did for several steps in a row.
+
+    >>> one = ServerTimes(version=4, closed_seconds=1.0, step_seconds=0.25, send_seconds=0.5, decode_seconds=0.0)
+    >>> both = summed_of_server([one, replace(one, version=5, closed_seconds=2.0)])
+    >>> both.version, both.steps, both.closed_seconds, both.step_seconds
+    (4, 2, 1.0, 0.5)
+    """
+    return replace(steps[0], **{name: sum(getattr(each, name) for each in steps) for name in _SUMMED_OF_SERVER})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -410,7 +474,8 @@ def read_times(path: Path) -> WorkerTimes:
     """Read a file of step times; TimesFileError names the line that is wrong."""
     began: TimesBegan | None = None
     steps: dict[int, StepTimes] = {}
-    found: dict[type[Any], list[Any]] = {BucketsMade: [], LinkTimed: [], ServerTimes: [], TimesEnded: []}
+    server: dict[int, ServerTimes] = {}
+    found: dict[type[Any], list[Any]] = {BucketsMade: [], LinkTimed: [], TimesEnded: []}
     number, line = 0, b"\n"
     try:
         with open_plain(path, most_bytes=MOST_BYTES) as lines:
@@ -428,6 +493,9 @@ def read_times(path: Path) -> WorkerTimes:
                 elif isinstance(record, StepTimes):
                     steps.pop(record.step, None)
                     steps[record.step] = record
+                elif isinstance(record, ServerTimes):
+                    server.pop(record.version, None)
+                    server[record.version] = record
                 else:
                     found[type(record)].append(record)
     except OSError as error:
@@ -441,7 +509,7 @@ def read_times(path: Path) -> WorkerTimes:
         steps=tuple(steps.values()),
         buckets=tuple(found[BucketsMade]),
         links=tuple(found[LinkTimed]),
-        server=tuple(found[ServerTimes]),
+        server=tuple(server.values()),
         ended=found[TimesEnded][-1] if found[TimesEnded] else None,
         torn=not line.endswith(b"\n"),
     )

@@ -8,6 +8,8 @@
         sync.flush()                   # all ranks equal: evaluate, save
 
 The script's loop stays as it is: a hook on the optimiser tells of each step (loop.py does what is to be done then).
+Where somebody watches the steps of the model (traces/step_clock.py), its clock hears of the waits for averages, and of
+each average that is begun and merged in the same step, as a bucket.
 
     prepare              group                    train                                      close
     what can be refused  a group, equal settings, steps, averages; heartbeats beside them    all leave together
@@ -43,6 +45,7 @@ from paceline.events import Asked, Happening, Standing, Stepped
 from paceline.exchanges.plans import AUTO, GATHER
 from paceline.loggers import GuardedLog, Log
 from paceline.strategies.averaging import Averaging, AveragingState, make_averaging
+from paceline.traces.step_clock import clock_of, in_phase
 
 TIMEOUT_SECONDS = 600.0
 
@@ -107,6 +110,7 @@ class Averager(RankLifecycle):
             raise made
         self._prepared, self._tracked, self.member = made, made.tracked, made.member
         self._optimizer, ranks, rank = optimizer, self._group.ranks, self._group.rank
+        self._watched = model
         try:
             name = self._group.agree(made.description() | {"plan": plan}, self._tracked.device)
             self._group.begin_equal(self._tracked.everything())
@@ -126,6 +130,7 @@ class Averager(RankLifecycle):
             detector=FailureDetector(self._heartbeats, ranks, rank, timeout_seconds=timeout_seconds),
             parameters=self._tracked.parameters,
             on_average=self._averaged,
+            waiting=partial(in_phase, model, "wait"),
         )
         self.steps = self.merged_steps = 0
         self.history: list[MergedAverage] = []
@@ -326,6 +331,8 @@ class Averager(RankLifecycle):
     def _averaged(self, average: MergedAverage) -> None:
         self.merged_steps += average.brought
         self._last = average
+        if (clock := clock_of(self._watched)) is not None:
+            clock.bucket_between(average.begun, average.done)
         if self._log:
             self._log(self.figures(), self.steps)
         if self._record:

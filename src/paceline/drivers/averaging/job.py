@@ -28,6 +28,7 @@ from paceline.distributed.stores import StoreGather
 from paceline.drivers.averaging.averager import Averager
 from paceline.drivers.averaging.loop import MergedAverage
 from paceline.drivers.ranks.run import OnStanding, RankJob, RankRun, RunRecorder
+from paceline.drivers.ranks.times import RankTimes
 from paceline.events import Standing, Window
 from paceline.optim import make_optimizer
 from paceline.strategies.averaging import Averaging
@@ -143,6 +144,7 @@ class AveragingRun(RankRun):
 
     job: AveragingJob
     recorder: AveragingRecorder
+    times: RankTimes
 
     def __init__(
         self, job: AveragingJob, ranks: StoreGather, *, on_standing: OnStanding = lambda standing: None
@@ -164,6 +166,7 @@ class AveragingRun(RankRun):
             record=True,
         )
         self.recorder = AveragingRecorder(ranks.world, self._sync.history)
+        self.times = RankTimes(self._module, ranks, job.folder, sync="averaging")
 
     def connected(self) -> Averager:
         return self._sync
@@ -184,10 +187,12 @@ class AveragingRun(RankRun):
 
     def step(self) -> None:
         began, rank = time.perf_counter(), self.ranks.rank
-        local_gradient(self._module, self.batches, worker=rank, draw=self._draws)
-        self.wait_for_delay(began, rank, self._draws)
+        with self.times.computing():
+            local_gradient(self._module, self.batches, worker=rank, draw=self._draws)
+            self.wait_for_delay(began, rank, self._draws)
         self._draws += 1
-        self.optimizer.step()
+        with self.times.phase("optimiser"):
+            self.optimizer.step()
 
     def end(self, *, was_over: bool) -> None:
         sent_bytes = self._sync.sent_bytes
@@ -219,6 +224,10 @@ class AveragingRun(RankRun):
         self._sync.load_state_dict(state["sync"])
         self._draws = decode(Count, state["draws"], "draws")
         self.batches.load_state_dict(state.get("pruning", {}))  # older runs kept none
+
+    @property
+    def steps_taken(self) -> int:
+        return self._draws
 
     def figures(self) -> dict[str, float]:
         return {"ranks": self.ranks.world} | self._sync.figures()

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -70,7 +71,7 @@ OnAverage = Callable[[MergedAverage], None]
 
 
 class AveragingLoop:
-    """Carries out what an averaging state orders."""
+    """Carries out what an averaging state orders; each wait for other ranks is in a context of `waiting`."""
 
     def __init__(
         self,
@@ -83,10 +84,11 @@ class AveragingLoop:
         detector: FailureDetector,
         parameters: Sequence[torch.Tensor],
         on_average: OnAverage,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._state, self._replica, self._transport = state, replica, transport
         self._group, self._heartbeats, self._detector = group, heartbeats, detector
-        self._parameters, self._on_average = list(parameters), on_average
+        self._parameters, self._on_average, self._waiting = list(parameters), on_average, waiting
         self.pending: PendingAverage | None = None
         self._collective: PendingCollective | None = None  # the last one that is no average
         self.stepped = False  # since everybody was last at the same place
@@ -114,10 +116,11 @@ class AveragingLoop:
     def wait_for(self, collective: PendingCollective, what: str) -> None:
         """Wait for a collective that all ranks come to, and that is no average."""
         self._collective, begun, number = collective, time.perf_counter(), self._state.averages - 1
-        while not collective.done():
-            collective.wait(SLICE_SECONDS)
-            if not collective.done():
-                self._detector.check(number, begun, what)
+        with self._waiting():
+            while not collective.done():
+                collective.wait(SLICE_SECONDS)
+                if not collective.done():
+                    self._detector.check(number, begun, what)
         self.waited_seconds += time.perf_counter() - begun
         with self._detector.naming_lost(what):
             collective.check()
@@ -159,8 +162,9 @@ class AveragingLoop:
         if pending is None:
             raise AveragingError("there is no average to wait for")
         began = time.perf_counter()
-        while not self._is_done(pending):
-            pending.collective.wait(SLICE_SECONDS)
+        with self._waiting():
+            while not self._is_done(pending):
+                pending.collective.wait(SLICE_SECONDS)
         self.waited_seconds += time.perf_counter() - began
         return self._merge(pending)
 

@@ -19,7 +19,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -30,6 +30,7 @@ from paceline.decoding import AS_ARRAY, decode
 from paceline.distributed.agreement import raise_refusals
 from paceline.distributed.stores import StoreGather
 from paceline.drivers.ranks.checkpoints import ROUNDS, RankCheckpoints
+from paceline.drivers.ranks.times import RankTimes
 from paceline.errors import PacelineError
 from paceline.events import Window
 from paceline.traces import Evaluation, Round, Trace, Work
@@ -210,13 +211,14 @@ def rank_status(
 class RankRun(ABC):
     """One rank's side of a run; needs an initialised process group.
 
-    A subclass sets `optimizer`, `schedule` and `recorder` when it is constructed.
+    A subclass sets `optimizer`, `schedule` and `recorder` when it is constructed, and `times` if it keeps step times.
     """
 
     job: RankJob
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     recorder: RunRecorder
+    times: RankTimes | None = None
 
     def __init__(self, job: RankJob, ranks: StoreGather, *, on_standing: OnStanding = lambda standing: None) -> None:
         self.job, self.ranks, self._on_standing = job, ranks, on_standing
@@ -267,6 +269,11 @@ class RankRun(ABC):
     def gather_times(self) -> None:
         """Bring all ranks' times together in the recorder. All ranks must come here."""
 
+    @property
+    def steps_taken(self) -> int:
+        """The steps that this rank has taken by now."""
+        return self.rounds_done
+
     def figures(self) -> dict[str, float]:
         """Return what is worth logging by now, of this rank."""
         return {}
@@ -279,7 +286,7 @@ class RankRun(ABC):
 
     def run(self, state: Mapping[str, Any] | None = None) -> Trace | None:
         """Train to the end, from a state that was kept or from the beginning; rank 0 returns what happened."""
-        with self.connected():
+        with self.connected(), nullcontext() if self.times is None else self.times:
             if state is not None:
                 self._load(state)
             if not self.recorder.evaluations:
@@ -287,17 +294,23 @@ class RankRun(ABC):
             self.begin_together()
             self.recorder.start_clock(time.perf_counter())
             was_over = self.over
+            if self.times is not None and not was_over:
+                self.times.begin(step=self.steps_taken, seconds=self.recorder.seconds(time.perf_counter()))
             while not self.over:
                 before = self.rounds_done
                 self.step()
                 self._do_due(before)
                 self._show(self.recorder.seconds(time.perf_counter()))
+                if self.times is not None:
+                    self.times.end_step()
             self.end(was_over=was_over)
             seconds = self.recorder.seconds(time.perf_counter())
             if not was_over:
                 self._follow_schedule()
                 self._keep()
             self.gather_times()
+            if self.times is not None:
+                self.times.end("all rounds are done")
             self._evaluate(seconds)
             return self.trace(
                 seed=self.job.training.seed, recipe=self.job.recipe, rounds_done=self.rounds_done, seconds=seconds

@@ -50,7 +50,7 @@ WARN_SECONDS = 5.0  # after which a wait for others is told
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Update:
-    """The sum of what all ranks contributed to a step, to be applied; `done` is when it was complete.
+    """The sum of what all ranks contributed to a step, to be applied: when this rank entered it, and when it was done.
 
     `sent_bytes` is what all ranks together have given to the network for it.
     """
@@ -58,6 +58,7 @@ class Update:
     notice: RoundClosed
     vector: torch.Tensor
     done: float
+    begun: float = 0.0
     sent_bytes: int = 0
     event: Any = None  # on a GPU: what the training thread's stream waits for
 
@@ -210,6 +211,7 @@ class Exchange:
         version = notice.step.version
         if not self._wait_for_room(version):
             return False
+        begun = time.perf_counter()
         with self._on_stream():
             brings = self._gradients.has_part_in(notice.step)
             vector = self._gradients.contribute(notice.step)
@@ -223,7 +225,9 @@ class Exchange:
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record(self._stream)
         with self._changed:
-            self._queue.append(Update(notice=notice, vector=vector, done=done, sent_bytes=sent_bytes, event=event))
+            self._queue.append(
+                Update(notice=notice, vector=vector, done=done, begun=begun, sent_bytes=sent_bytes, event=event)
+            )
             self._behind += 1
             self.next_version = version + 1
             self._changed.notify_all()

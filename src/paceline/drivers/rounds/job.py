@@ -37,6 +37,7 @@ from paceline.drivers.ranks.run import (
     loading_together,
     rank_status,
 )
+from paceline.drivers.ranks.times import RankTimes
 from paceline.drivers.rounds.journal import RoundsJournal
 from paceline.drivers.rounds.loop import RoundsDivergedError
 from paceline.drivers.rounds.synchronizer import ClosedRound, Flushed, RoundSync
@@ -91,6 +92,7 @@ class RoundsRun:
             on_round=self._round_closed,
             on_flush=self._flushed,
         )
+        self._times = RankTimes(self._module, ranks, job.folder, sync="rounds")
         self._journal: RoundsJournal | None = None
         self._measurements = _Measurements(job, self._flat) if self._rank == 0 else None
         self._on_standing = on_standing
@@ -111,15 +113,17 @@ class RoundsRun:
     def run(self, state: Mapping[str, Any] | None = None) -> Trace | None:
         """Train to the end, from a state that was kept or from the beginning; rank 0 returns what happened."""
         try:
-            with self._sync:
+            with self._times, self._sync:
                 if state is not None:
                     self._load(state)
                 self._begin(goes_on=state is not None)
-                while self._sync.version < self._job.rounds:
+                self._times.begin(step=self._sync.draws, seconds=self._sync.seconds)
+                while (version := self._sync.version) < self._job.rounds:
                     self._take_batch()
                     self._collect()
                     self._keep_if_due()
                     self._show()
+                    self._times.end_step(version=version)
                 self._end()
         except RoundsDivergedError as error:
             log.error("%s", error)
@@ -179,13 +183,14 @@ class RoundsRun:
         sync.begin_batch(training.blocks)
         self._flat.gradient.zero_()
         self._flat.attach_gradient()
-        losses = compute_blocks(
-            self._module,
-            assignment,
-            training.loss,
-            least_seconds=self._job.delay_seconds(self._rank, draw),
-            block_done=sync.block_done,
-        )
+        with self._times.computing():
+            losses = compute_blocks(
+                self._module,
+                assignment,
+                training.loss,
+                least_seconds=self._job.delay_seconds(self._rank, draw),
+                block_done=sync.block_done,
+            )
         if sync.step(losses):
             self._batches.judge(worker=self._rank, draw=draw, losses=losses)
 
@@ -193,6 +198,7 @@ class RoundsRun:
         seconds = self._sync.seconds
         state = self._state()  # late gradients are in it: the run may be extended
         self._sync.close()
+        self._times.end("all rounds are done")
         if self._measurements is not None:
             self._collect(wait=True)
             self._measurements.begin(self._sync.version, seconds)

@@ -15,6 +15,9 @@ What happens in `step`, on the training thread:
     wait        until the round has closed and its update is there; a late rank finds it there already
     apply       all updates that have come since, in order, through the optimiser; then the schedulers
 
+Where somebody watches the steps of the model (traces/step_clock.py), its clock hears of the wait, also in a flush, of
+the updates, which are its optimiser's time, and of each update's sum, as a bucket.
+
 Each strategy is a class at the end of this file, with its own settings beside those of `RoundSync`.
 """
 
@@ -59,6 +62,7 @@ from paceline.exchanges.plans import ALL_REDUCE, AUTO
 from paceline.loggers import GuardedLog, Log
 from paceline.strategies import LGC, STRATEGIES, FastestK, Full, Strategy
 from paceline.traces.journal import Arrival, Seconds
+from paceline.traces.step_clock import clock_of, in_phase
 from paceline.training.rank_model import RankModel
 from paceline.training.round_sums import make_round_sum
 from paceline.training.saved_state import refusing
@@ -192,7 +196,7 @@ class RoundSync(RankLifecycle):
         if isinstance(made, Exception):
             raise made
         self.strategy, self._tracked, self._codec = made
-        self._blocks = blocks
+        self._blocks, self._watched = blocks, model
         self._optimizer, ranks, rank = optimizer, self._group.ranks, self._group.rank
         self._schedulers = as_list(scheduler)
         self._scheduled: dict[int, int | None] = {}  # of each scheduler: where it stood after its last step here
@@ -404,7 +408,8 @@ class RoundSync(RankLifecycle):
             finite = self._report(losses)
             if finite:
                 began = time.perf_counter()
-                self._loop.wait_for_round(self.version)
+                with in_phase(self._watched, "wait"):
+                    self._loop.wait_for_round(self.version)
                 self._waited_seconds += time.perf_counter() - began
             else:  # it waits for nobody, and would never hear that all have failed
                 self._loop.check_failure(f"round {self.version}")
@@ -448,10 +453,13 @@ class RoundSync(RankLifecycle):
         while (update := self._loop.exchange.next_update()) is not None:
             if self._epoch_ends and self.version >= self._epoch_ends and not beyond_epoch:
                 break
-            self._apply(update)
+            with in_phase(self._watched, "optimiser"):
+                self._apply(update)
         self._held_since = time.perf_counter()
 
     def _apply(self, update: Update) -> None:
+        if (clock := clock_of(self._watched)) is not None:
+            clock.bucket_between(update.begun, update.done)
         if update.event is not None:
             torch.cuda.current_stream(self._tracked.device).wait_event(update.event)
         self._model.apply(update.vector)
@@ -521,7 +529,8 @@ class RoundSync(RankLifecycle):
         waiting = Waiting(
             rank=self._place, version=self.version, fingerprint=self._model.fingerprint(), leaving=leaving
         )
-        self._loop.meet(waiting, while_waiting=apply, released=self._released)
+        with in_phase(self._watched, "wait"):
+            self._loop.meet(waiting, while_waiting=apply, released=self._released)
 
     def _released(self, release: AllWaiting) -> None:
         if self.version != release.version:

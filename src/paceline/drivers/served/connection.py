@@ -27,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -183,6 +183,19 @@ class IncomingModel:
         model.load_buffers(self._body.buffers)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedModel:
+    """A model that is whole: since when, and how long its bytes took from the first to the last.
+
+    `down_bytes` are those on the connection: none for a model in shared memory.
+    """
+
+    message: Model
+    whole_since: float
+    down_seconds: float = 0.0
+    down_bytes: int = 0
+
+
 class ServerConnection:
     """A connection to the server, from its opening to its loss."""
 
@@ -203,9 +216,10 @@ class ServerConnection:
         self._welcome: Welcome | None = None
         self._incoming: IncomingModel | None = None
         self._slots: WorkerSlots | None = None
-        self._staged: Model | None = None
+        self._staged: StagedModel | None = None
+        self._down_since: float | None = None  # the first byte of the model that is coming
+        self._down_bytes = 0
         self.begun_version = -1
-        self.whole_since = 0.0
         self.progress = 0
         self.end: Exception | None = None  # why the connection is of no use any more
         self._began = time.monotonic()
@@ -266,8 +280,8 @@ class ServerConnection:
         with suppress(RuntimeError):  # the loop is closed: `end` says why
             self._loop.call_soon_threadsafe(work)
 
-    def take_model(self, load: Callable[[IncomingModel], None]) -> int:
-        """Wait for a whole model, load it, and return its version.
+    def take_model(self, load: Callable[[IncomingModel], None]) -> StagedModel:
+        """Wait for a whole model, load it, and return what is known of it.
 
         Raises ConnectionLost if the server is gone, TrainingOver or WorkerRefused if it says so.
         """
@@ -279,7 +293,7 @@ class ServerConnection:
                     load(self._incoming)
                     self._staged = None
                     self._give_back(staged)
-                    return staged.version
+                    return staged
                 self._news.wait(0.5)
                 self._in_loop(self._look)  # bytes that the system still holds back
                 silent_seconds = time.monotonic() - self._heard
@@ -412,6 +426,8 @@ class ServerConnection:
                         self._give_back(self._staged)
                         self._staged = None
                         self.begun_version = message.version
+                    if self._down_since is None:  # else it is one of several changes
+                        self._down_since, self._down_bytes = time.monotonic(), 0
                     if message.slot is not None:
                         self._take_slot(message, message.slot, body_bytes)
                         continue
@@ -434,6 +450,7 @@ class ServerConnection:
     async def _add(self, wire: Wire, body_bytes: int) -> None:
         incoming = self._expected()
         await wire.read_into(incoming.place(body_bytes))
+        self._down_bytes += body_bytes
         message = incoming.added(body_bytes)
         if message is not None and not message.more:
             self._stage(message)
@@ -449,13 +466,17 @@ class ServerConnection:
         self._stage(message)
 
     def _stage(self, message: Model) -> None:
+        now, since, self._down_since = time.monotonic(), self._down_since, None
+        down_seconds = 0.0 if since is None or not self._down_bytes else now - since
         with self._news:
-            self._staged, self.whole_since = message, time.monotonic()
+            self._staged = StagedModel(
+                message=message, whole_since=now, down_seconds=down_seconds, down_bytes=self._down_bytes
+            )
             self._news.notify_all()
 
-    def _give_back(self, model: Model | None) -> None:
-        if model is not None and model.slot is not None:
-            self.say(Taken(slot=model.slot))
+    def _give_back(self, model: StagedModel | None) -> None:
+        if model is not None and model.message.slot is not None:
+            self.say(Taken(slot=model.message.slot))
 
     def _expected(self) -> IncomingModel:
         if self._incoming is None:

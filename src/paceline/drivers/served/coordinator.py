@@ -52,6 +52,9 @@ class ReceivedGradient:
     release: Callable[[], None] = lambda: None
     checked: bool | None = None  # whether its numbers are finite, if somebody has looked
     arrived_seconds: float = 0.0
+    up_seconds: float = 0.0  # from its first to its last byte on the connection
+    up_bytes: int = 0
+    decode_seconds: float = 0.0
 
     @property
     def finite(self) -> bool:

@@ -1,4 +1,4 @@
-"""The protocol between server and workers, version 3: its messages, and how they are cut into frames.
+"""The protocol between server and workers, version 4: its messages, and how they are cut into frames.
 
 A message is one frame, and a vector is the body of one frame or of several:
 
@@ -43,7 +43,7 @@ from paceline.decoding import decode as decode_fields
 from paceline.errors import PacelineError
 from paceline.traces.journal import Loss, LossVariance, Threads
 
-PROTOCOL = 3
+PROTOCOL = 4
 MOST_HEADER_BYTES = 64 * 1024
 MOST_WELCOME_BYTES = 1024 * 1024
 MOST_BODY_BYTES = 4 * 1024 * 1024
@@ -141,8 +141,9 @@ class Model:
 class Gradient:
     """A gradient (encoded) and the change of the buffers (float32): the body, continued in chunks.
 
-    `work_seconds`: computing. `held_seconds`: from having the whole model to sending this. No bytes at all: the
-    gradient is not finite, and cannot be sent. `slot`: the body lies there, in shared memory.
+    `work_seconds`: computing. `held_seconds`: from having the whole model to sending this; the other times say what
+    happened in it, and how the model came (`times.py`). No bytes at all: the gradient is not finite, and cannot be
+    sent. `slot`: the body lies there, in shared memory.
     """
 
     KIND: ClassVar[int] = 5
@@ -158,6 +159,13 @@ class Gradient:
     payload_bytes: Count
     buffer_bytes: Count
     slot: Slot | None = None
+    input_seconds: Duration = 0.0
+    forward_seconds: Duration = 0.0
+    backward_seconds: Duration = 0.0
+    behind_seconds: Duration = 0.0
+    processor_seconds: Duration | None = None
+    down_seconds: Duration = 0.0
+    down_bytes: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ import asyncio
 import json
 import logging
 import os
+import platform
 import signal
 import ssl
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from paceline.drivers.served.membership import Seats
 from paceline.drivers.served.messages import model_signature
 from paceline.drivers.served.server import Server
 from paceline.drivers.served.settings import EvaluateError, ServeError, ServerSettings
+from paceline.drivers.served.times import RunTimes
 from paceline.drivers.served.transport import allow_many_files, give_memory_back
 from paceline.files import discard
 from paceline.optim import catch_up
@@ -112,6 +114,7 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
         settings,
         signature=model_signature(settings.module),
         started_seconds=_seconds(checkpoint, settings.folder) if checkpoint else 0.0,
+        times=RunTimes(settings.folder, workers=settings.workers, host=platform.node()),
     )
     if checkpoint is not None:
         try:
@@ -266,10 +269,11 @@ class ServerRun:
         self._saving: Future[Any] | None = None
         self._saved_version = -1
         self._disk_refuses = False
-        self._lost_reported = False
+        self._lost_reported = self._times_reported = False
         self._rewritten = 0  # how often the journal was, as far as checkpoints have followed
         self._errors: list[str] = []
         self._stop: str | None = None
+        self._reason = "the server failed"  # why the run ended, once it has
         self._signals = 0
         self._is_new = False
         self._wrong_evaluation: EvaluateError | None = None
@@ -341,6 +345,8 @@ class ServerRun:
             self._saver.shutdown(wait=True)
             self._measurer.shutdown(wait=False, cancel_futures=True)
             self._journal.close()
+            if self.server.times is not None:
+                self.server.times.close(self.server.now(), self._reason)
 
     def _warn_of_drops(self) -> None:
         for sentence in self._drops.sentences(member.counts for member in self.coordinator.members.values()):
@@ -374,6 +380,8 @@ class ServerRun:
     def _discard(self) -> None:
         """Remove a run in which nothing was computed, so that its folder is free again."""
         self._journal.remove()
+        if self.server.times is not None:
+            self.server.times.remove()
         discard(self._settings.folder / checkpoint_name(0))
         with suppress(OSError):
             self._settings.folder.rmdir()
@@ -395,6 +403,9 @@ class ServerRun:
             if self._journal.error and not self._lost_reported:  # when the first is lost, not when the run is over
                 self._lost_reported = True
                 log.error("%s%s", self._journal.error, "" if self.coordinator.done else "; training goes on")
+            if self.server.times is not None and self.server.times.error and not self._times_reported:
+                self._times_reported = True
+                log.error("%s; training goes on, and its step times are not whole", self.server.times.error)
         if self.coordinator.done:
             self._finished.set()
 
@@ -416,6 +427,8 @@ class ServerRun:
             return
         if self._checkpoints_gone:
             self._rewritten = self._journal.rewritten
+            if self.server.times is not None:
+                self.server.times.begin_again()
             self._failed(f"{self._settings.folder} was deleted or moved: its trace is written anew, and a checkpoint")
         checkpoint = self._checkpoint(now)
         snapshot = Snapshot(checkpoint.tensors)
@@ -492,6 +505,7 @@ class ServerRun:
         finished = self.coordinator.done
         self.coordinator.stop()
         reason = "diverged" if self.coordinator.diverged else "all rounds are done" if finished else str(self._stop)
+        self._reason = reason
         log.info("ends after %d rounds: %s", self.rounds_done, reason)
         await self.server.close("over" if finished else "return", reason)
         self.coordinator.flush()

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 
@@ -39,7 +40,9 @@ from paceline.drivers.served.messages import (
 )
 from paceline.drivers.served.settings import ServerSettings
 from paceline.drivers.served.stream import ModelMessage, StreamEnd, WorkerStream
+from paceline.drivers.served.times import RunTimes, bounded
 from paceline.drivers.served.transport import Wire
+from paceline.traces.step_times import ServerTimes, StepTimes
 from paceline.training import all_finite
 
 log = logging.getLogger("paceline.served")
@@ -86,7 +89,7 @@ class RefusalLimiter:
 class Server:
     """Connects workers that come and go with a coordinator.
 
-    `changed` is called after everything that may have moved the run on.
+    `changed` is called after everything that may have moved the run on; `times` is told where the time goes.
     """
 
     def __init__(
@@ -96,7 +99,11 @@ class Server:
         *,
         signature: str,
         started_seconds: float = 0.0,
+        times: RunTimes | None = None,
     ) -> None:
+        self.times = times
+        self._timed_version = coordinator.train_state.version
+        self._decode_seconds = 0.0  # of the gradients since the last step
         self.coordinator, self.limits = coordinator, settings.limits
         model = coordinator.train_state.model
         self.sizes = Sizes(
@@ -146,6 +153,7 @@ class Server:
         self._listeners = _listeners(host, port)
         found: int = self._listeners[0].getsockname()[1]
         self._opened = self.clock()
+        self._timed_version = self.coordinator.train_state.version
         self._open_handover()
         accepting = [self._accept(listener, credentials) for listener in self._listeners]
         self._listening = [asyncio.create_task(work) for work in (self._check_deadlines(), *accepting)]
@@ -272,10 +280,11 @@ class Server:
             del self._members[seat.worker]
             if not self.coordinator.over:
                 log.info("worker %d left: %s", seat.worker, end.reason)
-            self.coordinator.left(seat.worker, end.reason, self.now())
+            now = self.now()
+            self.coordinator.left(seat.worker, end.reason, now)
             if self.coordinator.begun and not self.coordinator.alive and not self.coordinator.over:
                 log.warning("no worker is left: waiting for one to come")
-            self._act()
+            self._act(now)
         else:
             self.coordinator.seats.release(seat.worker)
 
@@ -329,20 +338,44 @@ class Server:
         stream.member = True
         self._members[seat.worker] = stream
         log.info("worker %d joined from %s (shard %d)", seat.worker, stream.host or stream.peer, seat.shard)
-        self.coordinator.joined(seat, threads=stream.threads, host=stream.host, now=self.now())
-        self._act()
+        now = self.now()
+        self.coordinator.joined(seat, threads=stream.threads, host=stream.host, now=now)
+        self._act(now)
+        if self.times is not None:
+            self.times.joined(seat.worker, host=stream.host, local=stream.shares_memory)
 
     def arrived(self, stream: WorkerStream, received: ReceivedGradient) -> None:
         """Give a whole gradient to the coordinator."""
         self._check_blocks(received.message.blocks)
-        member = self.coordinator.members[received.worker]
-        self.coordinator.gradient(received, now=self.now())
+        member, message, now = self.coordinator.members[received.worker], received.message, self.now()
+        sent = member.sent_at.get(message.version, now)
+        self.coordinator.gradient(received, now=now)
+        self._decode_seconds += received.decode_seconds
         stream.owes = member.owes
         if member.bad_in_a_row:
             log.warning("worker %d sent a gradient that is not finite: refused", received.worker)
             if member.bad_in_a_row >= self.limits.most_bad_gradients:
                 raise StreamEnd("refused", f"it sent {member.bad_in_a_row} gradients in a row that are not finite")
-        self._act()
+        self._act(now)
+        if self.times is not None:  # after the models are on their way
+            self.times.gradient(
+                received.worker,
+                self._step_times(received, sent, now),
+                arrived_seconds=now,
+                least_round_trip_seconds=stream.least_round_trip_seconds,
+            )
+
+    def _step_times(self, received: ReceivedGradient, sent: float, now: float) -> StepTimes:
+        """Return where the time of a gradient went, from the model's being sent until now."""
+        most = self.coordinator.train_state.outgoing.whole_bytes + self.sizes.buffer_bytes
+        times = bounded(received.message, seconds=max(0.0, now - sent), most_down_bytes=most)
+        assert times.trip is not None
+        transfer = times.seconds - times.trip.held_seconds
+        decode = min(received.decode_seconds, transfer)
+        up = min(received.up_seconds, transfer - decode)
+        down = min(times.trip.down_seconds, transfer - decode - up)
+        trip = replace(times.trip, down_seconds=down, up_seconds=up, up_bytes=received.up_bytes, decode_seconds=decode)
+        return replace(times, started_seconds=sent, trip=trip)
 
     def _check_blocks(self, blocks: int) -> None:
         """Refuse a gradient of blocks that no worker has: a recipe says how many, and a script's batch has no more."""
@@ -362,6 +395,7 @@ class Server:
         self, worker: int, message: Gradient, body: Assembly | Slot, release: Callable[[], None] | None = None
     ) -> ReceivedGradient:
         """Return a gradient that is whole, decoded and looked through, while others arrive."""
+        began = self.clock()
         let_go = release if release is not None else lambda: self._let_go(body)
         buffers, out = body.buffers, self._room(body)
         try:
@@ -372,6 +406,7 @@ class Server:
         received = ReceivedGradient(
             worker=worker, message=message, vector=vector, buffer_changes=buffers, checked=finite
         )
+        received.decode_seconds = self.clock() - began
         if isinstance(body, Slot):
             self.count(0, message.payload_bytes + message.buffer_bytes)
         if _lies_in(vector, body.memory):
@@ -419,16 +454,32 @@ class Server:
 
     # -- models --------------------------------------------------------------------------------------------------
 
-    def _act(self) -> None:
-        """Send the model to the workers that the coordinator wants to have it."""
+    def _act(self, event_seconds: float) -> None:
+        """Send the model to the workers that the coordinator wants to have it, after an event at `event_seconds`."""
         workers, self.coordinator.to_send = self.coordinator.to_send, []
+        stepped = self.now()
         for worker in workers:
             stream, member = self._members.get(worker), self.coordinator.members[worker]
             if stream is None or self.coordinator.over:
                 continue
             member.sent(self.coordinator.train_state.version, self.now())
             self._deliver(stream)
+        sent = self.now()
         self.changed()
+        version, before = self.coordinator.train_state.version, self._timed_version
+        if self.times is not None and version > before:
+            self._timed_version, decode_seconds, self._decode_seconds = version, self._decode_seconds, 0.0
+            self.times.stepped(
+                ServerTimes(
+                    version=before,
+                    steps=version - before,
+                    closed_seconds=event_seconds,
+                    step_seconds=max(0.0, stepped - event_seconds),
+                    send_seconds=sent - stepped,
+                    decode_seconds=decode_seconds,
+                    beside_seconds=self.now() - sent,
+                )
+            )
 
     def _deliver(self, stream: WorkerStream) -> None:
         """Send the model: as the changes since the version that the worker was last sent, or whole if that is smaller.
@@ -511,8 +562,9 @@ class Server:
             log.warning("nobody has come for %g s: the first to come begins", self.limits.gather_seconds)
         if coordinator.alive:
             log.warning("begins with %d of %d workers", len(coordinator.alive), coordinator.wait_for)
-            coordinator.begin(self.now())
-            self._act()
+            now = self.now()
+            coordinator.begin(now)
+            self._act(now)
 
 
 def check_listens(host: str, port: int) -> None:

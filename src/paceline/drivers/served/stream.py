@@ -145,6 +145,7 @@ class WorkerStream:
         self.ended: StreamEnd | None = None  # why the server ended it, if it did
         self._held = 0
         self._incoming: tuple[Gradient, Assembly] | None = None
+        self._incoming_since = 0.0  # its first byte
 
     # -- what the server asks ----------------------------------------------------------------------------------
 
@@ -152,6 +153,15 @@ class WorkerStream:
     def backlog_bytes(self) -> list[int]:
         """The sizes of the models, or changes of one, that wait to be sent after the one that is being sent."""
         return [model.bytes for model in self._models]
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the worker is on the server's machine, and vectors lie in shared memory."""
+        return self._slots is not None
+
+    def least_round_trip_seconds(self) -> float | None:
+        """Return the least round trip that the system has seen on the connection; None where it does not tell."""
+        return None if self._wire is None else self._wire.least_round_trip_seconds()
 
     def send_model(self, version: int, messages: Sequence[ModelMessage], *, whole: bool) -> None:
         """Send a model: after what is being sent, and, if it is a whole one, instead of what comes next."""
@@ -346,7 +356,7 @@ class WorkerStream:
         if message.payload_bytes:
             assembly = self._server.assembly()
             assembly.begin(message)
-            self._incoming = message, assembly
+            self._incoming, self._incoming_since = (message, assembly), self._server.clock()
             await self._body(wire, body_bytes, worker)
             return
         if message.buffer_bytes or body_bytes:
@@ -360,9 +370,12 @@ class WorkerStream:
         await wire.read_into(assembly.place(body_bytes))
         if not assembly.added(body_bytes):
             return
-        self._incoming = None
-        self._progressed(self._server.clock())
-        await self._arrived(await self._server.decoded(worker, message, assembly))
+        self._incoming, now = None, self._server.clock()
+        self._progressed(now)
+        up_seconds = now - self._incoming_since
+        received = await self._server.decoded(worker, message, assembly)
+        received.up_seconds, received.up_bytes = up_seconds, message.payload_bytes + message.buffer_bytes
+        await self._arrived(received)
 
     def _shared_slots(self) -> GradientSlots:
         if self.invited is None or not self.invited.done():

@@ -15,6 +15,7 @@ import ctypes
 import resource
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Callable, Container
 from contextlib import suppress
@@ -30,6 +31,8 @@ BURST_SECONDS = 0.02
 MUCH_BYTES = 32 * 1024  # two packets of a slow link that come together are no quick connection
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LEAST_ROUND_TRIP_AT = 148  # tcpi_min_rtt in Linux's struct tcp_info, whose fields keep their places
+_NO_ROUND_TRIP = 2**32 - 1
 
 
 class WireClosed(PacelineError, ConnectionError):  # noqa: N818 - what happened, in the past tense
@@ -128,6 +131,21 @@ class Wire(asyncio.BufferedProtocol):
         await asyncio.sleep(0)
         if self._closed is not None:
             raise self._closed
+
+    def least_round_trip_seconds(self) -> float | None:
+        """Return the least round trip that the system has seen on this connection; None where it does not tell."""
+        connection = None if self._transport is None else self._transport.get_extra_info("socket")
+        option = getattr(socket, "TCP_INFO", None)
+        if connection is None or option is None:
+            return None
+        try:
+            about = connection.getsockopt(socket.IPPROTO_TCP, option, _LEAST_ROUND_TRIP_AT + 4)
+        except OSError:
+            return None
+        if len(about) < _LEAST_ROUND_TRIP_AT + 4:
+            return None  # a system that is older than the field
+        microseconds: int = int.from_bytes(about[_LEAST_ROUND_TRIP_AT:], sys.byteorder)
+        return None if microseconds == _NO_ROUND_TRIP else microseconds / 1e6
 
     async def farewell(self, seconds: float) -> None:
         """End the connection when the peer does, or after so many seconds.

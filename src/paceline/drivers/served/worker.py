@@ -1,8 +1,11 @@
 """A worker in a user's own script: gradient out, new parameters in.
 
-training() --> blocks() --> send() --> training() ...
-                  |            waits for the next model; a lost server is looked for again, for `patience_seconds`
-                  ends early once the round has closed
+running() --> blocks() --> send() --> running() ...
+                 |            waits for the next model; a lost server is looked for again, for `patience_seconds`
+                 ends early once the round has closed
+
+With each gradient goes where its time went, by a clock of the worker's (`times.py` draws it): input is from having
+loaded the model to blocks(), forward and backward are told apart by hooks on the model, within the loop over blocks().
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from paceline.drivers.served.connection import (
     IncomingModel,
     ServerConnection,
     ServerUnreachableError,
+    StagedModel,
     TrainingOver,
     WorkerRefused,
 )
@@ -47,7 +51,10 @@ from paceline.drivers.served.messages import (
 )
 from paceline.drivers.served.security import AddressError, Tls, join_address, parse_address, worker_credentials
 from paceline.drivers.served.transport import keep_memory
+from paceline.traces.phase_hooks import PhaseHooks
 from paceline.traces.run_settings import difference
+from paceline.traces.step_clock import StepClock, in_phase
+from paceline.traces.step_times import StepTimes
 from paceline.training import all_finite, gradient_generator
 from paceline.training.outgoing import warm_up
 from paceline.workers.blocks import cut_batch
@@ -105,7 +112,12 @@ class Worker:
         self._sent.set()
         self._blocks_done = self._blocks = 0
         self._batch_ended = True
-        self._started = self._held_since = 0.0
+        self._started = 0.0
+        self._taken: StagedModel | None = None  # the model that is worked with
+        self._behind_seconds = 0.0
+        self._measured: StepTimes | None = None
+        self._clock = StepClock(self._note_times, clock=time.monotonic)
+        self._hooks = PhaseHooks(None, None)
         self._model: FlatModel | None = None
         self._welcome: Welcome | None = None
         if model is not None:
@@ -116,6 +128,7 @@ class Worker:
         self._model = FlatModel(model)
         if self._model.parameters.dtype is not torch.float32:
             raise ValueError(f"the model must be float32 (it is {self._model.parameters.dtype}); call .float() on it")
+        self._hooks = PhaseHooks(model, self._clock)
         self._signature = model_signature(model)
         self._buffers_before = self._model.buffers
 
@@ -155,6 +168,7 @@ class Worker:
 
     def leave(self, reason: str = "") -> None:
         """Tell the server that this worker goes, and close the connection."""
+        self._hooks.detach()
         if self._connection is not None:
             if not self._over:
                 self._connection.say(Leave(reason=reason))
@@ -187,20 +201,27 @@ class Worker:
         self.begin_batch(len(blocks))
         self._batch_ended = False
         for block in blocks:
+            self._clock.enter("forward")
             yield block
             if not self.block_done():
                 break
+        self._clock.enter("other")
         self._batch_ended = True
         self._held().gradient_from_parameters()
         self._held().gradient.div_(len(blocks))  # the sum over the blocks done of a block's mean, divided by all blocks
 
     def begin_batch(self, blocks: int) -> None:
         """Begin a batch: wait until the last gradient is sent, and set the gradient to zero."""
+        began = time.monotonic()
+        self._clock.enter("other")
         self._wait_sent()
+        self._behind_seconds += time.monotonic() - began
         self._held().gradient.zero_()
         self._held().attach_gradient()
         self._blocks, self._blocks_done, self._batch_ended = blocks, 0, True
         self._started = time.monotonic()
+        self._hooks.attach()
+        self._clock.enter("forward")
 
     def block_done(self) -> bool:
         """Note that a block is done, and return whether to go on with the next."""
@@ -221,25 +242,36 @@ class Worker:
         if not self._batch_ended:
             raise RuntimeError("the loop over worker.blocks(...) was left early: it ends by itself when it is time")
         worked = time.monotonic() - self._started
+        self._clock.enter("other")
+        self._hooks.detach()
         draw, self.draw = self.draw, self.draw + 1
         connection, went_out = self._connection, False
         if connection is not None and connection.end is None:
             number, slot = connection.free_slot() or (None, None)
             payload, changes = self._encoded(draw, slot)
             went_out = payload.numel() > 0
+            self._clock.end_step()
+            times, taken = self._measured, self._taken
             message = Gradient(
                 version=self.version,
                 draw=draw,
                 blocks_done=self._blocks_done,
                 blocks=self._blocks,
                 work_seconds=worked,
-                held_seconds=time.monotonic() - self._held_since,
+                held_seconds=0.0 if taken is None else time.monotonic() - taken.whole_since,
                 samples=0 if losses is None else losses.numel(),
                 loss_mean=None if losses is None else _finite(losses.mean()),
                 loss_variance=None if losses is None else _finite(losses.var(correction=0)),
                 payload_bytes=payload.numel(),
                 buffer_bytes=4 * changes.numel(),
                 slot=number if went_out else None,
+                input_seconds=0.0 if times is None else times.input_seconds,
+                forward_seconds=0.0 if times is None else times.forward_seconds,
+                backward_seconds=0.0 if times is None else times.backward_seconds,
+                behind_seconds=self._behind_seconds,
+                processor_seconds=None if times is None else times.processor_seconds,
+                down_seconds=0.0 if taken is None else taken.down_seconds,
+                down_bytes=0 if taken is None else taken.down_bytes,
             )
             if number is not None and slot is not None:
                 if went_out:
@@ -253,6 +285,9 @@ class Worker:
         self._blocks_done = 0
         self._receive()
         return went_out
+
+    def _note_times(self, times: StepTimes) -> None:
+        self._measured = times
 
     def _encoded(self, draw: int, slot: Slot | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the encoded gradient and the change of the buffers; both are empty if one is not finite."""
@@ -355,13 +390,20 @@ class Worker:
         connection.ready(self._signature, incoming, slots)
 
     def _receive(self) -> None:
+        with in_phase(self._held().module, "wait"):
+            self._take_next_model()
+
+    def _take_next_model(self) -> None:
+        asked = time.monotonic()
         while not self._over:
             connection = self._connection
             try:
                 if connection is None:
                     raise ConnectionLost("the connection is closed")
-                self.version = connection.take_model(self._load)
-                self._held_since = connection.whole_since
+                self._taken = taken = connection.take_model(self._load)
+                self.version = taken.message.version
+                self._behind_seconds = max(0.0, asked - taken.whole_since)
+                self._clock.skip()
                 self._without_progress_since = None
                 return
             except TrainingOver:
