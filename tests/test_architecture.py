@@ -37,7 +37,7 @@ LEVELS = [
         "drivers",
         "reports",
     },
-    {"drivers.ranks"},
+    {"drivers.ranks", "diagnosis"},
     {"traces", "training", "pipeline", "reference", "reference_averaging", "reference_pruning", "reference_pipeline"},
     {"exchanges"},
     {"data", "models", "workers", "codecs", "strategies", "optim"},
@@ -47,7 +47,7 @@ LEVELS = [
     {"events", "traffic", "randomness", "lookup", "lazy", "errors", "renaming"},
 ]
 BOTTOM = LEVELS[-1] | LEVELS[-2] | LEVELS[-3]
-ONLY_THESE = {"reports": {"traces", "pipeline", *BOTTOM}}
+ONLY_THESE = {"reports": {"traces", "pipeline", "diagnosis", *BOTTOM}, "diagnosis": {"traces", *BOTTOM}}
 ON_RANKS = {
     "distributed",
     "drivers.ranks",

@@ -1,0 +1,279 @@
+"""A diagnosis in sentences: the verdict first, then what supports it, and what could not be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from paceline.diagnosis.diagnosis import MATTERS, Diagnosis, LinkSpeed, Suspect
+from paceline.diagnosis.lateness import FEWEST_ROUNDS
+from paceline.quantities import counted, duration_text, percent_text, seconds_text
+from paceline.traces.worker_counts import WorkerCounts, dropped_sentence, mostly_dropped
+
+PART_NAMES = {
+    "input": "input",
+    "forward": "forward",
+    "backward": "backward",
+    "optimiser": "optimiser",
+    "computing": "computing",
+    "waiting": "waiting for others",
+    "wire": "wire",
+    "server": "server",
+    "gone": "gone",
+    "warm-up": "warm-up",
+    "unexplained": "unexplained",
+}
+"""The parts of a worker's time -> what they are called, in the order in which they are shown."""
+OWN_WORK = ("input", "forward", "backward", "optimiser", "computing")
+_PHASE_WORDS = {
+    "input": "while it prepares its input",
+    "forward": "in its forward pass",
+    "backward": "in its backward pass",
+    "optimiser": "in its optimiser",
+    "computing": "in its computing",
+    "transfer": "on its link",
+}
+MOST_NAMED = 3
+A_LOT_OF_WIRE = 0.2
+A_LOT_UNEXPLAINED = 0.2
+A_LOT_LATE = 0.2
+
+
+def verdict(found: Diagnosis) -> list[str]:
+    """Return the verdict: who is slow, or that nobody is, or why that cannot be told; one paragraph for each thing."""
+    if found.status == "slow":
+        named = [each for each in found.suspects if each.matters and each.pattern != "once"]
+        paragraphs = [_slow(found, each) for each in named[:MOST_NAMED]]
+        if len(named) > MOST_NAMED:
+            paragraphs.append(f"So are {counted(len(named) - MOST_NAMED, 'other')}: --json lists them.")
+        if len(named) > 1:
+            paragraphs.append(f"Without all of them the run would have taken {_instead(found, found.saved_seconds)}.")
+        return paragraphs
+    if found.status == "once":
+        return [f"Nobody is slow as a rule. {_slow(found, each)}" for each in found.suspects[:1]]
+    if found.status == "link":
+        return [_slow_link(found, next(link for link in found.links if link.slow))]
+    if found.status == "small":
+        first = found.suspects[0]
+        return [
+            f"{_name(found, first)} {_late(found, first)}, but it is small: {duration_text(first.saved_seconds)} of "
+            f"{duration_text(found.run_seconds)}."
+        ]
+    if found.status == "harmless":
+        return [_harmless(found, each) for each in found.suspects[:MOST_NAMED]]
+    if found.status == "nobody":
+        return [_nobody(found)]
+    return [_cannot_tell(found)]
+
+
+def evidence(found: Diagnosis) -> list[str]:
+    """Return what supports the verdict and what else is to be known, one sentence or two for each thing."""
+    return [*_where_time_went(found), *_on_the_wire(found), *_on_learning(found), *_left_out(found), *found.notes]
+
+
+# -- the verdict -------------------------------------------------------------------------------------------------------
+
+
+def _name(found: Diagnosis, each: Suspect) -> str:
+    numbers = _listed(each.members)
+    if each.whole_host:
+        return f"Host {each.host} ({found.noun}s {numbers})"
+    host = f" on {each.host}" if each.host and len({worker.host for worker in found.by_worker}) > 1 else ""
+    return f"{found.noun.capitalize()} {numbers}{host}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    first = ", ".join(map(str, numbers[:6]))
+    return f"{first} and {len(numbers) - 6:,} more" if len(numbers) > 6 else first
+
+
+def _steps(found: Diagnosis) -> str:
+    return "steps" if found.kind == "watched" else "averages" if _averaged(found) else "rounds"
+
+
+def _averaged(found: Diagnosis) -> bool:
+    return found.noun == "rank" and found.kind in ("averaging", "simulated")
+
+
+def _late(found: Diagnosis, each: Suspect) -> str:
+    by, unit = duration_text(each.late_seconds), _steps(found)
+    if each.pattern == "once":
+        return f"was late in {unit[:-1]} {each.since_step:,}, by {by}{_where(each)}"
+    until = "" if each.until_step is None else f" to {unit[:-1]} {each.until_step:,}"
+    since = f"from {unit[:-1]} {each.since_step:,}{until}" if until else f"since {unit[:-1]} {each.since_step:,}"
+    share = percent_text(each.late_share)
+    if each.pattern == "intermittent":
+        first = f"first in {unit[:-1]} {each.since_step:,}"
+        return f"is late now and then, in {share} of the {unit}, by {by}{_where(each)}, {first}"
+    return f"is late in {share} of the {unit}, by {by}{_where(each)}, {since}"
+
+
+def _where(each: Suspect) -> str:
+    if not each.phases:
+        return ""
+    words = [_PHASE_WORDS[name] for name in each.phases]
+    passes = [name for name in each.phases if name in ("forward", "backward")]
+    if len(passes) == 2 and len(words) == 2:
+        return ", in its forward and backward pass"
+    return ", " + " and ".join(words)
+
+
+def _slow(found: Diagnosis, each: Suspect) -> str:
+    sentence = f"{_name(found, each)} {_late(found, each)}. "
+    sentence += (
+        f"Without {'them' if each.whole_host else 'it'} the run would have taken {_instead(found, each.saved_seconds)}."
+    )
+    if not each.phases:
+        sentence += " In which phase cannot be told: what was measured does not explain it."
+    if each.busy == "waited" and each.phases != ("transfer",):
+        sentence += " It waited for a processor, for I/O or in a sleep; it did not compute more."
+    if each.busy == "computed more":
+        sentence += " Its processor did as much more work."
+    return sentence
+
+
+def _instead(found: Diagnosis, saved: float) -> str:
+    return f"{seconds_text(found.run_seconds - saved)} s instead of {seconds_text(found.run_seconds)} s"
+
+
+def _harmless(found: Diagnosis, each: Suspect) -> str:
+    why = (
+        f"a round closes with the first {found.k:g} of {found.workers}"
+        if found.coupling == "first"
+        else found.by_design or "nobody waits for it"
+    )
+    if found.coupling == "first":
+        return f"{_name(found, each)} {_late(found, each)}, but it costs no time: {why}."
+    took = f"takes {duration_text(each.late_seconds)} longer than the others in {percent_text(each.late_share)}"
+    limit = " It limits how often an average is made, not how fast the others step." if _averaged(found) else ""
+    return (
+        f"{_name(found, each)} {took} of the {_steps(found)}{_where(each)}. It costs the others no time: {why}.{limit}"
+    )
+
+
+def _slow_link(found: Diagnosis, link: LinkSpeed) -> str:
+    share = percent_text(found.total.get("wire", 0.0) / found.run_seconds)
+    return (
+        f"Nobody is late, but the wire takes {share} of the time, and the link from {found.noun} {link.source} to "
+        f"{found.noun} {link.target} is slow: {_rate(link.bits_per_second)}, where the others have "
+        f"{_rate(link.others_bits_per_second)}. As fast as the others, the run would take about "
+        f"{_instead(found, link.saved_seconds)} (modelled: the wire goes at the pace of its slowest link)."
+    )
+
+
+def _rate(bits_per_second: float) -> str:
+    """Return a rate with its unit.
+
+    >>> _rate(1e9), _rate(94.7e6)
+    ('1 Gbit/s', '94.7 Mbit/s')
+    """
+    unit, size = ("Gbit/s", 1e9) if bits_per_second >= 1e9 else ("Mbit/s", 1e6)
+    return f"{bits_per_second / size:.3g} {unit}"
+
+
+def _nobody(found: Diagnosis) -> str:
+    could = max(found.hidden_seconds, 0.0)
+    pause = ""
+    if found.longest_pause is not None and found.longest_pause[2] >= MATTERS * found.run_seconds:
+        number, step, seconds = found.longest_pause
+        pause = (
+            f" The longest single delay was that of {found.noun} {number} in {_steps(found)[:-1]} {step:,}: "
+            f"{duration_text(seconds)}."
+        )
+    return (
+        f"Nobody is slow: the {found.noun}s are late in turns, as chance has it. One that had cost "
+        f"{duration_text(could)} or more ({percent_text(could / found.run_seconds, 1)}) would have been seen.{pause}"
+    )
+
+
+def _cannot_tell(found: Diagnosis) -> str:
+    if len(found.by_worker) < 2:
+        return f"Cannot tell who is slow: there are times of one {found.noun} only, and nobody to compare it with."
+    if found.steps < FEWEST_ROUNDS:
+        return (
+            f"Cannot tell who is slow: {counted(found.steps, _steps(found)[:-1])} after the warm-up are too few "
+            f"(at least {FEWEST_ROUNDS})."
+        )
+    latest = max(found.by_worker, key=lambda worker: worker.late_seconds)
+    return (
+        f"Cannot tell who is slow: by chance alone one {found.noun} could come late by "
+        f"{duration_text(found.hidden_seconds)} more than the others in {counted(found.steps, _steps(found)[:-1])}. "
+        f"{found.noun.capitalize()} {latest.number} came late the most, as chance explains. A longer record tells more."
+    )
+
+
+# -- what else is to be known ------------------------------------------------------------------------------------------
+
+
+def _where_time_went(found: Diagnosis) -> Iterator[str]:
+    own = sum(found.total.get(name, 0.0) for name in OWN_WORK)
+    rest = {PART_NAMES[name]: found.total[name] for name in PART_NAMES if name in found.total and name not in OWN_WORK}
+    shares = [("computing", own), *rest.items()]
+    words = ", ".join(
+        f"{percent_text(seconds / found.run_seconds)} {name}"
+        for name, seconds in shares
+        if found.run_seconds and seconds >= 0.005 * found.run_seconds
+    )
+    yield f"Of {duration_text(found.run_seconds)} of each {found.noun}: {words}."
+    if found.by_design and found.status != "harmless":
+        yield f"By design {found.by_design}."
+    if found.run_seconds and found.total.get("unexplained", 0.0) > A_LOT_UNEXPLAINED * found.run_seconds:
+        yield "Much of the time is in no phase that was measured: what happens there cannot be told."
+
+
+def _on_the_wire(found: Diagnosis) -> Iterator[str]:
+    share = found.total.get("wire", 0.0) / found.run_seconds if found.run_seconds else 0.0
+    if share >= A_LOT_OF_WIRE and found.kind == "watched" and not any(link.slow for link in found.links):
+        if found.links:
+            slowest = found.links[0]
+            yield (
+                f"The wire takes {percent_text(share)} of the time, and no link stands out: the slowest, from rank "
+                f"{slowest.source} to {slowest.target}, carries {_rate(slowest.bits_per_second)}."
+            )
+        else:
+            yield f"The wire takes {percent_text(share)} of the time; no link was probed, so which one cannot be told."
+    if found.status == "slow":
+        for link in found.links:
+            if link.slow:
+                yield (
+                    f"The link from rank {link.source} to rank {link.target} is slow as well: "
+                    f"{_rate(link.bits_per_second)}, where the others have {_rate(link.others_bits_per_second)}."
+                )
+
+
+def _on_learning(found: Diagnosis) -> Iterator[str]:
+    if found.kind == "watched":
+        yield "No gradient was lost: all ranks are in every step, so it costs time and no learning."
+        return
+    dropped = mostly_dropped(found.learning)
+    for counts in dropped[:MOST_NAMED]:
+        sentence = dropped_sentence(found.strategy, counts)
+        yield sentence[0].upper() + sentence[1:]
+    for counts in found.learning:
+        if counts not in dropped and counts.gradients and counts.used < (1 - A_LOT_LATE) * counts.gradients:
+            yield _late_gradients(found, counts)
+    lost = [counts for counts in found.learning if counts.dropped > A_LOT_LATE * max(1, counts.gradients)]
+    if lost and found.split not in ("", "iid"):
+        yield (
+            f"The data is split {found.split}: labels that are mostly on {found.noun} "
+            f"{_listed([counts.worker for counts in lost])} are learned less."
+        )
+
+
+def _late_gradients(found: Diagnosis, counts: WorkerCounts) -> str:
+    samples = counts.samples_used + counts.samples_late + counts.samples_dropped
+    never = (
+        f" ({counts.samples_dropped:,} of its {samples:,} samples are in no update)" if counts.samples_dropped else ""
+    )
+    return (
+        f"Of the {counts.gradients:,} gradients of {found.noun} {counts.worker}, {counts.used:,} came in time, "
+        f"{counts.late:,} were late and {counts.dropped:,} dropped{never}."
+    )
+
+
+def _left_out(found: Diagnosis) -> Iterator[str]:
+    if found.skipped_steps:
+        unit = _steps(found)
+        first = (
+            f"The first {found.skipped_steps:,} {unit} are" if found.skipped_steps > 1 else f"The first {unit[:-1]} is"
+        )
+        yield f"{first} left out as warm-up (--skip)."
