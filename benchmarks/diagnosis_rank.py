@@ -94,7 +94,7 @@ def train_ddp(case: Case, rank: int, folder: Path, port: int) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(Net(case, rank), bucket_cap_mb=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with paceline.watch(model, out=folder):
+    with paceline.watch(model, dir=folder):
         for _, inputs in zip(range(case.steps), batches(case, rank), strict=False):
             model(inputs).square().mean().backward()
             optimizer.step()
@@ -127,14 +127,30 @@ def train_served(case: Case, rank: int, folder: Path, port: int) -> None:
 
 
 def verdict_of(case: Case, folder: Path) -> dict[str, Any]:
-    """Diagnose a run, and compare the verdict with what was done."""
-    import subprocess
+    """Diagnose a run, and compare the verdict with what was done.
 
-    command = [sys.executable, "-m", "paceline", "diagnose", str(folder), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode:
-        return {"right": False, "outcome": "failed", "words": (done.stderr or "")[-300:], "steps_seen": sorted(map(str, folder.rglob("*")))[:9]}
-    return judged(case, json.loads(done.stdout))
+    The outcome is "right", "place" (the right one, in another place), "other" (another one, or more than one), or
+    "nobody".
+    """
+    from paceline.diagnosis import diagnose, verdict
+    from paceline.traces.recorded_run import read_run
+
+    found = diagnose(read_run(folder))
+    named = {(each.members, each.phases) for each in found.suspects if each.matters and found.status == "slow"}
+    if found.status == "link":
+        ends = [{link.source, link.target} for link in found.links if link.slow]
+        named.add((tuple(sorted(set.intersection(*ends))), ("link",)))
+    wanted = {((case.slow,), (case.place,))} if case.place else set()
+    named = {(members, tuple("link" if each == "transfer" else each for each in phases)) for members, phases in named}
+    if named == wanted:
+        outcome = "right"
+    elif not named:
+        outcome = "nobody"
+    elif {members for members, _ in named} == {(case.slow,)}:
+        outcome = "place"
+    else:
+        outcome = "other"
+    return {"right": named == wanted, "outcome": outcome, "status": found.status, "words": " ".join(verdict(found))}
 
 
 if __name__ == "__main__":
