@@ -23,6 +23,7 @@ from paceline import __version__
 from paceline.cli.bench import BenchCodecsOptions, bench_codecs
 from paceline.cli.cluster import ELSEWHERE, ServeOptions, TrainOptions, serve, train
 from paceline.cli.completion import completion_script
+from paceline.cli.export import ExportOptions, export
 from paceline.cli.help_text import command_help, commands_help, summary
 from paceline.cli.inspect import InspectRatesOptions, inspect_rates
 from paceline.cli.options import Option, UsageError, naming_typed_flags, options_of, parse, warn
@@ -74,6 +75,7 @@ COMMANDS: dict[str, Command] = {
     "keys": Command(KeysOptions, keys),
     "replay": Command(ReplayOptions, replay),
     "report": Command(ReportOptions, report),
+    "export": Command(ExportOptions, export),
     "plan pipeline": Command(
         PlanPipelineOptions, plan_pipeline, ("pipeline.stages", "pipeline.microbatches", "model.name", "data.name")
     ),
