@@ -238,6 +238,32 @@ def test_an_arrow_leads_to_the_step_that_used_the_gradient():
     assert arrows == {("used", 0.8): 1.0, ("late", 1.4): 2.0, ("used", 1.9): 2.0}
 
 
+def test_phases_and_the_servers_own_time_are_inside_their_slices():
+    work = Work(worker=0, version=0, started_seconds=1.0, finished_seconds=2.0, arrived_seconds=2.5)
+    trace = Trace(
+        strategy="full", seed=0, workers=1, recipe={}, rounds_done=1, seconds=3.0, works=(work,),
+        rounds=(Round(version=0, opened_seconds=0.0, closed_seconds=2.5, k=1, used=1, late=0),),
+    )  # fmt: skip
+    step = StepTimes(
+        step=0, version=0, started_seconds=7.0, seconds=2.0, input_seconds=0.125, forward_seconds=0.25,
+        backward_seconds=0.5, wait_seconds=1.0,
+    )  # fmt: skip
+    own = ServerTimes(version=0, closed_seconds=2.5, step_seconds=0.25, send_seconds=0.125, decode_seconds=0.0)
+    times = {
+        "worker": {0: worker_times(0, [step], "worker", "server")},
+        "server": {0: worker_times(0, (), "server", "server", server=(own,))},
+    }
+    found = perfetto_trace(RecordedRun(folder=Path("a"), kind="server", trace=trace, times=times))
+    phases = [(event["name"], event["ts"] / 1e6, event["dur"] / 1e6) for event in events_of(found, 1, cat="phase")]
+    assert phases == [
+        ("input", 1.0, 0.125),
+        ("forward", 1.125, 0.25),
+        ("backward", 1.375, 0.5),
+        ("update", 2.5, 0.25),
+        ("send", 2.75, 0.125),
+    ]
+
+
 # -- the ideal ---------------------------------------------------------------------------------------------------------
 
 
@@ -428,6 +454,8 @@ REFUSED = {
     ("--rounds", "all"): "(rounds='all')",
     ("--rounds", "1000:"): "rounds 1000: are not in this run (it has 0:",
     ("--out", "."): ". is a folder; give --out a file",
+    ("--out", "/dev/null/a.json"): "cannot write /dev/null/a.json: Not a directory; give another --out",
+    ("--out", "/dev/full/a.json"): "give another --out",
 }
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from paceline.cli.options import UsageError, argument, debug_option, json_option, option
-from paceline.cli.output import ResultsNotKept, existing_folder, note
+from paceline.cli.output import existing_folder, note
 from paceline.files import write_file
 from paceline.quantities import size_text
 
@@ -49,10 +49,11 @@ def export(options: ExportOptions, overrides: dict[str, str]) -> None:
     text = json.dumps(found.document(title=folder.name), separators=(",", ":"), allow_nan=False)
     content = gzip.compress(text.encode(), mtime=0) if out.suffix == ".gz" else text.encode()
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        if not out.parent.exists():
+            out.parent.mkdir(parents=True, exist_ok=True)
         write_file(out, content)
     except OSError as error:
-        raise ResultsNotKept(out, error) from error
+        raise UsageError(f"cannot write {out}: {error.strerror or error}; give another --out") from None
     if options.json:
         document = {"file": str(out), "bytes": len(content), "events": len(found.events), "notes": list(found.notes)}
         print(json.dumps(document, indent=2))
