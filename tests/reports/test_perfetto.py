@@ -375,6 +375,30 @@ def test_clocks_that_began_at_other_moments_are_brought_together(begins, count, 
             assert starts[rank][number] == pytest.approx(starts[0][number], abs=1e-6)
 
 
+@given(st.lists(st.floats(0.001, 0.1), min_size=2, max_size=20), short)
+def test_a_rank_has_one_track_although_times_are_rounded(lengths, begin):
+    """Steps follow each other without a gap; as whole microseconds they may overlap by one."""
+    steps, at = [], begin
+    for number, length in enumerate(lengths):
+        half = round(length / 2, 6)
+        steps.append(
+            StepTimes(
+                step=number,
+                started_seconds=round(at, 6),
+                seconds=round(length, 6),
+                forward_seconds=half,
+                backward_seconds=half,
+            )
+        )
+        at += length
+    run = RecordedRun(folder=Path("a"), kind="watched", times={"rank": {0: worker_times(0, steps)}})
+    found = perfetto_trace(run)
+    check(found.document())
+    tracks = [event["args"]["name"] for event in found.events if event["name"] == "thread_name" and event["pid"] == 1]
+    assert tracks == ["steps", "rank 0 on node-7"]
+    assert len(events_of(found, perfetto.RUN, cat="phase")) == 2 * len(steps)
+
+
 def test_a_restarted_launch_follows_the_first():
     def rank(number, begins):
         steps = [

@@ -46,6 +46,7 @@ ROUNDS_TRACK, STEPS_TRACK, FIRST_WORKER_TRACK = 1, 2, 10
 MOST_WORKS = 20_000
 MOST_WORKERS = 1_000
 MARK_NANOSECONDS = 1_000  # the length of a step whose own time nobody has measured
+ROUNDING_NANOSECONDS = 2_000  # a file's times are whole microseconds
 NANO = 1e9
 LATEST_SECONDS = 2**53 / NANO / 1000  # nanoseconds of every time are exact in a float then, with room for sums
 NAMES = {"flight": "wire", "waiting": "wait", "gone": "gone"}
@@ -91,7 +92,7 @@ def perfetto_trace(run: RecordedRun, *, rounds: tuple[int | None, int | None] = 
     [('round 0', 0.0, 1500000.0), ('computing 0', 0.0, 1000000.0), ('wire 0', 1000000.0, 500000.0), ...]
     """
     drawing = _Drawing()
-    if run.trace is None:
+    if run.kind == "watched" or run.trace is None:
         notes = _draw_watched(drawing, run.times.get("rank", {}), rounds)
     else:
         trace, notes = _selected(run.trace, rounds)
@@ -485,7 +486,7 @@ def _draw_ranks(
             waited = next((phase for phase in reversed(step.inside) if phase.name in ("wait", "backward")), None)
             if backward is not None and waited is not None and each.steps == 1:
                 ends[each.step].append(waited.end)
-        for place, lane in enumerate(_in_lanes(slices)):
+        for place, lane in enumerate(_in_lanes(_without_rounding(slices))):
             track, host = next(tracks), ranks[rank].began.host
             beside = f" beside {place}" if place else ""
             drawing.name_track(process, track, f"rank {rank}{f' on {shortened(host, 60)}' if host else ''}{beside}")
@@ -498,6 +499,21 @@ def _draw_ranks(
             drawing.name_track(process, track, f"rank {rank} wire")
             drawing.slices(process, track, buckets)
     _draw_means(drawing, process, ends, begun)
+
+
+def _without_rounding(slices: Sequence[_Slice]) -> list[_Slice]:
+    """Return slices that end where the next begins, where whole microseconds make them overlap by one or two."""
+    found = sorted(slices, key=lambda each: (each.begin, each.end))
+    for place, (each, following) in enumerate(itertools.pairwise(found)):
+        if each.begin < following.begin < each.end <= following.begin + ROUNDING_NANOSECONDS:
+            found[place] = _ending(each, following.begin)
+    return found
+
+
+def _ending(one: _Slice, end: int) -> _Slice:
+    """Return a slice, and those inside it, cut off at `end`."""
+    inside = tuple(_ending(each, end) for each in one.inside if each.begin < end)
+    return replace(one, end=min(one.end, end), inside=inside)
 
 
 def _step_slice(start: float, times: StepTimes) -> _Slice | None:
