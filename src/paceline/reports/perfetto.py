@@ -402,7 +402,7 @@ def _bar_slice(bar: Segment, phases: Mapping[tuple[int, int], Sequence[StepTimes
 
 def _work_phases(steps: Sequence[StepTimes], begin: int, end: int) -> tuple[_Slice, ...]:
     """Return what a worker did in its computing time; what it loaded before that time began is not part of it."""
-    names = ("input", "forward", "backward", "optimiser")
+    names = ("input", "forward", "backward")  # the optimiser's step comes after the wait, and not in this time
     sums = [(name, sum(getattr(each, f"{name}_seconds") for each in steps)) for name in names]
     if sum(_nanoseconds(seconds) for _, seconds in sums) > 1.01 * (end - begin):
         sums = sums[1:]
