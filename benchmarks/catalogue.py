@@ -65,6 +65,9 @@ BENCHMARKS = MappingProxyType(
         "pipeline-placement": Benchmark(
             "benchmarks.pipeline_placement:run", "seconds for the exact cut of 1,000 layers over 64 devices"
         ),
+        "plan-beside-load": Benchmark(
+            "benchmarks.plan_beside_load:run", "cuts planned beside busy loops against those of a quiet machine"
+        ),
         "lgc-ranks": Benchmark(
             "benchmarks.lgc_ranks:run", "lgc without a server beside DDP, all-reduce and the server"
         ),

@@ -19,9 +19,9 @@ class Options:
     """claims, choice-of-k, codec-losses, large-batch, pruning, lgc-ranks, trainer: runs that are averaged; 3 if not
     given."""
     only: str = ""
-    """With commas between; empty: all. choice-of-k: delay models. gradients, pipeline-balance: networks.
-    server-memory: sizes. corrupt: files, without commas in their names. lgc-ranks: parts. soak: words in the names of
-    faults."""
+    """With commas between; empty: all. choice-of-k: delay models. gradients, pipeline-balance, plan-beside-load:
+    networks. server-memory: sizes. corrupt: files, without commas in their names. lgc-ranks: parts. soak: words in the
+    names of faults."""
     strategies: str = ""
     """choice-of-k, server-memory: strategies, with commas between; empty: all."""
     workers: str = ""
@@ -29,7 +29,8 @@ class Options:
     rounds: int | None = None
     """cluster, lgc-ranks: rounds of each run that trains; 300 and, by part, 180, 150 and 300 if not given."""
     repeat: int | None = None
-    """cluster: runs of each strategy; 2 if not given. pipeline-*, lgc-ranks: turns, of which the best counts."""
+    """cluster: runs of each strategy; 2 if not given. pipeline-*, lgc-ranks: turns, of which the best counts.
+    plan-beside-load: turns, of which the worst counts; 3 if not given."""
     faults: int | None = None
     """soak: how many; 1000 if not given."""
     seconds_per_fault: float = 0.0
@@ -69,7 +70,7 @@ class Options:
     devices: int | None = None
     """pipeline-placement: devices it is placed on; 64 if not given."""
     microbatch: int | None = None
-    """pipeline-balance, pipeline-idle: samples of a micro-batch; 8 and 256 if not given."""
+    """pipeline-balance, plan-beside-load, pipeline-idle: samples of a micro-batch; 8, 4 to 64 and 256 if not given."""
     microbatches: str = ""
     """pipeline-idle: numbers of micro-batches, with commas between; 1,2,4,8,16 if not given."""
     out: str = "runs/bench"

@@ -42,7 +42,7 @@ LEVELS = [
     {"exchanges"},
     {"data", "models", "workers", "codecs", "strategies", "optim"},
     {"distributed"},
-    {"settings", "quantities", "terminal", "files", "processes", "loggers"},
+    {"settings", "quantities", "stopwatch", "terminal", "files", "processes", "loggers"},
     {"decoding", "user_code"},
     {"events", "traffic", "randomness", "lookup", "lazy", "errors", "renaming"},
 ]

@@ -25,7 +25,7 @@ RUNS = [
     ["gradients", "--only", "mlp,lenet"],
 ]
 RUNS += [["claims", "timing", "codecs", "pruning", "pruning-overhead"]]
-RUNS += [["pipeline-balance", "pipeline-idle", "pipeline-placement"]]
+RUNS += [["pipeline-balance", "pipeline-idle", "pipeline-placement", "plan-beside-load"]]
 RUNS += [["corrupt"]]  # it forks, and must not have computed before
 RUNS += [["hostile", "scale", "averaging-accuracy", "optimizers", "large-batch"]]
 

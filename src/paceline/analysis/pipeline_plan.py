@@ -200,6 +200,7 @@ def plan_document(plan: Plan, *, conditions: Sequence[str] = (), recipe: Recipe 
         "advice": plan.advice.sentence,
         "said": [balance(plan)],
         "notes": list(plan.notes),
+        "certainty": dataclasses.asdict(plan.certainty),
         "conditions": list(conditions),
         "cuts": list(plan.cuts),
         "speedup": plan.speedup,

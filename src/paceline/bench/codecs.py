@@ -1,13 +1,13 @@
 """Codecs measured on this machine: how fast they are, how small their payloads, how large their error and bias.
 
-In every turn a plain copy (`tensor.clone()`) and each codec's encoding and decoding are timed once; the best of all
-turns counts. Both write to memory they have just been given, as a copy does. Before the first turn each codec runs
-once, so that its kernels are compiled and loaded.
+In every turn a plain copy (`tensor.clone()`) and each codec's encoding and decoding are timed once, on a clock that
+stands still while others have the core (`paceline.stopwatch`); the least of all turns counts, and the spread says how
+far the median is above. Both write to memory they have just been given, as a copy does. Before the first turn each
+codec runs once, so that its kernels are compiled and loaded.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from paceline.bench.gradients import SampleGradient
 from paceline.codecs import CODECS, Codec
 from paceline.codecs.naming import FEEDBACK, inner_of, parse_codec, settings_of
 from paceline.settings import SettingError
+from paceline.stopwatch import Stopwatch, TimedTurns, spread_of
 
 Returned = TypeVar("Returned")
 
@@ -151,7 +152,7 @@ def _deviation(variant: CodecVariant, gradient: SampleGradient, seed: int) -> to
 
 @dataclass(frozen=True, kw_only=True)
 class CodecMeasurement:
-    """Size, speed, error and bias of one codec.
+    """Size, speed, error and bias of one codec. `spread` is how far the median of its turns is above the least.
 
     >>> measured = CodecMeasurement(label="half", name="half", elements=1000, payload_bytes=2000, encode_seconds=1e-6,
     ...                     decode_seconds=2e-6, copy_seconds=1e-6, error=0.002, bias=Bias(seen=0.002))
@@ -168,6 +169,7 @@ class CodecMeasurement:
     copy_seconds: float
     error: float
     bias: Bias
+    spread: float = 0.0
 
     @property
     def bits(self) -> float:
@@ -205,6 +207,7 @@ class CodecMeasurement:
             "decode_seconds": self.decode_seconds,
             "encode_gigabytes_per_second": self.encode_speed,
             "decode_gigabytes_per_second": self.decode_speed,
+            "spread": self.spread,
             "copies": self.copies,
             "relative_error": self.error,
             "bias": self.bias.seen,
@@ -215,20 +218,25 @@ class CodecMeasurement:
 class _TimedCodec:
     """One codec under measurement."""
 
-    def __init__(self, variant: CodecVariant, gradient: SampleGradient) -> None:
-        self.variant, self._gradient = variant, gradient
+    def __init__(self, variant: CodecVariant, gradient: SampleGradient, watch: Stopwatch) -> None:
+        self.variant, self._gradient, self._watch = variant, gradient, watch
         self._codec: Codec = variant.make(gradient.shapes)
         self._generator = torch.Generator().manual_seed(0)
         self.payload = self._encode()  # compiles and loads the kernels; the error is that of a codec without memories
         length = float(gradient.vector.norm())
         self.error = float((self._decode() - gradient.vector).norm()) / length if length else 0.0
-        self.encodings: list[float] = []
-        self.decodings: list[float] = []
+        self.encodings, self.decodings = TimedTurns(), TimedTurns()
 
     def turn(self) -> None:
-        seconds, self.payload = timed(self._encode)
-        self.encodings.append(seconds)
-        self.decodings.append(timed(self._decode)[0])
+        seconds, self.payload = timed(self._encode, self._watch)
+        self.encodings.add(seconds)
+        self.decodings.add(timed(self._decode, self._watch)[0])
+
+    @property
+    def spread(self) -> float:
+        """How far the median of encoding and decoding is above their least."""
+        both = (self.encodings, self.decodings)
+        return spread_of(sum(turns.median for turns in both), sum(turns.least for turns in both))
 
     def _encode(self) -> torch.Tensor:
         return self._codec.encode(self._gradient.vector, self._generator)
@@ -237,16 +245,16 @@ class _TimedCodec:
         return self._codec.decode(self.payload, expected_length=self._gradient.vector.numel())
 
 
-def timed(work: Callable[[], Returned]) -> tuple[float, Returned]:
+def timed(work: Callable[[], Returned], watch: Stopwatch) -> tuple[float, Returned]:
     """Return the seconds a call takes, and its result.
 
-    >>> seconds, returned = timed(lambda: 42)
+    >>> seconds, returned = timed(lambda: 42, Stopwatch())
     >>> seconds >= 0, returned
     (True, 42)
     """
-    began = time.perf_counter()
+    watch.start()
     returned = work()
-    return time.perf_counter() - began, returned
+    return watch.stop(), returned
 
 
 def check_repeats(repeats: int) -> None:
@@ -285,30 +293,32 @@ def measure(
     0.0
     """
     check_repeats(repeats)
-    biases, all_timed = [], []
+    biases, all_timed, watch = [], [], Stopwatch(waits=True)  # kernels run on a pool of threads
     for variant in chosen:
         on_step(f"{variant.label}: bias")
         biases.append(measure_bias(variant, small))
     for variant in chosen:
         on_step(f"{variant.label}: error")
-        all_timed.append(_TimedCodec(variant, gradient))
-    copies = []
+        all_timed.append(_TimedCodec(variant, gradient, watch))
+    copies = TimedTurns()
     for _ in range(repeats):
         for one in all_timed:
             on_step(f"{one.variant.label}: speed")
             one.turn()
-        copies += [timed(gradient.vector.clone)[0] for _ in range(2)]
+        for _ in range(2):
+            copies.add(timed(gradient.vector.clone, watch)[0])
     return [
         CodecMeasurement(
             label=one.variant.label,
             name=one.variant.name,
             elements=gradient.vector.numel(),
             payload_bytes=one.payload.numel(),
-            encode_seconds=min(one.encodings),
-            decode_seconds=min(one.decodings),
-            copy_seconds=min(copies),
+            encode_seconds=one.encodings.least,
+            decode_seconds=one.decodings.least,
+            copy_seconds=copies.least,
             error=one.error,
             bias=bias or Bias(seen=one.error),
+            spread=one.spread,
         )
         for one, bias in zip(all_timed, biases, strict=True)
     ]

@@ -15,10 +15,12 @@ from __future__ import annotations
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from statistics import median
 from typing import Annotated, Any
 
 from paceline.bench.codecs import BIAS_SEEDS, Bias, CodecMeasurement
 from paceline.decoding import MOST_FLOAT, Between, DecodingError, decode
+from paceline.quantities import percent_text
 from paceline.reports.codec_page import CodecPoint, codec_page
 from paceline.reports.table import PlainTable
 from paceline.terminal import scatter
@@ -108,6 +110,7 @@ class _StoredCodec:
     relative_error: Annotated[float, Between(0, MOST_FLOAT)]
     bias: float | None
     bias_below: float | None
+    spread: Annotated[float, Between(0, MOST_FLOAT)] = 0.0
 
 
 def _known(kind: Any, values: Any) -> Any:
@@ -126,6 +129,7 @@ def _measurement(row: _StoredCodec, stored: _StoredResults) -> CodecMeasurement:
         copy_seconds=stored.copy_seconds,
         error=row.relative_error,
         bias=Bias(seen=row.bias, below=row.bias_below or 0.0),
+        spread=row.spread,
     )
 
 
@@ -207,7 +211,18 @@ def codecs_table(results: CodecResults, *, letters: bool = False) -> PlainTable:
         f"Copies: tensor.clone(), {1e3 * measured[0].copy_seconds:.1f} ms here. Error: length of (decoded - vector) / "
         f"length of vector, for one decoding. Bias: the same for the mean of all decodings; where there is chance in "
         f"them, estimated over {BIAS_SEEDS} seeds on a smaller gradient ('<': none is seen, and one from there on "
-        "would be).",
+        f"would be).{_spread_sentence(results)}",
+    )
+
+
+def _spread_sentence(results: CodecResults) -> str:
+    """Return how far the usual times are above the least; empty where one turn was timed, or nobody knows."""
+    usual, most = (figure([one.spread for one in results.measured]) for figure in (median, max))
+    if not most > 0:
+        return ""
+    return (
+        f" Times are the least of {results.repeats} turns; their median is {percent_text(usual)} above for the usual "
+        f"codec, {percent_text(most)} at most."
     )
 
 

@@ -24,6 +24,7 @@ from paceline.cli.bench import BenchCodecsOptions, bench_codecs
 from paceline.cli.cluster import ELSEWHERE, ServeOptions, TrainOptions, serve, train
 from paceline.cli.completion import completion_script
 from paceline.cli.diagnose import DiagnoseOptions, diagnose
+from paceline.cli.export import ExportOptions, export
 from paceline.cli.help_text import command_help, commands_help, summary
 from paceline.cli.inspect import InspectRatesOptions, inspect_rates
 from paceline.cli.options import Option, UsageError, naming_typed_flags, options_of, parse, warn
@@ -76,6 +77,7 @@ COMMANDS: dict[str, Command] = {
     "replay": Command(ReplayOptions, replay),
     "report": Command(ReportOptions, report),
     "diagnose": Command(DiagnoseOptions, diagnose),
+    "export": Command(ExportOptions, export),
     "plan pipeline": Command(
         PlanPipelineOptions, plan_pipeline, ("pipeline.stages", "pipeline.microbatches", "model.name", "data.name")
     ),

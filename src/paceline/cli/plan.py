@@ -67,7 +67,7 @@ class PlanPipelineOptions:
         shown="those of the recipe's optimiser",
         common=False,
     )
-    repeats: int = option(5, "how often each layer is measured", common=False)
+    repeats: int = option(5, "how often each layer is measured, at least", common=False)
     threads: int = option(1, "torch's threads while layers are measured: as many as a rank will have", common=False)
     load: str = option(
         "",

@@ -6,9 +6,11 @@ All layers are run one after another, each by itself, as training runs them; the
              backward  0 <── 1 <── 2 <── ...      with gradients that the layers after it sent back
 
 In every other round only the gradients of inputs are computed; the difference is what the weights' gradients cost. The
-first rounds warm caches and are not counted; of the others the median is taken. Whole rounds are repeated and not
-layers, so that a layer finds the caches as training would leave them. Random numbers and buffers are put back
-afterwards.
+first rounds warm caches and are not counted; of the others the least is taken, on a clock that stands still while
+others have the core (`paceline.stopwatch`), so that a plan made beside other work is the plan of a quiet machine. More
+rounds are added while the least still falls. How far a layer's median is above its least is its spread. Whole rounds
+are repeated and not layers, so that a layer finds the caches as training would leave them, and that what disturbs the
+machine for a while disturbs all layers alike. Random numbers and buffers are put back afterwards.
 
 How a layer's time depends on the size of the micro-batch is measured at two sizes, with a line through both:
 
@@ -21,7 +23,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import statistics
+import functools
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,10 +36,12 @@ from paceline.pipeline import PipelineError
 from paceline.pipeline.graph import ModelGraph, cut_layer, cut_piece
 from paceline.pipeline.profile import INPUT, Layer, Profile, Tensor
 from paceline.pipeline.tracing import modes_kept
+from paceline.stopwatch import Stopwatch, TimedTurns, settled, spread_of
 
 OnRound = Callable[[int, int], None]
 WARM_ROUNDS = 1
 LEAST_REPEATS = 3
+MOST_TIMES_REPEATS = 4  # rounds that are added while the least still falls
 HALF_SHARE = 0.5  # of the seconds, for the half micro-batch
 
 
@@ -48,10 +53,14 @@ def measure(
     repeats: int = 5,
     seconds: float = 30.0,
     on_round: OnRound = lambda done, of: None,
+    watch: Stopwatch | None = None,
+    figure: Callable[[TimedTurns], float] = lambda turns: turns.least,
 ) -> Profile:
     """Return the layers of a model and what they cost with one micro-batch, on the device where model and inputs are.
 
-    Rounds end after `repeats` of each kind, or once they took so many `seconds`, but not before three of each.
+    Rounds end after `repeats` of each kind and once the least no longer falls, at the latest after four times as many;
+    or once they took so many `seconds`, but not before three of each. Another `watch` than that of the device, and
+    another `figure` of a layer's turns than the least, are for comparisons.
 
     >>> profile = measure(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), (torch.ones(2, 4),), repeats=3)
     >>> [layer.name for layer in profile.layers], profile.crossing_bytes(1)
@@ -60,19 +69,21 @@ def measure(
     graph = ModelGraph(model, inputs) if graph is None else graph
     inputs = tuple(each.clone() for each in inputs)  # a model may overwrite them
     with _put_back(model, inputs):
-        rounds = _Rounds(graph, inputs)
+        rounds = _Rounds(graph, inputs, watch or _watch_of(inputs[0].device))
         kept_bytes, kept_nodes = rounds.kept_for_backward()
-        total, began = 2 * (WARM_ROUNDS + repeats), time.perf_counter()
-        for number in range(total):
-            enough = number >= 2 * (WARM_ROUNDS + LEAST_REPEATS) and number % 2 == 0
-            if enough and time.perf_counter() - began > seconds:
+        total, began, leasts = 2 * (WARM_ROUNDS + repeats), time.perf_counter(), list[float]()
+        for number in range(2 * (WARM_ROUNDS + MOST_TIMES_REPEATS * repeats)):
+            both = number >= 2 * (WARM_ROUNDS + LEAST_REPEATS) and number % 2 == 0
+            if both and (time.perf_counter() - began > seconds or (number >= total and settled(leasts))):
                 break
             rounds.run(weights=number % 2 == 0, counted=number >= 2 * WARM_ROUNDS)
-            on_round(number + 1, total)
+            if number % 2 and number >= 2 * WARM_ROUNDS:
+                leasts.append(rounds.least_seconds)
+            on_round(min(number + 1, total), total)
         on_round(total, total)
         evaluates, notes = _evaluates(model, graph, inputs)
     layers = [
-        Layer(name=layer.name, kind=layer.kind, activation_bytes=kept_bytes[place], **rounds.medians(place))
+        Layer(name=layer.name, kind=layer.kind, activation_bytes=kept_bytes[place], **rounds.figures(place, figure))
         for place, layer in enumerate(graph.layers)
     ]
     tensors = [
@@ -98,28 +109,29 @@ def measure(
 class _Rounds:
     """Layers run one by one, forward and backward, with the seconds they took."""
 
-    def __init__(self, graph: ModelGraph, inputs: tuple[torch.Tensor, ...]) -> None:
-        self._graph = graph
+    def __init__(self, graph: ModelGraph, inputs: tuple[torch.Tensor, ...], watch: Stopwatch) -> None:
+        self._graph, self._watch = graph, watch
         self._layers = [cut_layer(graph, place) for place in range(len(graph.layers))]
         self._inputs = dict(zip(graph.inputs, inputs, strict=True))
-        self._cuda = inputs[0].device.type == "cuda"
-        self._forward: list[list[float]] = [[] for _ in self._layers]
-        self._backward: list[list[float]] = [[] for _ in self._layers]
-        self._input_only: list[list[float]] = [[] for _ in self._layers]
+        self._forward = [TimedTurns() for _ in self._layers]
+        self._backward = [TimedTurns() for _ in self._layers]
+        self._input_only = [TimedTurns() for _ in self._layers]
 
-    def medians(self, place: int) -> dict[str, float]:
-        """Return the median seconds that layer `place` took."""
-        backward, inputs = statistics.median(self._backward[place]), statistics.median(self._input_only[place])
+    def figures(self, place: int, figure: Callable[[TimedTurns], float]) -> dict[str, float]:
+        """Return the seconds that layer `place` took, by a figure of its turns, and their spread."""
+        turns = self._forward[place], self._backward[place], self._input_only[place]
+        forward, backward, inputs = map(figure, turns)
         return {
-            "forward_seconds": statistics.median(self._forward[place]),
+            "forward_seconds": forward,
             "input_seconds": min(inputs, backward),
             "weight_seconds": max(backward - inputs, 0.0),
+            "spread": spread_of(sum(each.median for each in turns[:2]), sum(each.least for each in turns[:2])),
         }
 
-    def _now(self) -> float:
-        if self._cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
+    @property
+    def least_seconds(self) -> float:
+        """The least seconds of all layers, forward and backward, in all rounds so far."""
+        return math.fsum(turns.least for turns in (*self._forward, *self._backward, *self._input_only))
 
     def run(self, *, weights: bool, counted: bool) -> None:
         """Run one round; without `weights` only the gradients of inputs are computed."""
@@ -133,17 +145,18 @@ class _Rounds:
         for place in reversed(range(len(self._layers))):
             seconds = self._run_backward(place, *done.pop(), gradients, weights=weights)
             if counted:
-                (self._backward if weights else self._input_only)[place].append(seconds)
+                (self._backward if weights else self._input_only)[place].add(seconds)
 
     def _run_forward(self, counted: bool) -> Iterator[tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]]:
         """Yield every layer's inputs and outputs."""
         live = dict(self._inputs)
         for place, layer in enumerate(self._layers):
             taken = [live[node].detach().requires_grad_(live[node].requires_grad) for node in layer.takes]
-            began = self._now()
+            self._watch.start()
             given = layer.module(*taken)
+            seconds = self._watch.stop()
             if counted:
-                self._forward[place].append(self._now() - began)
+                self._forward[place].add(seconds)
             live.update(zip(layer.gives, given, strict=True))
             yield taken, given
 
@@ -165,9 +178,9 @@ class _Rounds:
         if not sent_back or not sources:
             return 0.0
         values, grads = zip(*sent_back, strict=True)
-        began = self._now()
+        self._watch.start()
         found = torch.autograd.grad(values, sources, grads, allow_unused=True)
-        seconds = self._now() - began
+        seconds = self._watch.stop()
         for (node, _), gradient in zip(wanted, found, strict=False):
             if gradient is not None:
                 gradients[node] = gradients[node] + gradient if node in gradients else gradient
@@ -203,6 +216,11 @@ class _Rounds:
                     nodes.setdefault(_memory(value), []).append(node)
                 place += 1
         return kept_bytes, {node for memory in counted for node in nodes.get(memory, ())}
+
+
+def _watch_of(device: torch.device) -> Stopwatch:
+    cuda = device.type == "cuda"
+    return Stopwatch(synchronise=functools.partial(torch.cuda.synchronize, device) if cuda else None)
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.pipeline import PipelineError
 from paceline.pipeline.advice import Advice, advise
+from paceline.pipeline.certainty import Certainty, certainty
 from paceline.pipeline.devices import Device, Link
 from paceline.pipeline.placement import Placement, place, priced
 from paceline.pipeline.profile import Profile, Whole
@@ -115,8 +116,9 @@ class Plan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The notes of the placement and of the profile."""
-        return (*self.placement.notes, *self.profile.notes)
+        """The notes of the placement and of the profile, and one where the noise of the measurement decides."""
+        doubt = (self.certainty.note,) if self.certainty.note else ()
+        return (*self.placement.notes, *self.profile.notes, *doubt)
 
     @property
     def slowest_link(self) -> Link:
@@ -193,6 +195,11 @@ class Plan:
             else Prediction(schedule=name, why_not=str(plan))
             for name, plan in self.alternatives.items()
         )
+
+    @functools.cached_property
+    def certainty(self) -> Certainty:
+        """How far the cut and the predicted step depend on the spread of what was measured."""
+        return certainty(self)
 
     @functools.cached_property
     def advice(self) -> Advice:

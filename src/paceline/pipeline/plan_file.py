@@ -62,7 +62,7 @@ def profile_from(document: Any) -> Profile:
 
     >>> from paceline.pipeline.profile import Layer
     >>> profile_from(profile_document(Profile(layers=(Layer(name="a"),)))).layers
-    (Layer(name='a', kind='', forward_seconds=0.0, ..., activation_bytes=0),)
+    (Layer(name='a', kind='', forward_seconds=0.0, ..., spread=0.0),)
     """
     layers = document.get("layers") if isinstance(document, dict) else None
     if isinstance(layers, list) and not 1 <= len(layers) <= MOST_LAYERS:

@@ -29,7 +29,8 @@ Whole: TypeAlias = Annotated[int, Between(0, MOST)]
 class Layer:
     """One indivisible layer of a model, as measured with one micro-batch on a device of speed 1.
 
-    `fixed_seconds` is the part of its seconds that a smaller micro-batch would not save.
+    `fixed_seconds` is the part of its seconds that a smaller micro-batch would not save. `spread` is how far the median
+    of its measured times is above the least, which its seconds are, as a share of them; 0 where nobody has measured.
     `activation_bytes` is what the layer makes and backward needs again, whoever keeps it. Backward has two parts, which
     only the zero-bubble schedule takes apart: the gradient of the layer's inputs, and that of its weights.
 
@@ -44,6 +45,7 @@ class Layer:
     weight_seconds: Seconds = 0.0
     fixed_seconds: Seconds = 0.0
     activation_bytes: Whole = 0
+    spread: Annotated[float, Between(0, MOST)] = 0.0
 
     @property
     def seconds(self) -> float:

@@ -93,7 +93,7 @@ def stage_table(plan: Plan, *, width: int = 80, ascii_only: bool = False) -> lis
 
 
 def balance(plan: Plan) -> str:
-    """Return sentences on the slowest piece: if it could be faster, and what equal numbers of layers would give."""
+    """Return sentences on the slowest piece: if it could be faster, what equal counts would give, how times vary."""
     slowest = plan.placement.slowest
     noun = "piece" if plan.chunks > 1 else "stage"
     limited = any(device.memory_bytes is not None for device in plan.placement.devices)
@@ -108,6 +108,10 @@ def balance(plan: Plan) -> str:
     elif even is not None and slowest.seconds > 0 and len(plan.placement.pieces) > 1:
         more = percent_text(even.slowest.seconds / slowest.seconds - 1)
         text += f" With equal numbers of layers it would take {duration_text(even.slowest.seconds)}, {more} more."
+    if plan.certainty.spread > 0:
+        text += (
+            f" Times are the least of each layer's, of which the median is {percent_text(plan.certainty.spread)} above."
+        )
     return text
 
 
