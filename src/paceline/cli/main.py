@@ -25,6 +25,7 @@ from paceline.cli.cluster import ELSEWHERE, ServeOptions, TrainOptions, serve, t
 from paceline.cli.completion import completion_script
 from paceline.cli.help_text import command_help, commands_help, summary
 from paceline.cli.inspect import InspectRatesOptions, inspect_rates
+from paceline.cli.live import LiveOptions, live
 from paceline.cli.options import Option, UsageError, naming_typed_flags, options_of, parse, warn
 from paceline.cli.plan import PlanPipelineOptions, plan_pipeline
 from paceline.cli.pruning_commands import InspectPruningOptions, PlanPruningOptions, inspect_pruning, plan_pruning
@@ -74,6 +75,7 @@ COMMANDS: dict[str, Command] = {
     "keys": Command(KeysOptions, keys),
     "replay": Command(ReplayOptions, replay),
     "report": Command(ReportOptions, report),
+    "live": Command(LiveOptions, live),
     "plan pipeline": Command(
         PlanPipelineOptions, plan_pipeline, ("pipeline.stages", "pipeline.microbatches", "model.name", "data.name")
     ),
