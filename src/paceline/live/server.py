@@ -29,9 +29,10 @@ import re
 import secrets
 import signal
 import socket
+import struct
 import urllib.parse
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,7 @@ def _bound(host: str, port: int) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**18)  # of each reader: it is inherited
         found.bind(place)
         found.listen(MOST_CONNECTIONS)
     except OSError as error:
@@ -237,7 +239,7 @@ class LiveServer:
         task = asyncio.current_task()
         assert task is not None
         if self._readers >= MOST_CONNECTIONS:
-            writer.transport.abort()
+            _cut_off(writer)
             return
         self._readers += 1
         self._tasks.add(task)
@@ -245,7 +247,7 @@ class LiveServer:
         try:
             await self._answer(reader, writer)
         except (OSError, TimeoutError, asyncio.CancelledError, h11.ProtocolError):
-            writer.transport.abort()
+            _cut_off(writer)
         finally:
             self._readers -= 1
             self._tasks.discard(task)
@@ -258,19 +260,23 @@ class LiveServer:
         except h11.RemoteProtocolError as error:
             if connection.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
                 raise
-            request, response = None, _plain(error.error_status_hint, "this is no request")
-        if request is None and connection.our_state is h11.IDLE and connection.their_state is h11.CLOSED:
-            writer.transport.abort()  # nobody has asked anything
-            return
-        if request is not None:
-            path, found = urllib.parse.urlsplit(request.target.decode("ascii", "replace")).path, self._refusal(request)
+            response = _plain(error.error_status_hint, "this is no request")
+        else:
+            if request is None:  # nobody has asked anything
+                writer.close()
+                return
+            path, query = _path_and_query(request.target)
+            found = self._refusal(request, query)
             if found is None and path == "/events":
                 await self._send_events(connection, reader, writer)
                 return
             response = found or self._found(path)
+            if request.method == b"HEAD":
+                response = replace(response, body=b"")
         headers = [*self._headers(response.content_type), ("Content-Length", str(len(response.body)))]
         writer.write(connection.send(h11.Response(status_code=response.status, headers=headers)) or b"")
-        writer.write(connection.send(h11.Data(data=response.body)) or b"")
+        if response.body:
+            writer.write(connection.send(h11.Data(data=response.body)) or b"")
         await self._close(reader, writer)
 
     def _found(self, path: str) -> _Response:
@@ -282,10 +288,10 @@ class LiveServer:
             return _Response(200, CONTENT_TYPE, self._metrics)
         return _plain(404, "there is /, /events, /state.json and /metrics")
 
-    def _refusal(self, request: h11.Request) -> _Response | None:
+    def _refusal(self, request: h11.Request, query: str) -> _Response | None:
         """Return why a request is not answered: first of all, who asks."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers}
-        if self._token and not self._has_token(request, headers):
+        if self._token and not self._has_token(query, headers):
             return _plain(403, "the token is missing or wrong: open the address that was printed")
         if self._check_host and not self._token and _host_name(headers.get("host", "")) not in _NAMES_HERE:
             return _plain(403, "this page is only for names of this machine, such as localhost")
@@ -293,9 +299,8 @@ class LiveServer:
             return _plain(405, "only GET is answered")
         return None
 
-    def _has_token(self, request: h11.Request, headers: dict[str, str]) -> bool:
-        query = urllib.parse.urlsplit(request.target.decode("latin-1")).query
-        given = urllib.parse.parse_qs(query, max_num_fields=20).get("token", [])
+    def _has_token(self, query: str, headers: dict[str, str]) -> bool:
+        given = [urllib.parse.unquote_plus(each[6:]) for each in query.split("&") if each.startswith("token=")]
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             given.append(bearer.strip())
@@ -358,8 +363,13 @@ class LiveServer:
                 async with asyncio.timeout(1.0):
                     await _end_of(reader)
         writer.close()
-        if not writer.transport.is_closing() or writer.transport.get_write_buffer_size():
-            writer.transport.abort()
+
+
+def _cut_off(writer: asyncio.StreamWriter) -> None:
+    """End a connection at once, with all that is still on its way: the kernel keeps nothing for a slow reader."""
+    with contextlib.suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 async def _read_request(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
@@ -377,6 +387,19 @@ async def _end_of(reader: asyncio.StreamReader) -> None:
     left = 2**20
     while left > 0 and (data := await reader.read(4_096)):
         left -= len(data)
+
+
+def _path_and_query(target: bytes) -> tuple[str, str]:
+    """Return the two parts of what was asked for; of an address that is none, a path that there is not.
+
+    >>> _path_and_query(b"/metrics?token=a&b"), _path_and_query(b"http://[")
+    (('/metrics', 'token=a&b'), ('', ''))
+    """
+    try:
+        found = urllib.parse.urlsplit(target.decode("latin-1"))
+    except ValueError:
+        return "", ""
+    return found.path, found.query
 
 
 def _host_name(host: str) -> str:

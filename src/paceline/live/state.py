@@ -265,21 +265,21 @@ class JournalState:
     def _counts_at(self, version: int) -> _Counts:
         """Return the counts before the first step from a version on; as they are where it is too long ago."""
         counts = self._counts.copy()
-        records = list(self._undo)
-        first = next(
-            (place for place, each in enumerate(records) if isinstance(each, StepRecord) and each.version >= version),
-            len(records),
-        )
-        for record in records[first:]:
+        for record in list(self._undo)[self._valid_until(version) :]:
             counts.add(record, -1)
         return counts
 
+    def _valid_until(self, version: int) -> int:
+        """Return the place of the first step from a version on, among those that can be taken out again."""
+        steps = ((place, each) for place, each in enumerate(self._undo) if isinstance(each, StepRecord))
+        return next((place for place, step in steps if step.version >= version), len(self._undo))
+
     def _go_back(self, record: Resumed) -> None:
-        kept = self._checkpoints.get(record.version)
+        kept = self._checkpoints.get(record.version, None if record.version else _Counts())
         self._counts = self._counts_at(record.version) if kept is None else kept.copy()
         self._checkpoints = {version: each for version, each in self._checkpoints.items() if version <= record.version}
-        self._undo.clear()
-        self._undo_gradients = 0
+        self._undo = deque(list(self._undo)[: self._valid_until(record.version)])
+        self._undo_gradients = sum(map(_gradients, self._undo))
         self._pace.clear()
         self.version, self.ended, self.seconds = record.version, None, record.at_seconds
         self._steps.cut(record.version)
@@ -340,7 +340,7 @@ class JournalState:
         found = []
         for number in sorted({*self.workers, *self._counts.by_worker}):
             worker, counts = self.workers.get(number) or LiveWorker(), self.counts_of(number)
-            goodbye = self.ended is not None and worker.last == self.ended.reason[:MOST_TEXT]
+            goodbye = self.ended is not None and (worker.alive or worker.last == self.ended.reason[:MOST_TEXT])
             word = "ended" if goodbye else worker.last if worker.alive else "gone"
             found.append(
                 {

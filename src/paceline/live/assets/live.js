@@ -45,7 +45,7 @@ const plain = (value) => (Math.abs(value) >= 100 ? count(Math.round(value)) : St
 // -- charts
 
 const CHARTS = [
-  { name: "loss", title: "Training loss", text: plain },
+  { name: "loss", title: "Training loss", text: plain, log: true },
   { name: "accuracy", title: "Test accuracy", text: percent },
   { name: "pace", title: "Rounds a second", text: plain, zero: true },
   { name: "k", title: "Gradients a round waited for (K)", text: plain, zero: true, steps: true },
@@ -56,10 +56,21 @@ const shown = {};
 function ticks(low, high, wanted) {
   const span = high - low || Math.abs(high) || 1;
   const power = 10 ** Math.floor(Math.log10(span / wanted));
-  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => span / each <= wanted);
+  const step = [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => span / each <= wanted);
   const found = [];
   for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-6; value += step) found.push(Number(value.toPrecision(12)));
   return found;
+}
+
+// Decades, or 1, 2, 5 of each where they are few.
+function logTicks(low, high) {
+  const found = [];
+  const few = Math.log10(high / low) < 3;
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1) {
+    for (const step of few ? [1, 2, 5] : [1]) found.push(Number((step * 10 ** power).toPrecision(6)));
+  }
+  const inside = found.filter((value) => value >= low * 0.999 && value <= high * 1.001);
+  return inside.filter((_, place) => place % Math.ceil(inside.length / 6) === 0);
 }
 
 function card(chart, noun) {
@@ -95,12 +106,14 @@ function draw(name) {
   const all = [...points, ...others];
   let low = Math.min(...all.map((point) => point[1])), high = Math.max(...all.map((point) => point[1]));
   if (chart.zero) low = Math.min(0, low);
+  const log = chart.log && low > 0 && high > 10 * low;
   if (low === high) [low, high] = [low - (Math.abs(low) || 1) / 10, high + (Math.abs(high) || 1) / 10];
   const first = points[0][0], last = Math.max(points[points.length - 1][0], first + 1e-6);
   const x = (value) => left + ((value - first) / (last - first)) * (width - left - right);
-  const y = (value) => top + (1 - (value - low) / (high - low)) * (height - top - bottom);
+  const share = (value) => (log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low));
+  const y = (value) => top + (1 - share(value)) * (height - top - bottom);
   const parts = [];
-  for (const value of ticks(low, high, 4)) {
+  for (const value of log ? logTicks(low, high) : ticks(low, high, 4)) {
     parts.push(drawn("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }));
     parts.push(drawn("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, chart.text(value)));
   }
@@ -204,7 +217,10 @@ function people(run) {
   at("people-caption").textContent = `${count(rows.length)} ${run.noun}s${more}; ${count(gone)} gone`;
   const headings = [run.noun, "state", ...(counted ? ["on time", "late", "dropped"] : []),
     ...(timed ? ["steps/s", "a step", "wait", "spent on"] : []), "host", "remark"];
-  at("people-head").replaceChildren(...headings.map((text) => Object.assign(element("th", text), { scope: "col" })));
+  const left = ["state", "spent on", "host", "remark"];
+  at("people-head").replaceChildren(...headings.map((text) => {
+    return Object.assign(element("th", text, ...(left.includes(text) ? ["left"] : [])), { scope: "col" });
+  }));
   at("people-legend").hidden = !timed;
   if (timed && !at("people-legend").children.length) {
     at("people-legend").append(...PHASES.map((name) => {
@@ -225,7 +241,7 @@ function people(run) {
       const times = row.times && known(row.times.step) ? row.times : null;
       made.append(element("td", times ? plain(row.steps_per_second) : ""), element("td", times ? seconds(times.step) : ""));
       made.append(element("td", times && times.step > 0 ? percent(times.wait / times.step) : ""));
-      const spent = element("td");
+      const spent = element("td", null, "left");
       if (times) spent.append(bar(times));
       made.append(spent);
     }
