@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 
 from tests.reports.test_report_browser import chromium
@@ -35,6 +36,14 @@ window.errors = [];
 addEventListener("error", (event) => errors.push(String(event.message)));
 addEventListener("unhandledrejection", (event) => errors.push(String(event.reason)));
 document.addEventListener("securitypolicyviolation", (event) => errors.push("blocked " + event.blockedURI));
+"""
+PLACED = """
+import os, sys
+for place, given in enumerate(sys.argv[1:3]):  # out of the way first
+    os.dup2(int(given), 100 + place)
+for place in range(2):  # the browser reads from descriptor 3 and writes to 4
+    os.dup2(100 + place, 3 + place)
+os.execv(sys.argv[3], sys.argv[3:])
 """
 SECONDS = 60.0
 
@@ -112,10 +121,12 @@ def browser_page(folder, address: str, *, width: int = 1280, dark: bool = False)
     command = [chromium(), *FLAGS, f"--user-data-dir={folder / 'profile'}"]
     from_us, ours = os.pipe()
     theirs, to_us = os.pipe()
-    # The browser reads from descriptor 3 and writes to 4.
-    shell = ["sh", "-c", f'exec 3<&{from_us} 4>&{to_us}; exec "$@"', "sh", *command]
     process = subprocess.Popen(
-        shell, pass_fds=(from_us, to_us), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, "-S", "-c", PLACED, str(from_us), str(to_us), *command],
+        pass_fds=(from_us, to_us),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         os.close(from_us)

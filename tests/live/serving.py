@@ -81,6 +81,14 @@ class EventStream:
                 return json.loads(line[6:])
         raise EOFError("the server has ended the stream")
 
+    def __iter__(self):
+        """Give all states until the server ends the stream."""
+        try:
+            while True:
+                yield self.next()
+        except (EOFError, OSError):
+            return
+
     def close(self):
         self._lines.close()
         self._connection.close()

@@ -124,20 +124,12 @@ def test_readers_have_the_last_state_when_the_page_ends(run):
     with served(run) as address:
         events = EventStream(address)
         assert not events.next()["last"]
-        reading = threading.Thread(target=lambda: found.extend(iter_states(events)))
+        reading = threading.Thread(target=lambda: found.extend(events))
         found: list = []
         reading.start()
     reading.join(30)
     events.close()
     assert found[-1]["last"]
-
-
-def iter_states(events):
-    try:
-        while True:
-            yield events.next()
-    except (EOFError, OSError):
-        return
 
 
 def test_requests_that_are_none_are_refused_and_too_many_readers_wait_for_nothing(run, monkeypatch):

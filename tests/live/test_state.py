@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.live.folder import FollowedRun
 from paceline.live.state import MOST_POINTS, MOST_ROWS, Curve, JournalState
 from paceline.traces.history import trace_of
-from paceline.traces.journal import RunEnded
-from paceline.traces.journal_files import Journal, read_journal
+from paceline.traces.journal import JournalError, RunEnded, WorkerLeft
+from paceline.traces.journal_files import Journal, JournalWriter, read_journal
 from paceline.traces.records import Trace
 from paceline.traces.step_times import (
     FORMAT,
@@ -95,8 +97,6 @@ def test_ten_times_the_rounds_take_no_more_room_and_many_workers_are_counted():
 def test_of_many_workers_those_that_are_gone_are_named(tmp_path):
     many = 3 * MOST_ROWS
     records = [began(workers=many), *map(joined, range(many)), step(0, 1.0, fresh=range(many - 5))]
-    from paceline.traces.journal import WorkerLeft
-
     records.append(WorkerLeft(at_seconds=2.0, worker=many - 1, reason="it was killed"))
     (tmp_path / "trace.jsonl").write_bytes(lines(records))
     document = followed(tmp_path).document()
@@ -133,9 +133,18 @@ def test_a_file_that_is_replaced_cut_or_rewritten_is_read_anew(tmp_path):
         assert run.document()["figures"]["round"] == len(records) - 1
 
 
-def test_the_state_says_whether_the_writer_lives(tmp_path):
-    from paceline.traces.journal_files import JournalWriter
+def test_what_is_no_plain_file_is_named_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "trace.jsonl")
+    (tmp_path / "times").mkdir()
+    (tmp_path / "times" / "rank-0.jsonl").symlink_to("/dev/zero")
+    (tmp_path / "times" / "rank-0.jsonl.bak").write_text("not ours")
+    assert followed(tmp_path).problems == [
+        "cannot read trace.jsonl: it is a pipe, not a plain file",
+        "times/rank-0.jsonl:0: it is a device, not a plain file",
+    ]
 
+
+def test_the_state_says_whether_the_writer_lives(tmp_path):
     now, run = [0.0], FollowedRun(tmp_path, clock=lambda: now[0])
 
     def state():
@@ -151,8 +160,8 @@ def test_the_state_says_whether_the_writer_lives(tmp_path):
     assert state() == "running"
     now[0] += 3600.0  # a long round: the writer holds the journal
     assert state() == "running"
-    with JournalWriterElsewhere(tmp_path):
-        pass
+    with pytest.raises(JournalError, match="another process writes it"):  # the lock is still the writer's
+        JournalWriter(tmp_path / "trace.jsonl", append=True)
     writer.close()
     assert state() == "killed"
     assert FollowedRun(tmp_path, clock=lambda: now[0]).look()
@@ -163,19 +172,6 @@ def test_the_state_says_whether_the_writer_lives(tmp_path):
         again.write(RunEnded(at_seconds=2.0, reason="all rounds are done", rounds_done=1, diverged=False))
     assert state() == "ended"
     assert run.document()["text"] == "ended after round 1 of 50: all rounds are done"
-
-
-class JournalWriterElsewhere:
-    """Whoever follows a run takes no lock: another look in between leaves the writer's lock as it was."""
-
-    def __init__(self, folder):
-        self._run = FollowedRun(folder)
-
-    def __enter__(self):
-        self._run.look()
-
-    def __exit__(self, *error):
-        pass
 
 
 def timed(folder, rank, *, steps, ended=""):

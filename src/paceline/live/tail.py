@@ -54,10 +54,13 @@ class FileTail:
         self._most_bytes, self._longest_line_bytes = most_bytes, longest_line_bytes
         self._offset, self._mark = 0, b""
         self._identity: tuple[int, int] | None = None
+        self._seen: tuple[int, ...] = ()  # the file when all of it was read: there is no need to open it again
 
     def look(self, most_bytes: int = BYTES_AT_ONCE) -> TailLines:
         """Return the whole lines since the last look, of at most about `most_bytes`; OSError if it cannot be read."""
         try:
+            if self._seen == (seen := _seen(os.stat(self.path))):
+                return TailLines(exists=True, size_bytes=seen[2])
             file = open_plain(self.path, most_bytes=self._most_bytes)
         except (FileNotFoundError, NotADirectoryError):
             return TailLines()
@@ -68,6 +71,7 @@ class FileTail:
                 self._offset, self._mark = 0, b""
             self._identity = (found.st_dev, found.st_ino)
             lines = self._whole_lines(file.fileno(), most_bytes)
+            self._seen = _seen(found) if self._offset == found.st_size else ()
         left = max(0, found.st_size - self._offset)
         return TailLines(lines=lines, begun_anew=anew, exists=True, left_bytes=left, size_bytes=found.st_size)
 
@@ -90,3 +94,7 @@ class FileTail:
             self._offset += len(whole)
             self._mark = whole[-_MARK_BYTES:]
         return lines
+
+
+def _seen(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
