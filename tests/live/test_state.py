@@ -201,6 +201,8 @@ def test_a_watched_script_shows_steps_a_second_and_the_waits_of_each_rank(tmp_pa
     assert document["figures"]["steps_per_second"] == 4.0
     assert [row["times"]["wait"] for row in document["rows"]] == [0.05, 0.0]
     assert document["rows"][1]["host"] == "node-1"
+    # Who comes last waits for nobody, and the others wait for it.
+    assert document["warnings"] == ["The others wait for rank 1: of their last steps they wait 20 %, and it waits 0 %."]
     assert document["curves"]["wait_seconds"][-1] == [5.0, 0.05]
     for rank in range(2):
         timed(tmp_path, rank, steps=0, ended="the script ended")

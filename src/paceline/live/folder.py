@@ -29,6 +29,7 @@ from paceline.live.state import (
     merged_rows,
     quiet_text,
     shown_rows,
+    waited_for,
 )
 from paceline.live.tail import FileTail
 from paceline.traces.journal import TRACE, record_from
@@ -345,7 +346,7 @@ class FollowedRun:
             "rows_left_out": len(rows) - len(kept),
             "curves": curves,
             "events": [[at, text] for at, text in journal.events],
-            "warnings": journal.warnings(),
+            "warnings": [*journal.warnings(), *([slow] if (slow := waited_for(times, self.noun)) else [])],
             "problems": self.problems,
         }
 

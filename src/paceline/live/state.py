@@ -22,9 +22,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import median
 from typing import Any, TypeAlias
 
-from paceline.quantities import duration_text
+from paceline.quantities import duration_text, percent_text
 from paceline.traces.journal import (
     Arrived,
     Checkpointed,
@@ -503,6 +504,35 @@ class RankTimes:
         }
 
 
+def waited_for(times: Mapping[int, RankTimes], noun: str = "rank") -> str:
+    """Return a sentence that names the one for whom the others wait, in steps that all take together; "" for none.
+
+    Whoever comes last waits for nobody. This is about the last steps alone; `paceline diagnose` weighs all of them.
+
+    >>> waited_for({})
+    ''
+    """
+    together = {
+        number: each for number, each in times.items() if each.began is not None and each.began.sync in _TOGETHER
+    }
+    means = {number: each.means() for number, each in together.items() if each.ended is None}
+    shares = {number: found["wait"] / found["step"] for number, found in means.items() if found.get("step")}
+    if len(shares) < 2:
+        return ""
+    last = min(shares, key=lambda number: (shares[number], number))
+    others = median(share for number, share in shares.items() if number != last)
+    if others < _MUCH_WAITING or shares[last] > others / 3:
+        return ""
+    return (
+        f"The others wait for {noun} {last}: of their last steps they wait {percent_text(others)}, and it waits "
+        f"{percent_text(shares[last])}."
+    )
+
+
+_TOGETHER = ("ddp", "fsdp")
+_MUCH_WAITING = 0.15  # of a step
+
+
 # -- runs without a journal that are over ------------------------------------------------------------------------------
 
 
@@ -527,7 +557,7 @@ class TraceState:
         trace, summary = self.trace, summarise(self.trace)
         last = self.trace.rounds[-1:]
         return {
-            "round": trace.rounds_done,
+            "round": trace.rounds_done if trace.rounds_asked is None else min(trace.rounds_done, trace.rounds_asked),
             "rounds": trace.rounds_asked,
             "seconds": round(trace.seconds, 3),
             "rounds_per_second": round(trace.rounds_done / trace.seconds, 3) if trace.seconds > 0 else 0.0,
