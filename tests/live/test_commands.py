@@ -16,6 +16,7 @@ from paceline.cli.options import parse
 from paceline.live.beside import PageBeside
 from paceline.live.server import LiveError
 from tests.cluster.harness import until
+from tests.launches import place
 from tests.live.journals import began, joined, lines, step
 from tests.live.serving import EventStream, ask
 
@@ -122,3 +123,10 @@ def test_a_run_whose_port_is_in_use_does_not_begin(tmp_path, capsys, monkeypatch
         assert main(["train", "--workers", "2", "--rounds", "2", "--live", str(port)]) == 2
     assert f"port {port} of 127.0.0.1 is in use" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_rank_of_a_launch_that_keeps_no_folder_has_no_page(monkeypatch, capsys):
+    for name, value in place(0, 2, 29_500).items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "--strategy", "hpsgd", "--workers", "2", "--live"]) == 2
+    assert "--live follows a folder: give --out FOLDER as well" in capsys.readouterr().err

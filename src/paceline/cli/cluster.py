@@ -325,6 +325,8 @@ def _train_ranks(options: TrainOptions, recipe: Recipe, overrides: dict[str, str
             return _tell_finished(folder, rounds, as_json=options.json)
     elif place is None:
         folder = new_folder(options.out, "train")
+    elif options.live is not None and not options.out:
+        raise UsageError("--live follows a folder: give --out FOLDER as well, the same to every rank of the launch")
     notes = Console(stderr=True)
     if place is None:
         with notes.status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
