@@ -164,6 +164,8 @@ def test_the_state_says_whether_the_writer_lives(tmp_path):
         JournalWriter(tmp_path / "trace.jsonl", append=True)
     writer.close()
     assert state() == "killed"
+    assert [row["state"] for row in run.document()["rows"]] == ["gone"]
+    assert run.document()["figures"]["here"] == 0
     assert FollowedRun(tmp_path, clock=lambda: now[0]).look()
     fresh = FollowedRun(tmp_path, clock=lambda: now[0])
     fresh.look()

@@ -320,11 +320,16 @@ class FollowedRun:
             file = self._times.get((self.noun, row["number"]))
             if row["state"] == "" and file is not None:
                 row["state"] = "quiet" if file.grown_at < quiet else "running"
+            if state == "killed" and row["state"] != "gone":
+                row |= {"state": "gone", "remark": "the run was killed"}
         kept = shown_rows(rows, MOST_ROWS)
         curves = {} if shown is None else shown.curves()
         first = next(iter(times.values()), None)
         if first is not None:
             curves |= first.curves()
+        figures = self._figures()
+        if self.over:
+            figures["here"] = 0
         began = self._any_times()
         strategy = "" if trace is None else trace.trace.strategy
         if journal.began is not None:
@@ -340,7 +345,7 @@ class FollowedRun:
             "state": state,
             "text": self._text(state),
             "read": round(1.0 - reading, 3),
-            "figures": self._figures(),
+            "figures": figures,
             "rounds_closed": journal.rounds_closed if journal.began is not None else None,
             "rows": kept,
             "rows_left_out": len(rows) - len(kept),
