@@ -22,7 +22,7 @@ LEVELS = [
     {"__main__"},
     {"cli"},
     {"huggingface", "lightning", "ray", "slurm"},
-    {"analysis", "averaging", "cluster"},
+    {"analysis", "averaging", "cluster", "live"},
     {"runs", "bench"},
     {"recipes"},
     {
@@ -66,8 +66,8 @@ SHOWN = {
 ON_THE_NETWORK = {"drivers.served"}
 ONLY_IN = {
     "torch.distributed": {*ON_RANKS, "pipeline", *FRAMEWORKS},
-    "asyncio": {*ON_THE_NETWORK, "runs"},
-    "socket": ON_THE_NETWORK,
+    "asyncio": {*ON_THE_NETWORK, "runs", "live"},
+    "socket": {*ON_THE_NETWORK, "live"},
     "ssl": ON_THE_NETWORK,
     "grpc": set(),
 }
@@ -308,7 +308,7 @@ def test_a_house_in_order_breaks_no_rule():
         ("paceline.models", "import torch\ntorch.distributed.barrier()", "torch.distributed is only for"),
         ("paceline.models", "import_module('torch.distributed')", "torch.distributed is only for"),
         ("paceline.drivers.simulated", "import socket", "socket is only for drivers.served"),
-        ("paceline.drivers.simulated", "from asyncio import sleep", "asyncio is only for drivers.served, runs"),
+        ("paceline.drivers.simulated", "from asyncio import sleep", "asyncio is only for drivers.served, live, runs"),
         ("paceline.traces", "import ssl", "ssl is only for drivers.served"),
         ("paceline.drivers.served", "import grpc", "grpc is only for nobody"),
         ("paceline.drivers.simulated", "from paceline.drivers import served", "downwards"),

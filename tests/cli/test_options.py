@@ -11,7 +11,7 @@ from paceline.cli.main import COMMANDS, OLD_NAMES
 from paceline.cli.options import options_of, parse, recipe_options
 from paceline.recipes import read_recipe
 
-MOST_COMMON = 18
+MOST_COMMON = 19
 
 
 @pytest.mark.parametrize("name", COMMANDS)

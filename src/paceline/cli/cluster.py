@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from paceline.cli.live import live_option, live_page, live_port
 from paceline.cli.options import (
     RECIPE_FILE,
     UsageError,
@@ -75,6 +76,7 @@ class TrainOptions:
     resume: str = resume_option()
     listen: str = option("127.0.0.1:0", "where the server listens; more workers can join there", metavar="HOST:PORT")
     log: str = log_option()
+    live: str | None = live_option()
     ray_address: str = option(
         "", "with --on ray: the cluster's address", metavar="HOST:PORT", shown="RAY_ADDRESS", common=False
     )
@@ -101,6 +103,7 @@ class ServeOptions:
     out: str = out_option("trace, checkpoints and report", "runs/serve")
     resume: str = resume_option()
     log: str = log_option()
+    live: str | None = live_option()
     json: bool = json_option()
     debug: bool = debug_option()
 
@@ -116,6 +119,8 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     if place and place not in (places := ("server", "ranks", *ELSEWHERE)):
         raise UsageError(f"--on: {unknown('place', place, places)}")
     if place in ELSEWHERE:
+        if options.live is not None:
+            raise UsageError("--live is for runs of this machine: leave it out, and `paceline live FOLDER` follows it")
         launch: Callable[[TrainOptions, dict[str, str]], None] = import_module(ELSEWHERE[place]).train
         return launch(options, {name: text for name, text in overrides.items() if name != "strategy.on"})
     check_resume_alone(options, overrides)
@@ -159,6 +164,8 @@ def warn_of_idle_delays(recipe: Recipe, overrides: dict[str, str]) -> None:
 def check_resume_alone(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> None:
     """Refuse what cannot stand beside --resume."""
     check_log(options.log)
+    if options.live is not None:
+        live_port(options.live)
     if not options.resume:
         return
     unknown = [
@@ -224,7 +231,7 @@ def train_served(
         run = functools.partial(run, recipe)
     with notes.status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
         import paceline.drivers.served.run  # noqa: F401 - it takes seconds, and somebody is watching
-    with logging_view(notes, options.log, folder) as view:
+    with live_page(options.live, folder, notes), logging_view(notes, options.log, folder) as view:
 
         def greet(address: str) -> None:
             view.note(greeting.format(address=address, workers=recipe.cluster.workers))
@@ -318,13 +325,19 @@ def _train_ranks(options: TrainOptions, recipe: Recipe, overrides: dict[str, str
             return _tell_finished(folder, rounds, as_json=options.json)
     elif place is None:
         folder = new_folder(options.out, "train")
+    elif options.live is not None and not options.out:
+        raise UsageError("--live follows a folder: give --out FOLDER as well, the same to every rank of the launch")
     notes = Console(stderr=True)
     if place is None:
         with notes.status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
             import paceline.training  # noqa: F401 - it takes seconds, and somebody is watching
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the ranks as well
+    shown = place is None or place.rank == 0
     try:
-        with logging_view(notes, options.log, folder, shown=place is None or place.rank == 0) as view:
+        with (
+            live_page(options.live if shown else None, folder, notes),
+            logging_view(notes, options.log, folder, shown=shown) as view,
+        ):
             trained = train_recipe(
                 recipe,
                 out=folder if resume or place is None else options.out or None,
@@ -335,7 +348,7 @@ def _train_ranks(options: TrainOptions, recipe: Recipe, overrides: dict[str, str
                 on_plan=lambda plan: view.note(f"pipeline: {_headline(plan)}"),
             )
     except BaseException:
-        if (place is None or place.rank == 0) and os.environ.get(STARTED) != LAUNCHER:
+        if shown and os.environ.get(STARTED) != LAUNCHER:
             by_srun = STARTED in os.environ
             launcher = "" if place is None or by_srun else "torchrun ... -m "
             tell_how_to_go_on(folder, recipe, notes, launcher=launcher, to_repeat=" --on slurm" if by_srun else "")

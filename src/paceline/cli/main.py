@@ -27,6 +27,7 @@ from paceline.cli.diagnose import DiagnoseOptions, diagnose
 from paceline.cli.export import ExportOptions, export
 from paceline.cli.help_text import command_help, commands_help, summary
 from paceline.cli.inspect import InspectRatesOptions, inspect_rates
+from paceline.cli.live import LiveOptions, live
 from paceline.cli.options import Option, UsageError, naming_typed_flags, options_of, parse, warn
 from paceline.cli.plan import PlanPipelineOptions, plan_pipeline
 from paceline.cli.pruning_commands import InspectPruningOptions, PlanPruningOptions, inspect_pruning, plan_pruning
@@ -78,6 +79,7 @@ COMMANDS: dict[str, Command] = {
     "report": Command(ReportOptions, report),
     "diagnose": Command(DiagnoseOptions, diagnose),
     "export": Command(ExportOptions, export),
+    "live": Command(LiveOptions, live),
     "plan pipeline": Command(
         PlanPipelineOptions, plan_pipeline, ("pipeline.stages", "pipeline.microbatches", "model.name", "data.name")
     ),

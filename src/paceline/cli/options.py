@@ -63,6 +63,7 @@ class Spelling:
     """How an option of a command is written: its placeholder, what the help shows as default, and other names.
 
     `old` are names of before, which still work with a warning; a plain number that follows one gets the unit with it.
+    An option that may stand `alone` has that value then; only a number that follows is its value.
     """
 
     metavar: str = ""
@@ -71,6 +72,7 @@ class Spelling:
     common: bool = True
     also: tuple[str, ...] = ()
     old: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    alone: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -357,6 +359,8 @@ def _value(option: Option, flag: str, words: deque[str]) -> str:
     if option.is_flag:
         is_value = follows and option.of_recipe and not _may_be_file(words[0])
         return words.popleft() if is_value else "true"
+    if option.spelling.alone and not (follows and words[0].isdecimal()):
+        return option.spelling.alone
     if not follows:
         raise UsageError(f"{flag} needs a value: {option.metavar}")
     return words.popleft()

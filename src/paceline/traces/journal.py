@@ -368,11 +368,12 @@ def line_of(record: JournalRecord) -> bytes:
     return checked_line({"kind": kind, **written})
 
 
-def record_from(line: bytes, *, needs_checksum: bool = False) -> JournalRecord:
+def record_from(line: bytes, *, needs_checksum: bool = False, with_arrivals: bool = True) -> JournalRecord:
     """Return the record of a line; ValueError says in one sentence what is wrong with the line.
 
     A checksum that is there is compared before anything is read; `needs_checksum` refuses a line that has none, and so
-    does the first line of a journal whose format has checksums.
+    does the first line of a journal whose format has checksums. Without `with_arrivals` the record has none: they are
+    most of a line, and whoever follows a run has no use for them.
 
     >>> record_from(b'{"kind":"checkpointed","at_seconds":1.5,"version":7}')
     Checkpointed(at_seconds=1.5, version=7)
@@ -394,6 +395,8 @@ def record_from(line: bytes, *, needs_checksum: bool = False) -> JournalRecord:
     kind = found.pop("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         raise unknown("kind of record", kind if isinstance(kind, str) else type(kind).__name__, KINDS)
+    if not with_arrivals and isinstance(found.get("arrivals"), list):
+        found["arrivals"] = []
     record = _record(kind, found)
     if isinstance(record, RunBegan) and record.format > 1 and not checked:
         raise DecodingError(ALTERED)

@@ -1,0 +1,370 @@
+"""One run's folder, followed: its journal, its trace and its step times, and whether somebody still writes them.
+
+    waiting     there is no folder, no record, or nobody has taken a step yet
+    running     records come, or the writer of the journal is known to live
+    quiet       nothing has come for QUIET_SECONDS, and nobody here holds the journal: killed, or on another machine
+    killed      the writer of the journal lived on this machine, and lives no more, and has written no end
+    ended       the last record says so, and why; a trace is of a run that has ended
+
+The writer of a journal locks it for as long as it lives (`traces.journal_files`). Trying that lock would stand in the
+way of a server that starts at that moment, so /proc/locks is read instead, where there is one. It names the locks of
+this machine (in a container: of this container), so a lock that is not there proves nothing by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from paceline.live.state import (
+    MOST_ROWS,
+    JournalState,
+    Json,
+    RankTimes,
+    TraceState,
+    merged_rows,
+    quiet_text,
+    shown_rows,
+    waited_for,
+)
+from paceline.live.tail import FileTail
+from paceline.traces.journal import TRACE, record_from
+from paceline.traces.journal_files import LONGEST_LINE_BYTES, MOST_BYTES
+from paceline.traces.step_times import LONGEST_LINE_BYTES as LONGEST_TIMES_LINE
+from paceline.traces.step_times import MOST_BYTES as MOST_TIMES_BYTES
+from paceline.traces.step_times import TIMES, times_record
+from paceline.traces.trace_files import TRACES, read_traces
+
+RunState: TypeAlias = Literal["waiting", "running", "quiet", "killed", "ended"]
+STATES: tuple[RunState, ...] = ("waiting", "running", "quiet", "killed", "ended")
+QUIET_SECONDS = 20.0
+MOST_TIMES_FILES = 10_000
+LOOK_BYTES = 4 * 2**20  # of the journal at one look; a longer one is read in several, and the page says how far
+LOCKS = Path("/proc/locks")
+_TIMES_NAME = re.compile(r"(rank|worker)-([0-9]{1,7})\.jsonl")
+
+
+class _Journal:
+    """The journal of the folder, and its state."""
+
+    def __init__(self, path: Path) -> None:
+        self.tail = FileTail(path, most_bytes=MOST_BYTES, longest_line_bytes=LONGEST_LINE_BYTES)
+        self.state, self.lines, self.problem = JournalState(), 0, ""
+        self.left_bytes = self.size_bytes = 0
+        self.exists = False
+
+    def look(self) -> bool:
+        """Read what is new, and return whether there was anything."""
+        try:
+            found = self.tail.look(LOOK_BYTES)
+        except (OSError, ValueError) as error:
+            return self._note(f"cannot read {self.tail.path.name}: {_reason(error)}")
+        if found.begun_anew:
+            self.state, self.lines, self.problem = JournalState(), 0, ""
+        self.exists, self.left_bytes, self.size_bytes = found.exists, found.left_bytes, found.size_bytes
+        for line in found.lines if not self.problem else ():
+            began = self.state.began
+            try:
+                needs = began is not None and began.format > 1
+                self.state.take(record_from(line, needs_checksum=needs, with_arrivals=False))
+            except ValueError as error:
+                return self._note(f"{self.tail.path.name}:{self.lines + 1}: {error}")
+            self.lines += 1
+        return bool(found.lines) or found.begun_anew
+
+    def _note(self, problem: str) -> bool:
+        changed, self.problem = problem != self.problem, problem
+        return changed
+
+
+class _TimesFile:
+    """One file of step times."""
+
+    def __init__(self, path: Path) -> None:
+        self.tail = FileTail(path, most_bytes=MOST_TIMES_BYTES, longest_line_bytes=LONGEST_TIMES_LINE)
+        self.times, self.lines, self.problem = RankTimes(), 0, ""
+        self.grown_at = 0.0
+
+    def look(self, now: float) -> bool:
+        """Read what is new, and return whether there was anything."""
+        try:
+            found = self.tail.look()
+            if found.begun_anew:
+                self.times, self.lines, self.problem = RankTimes(), 0, ""
+            for line in found.lines if not self.problem else ():
+                self.lines += 1
+                self.times.take(times_record(line))
+        except (OSError, ValueError) as error:
+            problem = f"{TIMES}/{self.tail.path.name}:{self.lines}: {_reason(error)}"
+            changed, self.problem = problem != self.problem, problem
+            return changed
+        if found.lines:
+            self.grown_at = now
+        return bool(found.lines) or found.begun_anew
+
+
+class FollowedRun:
+    """Follows the run in a folder: `look` reads what is new, `document` is the state as plain values.
+
+    Args:
+        clock: the time of day in seconds, which files are dated by.
+
+    >>> import tempfile
+    >>> run = FollowedRun(Path(tempfile.mkdtemp(), "later"))
+    >>> run.look()
+    False
+    >>> run.document()["state"], run.document()["text"]
+    ('waiting', 'waiting for a run: the folder is not there yet')
+    """
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self.folder, self._clock = folder, clock
+        self._journal = _Journal(folder / TRACE)
+        self._times: dict[tuple[str, int], _TimesFile] = {}
+        self._trace: TraceState | None = None
+        self._trace_date, self._trace_problem = 0, ""
+        self._written_at = 0.0
+        self._was_locked = self._locked = False
+
+    # -- reading
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is more to read at once."""
+        return self._journal.left_bytes > LOOK_BYTES
+
+    def look(self) -> bool:
+        """Read what is new in the folder, and return whether the document has changed by it."""
+        before = self._state()
+        changed = self._journal.look()
+        self._locked = (
+            self._journal.exists and self._journal.state.ended is None and _is_locked(self._journal.tail.path)
+        )
+        self._was_locked = (self._was_locked or self._locked) and self._journal.state.ended is None
+        changed |= self._look_for_times()
+        if not self._journal.exists:
+            changed |= self._look_for_trace()
+        self._written_at = self._newest()
+        return changed or self._state() != before
+
+    def _look_for_times(self) -> bool:
+        changed = False
+        try:
+            with os.scandir(self.folder / TIMES) as entries:
+                names = [entry.name for entry in entries]
+        except OSError:
+            names = []
+        for name in names:
+            named = _TIMES_NAME.fullmatch(name)
+            if named and len(self._times) < MOST_TIMES_FILES:
+                key = (named[1], int(named[2]))
+                if key not in self._times:
+                    self._times[key] = _TimesFile(self.folder / TIMES / name)
+        for file in self._times.values():
+            changed |= file.look(self._clock())
+        return changed
+
+    def _look_for_trace(self) -> bool:
+        try:
+            date = os.stat(self.folder / TRACES).st_mtime_ns
+        except OSError:
+            return False
+        if date == self._trace_date:
+            return False
+        self._trace_date = date
+        try:
+            traces = read_traces(self.folder)
+        except (OSError, ValueError) as error:
+            self._trace_problem = _reason(error)
+            return True
+        self._trace_problem = "" if len(traces) == 1 else f"{TRACES} holds {len(traces)} runs: see report.html for them"
+        self._trace = TraceState(traces[0]) if len(traces) == 1 else None
+        return True
+
+    def _newest(self) -> float:
+        newest = 0.0
+        for path in (self._journal.tail.path, *(file.tail.path for file in self._times.values())):
+            try:
+                newest = max(newest, path.stat().st_mtime)
+            except OSError:
+                continue
+        return newest
+
+    # -- the state
+
+    @property
+    def kind(self) -> str:
+        """What was run, as `traces.recorded_run` names it; "" where there is nothing yet."""
+        if self._journal.state.began is not None:
+            return "rounds" if self._journal.state.began.on == "ranks" else "server"
+        if self._trace is not None:
+            return "simulated" if self._trace.trace.clock == "virtual" else "averaging"
+        began = self._any_times()
+        if began is None or began.began is None:
+            return ""
+        return "averaging" if began.began.sync == "averaging" else "watched"
+
+    @property
+    def found(self) -> bool:
+        """Whether the folder holds a run."""
+        return bool(self.kind)
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended, or its process is known to be gone."""
+        return self._state() in ("ended", "killed")
+
+    def _any_times(self) -> RankTimes | None:
+        return next((file.times for _, file in sorted(self._times.items())), None)
+
+    @property
+    def noun(self) -> str:
+        """What those who compute are called."""
+        if self._journal.state.began is not None:
+            return self._journal.state.noun
+        return "worker" if self._trace is not None and not self._trace.trace.averaged else "rank"
+
+    def _of_noun(self) -> dict[int, RankTimes]:
+        return {number: file.times for (noun, number), file in sorted(self._times.items()) if noun == self.noun}
+
+    def _quiet_seconds(self) -> float:
+        return max(0.0, self._clock() - self._written_at) if self._written_at else 0.0
+
+    def _state(self) -> RunState:
+        journal = self._journal.state
+        if journal.began is not None:
+            if journal.ended is not None:
+                return "ended"
+            if not self._locked and self._was_locked:
+                return "killed"
+            if not self._locked and self._quiet_seconds() > QUIET_SECONDS:
+                return "quiet"
+            return "running" if journal.version or journal.steps_closed else "waiting"
+        if self._trace is not None:
+            return "ended"
+        times = list(self._of_noun().values())
+        if not times or all(each.began is None for each in times):
+            return "waiting"
+        if all(each.ended is not None for each in times):
+            return "ended"
+        return "quiet" if self._quiet_seconds() > QUIET_SECONDS else "running"
+
+    def _text(self, state: RunState) -> str:
+        """Return the state in one sentence."""
+        journal, trace = self._journal.state, self._trace
+        if state == "waiting":
+            return self._waiting_text()
+        figures = self._figures()
+        done = f"{figures['round']:,}" if figures.get("round") is not None else ""
+        of = f" of {figures['rounds']:,}" if figures.get("rounds") else ""
+        where = f"round {done}{of}" if done else f"step {figures['steps']:,}"
+        if state == "ended":
+            if journal.ended is not None:
+                reason = journal.ended.reason
+            elif trace is not None:
+                reason = trace.trace.ended or ("stopped early" if trace.trace.stopped else "all rounds done")
+            else:
+                reason = next((each.ended.reason for each in self._of_noun().values() if each.ended), "")
+            diverged = ", diverged" if journal.diverged or (trace is not None and trace.trace.diverged) else ""
+            return f"ended after {where}{diverged}: {reason}"
+        if state == "killed":
+            return f"killed at {where}: its process is gone, and has written no end"
+        if state == "quiet":
+            return f"quiet at {where}: {quiet_text(self._quiet_seconds())}; killed, or at work on another machine"
+        return f"running: {where}"
+
+    def _waiting_text(self) -> str:
+        journal = self._journal.state
+        if journal.began is not None:
+            here = sum(worker.alive for worker in journal.workers.values())
+            return f"waiting for {journal.noun}s: {here} of {journal.began.workers} here"
+        if not self.folder.is_dir():
+            return "waiting for a run: the folder is not there yet"
+        return "waiting for a run: the folder holds no record yet"
+
+    def _figures(self) -> Json:
+        if self._journal.state.began is not None:
+            return self._journal.state.figures()
+        if self._trace is not None:
+            return self._trace.figures()
+        times = self._of_noun()
+        if not times:
+            return {}
+        ended = [each for each in times.values() if each.ended is not None]
+        return {
+            "steps": max(each.steps for each in times.values()),
+            "seconds": round(max(each.seconds for each in times.values()), 3),
+            "steps_per_second": round(min((each.pace for each in times.values() if each.steps), default=0.0), 3),
+            "here": len(times) - len(ended),
+            "workers": max((each.began.workers for each in times.values() if each.began is not None), default=None),
+        }
+
+    @property
+    def problems(self) -> list[str]:
+        """What cannot be read, a sentence for each file."""
+        found = [self._journal.problem, self._trace_problem, *(file.problem for file in self._times.values())]
+        return [problem[:300] for problem in found if problem][:5]
+
+    def document(self) -> dict[str, Any]:
+        """Return the state as plain values that JSON can hold, of bounded size."""
+        journal, trace, times = self._journal.state, self._trace, self._of_noun()
+        state = self._state()
+        shown = journal if journal.began is not None else trace
+        rows = list(merged_rows([] if shown is None else shown.rows(), times))
+        quiet = self._clock() - QUIET_SECONDS
+        for row in rows:
+            file = self._times.get((self.noun, row["number"]))
+            if row["state"] == "" and file is not None:
+                row["state"] = "quiet" if file.grown_at < quiet else "running"
+            if state == "killed" and row["state"] != "gone":
+                row |= {"state": "gone", "remark": "the run was killed"}
+        kept = shown_rows(rows, MOST_ROWS)
+        curves = {} if shown is None else shown.curves()
+        first = next(iter(times.values()), None)
+        if first is not None:
+            curves |= first.curves()
+        figures = self._figures()
+        if self.over:
+            figures["here"] = 0
+        began = self._any_times()
+        strategy = "" if trace is None else trace.trace.strategy
+        if journal.began is not None:
+            strategy = journal.began.strategy
+        elif began is not None and began.began is not None and not strategy:
+            strategy = began.began.sync
+        reading = self._journal.left_bytes / self._journal.size_bytes if self.behind else 0.0
+        return {
+            "name": self.folder.absolute().name.encode("utf-8", "replace").decode("utf-8"),
+            "kind": self.kind,
+            "strategy": strategy,
+            "noun": self.noun,
+            "state": state,
+            "text": self._text(state),
+            "read": round(1.0 - reading, 3),
+            "figures": figures,
+            "rounds_closed": journal.rounds_closed if journal.began is not None else None,
+            "rows": kept,
+            "rows_left_out": len(rows) - len(kept),
+            "curves": curves,
+            "events": [[at, text] for at, text in journal.events],
+            "warnings": [*journal.warnings(), *([slow] if (slow := waited_for(times, self.noun)) else [])],
+            "problems": self.problems,
+        }
+
+
+def _reason(error: Exception) -> str:
+    return str(error.strerror or error) if isinstance(error, OSError) else str(error)
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether a process of this machine holds the lock of a file; False where nobody can tell."""
+    try:
+        found, locks = path.stat(), LOCKS.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    wanted = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    return any(wanted in line.split() and "FLOCK" in line and "->" not in line for line in locks.splitlines())

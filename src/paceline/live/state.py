@@ -1,0 +1,635 @@
+"""What the records of a run come to, as far as they have come: the state that the live page and Prometheus show.
+
+    records of trace.jsonl ──> JournalState ──┐
+    records of times/*.jsonl ──> RankTimes ───┼──> document: plain values, of bounded size
+    traces.json.gz ──────────> TraceState ────┘
+
+A state takes one record after the other and keeps counts, not records. What grows with a run is thinned: a `Curve` has
+at most MOST_POINTS points, and drops every second one when it is full, so 100,000 rounds take as much room as 1,000.
+The counts are those of `traces.history.trace_of`, which reads the whole journal; a test holds one against the other.
+
+A server that was started again went on from a checkpoint, and what was recorded after that checkpoint is void. Counts
+are therefore kept for the last few checkpoints (`_Counts`), and the steps since are kept until they are many. A
+checkpoint is noted while rounds go on, so the steps that its note comes late for are taken out again:
+
+    step 8   step 9   step 10   checkpointed 9   step 11         resumed at 9
+                      '-------- void then ---------------'       counts = those after step 8
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any, TypeAlias
+
+from paceline.quantities import duration_text, percent_text
+from paceline.traces.journal import (
+    Arrived,
+    Checkpointed,
+    Evaluated,
+    Extended,
+    JournalRecord,
+    Refused,
+    Resumed,
+    RunBegan,
+    RunEnded,
+    StepRecord,
+    WorkerJoined,
+    WorkerLeft,
+)
+from paceline.traces.records import Trace, summarise
+from paceline.traces.step_times import StepTimes, TimesBegan, TimesEnded, TimesRecord
+from paceline.traces.worker_counts import CAME_TOO_LATE, WorkerCounts, dropped_sentence, mostly_dropped
+
+Json: TypeAlias = dict[str, Any]
+
+MOST_POINTS = 400  # of a curve
+MOST_ROWS = 1_000  # workers that the page names; of more, those of whom there is something to say come first
+MOST_EVENTS = 40
+MOST_WARNINGS = 5
+MOST_TEXT = 200  # characters of a reason or a host, as somebody else wrote it
+PACE_SECONDS = 10.0
+_PACE_STEPS = 2_000
+_CHECKPOINTS = 8  # that counts are kept for
+_UNDONE_GRADIENTS = 50_000  # of the last steps, which can be taken out again
+_RECENT_LINES = 50  # of step times
+_ORDER = {"gone": 0, "dropped": 1, "late": 2, "refused": 3}
+
+
+class Curve:
+    """Points in the order in which they come, thinned to at most `most`; the last one is always there.
+
+    A point is a tuple that begins with its place (a version, a round), by which `cut` finds those that are void.
+
+    >>> curve = Curve(most=4)
+    >>> for number in range(100):
+    ...     curve.add((number, number / 2))
+    >>> curve.points
+    [(0, 0.0), (64, 32.0), (99, 49.5)]
+    """
+
+    def __init__(self, most: int = MOST_POINTS) -> None:
+        self._most, self._stride, self._count = most, 1, 0
+        self._kept: list[tuple[Any, ...]] = []
+        self._last: tuple[Any, ...] | None = None
+
+    def add(self, point: tuple[Any, ...]) -> None:
+        """Add a point after all others."""
+        if self._count % self._stride == 0:
+            if len(self._kept) >= self._most - 1:
+                self._kept = self._kept[::2]
+                self._stride *= 2
+            if self._count % self._stride == 0:
+                self._kept.append(point)
+        self._last = point
+        self._count += 1
+
+    def cut(self, place: int) -> None:
+        """Leave out all points from a place on."""
+        self._kept = [point for point in self._kept if point[0] < place]
+        self._count = len(self._kept) * self._stride
+        self._last = self._kept[-1] if self._kept else None
+
+    @property
+    def points(self) -> list[tuple[Any, ...]]:
+        """All points that are kept, and the last one."""
+        extra = [self._last] if self._last is not None and (not self._kept or self._kept[-1] != self._last) else []
+        return [*self._kept, *extra]
+
+
+# -- runs with a journal -----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class LiveWorker:
+    """What is known of a worker that a journal names."""
+
+    alive: bool = False
+    last: str = ""  # on time, late, dropped, joined; why it is gone, where it is
+    host: str = ""
+    refused: int = 0
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What became of gradients so far: [used, late, dropped, came too late] of each worker, and bytes."""
+
+    by_worker: dict[int, list[int]] = field(default_factory=dict)
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+    def copy(self) -> _Counts:
+        return _Counts({worker: [*counts] for worker, counts in self.by_worker.items()}, *self._bytes())
+
+    def _bytes(self) -> tuple[int, int]:
+        return self.sent_bytes, self.received_bytes
+
+    def add(self, record: StepRecord | Arrived, sign: int = 1) -> None:
+        if isinstance(record, StepRecord):
+            self.sent_bytes += sign * record.sent_bytes
+            self.received_bytes += sign * record.received_bytes
+            for outcome, gradients in enumerate((record.fresh, record.late)):
+                for worker, _ in gradients:
+                    self._of(worker)[outcome] += sign
+        for drop in record.dropped:
+            counts = self._of(drop.worker)
+            counts[2] += sign
+            counts[3] += sign * (drop.reason in CAME_TOO_LATE)
+
+    def _of(self, worker: int) -> list[int]:
+        return self.by_worker.setdefault(worker, [0, 0, 0, 0])
+
+    def totals(self) -> tuple[int, int, int]:
+        used, late, dropped = (sum(counts[place] for counts in self.by_worker.values()) for place in range(3))
+        return used, late, dropped
+
+
+class JournalState:
+    """The state of a run with a server, or with rounds on ranks: `take` its records one after the other.
+
+    >>> state = JournalState()
+    >>> state.take(RunBegan(format=2, paceline="0.2.0", strategy="lgc", seed=0, workers=2, blocks=1,
+    ...                     recipe={"rounds": 9}, signature="", codec="none"))
+    >>> state.take(StepRecord(at_seconds=0.5, version=0, opened_seconds=0.0, fresh=((0, 0),), late=(), dropped=(),
+    ...                       arrivals=(), fingerprint=0, sent_bytes=10, received_bytes=20))
+    >>> state.round, state.rounds, state.k, state.counts_of(0).used
+    (1, 9, 1, 1)
+    """
+
+    def __init__(self) -> None:
+        self.began: RunBegan | None = None
+        self.ended: RunEnded | None = None
+        self.rounds: int | None = None
+        self.version = 0
+        self.steps_closed = 0  # also those that are void
+        self.k: int | None = None
+        self.seconds = 0.0
+        self.workers: dict[int, LiveWorker] = {}
+        self.events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)
+        self.loss: float | None = None
+        self.accuracy: float | None = None
+        self.diverged = False
+        self._counts = _Counts()
+        self._undo: deque[StepRecord | Arrived] = deque()
+        self._undo_gradients = 0
+        self._checkpoints: dict[int, _Counts] = {}
+        self._losses, self._steps = Curve(), Curve()
+        self._pace: deque[float] = deque(maxlen=_PACE_STEPS)
+
+    # -- records
+
+    def take(self, record: JournalRecord) -> None:
+        """Take the next record of the journal; ValueError where it cannot stand at its place."""
+        if isinstance(record, RunBegan) != (self.began is None):
+            first = self.began is None
+            raise ValueError("a journal begins with run_began" if first else "run_began is only for the first line")
+        match record:
+            case RunBegan():
+                self.began, self.rounds = record, _whole(record.recipe.get("rounds"))
+            case StepRecord():
+                self._take_step(record)
+            case Arrived():
+                self._count(record)
+            case WorkerJoined():
+                worker = self._worker(record.worker)
+                worker.alive, worker.last, worker.host = True, "joined", record.host[:MOST_TEXT]
+                self._tell(record.at_seconds, f"{self.noun} {record.worker} joined from {worker.host or 'here'}")
+            case WorkerLeft():
+                worker = self._worker(record.worker)
+                worker.alive, worker.last = False, record.reason[:MOST_TEXT]
+                self._tell(record.at_seconds, f"{self.noun} {record.worker} left: {worker.last}")
+            case Refused():
+                who = record.peer if record.worker is None else f"{self.noun} {record.worker}"
+                if record.worker is not None:
+                    self._worker(record.worker).refused += 1
+                self._tell(record.at_seconds, f"refused {who}: {record.reason}")
+            case Evaluated():
+                self.loss, self.accuracy = record.loss, record.accuracy
+                self.diverged = self.diverged or record.loss is None
+                self._losses.add((record.round, record.at_seconds, record.loss, record.accuracy))
+            case Checkpointed():
+                self._keep_counts(record.version)
+            case Resumed():
+                self._go_back(record)
+            case Extended():
+                self.rounds, self.ended = record.rounds, None
+                self._tell(record.at_seconds, f"extended to {record.rounds:,} rounds")
+            case RunEnded():
+                self.ended, self.diverged = record, self.diverged or record.diverged
+                self._tell(record.at_seconds, f"ended: {record.reason}")
+        self.seconds = max(self.seconds, getattr(record, "at_seconds", 0.0))
+
+    def _take_step(self, step: StepRecord) -> None:
+        if step.version < self.version:
+            raise ValueError(f"step {step.version} comes after step {self.version - 1}")
+        self.version, self.k = step.version + 1, len(step.fresh)
+        self.steps_closed += 1
+        for gradients, word in ((step.fresh, "on time"), (step.late, "late")):
+            for number, _ in gradients:
+                worker = self._worker(number)
+                worker.alive, worker.last = True, word
+        self._count(step)
+        self._steps.add((step.version, step.at_seconds, self.k))
+        self._pace.append(step.at_seconds)
+        while step.at_seconds - self._pace[0] > PACE_SECONDS and len(self._pace) > 2:
+            self._pace.popleft()
+
+    def _count(self, record: StepRecord | Arrived) -> None:
+        for drop in record.dropped:
+            worker = self._worker(drop.worker)
+            worker.last = "dropped" if worker.alive else worker.last
+        self._counts.add(record)
+        self._undo.append(record)
+        self._undo_gradients += _gradients(record)
+        while self._undo_gradients > _UNDONE_GRADIENTS and len(self._undo) > 1:
+            self._undo_gradients -= _gradients(self._undo.popleft())
+
+    def _worker(self, number: int) -> LiveWorker:
+        if (found := self.workers.get(number)) is None:
+            found = self.workers[number] = LiveWorker()
+        return found
+
+    def _tell(self, at_seconds: float, text: str) -> None:
+        self.events.append((at_seconds, text[:MOST_TEXT]))
+
+    # -- checkpoints
+
+    def _keep_counts(self, version: int) -> None:
+        self._checkpoints.pop(version, None)
+        self._checkpoints[version] = self._counts_at(version)
+        while len(self._checkpoints) > _CHECKPOINTS:
+            del self._checkpoints[next(iter(self._checkpoints))]
+
+    def _counts_at(self, version: int) -> _Counts:
+        """Return the counts before the first step from a version on; as they are where it is too long ago."""
+        counts = self._counts.copy()
+        for record in list(self._undo)[self._valid_until(version) :]:
+            counts.add(record, -1)
+        return counts
+
+    def _valid_until(self, version: int) -> int:
+        """Return the place of the first step from a version on, among those that can be taken out again."""
+        steps = ((place, each) for place, each in enumerate(self._undo) if isinstance(each, StepRecord))
+        return next((place for place, step in steps if step.version >= version), len(self._undo))
+
+    def _go_back(self, record: Resumed) -> None:
+        kept = self._checkpoints.get(record.version, None if record.version else _Counts())
+        self._counts = self._counts_at(record.version) if kept is None else kept.copy()
+        self._checkpoints = {version: each for version, each in self._checkpoints.items() if version <= record.version}
+        self._undo = deque(list(self._undo)[: self._valid_until(record.version)])
+        self._undo_gradients = sum(map(_gradients, self._undo))
+        self._pace.clear()
+        self.version, self.ended, self.seconds = record.version, None, record.at_seconds
+        self._steps.cut(record.version)
+        self._losses.cut(record.version // self._versions_a_round + 1)
+        last = self._losses.points[-1:]
+        self.loss, self.accuracy = last[0][2:] if last else (None, None)
+        self.diverged = any(point[2] is None for point in self._losses.points)
+        for worker in self.workers.values():
+            worker.alive, worker.last = False, record.reason[:MOST_TEXT]
+        self._tell(record.at_seconds, f"went on from round {self.round:,}: {record.reason}")
+
+    # -- what is shown
+
+    @property
+    def noun(self) -> str:
+        """What those who compute are called."""
+        return "rank" if self.began is not None and self.began.on == "ranks" else "worker"
+
+    @property
+    def _versions_a_round(self) -> int:
+        return self.began.workers if self.began is not None and self.began.strategy == "async" else 1
+
+    @property
+    def round(self) -> int:
+        """The rounds that are done."""
+        return self.version // self._versions_a_round
+
+    @property
+    def rounds_closed(self) -> int:
+        """The rounds that were closed, also those that were done again after a restart."""
+        return self.steps_closed // self._versions_a_round
+
+    @property
+    def pace(self) -> float:
+        """Rounds a second, of the last ten seconds on the run's clock."""
+        if len(self._pace) < 2 or self._pace[-1] <= self._pace[0]:
+            return 0.0
+        return (len(self._pace) - 1) / (self._pace[-1] - self._pace[0]) / self._versions_a_round
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """The bytes that the server sent and received."""
+        return self._counts.sent_bytes, self._counts.received_bytes
+
+    def counts_of(self, worker: int) -> WorkerCounts:
+        """Return what became of a worker's gradients."""
+        used, late, dropped, too_late = self._counts.by_worker.get(worker, (0, 0, 0, 0))
+        return WorkerCounts(worker=worker, used=used, late=late, dropped=dropped, too_late=too_late)
+
+    def warnings(self) -> list[str]:
+        """Return a sentence for each worker whose work is mostly dropped, the worst first."""
+        strategy = self.began.strategy if self.began is not None else ""
+        found = mostly_dropped(self.counts_of(worker) for worker in self._counts.by_worker)
+        return [dropped_sentence(strategy, each) for each in found[:MOST_WARNINGS]]
+
+    def rows(self) -> list[Json]:
+        """Return a row for each worker, in order of their numbers."""
+        found = []
+        for number in sorted({*self.workers, *self._counts.by_worker}):
+            worker, counts = self.workers.get(number) or LiveWorker(), self.counts_of(number)
+            goodbye = self.ended is not None and (worker.alive or worker.last == self.ended.reason[:MOST_TEXT])
+            word = "ended" if goodbye else worker.last if worker.alive else "gone"
+            found.append(
+                {
+                    "number": number,
+                    "state": word,
+                    "remark": "" if worker.alive or goodbye else worker.last,
+                    "host": worker.host,
+                    "used": counts.used,
+                    "late": counts.late,
+                    "dropped": counts.dropped,
+                    "refused": worker.refused,
+                }
+            )
+        return found
+
+    def figures(self) -> Json:
+        """Return the figures of the whole run."""
+        used, late, dropped = self._counts.totals()
+        sent, received = self.traffic
+        return {
+            "round": self.round,
+            "rounds": self.rounds,
+            "seconds": round(self.seconds, 3),
+            "rounds_per_second": round(self.pace, 3),
+            "loss": self.loss,
+            "accuracy": self.accuracy,
+            "k": self.k,
+            "sent_bytes": sent,
+            "received_bytes": received,
+            "used": used,
+            "late": late,
+            "dropped": dropped,
+            "here": sum(worker.alive for worker in self.workers.values()),
+            "workers": self.began.workers if self.began is not None else None,
+        }
+
+    def curves(self) -> dict[str, list[list[float]]]:
+        """Return the curves over seconds: loss, accuracy, rounds a second, K."""
+        losses = self._losses.points
+        return {
+            "loss": [[at, loss] for _, at, loss, _ in losses if loss is not None],
+            "accuracy": [[at, accuracy] for _, at, _, accuracy in losses if accuracy is not None],
+            "pace": pace_curve(self._steps.points, self._versions_a_round),
+            "k": [[at, k] for _, at, k in self._steps.points],
+        }
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _gradients(record: StepRecord | Arrived) -> int:
+    held = len(record.dropped) + 1
+    return held + len(record.fresh) + len(record.late) if isinstance(record, StepRecord) else held
+
+
+def pace_curve(points: list[tuple[Any, ...]], versions_a_round: int = 1, most: int = 80) -> list[list[float]]:
+    """Return rounds a second over seconds, from points (version, seconds, ...), each the mean over some points.
+
+    >>> pace_curve([(number, number / 4, 7) for number in range(9)], most=2)
+    [[1.0, 4.0], [2.0, 4.0]]
+    """
+    step = max(1, -(-(len(points) - 1) // most))
+    marks = [*points[::step], *(points[-1:] if (len(points) - 1) % step else [])]
+    return [
+        [after[1], round((after[0] - before[0]) / (after[1] - before[1]) / versions_a_round, 3)]
+        for before, after in pairwise(marks)
+        if after[1] > before[1]
+    ]
+
+
+# -- step times --------------------------------------------------------------------------------------------------------
+
+
+PHASES = ("input", "forward", "backward", "wait", "optimiser")
+
+
+class RankTimes:
+    """The times of one rank or worker: how fast it steps, and what its last steps were spent on.
+
+    >>> times = RankTimes()
+    >>> times.take(TimesBegan(format=1, paceline="0.2.0", noun="rank", number=2, workers=4, host="node-7",
+    ...                       launch="1a2b", sync="ddp"))
+    >>> for step in range(5):
+    ...     times.take(StepTimes(step=step, started_seconds=step / 4, seconds=0.25, wait_seconds=0.05))
+    >>> times.steps, times.pace, times.means()["wait"]
+    (5, 4.0, 0.05)
+    """
+
+    def __init__(self) -> None:
+        self.began: TimesBegan | None = None
+        self.ended: TimesEnded | None = None
+        self.steps = 0
+        self.seconds = 0.0
+        self._recent: deque[StepTimes] = deque(maxlen=_RECENT_LINES)
+        self._curve = Curve()
+
+    def take(self, record: TimesRecord) -> None:
+        """Take the next record of the file."""
+        match record:
+            case TimesBegan():
+                self.began, self.ended = record, None
+                self._recent.clear()
+            case _ if self.began is None:
+                raise ValueError("a file of step times begins with times_began")
+            case StepTimes():
+                if record.step < self.steps:
+                    self._curve.cut(record.step)
+                self.steps = record.step + record.steps
+                self.seconds = record.started_seconds + record.seconds
+                self._recent.append(record)
+                mean, wait = record.seconds / record.steps, record.wait_seconds / record.steps
+                self._curve.add((record.step, self.seconds, mean, wait))
+            case TimesEnded():
+                self.ended = record
+            case _:
+                pass  # buckets, links and the server's own times are for `paceline diagnose`
+
+    @property
+    def pace(self) -> float:
+        """Steps a second, of the last ten seconds."""
+        last = self._last_seconds()
+        seconds = sum(each.seconds for each in last)
+        return sum(each.steps for each in last) / seconds if seconds > 0 else 0.0
+
+    def _last_seconds(self) -> list[StepTimes]:
+        since = self.seconds - PACE_SECONDS
+        found = [each for each in self._recent if each.started_seconds >= since]
+        return found or list(self._recent)[-1:]
+
+    def means(self) -> dict[str, float]:
+        """Return the mean seconds of a step and of its phases, of the last steps; empty before the first."""
+        last = self._last_seconds()
+        steps = sum(each.steps for each in last)
+        if not steps:
+            return {}
+        found = {phase: sum(getattr(each, f"{phase}_seconds") for each in last) / steps for phase in PHASES}
+        found["step"] = sum(each.seconds for each in last) / steps
+        return {name: round(seconds, 6) for name, seconds in found.items()}
+
+    def curves(self) -> dict[str, list[list[float]]]:
+        """Return the seconds of a step, and of its wait, over seconds."""
+        points = self._curve.points
+        return {
+            "step_seconds": [[at, round(step, 6)] for _, at, step, _ in points],
+            "wait_seconds": [[at, round(wait, 6)] for _, at, _, wait in points],
+        }
+
+    def row(self, number: int) -> Json:
+        """Return the rank's row, as far as its times tell."""
+        ended = "" if self.ended is None else self.ended.reason[:MOST_TEXT]
+        return {
+            "number": number,
+            "state": "" if self.ended is None else "ended",
+            "remark": ended,
+            "host": self.began.host[:MOST_TEXT] if self.began is not None else "",
+            "steps": self.steps,
+            "steps_per_second": round(self.pace, 3),
+            "times": self.means(),
+        }
+
+
+def waited_for(times: Mapping[int, RankTimes], noun: str = "rank") -> str:
+    """Return a sentence that names the one for whom the others wait, in steps that all take together; "" for none.
+
+    Whoever comes last waits for nobody. This is about the last steps alone; `paceline diagnose` weighs all of them.
+
+    >>> waited_for({})
+    ''
+    """
+    together = {
+        number: each for number, each in times.items() if each.began is not None and each.began.sync in _TOGETHER
+    }
+    means = {number: each.means() for number, each in together.items() if each.ended is None}
+    shares = {number: found["wait"] / found["step"] for number, found in means.items() if found.get("step")}
+    if len(shares) < 2:
+        return ""
+    last = min(shares, key=lambda number: (shares[number], number))
+    others = median(share for number, share in shares.items() if number != last)
+    if others < _MUCH_WAITING or shares[last] > others / 3:
+        return ""
+    return (
+        f"The others wait for {noun} {last}: of their last steps they wait {percent_text(others)}, and it waits "
+        f"{percent_text(shares[last])}."
+    )
+
+
+_TOGETHER = ("ddp", "fsdp")
+_MUCH_WAITING = 0.15  # of a step
+
+
+# -- runs without a journal that are over ------------------------------------------------------------------------------
+
+
+class TraceState:
+    """The state of a run that is over and has left its trace: ranks that averaged, or a simulation.
+
+    >>> TraceState(Trace(strategy="hpsgd", seed=0, workers=2, recipe={"rounds": 5}, rounds_done=5, seconds=1.0,
+    ...                  clock="real", averaged=True)).figures()["round"]
+    5
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self._steps, self._losses = Curve(), Curve()
+        for each in trace.rounds:
+            self._steps.add((each.version, each.closed_seconds, each.k))
+        for evaluation in trace.evaluations:
+            self._losses.add((evaluation.round, evaluation.seconds, _finite(evaluation.loss), evaluation.accuracy))
+
+    def figures(self) -> Json:
+        """Return the figures of the whole run."""
+        trace, summary = self.trace, summarise(self.trace)
+        last = self.trace.rounds[-1:]
+        return {
+            "round": trace.rounds_done if trace.rounds_asked is None else min(trace.rounds_done, trace.rounds_asked),
+            "rounds": trace.rounds_asked,
+            "seconds": round(trace.seconds, 3),
+            "rounds_per_second": round(trace.rounds_done / trace.seconds, 3) if trace.seconds > 0 else 0.0,
+            "loss": None if summary.loss is None else _finite(summary.loss),
+            "accuracy": None if summary.accuracy is None else _finite(summary.accuracy),
+            "k": last[0].k if last and not trace.averaged else None,
+            "sent_bytes": trace.sent_bytes,
+            "received_bytes": trace.received_bytes,
+            "used": trace.used,
+            "late": trace.late,
+            "dropped": summary.dropped,
+            "here": 0,
+            "workers": trace.workers,
+        }
+
+    def rows(self) -> list[Json]:
+        """Return a row for each worker that the trace counts gradients of."""
+        return [
+            {"number": each.worker, "state": "ended", "remark": "", "host": "", "used": each.used, "late": each.late,
+             "dropped": each.dropped, "refused": 0}
+            for each in self.trace.by_worker
+        ]  # fmt: skip
+
+    def curves(self) -> dict[str, list[list[float]]]:
+        """Return the curves over seconds: loss, accuracy, rounds a second, K."""
+        losses = self._losses.points
+        return {
+            "loss": [[at, loss] for _, at, loss, _ in losses if loss is not None],
+            "accuracy": [[at, accuracy] for _, at, _, accuracy in losses if accuracy is not None],
+            "pace": pace_curve(self._steps.points),
+            "k": [] if self.trace.averaged else [[at, k] for _, at, k in self._steps.points],
+        }
+
+
+def _finite(value: float) -> float | None:
+    return value if value - value == 0 else None
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def merged_rows(rows: Iterable[Json], times: Mapping[int, RankTimes]) -> Iterator[Json]:
+    """Yield the rows of all workers or ranks, each with its step times where there are any.
+
+    >>> list(merged_rows([{"number": 0, "state": "late"}], {}))
+    [{'number': 0, 'state': 'late'}]
+    """
+    left = dict(times)
+    for row in rows:
+        found = left.pop(row["number"], None)
+        timed = {} if found is None else found.row(row["number"])
+        yield timed | {name: value for name, value in row.items() if value != "" or name not in timed}
+    for number, found in sorted(left.items()):
+        yield found.row(number)
+
+
+def shown_rows(rows: list[Json], most: int = MOST_ROWS) -> list[Json]:
+    """Return at most so many rows, in order of their numbers: first those who are gone, dropped or late.
+
+    >>> [row["number"] for row in shown_rows([{"number": n, "state": "gone" if n > 7 else ""} for n in range(10)], 3)]
+    [0, 8, 9]
+    """
+    if len(rows) <= most:
+        return rows
+    chosen = sorted(rows, key=lambda row: (_ORDER.get(row["state"], 9), row["number"]))[:most]
+    return sorted(chosen, key=lambda row: row["number"])
+
+
+def quiet_text(seconds: float) -> str:
+    """Return for how long nothing was written.
+
+    >>> quiet_text(75.2)
+    'nothing new for 75 s'
+    """
+    return f"nothing new for {duration_text(float(round(seconds)), trim=True)}"

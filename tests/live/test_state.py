@@ -1,0 +1,234 @@
+"""The state that the page shows: the same however a file grows, the counts of the whole journal, and bounded."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.live.folder import FollowedRun
+from paceline.live.state import MOST_POINTS, MOST_ROWS, Curve, JournalState
+from paceline.traces.history import trace_of
+from paceline.traces.journal import JournalError, RunEnded, WorkerLeft
+from paceline.traces.journal_files import Journal, JournalWriter, read_journal
+from paceline.traces.records import Trace
+from paceline.traces.step_times import (
+    FORMAT,
+    BucketsMade,
+    StepTimes,
+    TimesBegan,
+    TimesEnded,
+    TimesWriter,
+    times_path,
+)
+from paceline.traces.trace_files import write_traces
+from tests.live.journals import began, joined, journals, lines, step
+
+
+def followed(folder):
+    run = FollowedRun(Path(folder), clock=lambda: 1e10)
+    run.look()
+    return run
+
+
+@given(records=journals(), cuts=st.lists(st.floats(0, 1), max_size=6))
+def test_a_file_that_grows_in_any_pieces_comes_to_the_state_of_the_whole(records, cuts):
+    data = lines(records)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.jsonl")
+        run = followed(folder)
+        before = 0
+        for end in sorted([*(round(cut * len(data)) for cut in cuts), len(data)]):
+            with path.open("ab") as file:
+                file.write(data[before:end])
+            before = end
+            run.look()
+            assert not run.problems
+        assert run.document() == followed(folder).document()
+
+
+@given(records=journals())
+def test_the_counts_are_those_of_the_whole_journal_also_after_restarts(records):
+    trace, state = trace_of(Journal(records=tuple(records), torn=False)), JournalState()
+    for record in records:
+        state.take(record)
+    figures = state.figures()
+    assert (figures["used"], figures["late"]) == (trace.used, trace.late)
+    assert (figures["sent_bytes"], figures["received_bytes"]) == (trace.sent_bytes, trace.received_bytes)
+    assert figures["round"] == max([trace.rounds_done, *(r.version for r in records[-1:] if hasattr(r, "version"))])
+    by_worker = {row["number"]: (row["used"], row["late"]) for row in state.rows()}
+    for counts in trace.by_worker:
+        assert by_worker[counts.worker] == (counts.used, counts.late)
+    # What waits for a later step when a run ends or is restarted is no drop of the strategy's.
+    too_late = {each.worker: each.too_late for each in trace.by_worker}
+    assert {row["number"]: row["dropped"] for row in state.rows() if row["dropped"]} == {
+        worker: count for worker, count in too_late.items() if count
+    }
+
+
+@given(number=st.integers(0, 3000), most=st.integers(3, 50))
+def test_a_curve_keeps_few_points_in_order_and_the_first_and_last(number, most):
+    curve = Curve(most=most)
+    for place in range(number):
+        curve.add((place, place))
+    points = curve.points
+    assert len(points) <= most
+    assert points == sorted(points)
+    assert set(points[:1] + points[-1:]) == ({(0, 0), (number - 1, number - 1)} if number else set())
+
+
+def test_ten_times_the_rounds_take_no_more_room_and_many_workers_are_counted():
+    sizes = []
+    for rounds in (1_500, 15_000):
+        state = JournalState()
+        state.take(began(rounds=rounds))
+        for version in range(rounds):
+            state.take(step(version, version / 10, fresh=(0, 1), late=(2,)))
+        sizes.append(len(json.dumps([state.curves(), state.figures(), state.rows()])))
+        assert all(len(curve) <= MOST_POINTS for curve in state.curves().values())
+    assert sizes[1] < 1.3 * sizes[0]
+
+
+def test_of_many_workers_those_that_are_gone_are_named(tmp_path):
+    many = 3 * MOST_ROWS
+    records = [began(workers=many), *map(joined, range(many)), step(0, 1.0, fresh=range(many - 5))]
+    records.append(WorkerLeft(at_seconds=2.0, worker=many - 1, reason="it was killed"))
+    (tmp_path / "trace.jsonl").write_bytes(lines(records))
+    document = followed(tmp_path).document()
+    assert len(document["rows"]) == MOST_ROWS
+    assert document["rows_left_out"] == many - MOST_ROWS
+    assert document["rows"][-1] == {
+        "number": many - 1, "state": "gone", "remark": "it was killed", "host": "node-7", "used": 0, "late": 0,
+        "dropped": 0, "refused": 0,
+    }  # fmt: skip
+
+
+def test_a_damaged_line_is_named_and_all_before_it_is_shown(tmp_path):
+    data = lines([began(), joined(0), step(0, 1.0, fresh=(0,)), step(1, 2.0, fresh=(0,))])
+    (tmp_path / "trace.jsonl").write_bytes(data.replace(b'"version":1,"opened', b'"version":7,"opened'))
+    document = followed(tmp_path).document()
+    assert document["figures"]["round"] == 1
+    assert document["problems"][0].startswith("trace.jsonl:4: the line is not as it was written")
+
+
+def test_a_file_that_is_replaced_cut_or_rewritten_is_read_anew(tmp_path):
+    path, run = tmp_path / "trace.jsonl", followed(tmp_path)
+    first = [began(), *(step(version, 1.0 + version, fresh=(0,)) for version in range(5))]
+    second = [began(workers=4), *(step(version, 1.0 + version, fresh=(1,)) for version in range(5))]
+    path.write_bytes(lines(first))
+    for records in (first, second[:3], first, second):  # shorter, then in place with as many bytes
+        if records is not first:
+            path.write_bytes(lines(records))
+        else:
+            path.unlink()
+            run.look()  # gone for a while
+            path.write_bytes(lines(records))
+        run.look()
+        assert run.document() == followed(tmp_path).document()
+        assert run.document()["figures"]["round"] == len(records) - 1
+
+
+def test_what_is_no_plain_file_is_named_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "trace.jsonl")
+    (tmp_path / "times").mkdir()
+    (tmp_path / "times" / "rank-0.jsonl").symlink_to("/dev/zero")
+    (tmp_path / "times" / "rank-0.jsonl.bak").write_text("not ours")
+    assert followed(tmp_path).problems == [
+        "cannot read trace.jsonl: it is a pipe, not a plain file",
+        "times/rank-0.jsonl:0: it is a device, not a plain file",
+    ]
+
+
+def test_the_state_says_whether_the_writer_lives(tmp_path):
+    now, run = [0.0], FollowedRun(tmp_path, clock=lambda: now[0])
+
+    def state():
+        run.look()
+        return run.document()["state"]
+
+    assert state() == "waiting"
+    writer = JournalWriter(tmp_path / "trace.jsonl")
+    writer.write(began())
+    now[0] = (tmp_path / "trace.jsonl").stat().st_mtime
+    assert state() == "waiting"
+    writer.write(step(0, 1.0, fresh=(0,)))
+    assert state() == "running"
+    now[0] += 3600.0  # a long round: the writer holds the journal
+    assert state() == "running"
+    with pytest.raises(JournalError, match="another process writes it"):  # the lock is still the writer's
+        JournalWriter(tmp_path / "trace.jsonl", append=True)
+    writer.close()
+    assert state() == "killed"
+    assert [row["state"] for row in run.document()["rows"]] == ["gone"]
+    assert run.document()["figures"]["here"] == 0
+    assert FollowedRun(tmp_path, clock=lambda: now[0]).look()
+    fresh = FollowedRun(tmp_path, clock=lambda: now[0])
+    fresh.look()
+    assert fresh.document()["state"] == "quiet"  # whoever comes later cannot tell a killed run from one elsewhere
+    with JournalWriter(tmp_path / "trace.jsonl", append=True) as again:
+        again.write(RunEnded(at_seconds=2.0, reason="all rounds are done", rounds_done=1, diverged=False))
+    assert state() == "ended"
+    assert run.document()["text"] == "ended after round 1 of 50: all rounds are done"
+
+
+def timed(folder, rank, *, steps, ended=""):
+    writer = TimesWriter(times_path(folder, "rank", rank))
+    writer.write(
+        TimesBegan(format=FORMAT, paceline="0.2.0", noun="rank", number=rank, workers=2, host=f"node-{rank}",
+                   launch="1a2b", sync="ddp")
+    )  # fmt: skip
+    writer.write(BucketsMade(step=0, bytes=(8, 16)))
+    for number in range(steps):
+        wait = 0.05 if rank == 0 else 0.0
+        writer.write(
+            StepTimes(step=number, started_seconds=number / 4, seconds=0.25, forward_seconds=0.1, wait_seconds=wait)
+        )
+    if ended:
+        writer.write(TimesEnded(at_seconds=steps / 4, reason=ended))
+    writer.close()
+
+
+def test_a_watched_script_shows_steps_a_second_and_the_waits_of_each_rank(tmp_path):
+    for rank in range(2):
+        timed(tmp_path, rank, steps=20)
+    run = FollowedRun(tmp_path)
+    run.look()
+    document = run.document()
+    assert (document["kind"], document["state"], document["noun"]) == ("watched", "running", "rank")
+    assert document["figures"]["steps_per_second"] == 4.0
+    assert [row["times"]["wait"] for row in document["rows"]] == [0.05, 0.0]
+    assert document["rows"][1]["host"] == "node-1"
+    # Who comes last waits for nobody, and the others wait for it.
+    assert document["warnings"] == ["The others wait for rank 1: of their last steps they wait 20 %, and it waits 0 %."]
+    assert document["curves"]["wait_seconds"][-1] == [5.0, 0.05]
+    for rank in range(2):
+        timed(tmp_path, rank, steps=0, ended="the script ended")
+    run.look()
+    assert run.document()["state"] == "ended"
+
+
+def test_a_trace_of_ranks_that_averaged_is_shown_as_a_run_that_is_over(tmp_path):
+    trace = Trace(
+        strategy="hpsgd", seed=0, workers=2, recipe={"rounds": 5}, rounds_done=5, seconds=2.0, clock="real",
+        averaged=True, sent_bytes=7,
+    )  # fmt: skip
+    write_traces(tmp_path, [trace])
+    document = followed(tmp_path).document()
+    assert (document["kind"], document["strategy"], document["state"]) == ("averaging", "hpsgd", "ended")
+    assert document["figures"]["rounds_per_second"] == 2.5
+    write_traces(tmp_path, [trace, trace])
+    assert followed(tmp_path).problems == ["traces.json.gz holds 2 runs: see report.html for them"]
+
+
+def test_following_a_journal_leaves_its_file_as_it_is(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(lines([began(), step(0, 1.0, fresh=(0,))]))
+    before = (path.read_bytes(), sorted(tmp_path.rglob("*")))
+    followed(tmp_path).document()
+    assert (path.read_bytes(), sorted(tmp_path.rglob("*"))) == before
+    assert read_journal(path).began.workers == 3
