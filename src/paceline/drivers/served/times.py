@@ -45,7 +45,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from paceline import __version__
@@ -154,18 +153,21 @@ class RunTimes:
         writer.write(times)
         count = self._gradients[worker] = self._gradients.get(worker, 0) + 1
         trip = times.trip
-        if count & (count - 1) or trip is None or not trip.down_bytes:
+        if count & (count - 1) or trip is None:
             return
         latency = min((least_round_trip_seconds() or 0.0) / 2, times.seconds)
-        link = LinkTimed(
-            at_seconds=arrived_seconds,
-            to=worker,
-            bytes=trip.up_bytes,
-            seconds=trip.up_seconds + latency,
-            latency_seconds=latency,
-        )
-        writer.write(link)
-        self._writer("server").write(replace(link, bytes=trip.down_bytes, seconds=trip.down_seconds + latency))
+        up, down = (trip.up_bytes, trip.up_seconds), (trip.down_bytes, trip.down_seconds)
+        for (on_wire, seconds), file in ((up, writer), (down, self._writer("server"))):
+            if on_wire:
+                file.write(
+                    LinkTimed(
+                        at_seconds=arrived_seconds,
+                        to=worker,
+                        bytes=on_wire,
+                        seconds=seconds + latency,
+                        latency_seconds=latency,
+                    )
+                )
 
     def stepped(self, times: ServerTimes) -> None:
         """Write the server's own time of one step."""
