@@ -24,7 +24,7 @@ from paceline.traces.journal_files import read_journal
 from paceline.traces.recorded_run import read_run
 from paceline.traces.step_times import ServerTimes, StepTimes, read_times, times_path
 
-PARAMETERS = 16_000  # 64 kB each way
+PARAMETERS = 80_000  # 320 kB each way
 ROUNDING = 5e-6  # some durations, each rounded to a microsecond
 PAUSE_SECONDS = 0.02
 LINK_SECONDS = 0.1  # of a model, or a gradient, on the slow link

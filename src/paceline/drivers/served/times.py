@@ -36,8 +36,8 @@ threads of their own.
 
 `LinkTimed` lines (with the 1st, 2nd, 4th, 8th, ... gradient of a worker's connection) have the link's latency: half of
 the least round trip that the system has seen on the connection (Linux; elsewhere 0). In server.jsonl they are of the
-model, to that worker; in a worker's file of its gradient, and `to` is its own number, for a server has none. Bytes that
-come with the first packets take no time: a rate that is made of a few kilobytes says little.
+model, to that worker; in a worker's file of its gradient, and `to` is its own number, for a server has none. The first
+packets of a message come at once, on any link: messages below LEAST_LINK_BYTES say nothing of a rate, and have no line.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ from paceline.traces.step_times import (
     times_path,
 )
 
+LEAST_LINK_BYTES = 256 * 1024
 LOCAL_NOTE = "models and gradients lie in shared memory: nothing of them is on a wire"
 
 
@@ -158,7 +159,7 @@ class RunTimes:
         latency = min((least_round_trip_seconds() or 0.0) / 2, times.seconds)
         up, down = (trip.up_bytes, trip.up_seconds), (trip.down_bytes, trip.down_seconds)
         for (on_wire, seconds), file in ((up, writer), (down, self._writer("server"))):
-            if on_wire:
+            if on_wire >= LEAST_LINK_BYTES:
                 file.write(
                     LinkTimed(
                         at_seconds=arrived_seconds,
