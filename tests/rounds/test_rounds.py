@@ -168,10 +168,10 @@ def test_states_are_of_one_moment_on_all_ranks_and_others_are_refused(trio):
 
 def test_a_watched_model_s_clock_hears_who_waits_for_whom(trio):
     """The slow rank sleeps in both blocks of every batch; the others wait for it, and it waits for nobody."""
-    rounds, pause_seconds = 6, 0.03
+    rounds, pause_seconds = 6, 0.05
     results = trio.do("watched", rounds=rounds, pause_seconds=pause_seconds)
     waits = [sum(wait for wait, *_ in found["steps"]) for found in results]
-    assert min(waits[:2]) > rounds * pause_seconds > waits[2]
+    assert min(waits[:2]) - waits[2] > rounds * pause_seconds  # half of what it sleeps
     for found in results:
         assert len(found["steps"]) == rounds
         assert all(wait + optimiser + between <= whole for wait, optimiser, between, whole in found["steps"])

@@ -22,6 +22,7 @@ from paceline.drivers.served.times import RunTimes, bounded
 from paceline.traces.journal import TRACE, StepRecord
 from paceline.traces.journal_files import read_journal
 from paceline.traces.recorded_run import read_run
+from paceline.traces.step_clock import StepClock, register_clock
 from paceline.traces.step_times import ServerTimes, StepTimes, read_times, times_path
 
 PARAMETERS = 80_000  # 320 kB each way
@@ -59,8 +60,11 @@ class Network(nn.Module):
         return {"logits": [_Sleeps.apply(outputs) if self.slow == IN_BACKWARD else outputs]}
 
 
-def work(address: str, slow: int) -> None:
-    model = Network(slow)
+def work(address: str, slow: int, ended: dict[int, tuple[Network, list[StepTimes]]]) -> None:
+    """Train until it is over, watched as a script would be; leave the model and what its clock has seen in `ended`."""
+    model, seen = Network(slow), list[StepTimes]()
+    clock = StepClock(seen.append)
+    register_clock(model, clock)
     with Worker(address, model, patience_seconds=20.0, wish=slow, local=slow == NOTHING) as worker:
         while worker.running():
             if slow == IN_INPUT:
@@ -68,11 +72,11 @@ def work(address: str, slow: int) -> None:
             for inputs in worker.blocks(torch.ones(2, PARAMETERS)):
                 model(inputs)["logits"][0].mean().backward()
             worker.send()
-    assert not model._forward_hooks
-    assert not model._forward_pre_hooks
+            clock.end_step()
+    ended[slow] = model, seen
 
 
-def serve(folder: Path, *, rounds: int, resume: bool = False) -> None:
+def serve(folder: Path, *, rounds: int, resume: bool = False) -> dict[int, tuple[Network, list[StepTimes]]]:
     """Train to the end with five workers, of whom four are slow, each for a reason of its own."""
     model = Network()
     settings = ServerSettings(
@@ -85,6 +89,7 @@ def serve(folder: Path, *, rounds: int, resume: bool = False) -> None:
         folder=folder,
         blocks=2,
     )
+    ended: dict[int, tuple[Network, list[StepTimes]]] = {}
     threads: list[threading.Thread] = []
     links: list[SlowLink] = []
 
@@ -92,7 +97,7 @@ def serve(folder: Path, *, rounds: int, resume: bool = False) -> None:
         links.append(SlowLink(f"127.0.0.1:{port}", bytes_per_second=4 * PARAMETERS / LINK_SECONDS))
         for slow in range(5):
             address = links[0].address if slow == ON_SLOW_LINK else f"127.0.0.1:{port}"
-            threads.append(threading.Thread(target=work, args=(address, slow), daemon=True))
+            threads.append(threading.Thread(target=work, args=(address, slow, ended), daemon=True))
             threads[-1].start()
 
     async def run() -> None:
@@ -108,15 +113,20 @@ def serve(folder: Path, *, rounds: int, resume: bool = False) -> None:
             thread.join(20)
         for link in links:
             link.close()
+    return ended
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A run of six rounds that went on to nine."""
+def ran(tmp_path_factory):
+    """A run of six rounds that went on to nine: its folder, and the workers of its second life."""
     folder = tmp_path_factory.mktemp("served")
     serve(folder, rounds=6)
-    serve(folder, rounds=9, resume=True)
-    return folder
+    return folder, serve(folder, rounds=9, resume=True)
+
+
+@pytest.fixture(scope="module")
+def folder(ran):
+    return ran[0]
 
 
 pytestmark = pytest.mark.xdist_group("served_times")  # one run for all of them
@@ -180,6 +190,17 @@ def test_what_is_slow_shows_in_its_phase_and_a_slow_link_in_none(folder):
         assert least(NOTHING, lambda step, way=way: getattr(step.trip, f"{way}_bytes")) == 0  # in shared memory
     assert least(ON_SLOW_LINK, lambda step: step.wait_seconds) >= 2 * LINK_SECONDS / 3
     assert least(ON_SLOW_LINK, lambda step: step.computing_seconds) < PAUSE_SECONDS
+
+
+def test_a_watched_worker_waits_for_its_server_and_has_no_hooks_left(ran):
+    """All wait for the one on the slow link, whose own way is as long."""
+    _, workers = ran
+    assert sorted(workers) == list(range(5))
+    for model, steps in workers.values():
+        assert len(steps) == 3
+        assert sum(step.wait_seconds for step in steps) >= LINK_SECONDS
+        assert not model._forward_hooks
+        assert not model._forward_pre_hooks
 
 
 def test_links_have_a_rate_each_way_where_there_is_a_wire(folder):
