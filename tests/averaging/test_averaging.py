@@ -256,3 +256,23 @@ def test_a_rank_has_four_looks_to_be_heard_in_however_many_there_are(ranks, sile
 def test_what_is_described_stays_short_and_different(one, other):
     assert len(json.dumps(short_text(one))) <= 2 * SHORT_CHARACTERS + 2
     assert (short_text(one) == short_text(other)) == (one == other)
+
+
+# -- step times --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("member", "settings"), [("local-sgd", {"period": 2}), ("hpsgd", {})])
+def test_a_watched_model_s_clock_hears_of_waits_for_averages(trio, member, settings):
+    """Where training waits, two fast ranks wait for the one that sleeps; in hpsgd nobody waits before the end."""
+    steps, pause_seconds = 6, 0.05
+    results = trio.do("watched", member=member, steps=steps, pause_seconds=pause_seconds, **settings)
+    waits = [sum(wait for wait, *_ in found) for found in results]
+    for found in results:
+        assert len(found) == steps
+        assert all(wait <= whole for wait, whole, _ in found)
+        if member == "local-sgd":
+            assert [len(buckets) for *_, buckets in found] == [0, 1] * 3
+    if member == "hpsgd":
+        assert waits == [0.0, 0.0, 0.0]
+    else:
+        assert min(waits[:2]) - waits[2] > steps * pause_seconds / 2

@@ -16,6 +16,7 @@ import pytest
 import paceline
 from paceline.cli.main import main
 from paceline.drivers.ranks.checkpoints import RankCheckpoints
+from paceline.traces.step_times import read_all_times
 from tests import warm
 from tests.launches import free_port
 
@@ -113,6 +114,10 @@ def test_a_rank_that_dies_is_named_and_the_run_goes_on_and_replays_to_the_last_b
     assert ended(again, tmp_path) == 0, said(tmp_path)
     check_story(folder)
     assert paceline.replay(folder).identical
+    for rank, times in read_all_times(folder)["rank"].items():
+        assert [step.step for step in times.steps] == list(range(len(times.steps))), rank
+        assert all(step.computing_seconds + step.wait_seconds <= step.seconds + 5e-6 for step in times.steps)
+        assert times.ended.reason == "all rounds are done"
     keeper = RankCheckpoints(folder, rank=1)
     memory = keeper.read(keeper.held()[0])["sync"]["codec"]
     assert memory["owned"].abs().max() > 0

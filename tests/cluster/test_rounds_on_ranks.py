@@ -31,6 +31,7 @@ from paceline.traces.journal import (
     line_of,
 )
 from paceline.traces.journal_files import read_journal
+from paceline.traces.step_times import read_all_times
 from tests.cluster.test_ranks import NAMED_WITHIN_SECONDS, ended, ranks_of, said, started, wait_for_checkpoints
 
 NETWORK = """
@@ -135,6 +136,22 @@ def test_a_run_of_four_ranks_is_replayed_to_the_last_bit(ran):
     assert (verdict.steps, verdict.checkpoint) == (14, 14)
     assert pruned[0] > 0
     assert any(step.late for step in records_of(ran, StepRecord))
+
+
+def test_every_gradient_of_the_journal_is_a_step_of_its_rank_whose_times_say_the_injected_delay(ran):
+    times = read_all_times(ran)["rank"]
+    arrivals = {(a.worker, a.draw): a for record in records_of(ran, StepRecord) for a in record.arrivals}
+    steps = {(rank, step.step): step for rank, found in times.items() for step in found.steps}
+    assert arrivals.keys() <= steps.keys()
+    for key, arrival in arrivals.items():
+        step = steps[key]
+        assert step.version == arrival.version
+        assert step.computing_seconds + step.wait_seconds <= step.seconds + 5e-6
+        assert step.forward_seconds > 0
+        if arrival.blocks_done == arrival.blocks:
+            assert step.forward_seconds + step.backward_seconds >= 0.02 - 1e-5  # the least of the recipe's delays
+    assert all(found.ended.reason == "all rounds are done" for found in times.values())
+    assert any(step.buckets for step in steps.values())
 
 
 def test_its_journal_table_and_page_are_those_of_any_run(ran):

@@ -13,6 +13,7 @@ import torch
 
 from paceline.traces.checkpoints import read_newest
 from paceline.traces.journal import Resumed, RunEnded, StepRecord
+from paceline.traces.step_times import read_all_times
 from tests import warm
 from tests.cluster.harness import PACELINE, Cluster, until
 from tests.cluster.test_faults import PACED, STOPPED_BY_SIGTERM, assert_stops_and_replays, lines
@@ -45,10 +46,17 @@ def test_a_full_run_that_is_killed_on_its_way_and_stopped_equals_an_undisturbed_
     with Cluster(tmp_path, workers=3, strategy="full", settings=(*PACED, *EVERY_ROUND)) as cluster:
         cluster.until_round(chance.randrange(3, 12))
         cluster.kill_server()
+        assert all(times.steps for times in read_all_times(cluster.run)["worker"].values())
         assert resumes(cluster, range(3)).version >= 1
 
         cluster.until_goes_on(chance.randrange(3, 12))
         assert_stops_and_replays(cluster)
+        times = read_all_times(cluster.run)
+        assert [step.version for step in times["server"][0].server] == list(range(cluster.round))
+        draws = {worker: {step.step for step in found.steps} for worker, found in times["worker"].items()}
+        arrived = [arrival for step in cluster.events(StepRecord) for arrival in step.arrivals]
+        assert all(arrival.draw in draws[arrival.worker] for arrival in arrived)
+        assert all(found.ended is not None for noun in times for found in times[noun].values())
         found = read_newest(cluster.run)[0]
         assert found.version == cluster.round
     undisturbed = Cluster(tmp_path / "undisturbed", workers=3, strategy="full", rounds=found.version)
@@ -119,6 +127,7 @@ def test_training_goes_on_when_the_disk_is_full_and_an_older_checkpoint_stays(tm
         fill(filler)
         line = cluster.until_log("cannot write checkpoint .* No space left on device; the one before .* stays")
         cluster.until_log("cannot write the journal .* No space left on device")
+        cluster.until_log("times/.*No space left on device; training goes on, and its step times are not whole")
         stays = read_newest(cluster.run)[0]
         assert f"({stays.version}) stays" in line
 
@@ -132,6 +141,8 @@ def test_training_goes_on_when_the_disk_is_full_and_an_older_checkpoint_stays(tm
         assert "Traceback" not in cluster.log
         assert len(lines(cluster, "cannot write checkpoint")) <= 2, "once when it happens, once at the end"
         assert lines(cluster, "records of the trace are lost")
+        assert len(lines(cluster, "step times are not whole")) == 1
+        assert read_all_times(cluster.run)["server"][0].ended is not None
 
 
 def fill(file):

@@ -14,6 +14,7 @@ import re
 import struct
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ from paceline.drivers.served.messages import (
     encode,
 )
 from paceline.traces.journal import Evaluated, Refused, RunBegan, StepRecord, WorkerLeft
+from paceline.traces.step_times import read_times, times_path
 from tests.cluster.harness import until
 from tests.cluster.peers import (
     Peer,
@@ -206,6 +208,14 @@ BAD_GRADIENTS = {
         lambda p: _header(p, work_seconds=1e300),
         "a Gradient: work_seconds must be a number",
     ),
+    "a negative phase": (
+        lambda p: _header(p, backward_seconds=-1),
+        "a Gradient: backward_seconds must be a number",
+    ),
+    "more bytes than there are": (
+        lambda p: _header(p, down_bytes=2**60),
+        "a Gradient: down_bytes must be a whole number",
+    ),
     "an absurd loss": (
         lambda p: _header(p, loss_mean=-1e300),
         "a Gradient: loss_mean must be a number",
@@ -247,6 +257,30 @@ def test_whoever_takes_the_seat_of_one_that_lied_about_its_batches_goes_on_where
             peer.say_bytes(_header(peer, draw=peer.welcome.first_draw + 10**9))
             peer.goodbye()
     assert first_draws[0] == first_draws[1]
+
+
+def test_times_that_a_worker_makes_up_are_cut_to_what_the_server_has_seen(cluster):
+    names = ("held", "input", "forward", "backward", "behind", "processor", "down")
+    absurd = {f"{name}_seconds": 1e9 for name in names}
+
+    def make_up(worker):  # its gradients go by shared memory, as small messages
+        connection = worker.connection
+        say = connection.say
+        if worker.sends == 1:
+            connection.say = lambda said: say(
+                replace(said, **absurd, down_bytes=2**53) if isinstance(said, Gradient) else said
+            )
+
+    working = Working(cluster.address, make_up)
+    with unharmed(cluster):
+        until(lambda: working.sends > 6, "it has sent some", cluster=cluster)
+        working.stop()
+    steps = read_times(times_path(cluster.run, "worker", working.number)).steps[-4:]
+    for step in steps:
+        assert step.computing_seconds + step.wait_seconds <= step.seconds + 5e-6
+        assert step.seconds < 1e4
+        assert step.input_seconds == step.seconds, "it claimed to have held the model all the time"
+        assert step.trip.down_bytes < 10**6
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["in frames", "in shared memory"])

@@ -161,3 +161,27 @@ def test_states_are_of_one_moment_on_all_ranks_and_others_are_refused(trio):
         assert found["other model"].startswith(f"{refused} the model is not what it was")
         assert found["other k"].startswith(f"{refused} it is of other rounds: its strategy is")
         assert found["closed"] == results[0]["closed"]
+
+
+# -- step times --------------------------------------------------------------------------------------------------------
+
+
+def test_a_watched_model_s_clock_hears_who_waits_for_whom(trio):
+    """The slow rank sleeps in both blocks of every batch; the others wait for it, and it waits for nobody."""
+    rounds, pause_seconds = 6, 0.05
+    results = trio.do("watched", rounds=rounds, pause_seconds=pause_seconds)
+    waits = [sum(wait for wait, *_ in found["steps"]) for found in results]
+    assert min(waits[:2]) - waits[2] > rounds * pause_seconds  # half of what it sleeps
+    for found in results:
+        assert len(found["steps"]) == rounds
+        assert all(wait + optimiser + between <= whole for wait, optimiser, between, whole in found["steps"])
+        assert all(optimiser > 0 for _, optimiser, *_ in found["steps"])
+        for buckets in found["buckets"]:
+            assert all(0 <= ready < done for ready, done in buckets)
+        assert sum(map(len, found["buckets"])) >= rounds - 1
+
+
+def test_rank_0_gets_the_step_times_that_are_on_other_machines(trio, tmp_path):
+    found = trio.do("apart", folder=str(tmp_path), name="apart", steps=4)
+    assert found[0] == [[0, 4], [1, 5], [2, 6]]
+    assert found[1:] == [[[1, 5]], [[2, 6]]]

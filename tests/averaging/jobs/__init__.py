@@ -4,6 +4,7 @@ from tests.averaging.jobs.checkpoints import documented, drifting, resumed, wron
 from tests.averaging.jobs.faults import left_by_one, lying, poisoned, stays_away, unable, until_it_ends
 from tests.averaging.jobs.misuse import misused
 from tests.averaging.jobs.tally import conserve, ends, numbers, paces, schedules
+from tests.averaging.jobs.times import watched
 from tests.averaging.jobs.training import adam_too, alike, alone, kinds, scaled, told
 
 __all__ = [
@@ -28,5 +29,6 @@ __all__ = [
     "told",
     "unable",
     "until_it_ends",
+    "watched",
     "wrong_states",
 ]

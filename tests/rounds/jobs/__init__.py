@@ -4,10 +4,12 @@ from tests.rounds.jobs.checkpoints import resumed, wrong_states
 from tests.rounds.jobs.epochs import broken_off, epochs, second_loader
 from tests.rounds.jobs.faults import beyond_the_codec, drifts, fails_first, overflows, raises, until_it_ends
 from tests.rounds.jobs.misuse import misused, misused_loops, steps_scheduler_too
+from tests.rounds.jobs.times import apart, watched
 from tests.rounds.jobs.training import alike, like_plain, schedules, some_close_first
 
 __all__ = [
     "alike",
+    "apart",
     "beyond_the_codec",
     "broken_off",
     "drifts",
@@ -24,5 +26,6 @@ __all__ = [
     "some_close_first",
     "steps_scheduler_too",
     "until_it_ends",
+    "watched",
     "wrong_states",
 ]

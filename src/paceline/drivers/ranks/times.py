@@ -105,8 +105,10 @@ class RankTimes:
         register_clock(self._module, self._clock)
 
     @contextmanager
-    def computing(self) -> Iterator[None]:
-        """Count what happens inside as input until the model's forward pass, then as forward and backward."""
+    def computing(self, begins: Phase = "input") -> Iterator[None]:
+        """Count what happens inside as `begins` until the model's forward pass, then as forward and backward."""
+        if self._clock is not None:
+            self._clock.enter(begins)
         self._hooks.attach()
         try:
             yield

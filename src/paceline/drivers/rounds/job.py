@@ -183,7 +183,7 @@ class RoundsRun:
         sync.begin_batch(training.blocks)
         self._flat.gradient.zero_()
         self._flat.attach_gradient()
-        with self._times.computing():
+        with self._times.computing("forward"):
             losses = compute_blocks(
                 self._module,
                 assignment,

@@ -36,8 +36,8 @@ threads of their own.
 
 `LinkTimed` lines (with the 1st, 2nd, 4th, 8th, ... gradient of a worker's connection) have the link's latency: half of
 the least round trip that the system has seen on the connection (Linux; elsewhere 0). In server.jsonl they are of the
-model, to that worker; in a worker's file of its gradient, and `to` is its own number, for a server has none. Bytes that
-come with the first packets take no time: a rate that is made of a few kilobytes says little.
+model, to that worker; in a worker's file of its gradient, and `to` is its own number, for a server has none. The first
+packets of a message come at once, on any link: messages below LEAST_LINK_BYTES say nothing of a rate, and have no line.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from paceline import __version__
@@ -67,6 +66,7 @@ from paceline.traces.step_times import (
     times_path,
 )
 
+LEAST_LINK_BYTES = 256 * 1024
 LOCAL_NOTE = "models and gradients lie in shared memory: nothing of them is on a wire"
 
 
@@ -154,18 +154,21 @@ class RunTimes:
         writer.write(times)
         count = self._gradients[worker] = self._gradients.get(worker, 0) + 1
         trip = times.trip
-        if count & (count - 1) or trip is None or not trip.down_bytes:
+        if count & (count - 1) or trip is None:
             return
         latency = min((least_round_trip_seconds() or 0.0) / 2, times.seconds)
-        link = LinkTimed(
-            at_seconds=arrived_seconds,
-            to=worker,
-            bytes=trip.up_bytes,
-            seconds=trip.up_seconds + latency,
-            latency_seconds=latency,
-        )
-        writer.write(link)
-        self._writer("server").write(replace(link, bytes=trip.down_bytes, seconds=trip.down_seconds + latency))
+        up, down = (trip.up_bytes, trip.up_seconds), (trip.down_bytes, trip.down_seconds)
+        for (on_wire, seconds), file in ((up, writer), (down, self._writer("server"))):
+            if on_wire >= LEAST_LINK_BYTES:
+                file.write(
+                    LinkTimed(
+                        at_seconds=arrived_seconds,
+                        to=worker,
+                        bytes=on_wire,
+                        seconds=seconds + latency,
+                        latency_seconds=latency,
+                    )
+                )
 
     def stepped(self, times: ServerTimes) -> None:
         """Write the server's own time of one step."""
