@@ -471,7 +471,8 @@ def _of_averages(run: RecordedRun, trace: Trace, skip: int | None) -> Timings:
     wire = np.clip(resumed - np.fmax(sent, finished), 0.0, None)
     computing = finished - started
     blocked = np.nansum(waited) + np.nansum(wire)
-    coupled = len(numbers) > 1 and blocked >= LEAST_WAIT_SHARE * np.nansum(computing)
+    often = np.mean(np.nansum(waited + wire, axis=1) > 0) > 0.2  # at the end all wait for all, whatever they did before
+    coupled = len(numbers) > 1 and often and blocked >= LEAST_WAIT_SHARE * np.nansum(computing)
     opened = _least(started)
     hosts = {number: times.began.host for number, times in run.times.get("rank", {}).items()}
     until = np.append(opened[1:], np.nanmax(arrived[-1]))
