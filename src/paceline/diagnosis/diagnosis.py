@@ -74,8 +74,8 @@ class Suspect:
     `late_seconds` a step. `phases` are where that comes from, empty where it cannot be told; `phase_seconds` what each
     measured phase takes longer than the others' in a late step. `chance` is how likely a balanced run looks like it.
 
-    `saved_seconds` is what the run had taken less without this one. Who is nearly as slow hides behind who is slower;
-    so `all_saved_seconds` is without this one and all that are listed before it, and it matters by what it adds to that.
+    `saved_seconds` is what the run had taken less without this one. Who is nearly as slow hides behind who is slower:
+    `all_saved_seconds` is without this one and all that are listed before it; it matters by what it adds to theirs.
     """
 
     members: tuple[int, ...]

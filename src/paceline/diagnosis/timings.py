@@ -245,7 +245,8 @@ class _Piece:
 def _of_rounds(run: RecordedRun, trace: Trace, skip: int | None) -> Timings:
     pieces, hosts = _pieces_of(run, trace)
     if not pieces or not trace.rounds:
-        raise NoRunError(f"{run.folder} holds no round with times to diagnose")
+        why = "the run has only just begun" if run.journal is not None else "it was simulated with --timing-only?"
+        raise NoRunError(f"{run.folder} holds nobody's work in any round, so there is nothing to diagnose ({why})")
     is_async = trace.strategy.startswith("async")
     numbers = tuple(sorted({piece.worker for piece in pieces}))
     column = {number: index for index, number in enumerate(numbers)}
