@@ -19,6 +19,7 @@ took for the round, and no time is lost by waiting.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -42,6 +43,7 @@ PHASES = ("input", "forward", "backward", "optimiser")
 SKIPPED_STEPS = 3  # compilation, first touch of memory, caches
 MOST_SKIPPED_SHARE = 0.1
 MOST_CELLS = 50_000_000  # rounds times workers
+PROCESS = re.compile(r" pid \d+$")
 LEAST_WAIT_SHARE = 0.002  # of the time; below it nobody waits
 
 
@@ -340,7 +342,7 @@ def _pieces_of(run: RecordedRun, trace: Trace) -> tuple[list[_Piece], dict[int, 
     pieces = []
     for record in effective(run.journal.records):
         if isinstance(record, WorkerJoined):
-            hosts.setdefault(record.worker, record.host)
+            hosts.setdefault(record.worker, PROCESS.sub("", record.host))  # a worker says which process it is, too
         if isinstance(record, StepRecord | Arrived):
             for arrival in record.arrivals:
                 work_seconds = arrival.work_seconds or 0.0

@@ -101,13 +101,14 @@ def _late(found: Diagnosis, each: Suspect) -> str:
     by, unit = duration_text(each.late_seconds), _steps(found)
     if each.pattern == "once":
         return f"was late in {unit[:-1]} {each.since_step:,}, by {by}{_where(each)}"
-    until = "" if each.until_step is None else f" to {unit[:-1]} {each.until_step:,}"
-    since = f"from {unit[:-1]} {each.since_step:,}{until}" if until else f"since {unit[:-1]} {each.since_step:,}"
     share = percent_text(each.late_share)
     if each.pattern == "intermittent":
         first = f"first in {unit[:-1]} {each.since_step:,}"
         return f"is late now and then, in {share} of the {unit}, by {by}{_where(each)}, {first}"
-    return f"is late in {share} of the {unit}, by {by}{_where(each)}, {since}"
+    if each.until_step is not None:
+        stretch = f"{unit} {each.since_step:,} to {each.until_step:,}"
+        return f"was late in {share} of the {stretch}, by {by}{_where(each)}"
+    return f"is late in {share} of the {unit}, by {by}{_where(each)}, since {unit[:-1]} {each.since_step:,}"
 
 
 def _where(each: Suspect) -> str:
