@@ -33,6 +33,7 @@ BENCHMARKS = MappingProxyType(
         "cluster": Benchmark("benchmarks.cluster:run", "real runs: time saved by lgc, replayed, and as simulated"),
         "overhead": Benchmark("benchmarks.overhead:run", "a round of the parameter server against gloo's all-reduce"),
         "server-memory": Benchmark("benchmarks.server_memory:run", "the server's memory in multiples of its model"),
+        "diagnosis": Benchmark("benchmarks.diagnosis:run", "false alarms of diagnose, and delays that it finds"),
         "slow-link": Benchmark("benchmarks.slow_link:run", "rounds of the server over links of 512 kbit/s"),
         "codecs": Benchmark("benchmarks.codecs:run", "quantising codecs against a plain copy and against eager torch"),
         "corrupt": Benchmark(

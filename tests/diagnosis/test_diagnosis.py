@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import tempfile
@@ -15,11 +16,13 @@ from hypothesis import strategies as st
 
 from paceline.diagnosis import diagnose, evidence, timings_of, verdict
 from paceline.reports.report import report_html
-from paceline.traces import step_times
+from paceline.traces import Round, Trace, Work, step_times
 from paceline.traces.recorded_run import NoRunError, read_run
 from paceline.traces.step_times import read_all_times
+from paceline.traces.trace_files import write_traces
 from paceline.traces.watched import trace_of_times
 from tests.diagnosis.recordings import USUAL, Delay, served, watched
+from tests.reports.race_traces import race
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NOISE = st.sampled_from([("lognormal", 0.02), ("lognormal", 0.1), ("pareto", 0.1), ("bursts", 0.3)])
@@ -176,6 +179,15 @@ def test_a_worker_behind_a_slow_link_is_late_on_its_link():
     assert (found.suspects[0].members, found.suspects[0].phases) == ((1,), ("transfer",))
 
 
+@pytest.mark.parametrize("phase", ["input", "forward", "backward"])
+def test_the_step_times_of_workers_tell_the_phase_and_those_of_the_server_its_part(phase):
+    found = diagnose(recorded(served, 4, 60, seed=4, phases=True, delays=[Delay(rank=1, phase=phase, busy=True)]))
+    adds_up(found)
+    assert (found.suspects[0].members, found.suspects[0].phases) == ((1,), (phase,))
+    assert found.suspects[0].busy == "computed more"
+    assert math.isclose(found.total["server"], 0.003 * 57, rel_tol=0.05)
+
+
 @pytest.mark.parametrize("name", ["served", "served-stopped"])
 def test_journals_of_the_last_release_are_diagnosed(name):
     adds_up(diagnose(read_run(GOLDEN / name)))
@@ -240,3 +252,66 @@ def test_a_watched_script_has_a_trace_that_a_report_draws(tmp_path):
         assert each.worker != 2 or np.isclose(each.finished_seconds, each.sent_seconds)
     assert [absence.worker for absence in trace.absences] == [0]
     assert "ddp" in report_html([trace])
+
+
+# -- runs without a journal --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trace", race(workers=10, rounds=40), ids=lambda trace: trace.strategy)
+def test_simulated_runs_of_every_strategy_are_diagnosed(trace, tmp_path):
+    write_traces(tmp_path, [trace])
+    found = diagnose(read_run(tmp_path))
+    adds_up(found)
+    assert (found.kind, found.skipped_steps) == ("simulated", 0)
+    if trace.strategy == "async":
+        assert found.coupling == "none"
+        assert found.saved_seconds == 0
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_rank_that_is_slow_between_averages_costs_time_only_where_the_others_wait(waits, tmp_path):
+    write_traces(tmp_path, [averages(ranks=4, rounds=30, slow=2, waits=waits)])
+    found = diagnose(read_run(tmp_path))
+    adds_up(found)
+    assert found.suspects[0].members == (2,)
+    assert (found.status, found.coupling) == (("slow", "all") if waits else ("harmless", "none"))
+    assert (found.suspects[0].saved_seconds > 0) == waits
+    assert waits or "limits how often an average is made" in verdict(found)[0]
+
+
+def averages(*, ranks, rounds, slow, waits):
+    """The trace of ranks that average: windows of a second, of two on the slow one; all wait, or all train on."""
+    random = np.random.default_rng(1)
+    started, works, ends = np.zeros(ranks), [], [0.0]
+    for version in range(rounds):
+        finished = started + random.uniform(0.95, 1.05, ranks) + (np.arange(ranks) == slow)
+        sent = finished.max()
+        for rank in range(ranks):
+            works.append(
+                Work(
+                    worker=rank,
+                    version=version,
+                    started_seconds=started[rank],
+                    finished_seconds=finished[rank],
+                    sent_seconds=sent,
+                    arrived_seconds=sent + 0.1,
+                )
+            )
+        ends.append(sent + 0.1)
+        started = np.full(ranks, sent + 0.1) if waits else finished
+    closings = [
+        Round(version=version, opened_seconds=opened, closed_seconds=max(opened, closed), k=ranks, used=ranks, late=0)
+        for version, (opened, closed) in enumerate(itertools.pairwise(ends))
+    ]
+    return Trace(
+        strategy="local-sgd" if waits else "hpsgd",
+        seed=0,
+        workers=ranks,
+        recipe={},
+        rounds_done=rounds,
+        seconds=ends[-1],
+        averaged=True,
+        clock="real",
+        rounds=tuple(closings),
+        works=tuple(works),
+    )

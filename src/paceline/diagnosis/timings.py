@@ -283,6 +283,7 @@ def _of_rounds(run: RecordedRun, trace: Trace, skip: int | None) -> Timings:
     wait = np.where(np.isnan(at), 0.0, np.clip(closed[:, None] - at, 0.0, None))
     until = np.append(opened[1:], closed[-1])
     phases = _phases_of_workers(run, numbers, row_of, shape) or {"computing": work}
+    processor = phases.pop("processor", None)
     own = np.nansum(np.stack(list(phases.values())), axis=0)
     phases = {**phases, "transfer": transfer}
     phases["other"] = np.where(
@@ -303,6 +304,7 @@ def _of_rounds(run: RecordedRun, trace: Trace, skip: int | None) -> Timings:
         phases=phases,
         wait=wait,
         wire=np.nan_to_num(transfer),
+        processor=processor,
         parts={},
         run_seconds=trace.seconds,
         notes=tuple(notes),
@@ -312,7 +314,7 @@ def _of_rounds(run: RecordedRun, trace: Trace, skip: int | None) -> Timings:
     parts = {name: np.nansum(kept.phases[name], axis=0) for name in phases if name not in ("transfer", "other")}
     gone = _gone_seconds(trace, column, after=float(opened[warm_up]) if warm_up else 0.0)
     parts |= {"gone": gone, "waiting": kept.wait.sum(axis=0), "wire": kept.wire.sum(axis=0)}
-    between = np.clip(until - closed, 0.0, None)
+    between = np.maximum(until - closed, _server_seconds(run, row_of, len(rounds)))
     parts["server"] = (between[warm_up:, None] * kept.present).sum(axis=0)
     parts["warm-up"] = np.full(len(numbers), float(opened[warm_up]) if warm_up else 0.0)
     return _adding_up(kept, parts, max(trace.seconds, float(closed[-1])))
@@ -362,19 +364,35 @@ def _pieces_of(run: RecordedRun, trace: Trace) -> tuple[list[_Piece], dict[int, 
 def _phases_of_workers(
     run: RecordedRun, numbers: tuple[int, ...], row_of: Mapping[int, int], shape: tuple[int, int]
 ) -> dict[str, Floats] | None:
-    """Return the phases of each round from the workers' own step times; None where not every worker has them."""
+    """Return the phases and the processor's time of each round from the workers' own step times.
+
+    None where not every worker has them, or where long runs have mostly sums of steps.
+    """
     files = run.times.get("worker") or run.times.get("rank") or {}
     if any(number not in files or not files[number].steps for number in numbers):
         return None
-    phases = {name: np.full(shape, np.nan) for name in PHASES}
+    phases = {name: np.full(shape, np.nan) for name in (*PHASES, "processor")}
     for index, number in enumerate(numbers):
         for line in files[number].steps:
             row = row_of.get(line.step if line.version is None else line.version)
             if row is not None and line.steps == 1:
-                for name in PHASES:
-                    phases[name][row, index] = getattr(line, f"{name}_seconds")
+                for name, values in phases.items():
+                    seconds = getattr(line, f"{name}_seconds")
+                    values[row, index] = np.nan if seconds is None else seconds
+    if np.isnan(phases["processor"]).all():
+        del phases["processor"]
     known = ~np.isnan(phases["forward"])
     return phases if known.mean() > 0.5 else None
+
+
+def _server_seconds(run: RecordedRun, row_of: Mapping[int, int], rows: int) -> Floats:
+    """Return what the server itself took for each round, where it has noted it: the step, and handing out the model."""
+    seconds = np.zeros(rows)
+    for times in run.times.get("server", {}).values():
+        for each in times.server:
+            if (row := row_of.get(each.version)) is not None:
+                seconds[row] = each.step_seconds + each.send_seconds
+    return seconds
 
 
 def _present(
