@@ -36,6 +36,9 @@ BENCHMARKS = MappingProxyType(
         "diagnosis": Benchmark(
             "benchmarks.diagnosis:run", "one of four is slowed down: does diagnose name it, and where"
         ),
+        "false-alarms": Benchmark(
+            "benchmarks.false_alarms:run", "synthetic runs: whom diagnose names where nobody is slow"
+        ),
         "slow-link": Benchmark("benchmarks.slow_link:run", "rounds of the server over links of 512 kbit/s"),
         "codecs": Benchmark("benchmarks.codecs:run", "quantising codecs against a plain copy and against eager torch"),
         "corrupt": Benchmark(

@@ -24,7 +24,7 @@ RUNS = [
     ["lgc-ranks"],
     ["gradients", "--only", "mlp,lenet"],
 ]
-RUNS += [["claims", "timing", "codecs", "pruning", "pruning-overhead"]]
+RUNS += [["claims", "timing", "codecs", "pruning", "pruning-overhead", "false-alarms"]]
 RUNS += [["pipeline-balance", "pipeline-idle", "pipeline-placement", "plan-beside-load"]]
 RUNS += [["corrupt"]]  # it forks, and must not have computed before
 RUNS += [["hostile", "scale", "averaging-accuracy", "optimizers", "large-batch"]]

@@ -14,6 +14,7 @@ from paceline.traces.step_times import (
     FORMAT,
     BucketsMade,
     LinkTimed,
+    ServerTimes,
     StepTimes,
     TimesBegan,
     TimesEnded,
@@ -109,12 +110,17 @@ def watched(folder: Path, ranks=4, steps=100, *, wire=0.005, hosts=None, links=(
     return folder
 
 
-def served(folder: Path, workers=4, rounds=100, *, k=None, transfer=0.005, slow_link=None, strategy="lgc", **more):
+def served(
+    folder: Path, workers=4, rounds=100, *, k=None, transfer=0.005, slow_link=None, strategy="lgc", phases=False, **more
+):
     """Write the journal of a server whose rounds close with the K-th arrival; who is late begins the next round late.
 
-    The late gradient is in the next round's update (`lgc`), or dropped (`fastest-k`).
+    The late gradient is in the next round's update (`lgc`), or dropped (`fastest-k`). With `phases` there are files of
+    step times as well, of the workers and of the server.
     """
-    times, _ = phase_times(workers, rounds, **more)
+    times, processor = phase_times(workers, rounds, **more)
+    if phases:
+        _write_phases(folder, times, processor)
     k = k or workers
     work = times["input"] + times["forward"] + times["backward"]
     links = np.full(workers, transfer)
@@ -163,6 +169,38 @@ def served(folder: Path, workers=4, rounds=100, *, k=None, transfer=0.005, slow_
             opened = closed + 0.001
         journal.write(RunEnded(at_seconds=closed, reason="all rounds done", rounds_done=rounds, diverged=False))
     return folder
+
+
+def _write_phases(folder, times, processor):
+    rounds, workers = processor.shape
+    for noun, number in [("server", 0), *(("worker", worker) for worker in range(workers))]:
+        writer = TimesWriter(times_path(folder, noun, number))
+        writer.write(
+            TimesBegan(
+                format=FORMAT, paceline="0.2.0", noun=noun, number=number, workers=workers, host="node", launch="x",
+                sync="server",
+            )
+        )  # fmt: skip
+        for version in range(rounds):
+            if noun == "server":
+                writer.write(
+                    ServerTimes(
+                        version=version, closed_seconds=0.0, step_seconds=0.002, send_seconds=0.001, decode_seconds=0.0
+                    )
+                )
+                continue
+            seconds = {f"{name}_seconds": times[name][version, number] for name in ("input", "forward", "backward")}
+            writer.write(
+                StepTimes(
+                    step=version,
+                    version=version,
+                    started_seconds=0.0,
+                    seconds=sum(seconds.values()),
+                    processor_seconds=processor[version, number],
+                    **seconds,
+                )
+            )
+        writer.close()
 
 
 def _at(arrival):

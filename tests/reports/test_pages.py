@@ -1,22 +1,28 @@
-"""What all five kinds of page share: one small file, nothing from outside, and text stays text."""
+"""What all six kinds of page share: one small file, nothing from outside, and text stays text."""
 
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from paceline.diagnosis import diagnose_timings, timings_of
 from paceline.reports import report_html
 from paceline.reports.codec_page import CodecPoint, codec_page
+from paceline.reports.diagnosis_page import diagnosis_page
 from paceline.reports.page import _templates
 from paceline.reports.pipeline_page import pipeline_page
 from paceline.reports.pruning_page import MOST_IMAGES, pruning_page, shown_samples
 from paceline.reports.ratio_page import MOST_BARS, RatioBar, ratio_page
 from paceline.reports.table import PlainTable
+from paceline.traces.recorded_run import read_run
+from tests.diagnosis.recordings import Delay, watched
 from tests.reports.pipeline_plans import made_plan
 from tests.reports.race_traces import race
 from tests.reports.test_pruning_page import record_of
@@ -58,12 +64,23 @@ def run(name: str = "paceline race", *, large: bool = True) -> str:
     return report_html(race(seeds=2, workers=16, rounds=200) if large else race(rounds=3), title=name)
 
 
+def diagnosis(name: str = "node-7", *, large: bool = True) -> str:
+    ranks, steps = (32, 1_500) if large else (4, 60)
+    hosts = [name if rank > 1 else "other" for rank in range(ranks)]
+    slow = [Delay(rank=rank) for rank in range(2, ranks)] if not large else [Delay(rank=3, probability=0.3)]
+    with tempfile.TemporaryDirectory() as folder:
+        recorded = read_run(watched(Path(folder), ranks, steps, seed=7, hosts=hosts, delays=slow))
+    timings = timings_of(recorded)
+    return diagnosis_page(diagnose_timings(recorded, timings), timings)
+
+
 PAGES: dict[str, Callable[..., str]] = {
     "run": run,
     "codecs": codecs,
     "pipeline": pipeline,
     "pruning": pruning,
     "ratios": ratios,
+    "diagnosis": diagnosis,
 }
 LARGE = {name: cache(make) for name, make in PAGES.items()}
 

@@ -3,6 +3,7 @@
     the folder holds                     pages                        written by
     trace.jsonl                          report.html                  train, serve; paceline.serve in a script
     traces.json.gz                       report.html                  race, simulate; train with ranks that average
+    times                                report.html                  a script with paceline.watch
     results.json with layers, moments    inspect.html                 inspect rates
     results.json with codecs             report.html                  bench codecs
     results.json and plan.json           report.html                  plan pipeline
@@ -30,6 +31,7 @@ from paceline.recipes import Recipe
 from paceline.traces.journal import TRACE
 from paceline.traces.pruning_record import PRUNING
 from paceline.traces.run_folder import MOST_RESULTS_BYTES, RESULTS
+from paceline.traces.step_times import TIMES
 from paceline.traces.trace_files import TRACES, read_traces
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ def report(options: ReportOptions, overrides: dict[str, str]) -> None:
 def pages_of(folder: Path, *, data_directory: str = "") -> Iterator[tuple[str, str]]:
     """Yield the names and texts of all pages that a folder has enough for; UsageError says what is missing."""
     with_pruning = (folder / PRUNING).is_file()
-    if (folder / TRACE).is_file() or (folder / TRACES).is_file():
+    if (folder / TRACE).is_file() or (folder / TRACES).is_file() or _is_watched(folder):
         from paceline.reports import report_html
 
         traces = _traces(folder)
@@ -108,10 +110,21 @@ def _traces(folder: Path) -> list[Trace]:
         from paceline.traces.journal_files import read_journal
 
         return [trace_of(read_journal(folder / TRACE))]
+    if not (folder / TRACES).is_file():
+        from paceline.traces.step_times import read_all_times
+        from paceline.traces.watched import trace_of_times
+
+        return [trace_of_times(read_all_times(folder)["rank"])]
     traces = read_traces(folder)
     if not traces:
         raise UsageError(f"{folder / TRACES} holds no run")
     return [_as_simulated(trace, folder / TRACES) if trace.clock == "virtual" else trace for trace in traces]
+
+
+def _is_watched(folder: Path) -> bool:
+    """Tell whether a folder holds the step times of ranks and no other record of a run."""
+    others = any((folder / name).is_file() for name in (RESULTS, PRUNING))
+    return not others and any((folder / TIMES).glob("rank-*.jsonl"))
 
 
 def _as_simulated(trace: Trace, path: Path) -> Trace:

@@ -14,7 +14,7 @@ Everything is computed from what was recorded, by pure functions; the same recor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -73,6 +73,9 @@ class Suspect:
     It is late in `late_share` of the steps from `since_step` to `until_step` (None: to the end), typically by
     `late_seconds` a step. `phases` are where that comes from, empty where it cannot be told; `phase_seconds` what each
     measured phase takes longer than the others' in a late step. `chance` is how likely a balanced run looks like it.
+
+    `saved_seconds` is what the run had taken less without this one. Who is nearly as slow hides behind who is slower:
+    `all_saved_seconds` is without this one and all that are listed before it; it matters by what it adds to theirs.
     """
 
     members: tuple[int, ...]
@@ -87,6 +90,7 @@ class Suspect:
     phase_seconds: Mapping[str, float]
     busy: Busy
     saved_seconds: float
+    all_saved_seconds: float
     charged_seconds: float
     chance: float
     matters: bool
@@ -228,7 +232,19 @@ def find_suspects(timings: Timings) -> tuple[tuple[Suspect, ...], float]:
     if apart is not None and pauses.any():
         among = _others([*groups, (apart, 1.0, False)], apart)
         suspects.append(_suspect(timings, apart, 1.0, whole_host=False, among=among, pauses=pauses))
-    return tuple(sorted(suspects, key=lambda each: -each.saved_seconds)), test.hidden_seconds
+    return tuple(_in_order(timings, suspects)), test.hidden_seconds
+
+
+def _in_order(timings: Timings, suspects: list[Suspect]) -> Iterator[Suspect]:
+    """Yield the suspects, each time the one that saves most beside those before it."""
+    gone, saved = np.zeros(len(timings.numbers), dtype=bool), 0.0
+    left = [(each, np.isin(timings.numbers, each.members)) for each in suspects]
+    while left:
+        together = [saved_seconds(timings, gone | members) for _, members in left]
+        place = max(range(len(left)), key=lambda index: (together[index], left[index][0].saved_seconds))
+        each, members = left.pop(place)
+        gone, before, saved = gone | members, saved, max(saved, together[place])
+        yield replace(each, all_saved_seconds=saved, matters=saved - before >= MATTERS * timings.run_seconds)
 
 
 def _others(groups: Sequence[tuple[Bools, float, bool]], members: Bools) -> Bools:
@@ -315,6 +331,7 @@ def _suspect(
         phase_seconds=seconds,
         busy=_busy(timings, members, among, rows, float(late_by[rows].sum())),
         saved_seconds=saved,
+        all_saved_seconds=saved,
         charged_seconds=float(_charged(timings)[members].sum()),
         chance=chance,
         matters=saved >= MATTERS * timings.run_seconds,

@@ -19,6 +19,7 @@ took for the round, and no time is lost by waiting.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -42,6 +43,7 @@ PHASES = ("input", "forward", "backward", "optimiser")
 SKIPPED_STEPS = 3  # compilation, first touch of memory, caches
 MOST_SKIPPED_SHARE = 0.1
 MOST_CELLS = 50_000_000  # rounds times workers
+PROCESS = re.compile(r" pid \d+$")
 LEAST_WAIT_SHARE = 0.002  # of the time; below it nobody waits
 
 
@@ -245,7 +247,8 @@ class _Piece:
 def _of_rounds(run: RecordedRun, trace: Trace, skip: int | None) -> Timings:
     pieces, hosts = _pieces_of(run, trace)
     if not pieces or not trace.rounds:
-        raise NoRunError(f"{run.folder} holds no round with times to diagnose")
+        why = "the run has only just begun" if run.journal is not None else "it was simulated with --timing-only?"
+        raise NoRunError(f"{run.folder} holds nobody's work in any round, so there is nothing to diagnose ({why})")
     is_async = trace.strategy.startswith("async")
     numbers = tuple(sorted({piece.worker for piece in pieces}))
     column = {number: index for index, number in enumerate(numbers)}
@@ -280,6 +283,7 @@ def _of_rounds(run: RecordedRun, trace: Trace, skip: int | None) -> Timings:
     wait = np.where(np.isnan(at), 0.0, np.clip(closed[:, None] - at, 0.0, None))
     until = np.append(opened[1:], closed[-1])
     phases = _phases_of_workers(run, numbers, row_of, shape) or {"computing": work}
+    processor = phases.pop("processor", None)
     own = np.nansum(np.stack(list(phases.values())), axis=0)
     phases = {**phases, "transfer": transfer}
     phases["other"] = np.where(
@@ -300,6 +304,7 @@ def _of_rounds(run: RecordedRun, trace: Trace, skip: int | None) -> Timings:
         phases=phases,
         wait=wait,
         wire=np.nan_to_num(transfer),
+        processor=processor,
         parts={},
         run_seconds=trace.seconds,
         notes=tuple(notes),
@@ -309,7 +314,7 @@ def _of_rounds(run: RecordedRun, trace: Trace, skip: int | None) -> Timings:
     parts = {name: np.nansum(kept.phases[name], axis=0) for name in phases if name not in ("transfer", "other")}
     gone = _gone_seconds(trace, column, after=float(opened[warm_up]) if warm_up else 0.0)
     parts |= {"gone": gone, "waiting": kept.wait.sum(axis=0), "wire": kept.wire.sum(axis=0)}
-    between = np.clip(until - closed, 0.0, None)
+    between = np.maximum(until - closed, _server_seconds(run, row_of, len(rounds)))
     parts["server"] = (between[warm_up:, None] * kept.present).sum(axis=0)
     parts["warm-up"] = np.full(len(numbers), float(opened[warm_up]) if warm_up else 0.0)
     return _adding_up(kept, parts, max(trace.seconds, float(closed[-1])))
@@ -339,7 +344,7 @@ def _pieces_of(run: RecordedRun, trace: Trace) -> tuple[list[_Piece], dict[int, 
     pieces = []
     for record in effective(run.journal.records):
         if isinstance(record, WorkerJoined):
-            hosts.setdefault(record.worker, record.host)
+            hosts.setdefault(record.worker, PROCESS.sub("", record.host))  # a worker says which process it is, too
         if isinstance(record, StepRecord | Arrived):
             for arrival in record.arrivals:
                 work_seconds = arrival.work_seconds or 0.0
@@ -359,19 +364,35 @@ def _pieces_of(run: RecordedRun, trace: Trace) -> tuple[list[_Piece], dict[int, 
 def _phases_of_workers(
     run: RecordedRun, numbers: tuple[int, ...], row_of: Mapping[int, int], shape: tuple[int, int]
 ) -> dict[str, Floats] | None:
-    """Return the phases of each round from the workers' own step times; None where not every worker has them."""
+    """Return the phases and the processor's time of each round from the workers' own step times.
+
+    None where not every worker has them, or where long runs have mostly sums of steps.
+    """
     files = run.times.get("worker") or run.times.get("rank") or {}
     if any(number not in files or not files[number].steps for number in numbers):
         return None
-    phases = {name: np.full(shape, np.nan) for name in PHASES}
+    phases = {name: np.full(shape, np.nan) for name in (*PHASES, "processor")}
     for index, number in enumerate(numbers):
         for line in files[number].steps:
             row = row_of.get(line.step if line.version is None else line.version)
             if row is not None and line.steps == 1:
-                for name in PHASES:
-                    phases[name][row, index] = getattr(line, f"{name}_seconds")
+                for name, values in phases.items():
+                    seconds = getattr(line, f"{name}_seconds")
+                    values[row, index] = np.nan if seconds is None else seconds
+    if np.isnan(phases["processor"]).all():
+        del phases["processor"]
     known = ~np.isnan(phases["forward"])
     return phases if known.mean() > 0.5 else None
+
+
+def _server_seconds(run: RecordedRun, row_of: Mapping[int, int], rows: int) -> Floats:
+    """Return what the server itself took for each round, where it has noted it: the step, and handing out the model."""
+    seconds = np.zeros(rows)
+    for times in run.times.get("server", {}).values():
+        for each in times.server:
+            if (row := row_of.get(each.version)) is not None:
+                seconds[row] = each.step_seconds + each.send_seconds
+    return seconds
 
 
 def _present(
@@ -471,7 +492,8 @@ def _of_averages(run: RecordedRun, trace: Trace, skip: int | None) -> Timings:
     wire = np.clip(resumed - np.fmax(sent, finished), 0.0, None)
     computing = finished - started
     blocked = np.nansum(waited) + np.nansum(wire)
-    coupled = len(numbers) > 1 and blocked >= LEAST_WAIT_SHARE * np.nansum(computing)
+    often = np.mean(np.nansum(waited + wire, axis=1) > 0) > 0.2  # at the end all wait for all, whatever they did before
+    coupled = len(numbers) > 1 and often and blocked >= LEAST_WAIT_SHARE * np.nansum(computing)
     opened = _least(started)
     hosts = {number: times.began.host for number, times in run.times.get("rank", {}).items()}
     until = np.append(opened[1:], np.nanmax(arrived[-1]))

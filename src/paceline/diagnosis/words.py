@@ -35,6 +35,7 @@ _PHASE_WORDS = {
 MOST_NAMED = 3
 A_LOT_OF_WIRE = 0.2
 A_LOT_UNEXPLAINED = 0.2
+A_LOT_OF_WAITING = 0.05
 A_LOT_LATE = 0.2
 
 
@@ -42,11 +43,13 @@ def verdict(found: Diagnosis) -> list[str]:
     """Return the verdict: who is slow, or that nobody is, or why that cannot be told; one paragraph for each thing."""
     if found.status == "slow":
         named = [each for each in found.suspects if each.matters and each.pattern != "once"]
-        paragraphs = [_slow(found, each) for each in named[:MOST_NAMED]]
+        paragraphs = [_slow(found, each, also=index > 0) for index, each in enumerate(named[:MOST_NAMED])]
         if len(named) > MOST_NAMED:
-            paragraphs.append(f"So are {counted(len(named) - MOST_NAMED, 'other')}: --json lists them.")
-        if len(named) > 1:
-            paragraphs.append(f"Without all of them the run would have taken {_instead(found, found.saved_seconds)}.")
+            others = counted(len(named) - MOST_NAMED, f"other {found.noun}")
+            paragraphs.append(
+                f"{others} are slow as well (--json lists them). Without all of them the run would have taken "
+                f"{_instead(found, found.saved_seconds)}."
+            )
         return paragraphs
     if found.status == "once":
         return [f"Nobody is slow as a rule. {_slow(found, each)}" for each in found.suspects[:1]]
@@ -98,13 +101,14 @@ def _late(found: Diagnosis, each: Suspect) -> str:
     by, unit = duration_text(each.late_seconds), _steps(found)
     if each.pattern == "once":
         return f"was late in {unit[:-1]} {each.since_step:,}, by {by}{_where(each)}"
-    until = "" if each.until_step is None else f" to {unit[:-1]} {each.until_step:,}"
-    since = f"from {unit[:-1]} {each.since_step:,}{until}" if until else f"since {unit[:-1]} {each.since_step:,}"
     share = percent_text(each.late_share)
     if each.pattern == "intermittent":
         first = f"first in {unit[:-1]} {each.since_step:,}"
         return f"is late now and then, in {share} of the {unit}, by {by}{_where(each)}, {first}"
-    return f"is late in {share} of the {unit}, by {by}{_where(each)}, {since}"
+    if each.until_step is not None:
+        stretch = f"{unit} {each.since_step:,} to {each.until_step:,}"
+        return f"was late in {share} of the {stretch}, by {by}{_where(each)}"
+    return f"is late in {share} of the {unit}, by {by}{_where(each)}, since {unit[:-1]} {each.since_step:,}"
 
 
 def _where(each: Suspect) -> str:
@@ -117,11 +121,10 @@ def _where(each: Suspect) -> str:
     return ", " + " and ".join(words)
 
 
-def _slow(found: Diagnosis, each: Suspect) -> str:
+def _slow(found: Diagnosis, each: Suspect, *, also: bool = False) -> str:
     sentence = f"{_name(found, each)} {_late(found, each)}. "
-    sentence += (
-        f"Without {'them' if each.whole_host else 'it'} the run would have taken {_instead(found, each.saved_seconds)}."
-    )
+    without = f"{'them' if each.whole_host else 'it'}{' as well' if also else ''}"
+    sentence += f"Without {without} the run would have taken {_instead(found, each.all_saved_seconds)}."
     if not each.phases:
         sentence += " In which phase cannot be told: what was measured does not explain it."
     if each.busy == "waited" and each.phases != ("transfer",):
@@ -214,6 +217,9 @@ def _where_time_went(found: Diagnosis) -> Iterator[str]:
         if found.run_seconds and seconds >= 0.005 * found.run_seconds
     )
     yield f"Of {duration_text(found.run_seconds)} of each {found.noun}: {words}."
+    waiting = found.total.get("waiting", 0.0)
+    if found.status in ("nobody", "cannot tell") and waiting >= A_LOT_OF_WAITING * found.run_seconds > 0:
+        yield f"Waiting takes {duration_text(waiting)} all the same: in turn, one {found.noun} or another comes last."
     if found.by_design and found.status != "harmless":
         yield f"By design {found.by_design}."
     if found.run_seconds and found.total.get("unexplained", 0.0) > A_LOT_UNEXPLAINED * found.run_seconds:

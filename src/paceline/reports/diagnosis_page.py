@@ -25,6 +25,7 @@ from paceline.reports.page import Tile, page_html
 from paceline.reports.table import PlainTable
 
 MOST_BARS = 9_000  # a browser draws so many within a second
+MOST_BINS = 60
 MOST_LANES = 24
 MOST_PART_LANES = 64
 MOST_LINES = 6
@@ -86,8 +87,8 @@ def headline(found: Diagnosis) -> str:
     """Return the verdict in a few words."""
     noun = found.noun
     if found.status == "slow":
-        first = next(each for each in found.suspects if each.matters)
-        more = sum(each.matters for each in found.suspects) - 1
+        slow = [each for each in found.suspects if each.matters and each.pattern != "once"]
+        first, more = slow[0], len(slow) - 1
         name = f"Host {first.host}" if first.whole_host else f"{noun.capitalize()} {first.members[0]}"
         also = f" and {counted(more, 'other')} are" if more else " is"
         cost = f"{duration_text(found.saved_seconds)} of {duration_text(found.run_seconds)}"
@@ -136,8 +137,8 @@ def _tiles(found: Diagnosis) -> Iterator[Tile]:
         ("Wire", found.total.get("wire", 0.0), "wire"),
     ):
         facts = (f"{duration_text(seconds)} of each {found.noun}",)
-        yield Tile(name=name, number=percent_text(seconds / run)[:-2], unit="%", facts=facts, share=min(1.0, seconds / run),
-                   series=token)  # fmt: skip
+        share = min(1.0, seconds / run)
+        yield Tile(name=name, number=percent_text(share)[:-2], unit="%", facts=facts, share=share, series=token)
 
 
 # -- where the time went -----------------------------------------------------------------------------------------------
@@ -165,7 +166,8 @@ def parts_chart(found: Diagnosis) -> Chart:
             "x": [round(worker.parts.get(name, 0.0) / scale, 6) for worker in workers],
             "y": list(range(len(workers))),
             "marker": _marker(name),
-            "hovertemplate": f"<b>%{{y}}</b>: %{{x:.4g}} {unit} {PART_NAMES[name]}<extra></extra>",
+            "customdata": [worker.number for worker in workers],
+            "hovertemplate": f"{found.noun} %{{customdata}}: %{{x:.4g}} {unit} {PART_NAMES[name]}<extra></extra>",
         }
         for name in _shown_parts(found)
     ]
@@ -243,22 +245,25 @@ def timeline_charts(found: Diagnosis, timings: Timings) -> Iterator[Chart]:
     parts = 2 + len(timings.phases)
     most = max(10, MOST_BARS // (len(lanes) * parts))
     rows = len(timings.step)
-    per_bin = -(-rows // most)
+    per_bin = 1 if rows <= most else -(-rows // min(most, MOST_BINS))
     unit = "step" if found.kind == "watched" else "round"
-    caption = f"Drag to zoom, double-click to see all again. The {unit}s go on together after the wire."
+    worst = int(np.nan_to_num(timings.wait).sum(axis=1).argmax())
+    first = max(0, min(worst - WORST_ROUNDS // 2, rows - WORST_ROUNDS))
+    shown, caption = None, "Drag to zoom, double-click to see all again."
+    if per_bin == 1 and rows > 2 * WORST_ROUNDS and timings.coupling != "none":
+        last = min(rows, first + WORST_ROUNDS) - 1
+        shown = (float(timings.start[first]), float(timings.start[last] + timings.seconds[last]))
+        caption = f"The {unit}s around the worst. Double-click to see the whole run, drag to zoom."
     if per_bin > 1:
         caption = f"Drag to zoom. A bar is the sum of {per_bin:,} {unit}s, so that the whole run can be seen."
     if timings.coupling == "none":
         caption = "Drag to zoom. Nobody waits for anybody, so each goes on at its own pace."
     if len(lanes) < len(timings.numbers):
         caption += f" The {len(lanes)} that stand out most of {len(timings.numbers):,}."
-    yield _timeline(
-        found, binned(timings, per_bin), lanes, name="timeline", title="All of them over time", caption=caption
-    )
+    title = "All of them over time"
+    whole = binned(timings, per_bin)
+    yield _timeline(found, whole, lanes, name="timeline", title=title, caption=caption, shown=shown)
     if per_bin > 1:
-        lost = np.nan_to_num(timings.wait).sum(axis=1)
-        worst = int(lost.argmax())
-        first = max(0, min(worst - WORST_ROUNDS // 2, rows - WORST_ROUNDS))
         chosen = _rows(timings, slice(first, first + WORST_ROUNDS))
         yield _timeline(
             found,
@@ -266,7 +271,7 @@ def timeline_charts(found: Diagnosis, timings: Timings) -> Iterator[Chart]:
             lanes,
             name="worst",
             title=f"The {unit}s around the worst",
-            caption=f"Most was waited in {unit} {int(timings.step[worst]):,}; here it is with its neighbours, as they were.",
+            caption=f"Most was waited in {unit} {int(timings.step[worst]):,}: here with its neighbours, as they were.",
         )
 
 
@@ -346,12 +351,20 @@ def bars(timings: Timings, lanes: Sequence[int]) -> dict[str, list[_Bar]]:
 
 
 def _timeline(
-    found: Diagnosis, timings: Timings, lanes: Sequence[int], *, name: str, title: str, caption: str
+    found: Diagnosis,
+    timings: Timings,
+    lanes: Sequence[int],
+    *,
+    name: str,
+    title: str,
+    caption: str,
+    shown: tuple[float, float] | None = None,
 ) -> Chart:
     drawn = bars(timings, lanes)
     first = min((bar.begin for its in drawn.values() for bar in its), default=0.0)
     last = max((bar.begin + bar.seconds for its in drawn.values() for bar in its), default=1.0)
     unit, scale = time_unit(last - first)
+    begin, end = shown or (first, last)
     numbers = [int(timings.numbers[column]) for column in lanes]
     what = "step" if found.kind == "watched" else "round"
     data: list[Json] = [
@@ -378,7 +391,7 @@ def _timeline(
         layout=layout(
             height=70 + LANE_PIXELS * len(lanes),
             barmode="overlay",
-            xaxis=axis(f"{unit} since the begin of the run", range=[_rounded(first / scale), _rounded(last / scale)]),
+            xaxis=axis(f"{unit} since the begin of the run", range=[_rounded(begin / scale), _rounded(end / scale)]),
             yaxis=_lanes(found, lanes),
         ),
         keys=_keys(list(drawn)),
@@ -390,6 +403,10 @@ def _rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
+def _rounded_or_none(value: float) -> float | None:
+    return None if np.isnan(value) else _rounded(value)
+
+
 # -- who was late when -------------------------------------------------------------------------------------------------
 
 
@@ -397,12 +414,12 @@ def lateness_chart(found: Diagnosis, timings: Timings) -> Chart | None:
     """Draw how much later than the others each came, over time, with the levels at which its lateness changed."""
     if len(timings.numbers) < 2:
         return None
-    late = np.nan_to_num(excesses(timings.arrival)) / timings.steps[:, None]
+    late = excesses(timings.arrival) / timings.steps[:, None]
     named = [number for each in found.suspects for number in each.members]
     others = sorted(found.by_worker, key=lambda worker: -worker.late_seconds)
     chosen = list(dict.fromkeys([*named, *(worker.number for worker in others)]))[:MOST_LINES]
     column = {number: index for index, number in enumerate(timings.numbers)}
-    unit, scale = time_unit(float(np.abs(late[:, [column[number] for number in chosen]]).max()))
+    unit, scale = time_unit(float(np.nan_to_num(np.abs(late[:, [column[number] for number in chosen]])).max()))
     points = thinned(range(len(timings.step)), MOST_LATENESS_POINTS)
     what = "step" if found.kind == "watched" else "round"
     data: list[Json] = [
@@ -412,7 +429,7 @@ def lateness_chart(found: Diagnosis, timings: Timings) -> Chart | None:
             "name": f"{found.noun} {number}",
             "legendgroup": f"s{index}",
             "x": [int(timings.step[point]) for point in points],
-            "y": [_rounded(late[point, column[number]] / scale) for point in points],
+            "y": [_rounded_or_none(late[point, column[number]] / scale) for point in points],
             "line": {"color": f"s{index}", "width": 1.6 if number in named else 1.0},
             "hovertemplate": f"{found.noun} {number}, {what} %{{x}}: %{{y:.3g}} {unit}<extra></extra>",
         }
@@ -422,8 +439,10 @@ def lateness_chart(found: Diagnosis, timings: Timings) -> Chart | None:
     for index, number in enumerate(chosen):
         if number not in named:
             continue
-        for span in levels(late[:, column[number]]):
-            x, y = [int(timings.step[span.first]), int(timings.step[span.last])], _rounded(span.level_seconds / scale)
+        there = np.flatnonzero(~np.isnan(late[:, column[number]]))
+        for span in levels(late[there, column[number]]):
+            x = [int(timings.step[there[span.first]]), int(timings.step[there[span.last]])]
+            y = _rounded(span.level_seconds / scale)
             line = {"color": f"s{index}", "width": 3, "dash": "dot"}
             shapes.append({"type": "line", "x0": x[0], "x1": x[1], "y0": y, "y1": y, "line": line})
             if span.first:
@@ -432,7 +451,7 @@ def lateness_chart(found: Diagnosis, timings: Timings) -> Chart | None:
     return Chart(
         name="lateness",
         title="Who came late, and when",
-        caption=f"How much later than the median of the others each was ready. Dotted: the level over a stretch of {what}s.",
+        caption="How much later than the median of the others each was ready. Dotted: the level of a stretch.",
         data=data,
         layout=layout(
             height=320, xaxis=axis(what), yaxis=axis(unit, zeroline=True, zerolinecolor="line"), shapes=shapes

@@ -1,0 +1,317 @@
+"""What is named in recordings whose delays are known, and what is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.diagnosis import diagnose, evidence, timings_of, verdict
+from paceline.reports.report import report_html
+from paceline.traces import Round, Trace, Work, step_times
+from paceline.traces.recorded_run import NoRunError, read_run
+from paceline.traces.step_times import read_all_times
+from paceline.traces.trace_files import write_traces
+from paceline.traces.watched import trace_of_times
+from tests.diagnosis.recordings import USUAL, Delay, served, watched
+from tests.reports.race_traces import race
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+NOISE = st.sampled_from([("lognormal", 0.02), ("lognormal", 0.1), ("pareto", 0.1), ("bursts", 0.3)])
+few_examples = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def recorded(make, *arguments, **more):
+    with tempfile.TemporaryDirectory() as folder:
+        return read_run(make(Path(folder), *arguments, **more))
+
+
+def adds_up(found):
+    """Assert that the parts of everybody's time are its time, and that what is said is finite."""
+    for worker in found.by_worker:
+        assert math.isclose(sum(worker.parts.values()), found.run_seconds, rel_tol=1e-9)
+        assert min(worker.parts.values()) >= 0
+    assert 0 <= found.saved_seconds <= found.run_seconds
+    json.dumps(dataclasses.asdict(found), allow_nan=False)
+    assert verdict(found)
+    assert evidence(found)
+
+
+# -- somebody is slow --------------------------------------------------------------------------------------------------
+
+
+@few_examples
+@given(
+    ranks=st.sampled_from([2, 3, 4, 8]),
+    seed=st.integers(0, 2**20),
+    noise=NOISE,
+    phase=st.sampled_from(list(USUAL)),
+    busy=st.booleans(),
+    data=st.data(),
+)
+def test_a_rank_that_is_200_ms_late_is_named_with_its_phase_since_when_and_cost(ranks, seed, noise, phase, busy, data):
+    rank, first = data.draw(st.integers(0, ranks - 1)), data.draw(st.sampled_from([0, 15]))
+    delay = Delay(rank=rank, phase=phase, first=first, busy=busy)
+    found = diagnose(recorded(watched, ranks, 60, seed=seed, kind=noise[0], spread=noise[1], delays=[delay]))
+    adds_up(found)
+    assert found.status == "slow"
+    slow = found.suspects[0]
+    assert (slow.members, slow.phases, slow.pattern) == ((rank,), (phase,), "chronic")
+    assert abs(slow.since_step - first) <= 3
+    assert slow.until_step is None
+    assert slow.busy == ("computed more" if busy else "waited")
+    assert 0.15 < slow.late_seconds < 0.25
+    assert 0.75 * 0.2 * (57 - max(0, first - 3)) < slow.saved_seconds < 0.2 * 60 * 1.25
+
+
+@pytest.mark.parametrize("make", [watched, served])
+def test_the_time_without_the_slow_one_is_the_time_of_a_run_that_has_none(make):
+    slow = diagnose(recorded(make, 6, 80, seed=11, delays=[Delay(rank=4)]), skip=0)
+    none = diagnose(recorded(make, 6, 80, seed=11), skip=0)
+    assert math.isclose(slow.run_seconds - slow.saved_seconds, none.run_seconds, rel_tol=0.03)
+
+
+def test_one_that_is_late_now_and_then_and_one_that_paused_once():
+    found = diagnose(recorded(watched, 4, 120, seed=5, delays=[Delay(rank=1, probability=0.2, phase="input")]))
+    assert (found.status, found.suspects[0].members, found.suspects[0].pattern) == ("slow", (1,), "intermittent")
+    assert found.suspects[0].phases == ("input",)
+    assert 0.1 < found.suspects[0].late_share < 0.3
+    found = diagnose(recorded(watched, 4, 120, seed=5, delays=[Delay(rank=3, seconds=5.0, first=50, last=50)]))
+    assert (found.status, found.suspects[0].members, found.suspects[0].since_step) == ("once", (3,), 50)
+    assert "Nobody is slow as a rule" in verdict(found)[0]
+
+
+def test_a_delay_that_ends_has_an_end():
+    found = diagnose(recorded(watched, 4, 120, seed=5, delays=[Delay(rank=1, first=30, last=69)]))
+    slow = found.suspects[0]
+    assert abs(slow.since_step - 30) <= 3
+    assert abs(slow.until_step - 69) <= 3
+
+
+def test_two_slow_ranks_are_both_named_and_cost_together_what_the_slower_alone_does_not_show():
+    delays = [Delay(rank=1, seconds=0.3), Delay(rank=4, seconds=0.2)]
+    found = diagnose(recorded(watched, 6, 80, seed=2, delays=delays), skip=0)
+    none = diagnose(recorded(watched, 6, 80, seed=2), skip=0)
+    assert [each.members for each in found.suspects] == [(1,), (4,)]
+    # While one is there, the other one hides behind it: alone each saves less than both do.
+    alone = [each.saved_seconds for each in found.suspects]
+    assert 0.07 * 80 < alone[0] < 0.13 * 80
+    assert alone[1] < 0.01 * 80
+    assert math.isclose(found.run_seconds - found.saved_seconds, none.run_seconds, rel_tol=0.03)
+
+
+def test_a_host_all_of_whose_ranks_are_slow_is_named_instead_of_its_ranks():
+    hosts = ["a", "a", "b", "b", "c", "c"]
+    delays = [Delay(rank=2, seconds=0.1), Delay(rank=3, seconds=0.1)]
+    found = diagnose(recorded(watched, 6, 60, seed=3, hosts=hosts, delays=delays))
+    assert [(each.members, each.whole_host, each.host) for each in found.suspects] == [((2, 3), True, "b")]
+    assert verdict(found)[0].startswith("Host b (ranks 2, 3)")
+    alone = diagnose(recorded(watched, 6, 60, seed=3, hosts=hosts, delays=delays[:1]))
+    assert [(each.members, each.whole_host) for each in alone.suspects] == [((2,), False)]
+
+
+def test_a_slow_link_makes_nobody_late_and_is_named_by_its_probe():
+    rates = [(0, 1, 1e9), (1, 2, 1e8), (2, 3, 1e9), (3, 0, 1e9)]
+    found = diagnose(recorded(watched, 4, 60, seed=3, wire=0.2, links=rates, bucket_bytes=1_500_000))
+    assert found.status == "link"
+    assert [(link.source, link.target) for link in found.links if link.slow] == [(1, 2)]
+    adds_up(found)
+    # Where the bytes of a step are too few for that link to explain the wire, it is not blamed.
+    few = diagnose(recorded(watched, 4, 60, seed=3, wire=0.2, links=rates, bucket_bytes=1_000))
+    assert few.status in ("nobody", "cannot tell")
+
+
+# -- nobody is slow ----------------------------------------------------------------------------------------------------
+
+
+def test_hardly_anybody_is_named_in_balanced_runs():
+    """Chance has its share, which is bounded: of these 48 runs it names somebody in one, and calls it small."""
+    named = []
+    for kind in ("lognormal", "pareto", "bursts"):
+        for seed in range(16):
+            ranks, steps, spread = (2, 4, 8, 16)[seed % 4], (30, 60)[seed // 4 % 2], (0.05, 0.3)[seed // 8]
+            found = diagnose(recorded(watched, ranks, steps, seed=seed, kind=kind, spread=spread))
+            adds_up(found)
+            if found.status not in ("nobody", "cannot tell", "once"):
+                named.append((kind, seed, verdict(found)))
+    assert len(named) <= 1, named
+
+
+def test_who_is_a_little_late_is_called_small():
+    found = diagnose(recorded(watched, 4, 200, seed=6, spread=0.02, delays=[Delay(rank=2, seconds=0.002)]))
+    assert (found.status, found.suspects[0].members) == ("small", (2,))
+    assert "small" in verdict(found)[0]
+
+
+def test_what_chance_could_hide_is_less_in_a_longer_record():
+    short, long = (diagnose(recorded(watched, 4, steps, seed=8, spread=0.3)) for steps in (40, 640))
+    assert long.hidden_seconds / long.run_seconds < short.hidden_seconds / short.run_seconds
+
+
+# -- a server: the K-th arrival closes a round -------------------------------------------------------------------------
+
+
+def test_a_slow_worker_costs_what_the_others_wait_and_little_where_nobody_waits_for_it():
+    delays = [Delay(rank=2)]
+    full = diagnose(recorded(served, 8, 60, seed=4, strategy="full", delays=delays))
+    assert (full.status, full.suspects[0].members, full.suspects[0].phases) == ("slow", (2,), ("computing",))
+    lgc = diagnose(recorded(served, 8, 60, seed=4, k=6, delays=delays))
+    assert [each.members for each in lgc.suspects] == [(2,)]
+    assert lgc.suspects[0].saved_seconds < 0.1 * full.suspects[0].saved_seconds
+    assert lgc.status in ("harmless", "slow")
+    dropped = diagnose(recorded(served, 8, 60, seed=4, k=6, strategy="fastest-k", delays=delays))
+    assert any("Worker 2 is mostly dropped" in sentence for sentence in evidence(dropped))
+    assert any("labels that are mostly on worker 2" in sentence for sentence in evidence(dropped))
+    for found in (full, lgc, dropped):
+        adds_up(found)
+
+
+def test_a_worker_behind_a_slow_link_is_late_on_its_link():
+    found = diagnose(recorded(served, 4, 60, seed=4, slow_link=(1, 0.1)))
+    assert (found.suspects[0].members, found.suspects[0].phases) == ((1,), ("transfer",))
+
+
+@pytest.mark.parametrize("phase", ["input", "forward", "backward"])
+def test_the_step_times_of_workers_tell_the_phase_and_those_of_the_server_its_part(phase):
+    found = diagnose(recorded(served, 4, 60, seed=4, phases=True, delays=[Delay(rank=1, phase=phase, busy=True)]))
+    adds_up(found)
+    assert (found.suspects[0].members, found.suspects[0].phases) == ((1,), (phase,))
+    assert found.suspects[0].busy == "computed more"
+    assert math.isclose(found.total["server"], 0.003 * 57, rel_tol=0.05)
+
+
+@pytest.mark.parametrize("name", ["served", "served-stopped"])
+def test_journals_of_the_last_release_are_diagnosed(name):
+    adds_up(diagnose(read_run(GOLDEN / name)))
+
+
+# -- records that are not whole ----------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_was_killed_or_has_no_file_is_told_and_the_others_are_compared(tmp_path):
+    folder = watched(tmp_path, 4, 90, seed=9, killed=[1], delays=[Delay(rank=2)])
+    (folder / "times" / "rank-3.jsonl").unlink()
+    with (folder / "times" / "rank-0.jsonl").open("ab") as file:
+        file.write(b'{"kind":"step_timed","times":[90,1,nu')
+    found = diagnose(read_run(folder))
+    adds_up(found)
+    assert found.suspects[0].members == (2,)
+    assert any("No times of rank 3" in note for note in found.notes)
+    assert any("Rank 1 ends with step 59" in note for note in found.notes)
+    assert next(worker for worker in found.by_worker if worker.number == 1).parts["gone"] > 0
+
+
+def test_sums_of_steps_are_steps(monkeypatch):
+    monkeypatch.setattr(step_times, "LINES_AT_A_STRIDE", 40)
+    run = recorded(watched, 4, 200, seed=9, delays=[Delay(rank=2, first=60)])
+    assert max(line.steps for line in run.times["rank"][0].steps) > 2
+    found = diagnose(run)
+    adds_up(found)
+    assert (found.steps + found.skipped_steps, found.suspects[0].members) == (200, (2,))
+    assert 0.15 < found.suspects[0].late_seconds < 0.25
+    assert abs(found.suspects[0].since_step - 60) <= 4
+
+
+def test_one_rank_and_few_steps_cannot_tell():
+    for found in (diagnose(recorded(watched, 1, 60, seed=1)), diagnose(recorded(watched, 4, 6, seed=1))):
+        adds_up(found)
+        assert found.status == "cannot tell"
+        assert verdict(found)[0].startswith("Cannot tell who is slow")
+
+
+def test_a_skip_that_leaves_nothing_is_refused(tmp_path):
+    run = recorded(watched, 2, 20, seed=1)
+    assert len(timings_of(run, skip=5).step) == 15
+    with pytest.raises(NoRunError, match="--skip 20 leaves no step of 20"):
+        timings_of(run, skip=20)
+
+
+# -- the trace of a watched script -------------------------------------------------------------------------------------
+
+
+def test_a_watched_script_has_a_trace_that_a_report_draws(tmp_path):
+    folder = watched(tmp_path, 4, 30, seed=1, delays=[Delay(rank=2)], killed=[0])
+    trace = trace_of_times(read_all_times(folder)["rank"])
+    assert (trace.workers, trace.rounds_done, trace.used) == (4, 30, 110)
+    waits = {
+        number: sum(line.wait_seconds for line in times.steps)
+        for number, times in read_run(folder).times["rank"].items()
+    }
+    least = min(waits, key=waits.get)
+    assert least == 2
+    for each in trace.works:
+        assert each.started_seconds <= each.finished_seconds <= each.sent_seconds <= each.arrived_seconds
+        assert each.worker != 2 or np.isclose(each.finished_seconds, each.sent_seconds)
+    assert [absence.worker for absence in trace.absences] == [0]
+    assert "ddp" in report_html([trace])
+
+
+# -- runs without a journal --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trace", race(workers=10, rounds=40), ids=lambda trace: trace.strategy)
+def test_simulated_runs_of_every_strategy_are_diagnosed(trace, tmp_path):
+    write_traces(tmp_path, [trace])
+    found = diagnose(read_run(tmp_path))
+    adds_up(found)
+    assert (found.kind, found.skipped_steps) == ("simulated", 0)
+    if trace.strategy == "async":
+        assert found.coupling == "none"
+        assert found.saved_seconds == 0
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_rank_that_is_slow_between_averages_costs_time_only_where_the_others_wait(waits, tmp_path):
+    write_traces(tmp_path, [averages(ranks=4, rounds=30, slow=2, waits=waits)])
+    found = diagnose(read_run(tmp_path))
+    adds_up(found)
+    assert found.suspects[0].members == (2,)
+    assert (found.status, found.coupling) == (("slow", "all") if waits else ("harmless", "none"))
+    assert (found.suspects[0].saved_seconds > 0) == waits
+    assert waits or "limits how often an average is made" in verdict(found)[0]
+
+
+def averages(*, ranks, rounds, slow, waits):
+    """The trace of ranks that average: windows of a second, of two on the slow one; all wait, or all train on."""
+    random = np.random.default_rng(1)
+    started, works, ends = np.zeros(ranks), [], [0.0]
+    for version in range(rounds):
+        finished = started + random.uniform(0.95, 1.05, ranks) + (np.arange(ranks) == slow)
+        sent = finished.max()
+        for rank in range(ranks):
+            works.append(
+                Work(
+                    worker=rank,
+                    version=version,
+                    started_seconds=started[rank],
+                    finished_seconds=finished[rank],
+                    sent_seconds=sent,
+                    arrived_seconds=sent + 0.1,
+                )
+            )
+        ends.append(sent + 0.1)
+        started = np.full(ranks, sent + 0.1) if waits else finished
+    closings = [
+        Round(version=version, opened_seconds=opened, closed_seconds=max(opened, closed), k=ranks, used=ranks, late=0)
+        for version, (opened, closed) in enumerate(itertools.pairwise(ends))
+    ]
+    return Trace(
+        strategy="local-sgd" if waits else "hpsgd",
+        seed=0,
+        workers=ranks,
+        recipe={},
+        rounds_done=rounds,
+        seconds=ends[-1],
+        averaged=True,
+        clock="real",
+        rounds=tuple(closings),
+        works=tuple(works),
+    )
