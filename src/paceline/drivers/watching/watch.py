@@ -61,6 +61,7 @@ def watch(
     dir: str | os.PathLike[str] | None = None,
     process_group: dist.ProcessGroup | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    buckets: bool = True,
     probe_links: bool = True,
     log: Log | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
@@ -71,9 +72,11 @@ def watch(
     torch.distributed. `dir` is the folder of the run, which must be new; without it rank 0 takes the next free
     `runs/watch`. Each rank's times go to `dir/times/rank-N.jsonl`. `process_group` are the ranks, unless the model has
     a group or all ranks are meant. Steps end with `optimizer.step()`: of the first optimiser that holds parameters of
-    the model and takes a step, or of `optimizer`. With `probe_links` the links between neighbouring ranks are timed, at
-    once and, under DDP, after 100 steps, 1,000, and every 5,000. `log` is called with `figures()` after each step
-    (paceline.loggers). A rank that does not call watch() within `timeout_seconds` is named in an error on the others.
+    the model and takes a step, or of `optimizer`. With `buckets` the buckets of DDP are timed one by one, which costs
+    one more pass over the gradients; without, only the wait for all of them is. With `probe_links` the links between
+    neighbouring ranks are timed, at once and, under DDP, after 100 steps, 1,000, and every 5,000. `log` is called with
+    `figures()` after each step (paceline.loggers). A rank that does not call watch() within `timeout_seconds` is named
+    in an error on the others.
 
     >>> import tempfile
     >>> model = torch.nn.Linear(4, 1)
@@ -90,7 +93,7 @@ def watch(
     check_limits(timeout_seconds=timeout_seconds)
     if clock_of(model) is not None:
         raise WatchError("this model is watched already; close() the first watch, or watch another model")
-    return Watch(model, dir, process_group, optimizer, probe_links, log, timeout_seconds)
+    return Watch(model, dir, process_group, optimizer, buckets, probe_links, log, timeout_seconds)
 
 
 class Watch:
@@ -102,6 +105,7 @@ class Watch:
         dir: str | os.PathLike[str] | None,
         process_group: dist.ProcessGroup | None,
         optimizer: torch.optim.Optimizer | None,
+        buckets: bool,
         probe_links: bool,
         log: Log | None,
         timeout_seconds: float,
@@ -134,7 +138,9 @@ class Watch:
         self._write(self._began)  # also if the next lines hang
         self._buckets: BucketTimer | None = None
         notes = []
-        if isinstance(parallel, DistributedDataParallel):
+        if isinstance(parallel, DistributedDataParallel) and not buckets:
+            notes.append("no times of buckets: watch() was called with buckets=False")
+        elif isinstance(parallel, DistributedDataParallel):
             self._buckets = time_buckets(parallel, self._clock, self._write)
             if self._buckets is None:
                 notes.append("no times of buckets: the model had a communication hook before watch() was called")
