@@ -219,7 +219,7 @@ def test_a_plain_module_is_watched_in_the_next_free_folder(tmp_path, monkeypatch
         assert [step for _, step in logged] == [1, 2, 3]
         assert watch.figures()["steps"] == watch.steps == 3
         assert watch.figures()["forward_seconds"] > 0
-        assert capsys.readouterr().err == f"paceline watches 1 rank: {watch.folder}\n"
+        assert capsys.readouterr().err == f"paceline watches 1 rank: runs/{name}\n"
 
 
 def test_the_file_of_an_exception_says_so_and_a_part_says_how_gradients_come_together(tmp_path):

@@ -145,9 +145,14 @@ class BucketTimer:
             return self._summed(bucket, mark_done)
         state, hook = self._inner
         future: torch.futures.Future[torch.Tensor] = hook(state, bucket)
-        if mark_done is not None:
-            future.add_done_callback(lambda _: mark_done())
-        return future
+        if mark_done is None:
+            return future
+
+        def pass_on(theirs: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+            mark_done()
+            return theirs.value()
+
+        return future.then(pass_on)  # a done callback would be called when DDP has gone on already
 
     def _note_sizes(self, clock: StepClock) -> None:
         if self._sizes != self._sizes_written:

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
@@ -132,7 +131,7 @@ class Watch:
             workers=len(self._ranks),
             host=platform.node(),
             launch=self._place.launch,
-            sync=_sync_of(model, parallel),
+            sync=_sync_of(parallel),
             device=_device_of(model),
         )
         self._write(self._began)  # also if the next lines hang
@@ -231,7 +230,7 @@ class Watch:
             self._begin_again(notes=tuple(notes))
         if self.rank == 0:
             ranks = "1 rank" if len(self._ranks) == 1 else f"{len(self._ranks)} ranks"
-            print("; ".join([f"paceline watches {ranks}: {self.folder}", *notes]), file=sys.stderr, flush=True)
+            print("; ".join([f"paceline watches {ranks}: {_shown(self.folder)}", *notes]), file=sys.stderr, flush=True)
 
     def _is_synced(self) -> bool:
         return bool(getattr(self._parallel, "require_backward_grad_sync", True))
@@ -284,6 +283,12 @@ _TOTALS = (
 )
 
 
+def _shown(folder: Path) -> Path:
+    """Return a folder as a person would write it: relative to where the script runs, if it is in there."""
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
+
+
 def _parallel_model(model: torch.nn.Module) -> torch.nn.Module:
     """Return the model that torch.compile has wrapped, or the model itself."""
     inner = getattr(model, "_orig_mod", model)
@@ -293,16 +298,21 @@ def _parallel_model(model: torch.nn.Module) -> torch.nn.Module:
 def _inner_modules(parallel: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the user's module inside a parallel model: parts of the library are given one or the other."""
     inner = getattr(parallel, "module", None)
-    if not isinstance(parallel, DistributedDataParallel | FullyShardedDataParallel) or inner is None:
-        return []
-    return [inner]
+    is_wrapper = isinstance(parallel, (DistributedDataParallel, *_sharded_types()))
+    return [inner] if is_wrapper and isinstance(inner, torch.nn.Module) else []
 
 
-def _sync_of(model: torch.nn.Module, parallel: torch.nn.Module) -> Sync:
+def _sharded_types() -> tuple[type, ...]:
+    """Return the classes of FSDP's models; none if nobody has loaded it, for it takes long to load."""
+    loaded = sys.modules.get("torch.distributed.fsdp")
+    found = (getattr(loaded, name, None) for name in ("FullyShardedDataParallel", "FSDPModule"))
+    return tuple(each for each in found if each is not None)
+
+
+def _sync_of(parallel: torch.nn.Module) -> Sync:
     if isinstance(parallel, DistributedDataParallel):
         return "ddp"
-    fully_sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
-    return "fsdp" if isinstance(parallel, (FullyShardedDataParallel, fully_sharded)) else "none"
+    return "fsdp" if isinstance(parallel, _sharded_types()) else "none"
 
 
 def _device_of(model: torch.nn.Module) -> str:
