@@ -77,6 +77,7 @@ BENCHMARKS = MappingProxyType(
         "trainer": Benchmark(
             "benchmarks.trainer:run", "Hugging Face's Trainer over 200 Mbit/s: hpsgd with qsgd against its DDP"
         ),
+        "watch": Benchmark("benchmarks.watch:run", "processor time that paceline.watch adds to a step of DDP"),
         "soak": Benchmark("benchmarks.soak:run", "random faults against one real run, which must go on"),
     }
 )

@@ -20,7 +20,7 @@ RUNS = [
     ["overhead", "server-memory"],
     ["soak"],
     ["links", "plans", "codec-losses", "slow-link", "trainer"],  # the last is skipped where transformers is missing
-    ["averaging"],
+    ["averaging", "watch"],
     ["lgc-ranks"],
     ["gradients", "--only", "mlp,lenet"],
 ]

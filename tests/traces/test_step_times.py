@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.traces import step_times
+from paceline.traces.checked_lines import checked_line
 from paceline.traces.step_times import (
     BucketsMade,
     LinkTimed,
@@ -72,6 +74,13 @@ others = st.one_of(
 @given(steps | others)
 def test_every_record_is_read_back_as_it_was_written(record: object) -> None:
     assert times_record(times_line(record)) == record  # type: ignore[arg-type]
+
+
+@given(steps)
+def test_the_line_of_a_step_is_the_json_that_the_encoder_writes(times: StepTimes) -> None:
+    values = json.loads(times_line(times))
+    del values["crc"]
+    assert checked_line(values) == times_line(times)
 
 
 @given(st.data())

@@ -14,6 +14,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
@@ -42,7 +44,7 @@ class Branching(nn.Module):
 
 
 def ddp(module=None, **options):
-    return DistributedDataParallel(module or Branching(), **{"bucket_cap_mb": BUCKET_MB} | options)
+    return DistributedDataParallel(Branching() if module is None else module, **{"bucket_cap_mb": BUCKET_MB} | options)
 
 
 def batch(step, size=8):
@@ -252,6 +254,35 @@ def copies(folder):
         train(other, 1)
         train(model, 2)
     return {"steps": steps, "hooks": len(model._comm_hooks), "ddp": len(seen(Path(folder, "ddp"))["steps"])}
+
+
+def sharded(folder):
+    """Both kinds of FSDP: phases alone."""
+    found = []
+    for name in ("fully_shard", "fsdp"):
+        module = Branching()
+        if name == "fsdp":
+            model = FullyShardedDataParallel(module, device_id=torch.device("cpu"))
+        else:
+            model = fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        with watch(model, dir=Path(folder, name), probe_links=False):
+            train(model, 3)
+        found.append(seen(Path(folder, name)))
+    return found
+
+
+def compiled(folder):
+    """torch.compile around DDP, and inside of it, before and after watch()."""
+    found = {}
+    for name in ("around", "inside", "after"):
+        inner = Branching()
+        plain = ddp(torch.compile(inner, backend="eager") if name == "inside" else inner, bucket_cap_mb=25)
+        model = torch.compile(plain, backend="eager") if name == "around" else plain
+        with watch(model, dir=Path(folder, name), probe_links=False):
+            train(torch.compile(model, backend="eager") if name == "after" else model, 3)
+        times = seen(Path(folder, name))["steps"]
+        found[name] = [(len(each["buckets"]), each["backward_seconds"] > 0) for each in times]
+    return found
 
 
 def links(folder):

@@ -94,6 +94,23 @@ def test_a_copy_of_a_watched_model_is_not_watched(three, tmp_path):
         assert found == {"steps": 1, "hooks": 0, "ddp": 2}
 
 
+def test_a_sharded_model_has_phases(three, tmp_path):
+    for kinds in three.do("sharded", folder=str(tmp_path)):
+        for times in kinds:
+            assert times["sync"] == "fsdp"
+            assert len(times["steps"]) == 3
+            for each in times["steps"]:
+                assert min(each["forward_seconds"], each["backward_seconds"], each["optimiser_seconds"]) > 0
+
+
+def test_a_compiled_model_has_the_times_of_its_buckets(three, tmp_path):
+    for found in three.do("compiled", folder=str(tmp_path)):
+        for name, steps in found.items():
+            assert len(steps) == 3, name
+            assert all(buckets for buckets, _ in steps), name
+            assert name == "after" or all(backward for _, backward in steps), name
+
+
 def test_links_to_both_neighbours_are_timed_at_once_and_after_a_hundred_steps(three, tmp_path):
     for rank, times in enumerate(three.do("links", folder=str(tmp_path / "run"))):
         both = sorted([(rank + 1) % RANKS, (rank - 1) % RANKS])

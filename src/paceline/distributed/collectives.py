@@ -117,19 +117,25 @@ class PendingCollective:
 
 
 class FollowedCollective:
-    """A collective of the CPU's, and `future`, which follows it and whose callbacks are not called at exit.
+    """A collective of the CPU's, and `future`, which follows it: its callbacks are not called by gloo at exit.
 
-    Whoever adds a callback to `future` keeps this object alive until the callback is called.
+    Whoever is called back calls `forget`.
     """
+
+    __slots__ = ("_work", "future")
 
     def __init__(self, work: Any) -> None:
         self._work, self.future = work, torch.futures.collect_all([work.get_future()])
-        _CALLING_BACK[id(self)] = self
+        _FOLLOWED.add(self)
         if _exiting.is_set():
             self.detach()
 
+    def forget(self) -> None:
+        """Let go of it: it has called back."""
+        _FOLLOWED.discard(self)
+
     def detach(self) -> None:
-        """Complete `future` here, so that gloo's thread calls nobody; once more does no harm."""
+        """Complete `future` here, so that gloo's thread calls nobody."""
         for each in (self._work, self.future):
             never_destroy(each)
         try:
@@ -140,9 +146,11 @@ class FollowedCollective:
 
 
 # By id. A callback that is still to come keeps its collective alive.
-_CALLING_BACK: weakref.WeakValueDictionary[int, PendingCollective | FollowedCollective] = weakref.WeakValueDictionary()
+_CALLING_BACK: weakref.WeakValueDictionary[int, PendingCollective] = weakref.WeakValueDictionary()
+_FOLLOWED: set[FollowedCollective] = set()
 _exiting = threading.Event()
 os.register_at_fork(after_in_child=_CALLING_BACK.clear)  # gloo's threads do not survive a fork
+os.register_at_fork(after_in_child=_FOLLOWED.clear)
 
 
 @atexit.register  # after the exit handlers of all who start collectives: the last registered runs first
@@ -152,3 +160,5 @@ def _detach_all() -> None:
         collective = reference()
         if collective is not None:
             collective.detach()
+    for followed in list(_FOLLOWED):
+        followed.detach()

@@ -21,7 +21,15 @@ def checked_line(values: dict[str, Any]) -> bytes:
     >>> checked_line({"kind": "checkpointed", "version": 7})
     b'{"kind":"checkpointed","version":7,"crc":"9b9abb8d"}\\n'
     """
-    body = json.dumps(values, separators=(",", ":"), allow_nan=False).encode("ascii")[:-1]
+    return with_checksum(json.dumps(values, separators=(",", ":"), allow_nan=False).encode("ascii")[:-1])
+
+
+def with_checksum(body: bytes) -> bytes:
+    """Return the line of an object that is JSON already, but for its closing brace.
+
+    >>> with_checksum(b'{"kind":"checkpointed","version":7') == checked_line({"kind": "checkpointed", "version": 7})
+    True
+    """
     return body + _checksum(body) + b"\n"
 
 

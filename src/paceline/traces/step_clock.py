@@ -24,7 +24,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -32,6 +31,7 @@ from paceline.traces.step_times import StepTimes, Sync
 
 Phase: TypeAlias = Literal["input", "forward", "backward", "wait", "optimiser", "other"]
 PHASES: tuple[Phase, ...] = ("input", "forward", "backward", "wait", "optimiser")
+_NONE: dict[Phase, float] = dict.fromkeys((*PHASES, "other"), 0.0)
 _CLOCKS: WeakKeyDictionary[Any, StepClock] = WeakKeyDictionary()
 _NOBODY: AbstractContextManager[None] = nullcontext()
 
@@ -63,10 +63,10 @@ class StepClock:
         self._write, self._clock, self._processor = write, clock, processor
         self._zero = self._started = self._entered = clock()
         self._processor_started = processor()
-        self._seconds: dict[Phase, float] = dict.fromkeys((*PHASES, "other"), 0.0)
+        self._seconds: dict[Phase, float] = dict(_NONE)
         self._ready: dict[int, float] = {}
         self._done: dict[int, float] = {}
-        self._held: tuple[StepTimes, float, dict[int, float], dict[int, float]] | None = None
+        self._held: tuple[Any, ...] | None = None  # what is known of a step that is not written yet
 
     @property
     def now(self) -> float:
@@ -128,26 +128,13 @@ class StepClock:
     def end_step(self, *, version: int | None = None) -> None:
         """End the step, and begin the next one in "input"."""
         self.enter("input")
-        end, processor, seconds = self._entered, self._processor(), self._seconds
-        self.flush()
-        times = StepTimes(
-            step=self.step,
-            version=version,
-            started_seconds=self._started - self._zero,
-            seconds=end - self._started,
-            processor_seconds=processor - self._processor_started,
-            input_seconds=seconds["input"],
-            forward_seconds=seconds["forward"],
-            backward_seconds=seconds["backward"],
-            wait_seconds=seconds["wait"],
-            optimiser_seconds=seconds["optimiser"],
-        )
-        if self._ready:
-            self._held = times, self._started, self._ready, self._done
-            if _all_done(self._ready, self._done):
-                self.flush()
-        else:
-            self._write(times)
+        if self._held is not None:
+            self.flush()
+        processor = self._processor()
+        taken = processor - self._processor_started
+        self._held = (self.step, version, self._started, self._entered, taken, self._seconds, self._ready, self._done)
+        if _all_done(self._ready, self._done):
+            self.flush()
         self._begin(processor)
         self.step += 1
 
@@ -155,14 +142,27 @@ class StepClock:
         """Write the step that waits for its buckets, if there is one; without them, if one is not done in time."""
         if self._held is None:
             return
-        (times, started, ready, done), self._held = self._held, None
-        deadline = time.monotonic() + within_seconds
-        while not _all_done(ready, done) and time.monotonic() < deadline:
+        (step, version, started, ended, processor_seconds, seconds, ready, done), self._held = self._held, None
+        deadline = time.monotonic() + within_seconds if within_seconds else 0.0
+        while not (whole := _all_done(ready, done)) and time.monotonic() < deadline:
             time.sleep(0.001)
-        if _all_done(ready, done):
-            pairs = ((ready[each] - started, done[each] - started) for each in sorted(ready))
-            times = replace(times, buckets=tuple(pairs))
-        self._write(times)
+        self._write(
+            StepTimes(
+                step=step,
+                version=version,
+                started_seconds=started - self._zero,
+                seconds=ended - started,
+                processor_seconds=processor_seconds,
+                input_seconds=seconds["input"],
+                forward_seconds=seconds["forward"],
+                backward_seconds=seconds["backward"],
+                wait_seconds=seconds["wait"],
+                optimiser_seconds=seconds["optimiser"],
+                buckets=tuple([(ready[each] - started, done[each] - started) for each in sorted(ready)])
+                if whole
+                else (),
+            )
+        )
 
     def skip(self) -> None:
         """Forget what was measured since the last step ended, and begin the next one now, in "input"."""
@@ -171,11 +171,12 @@ class StepClock:
 
     def _begin(self, processor: float) -> None:
         self._started, self._processor_started = self._entered, processor
-        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        self._seconds = dict(_NONE)
         self._ready, self._done = {}, {}
 
 
 def _all_done(ready: dict[int, float], done: dict[int, float]) -> bool:
+    """Whether all buckets are done; what was done before it was ready was done in an earlier pass of the step."""
     return all(done.get(bucket, -1.0) >= at for bucket, at in ready.items())
 
 

@@ -128,7 +128,8 @@ class BucketTimer:
         if index == 0:
             clock.begin_buckets()
             self._sizes = []
-        self._sizes.append(bucket.buffer().nbytes if not bucket.buffer().is_sparse else 0)
+        buffer = bucket.buffer()
+        self._sizes.append(0 if buffer.is_sparse else buffer.nbytes)
         if bucket.is_last():
             self._note_sizes(clock)
         mark_done = clock.bucket_ready(index) if index < MOST_BUCKETS else None
@@ -144,9 +145,14 @@ class BucketTimer:
             return self._summed(bucket, mark_done)
         state, hook = self._inner
         future: torch.futures.Future[torch.Tensor] = hook(state, bucket)
-        if mark_done is not None:
-            future.add_done_callback(lambda _: mark_done())
-        return future
+        if mark_done is None:
+            return future
+
+        def pass_on(theirs: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+            mark_done()
+            return theirs.value()
+
+        return future.then(pass_on)  # a done callback would be called when DDP has gone on already
 
     def _note_sizes(self, clock: StepClock) -> None:
         if self._sizes != self._sizes_written:
@@ -165,9 +171,17 @@ class BucketTimer:
         work = group.allreduce([buffer])
         if buffer.device.type != "cpu":
             theirs: torch.futures.Future[Any] = work.get_future()
-            return theirs.then(lambda future: _mean(future, mark_done))
+            return theirs.then(lambda future: _mean_of(future, mark_done))
         followed = FollowedCollective(work)
-        return followed.future.then(lambda _: _mean(followed.future.value()[0], mark_done))
+
+        def take_mean(following: torch.futures.Future[Any]) -> torch.Tensor:
+            followed.forget()
+            if mark_done is not None:
+                mark_done()
+            mean: torch.Tensor = following.value()[0].value()[0]  # raises what went wrong
+            return mean
+
+        return followed.future.then(take_mean)
 
     def _divide(self, bucket: Any, buffer: torch.Tensor, by: float) -> None:
         if buffer.is_sparse:
@@ -203,7 +217,7 @@ def _note_gradient(timer: Any, parameter: Any, arriving: torch.Tensor) -> None:
         noting._kept[id(given)] = 0 if given.grad is None else given.grad.data_ptr()
 
 
-def _mean(future: Any, mark_done: Callable[[], None] | None) -> torch.Tensor:
+def _mean_of(future: Any, mark_done: Callable[[], None] | None) -> torch.Tensor:
     """Note that the mean is there, and return it; raise what went wrong."""
     if mark_done is not None:
         mark_done()

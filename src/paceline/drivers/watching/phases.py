@@ -56,8 +56,8 @@ class StepPhases:
     ) -> None:
         self._model, self._clock, self._end_step = model, clock, end_step
         self._syncs = syncs
+        self._ends = weakref.ref(optimizer) if optimizer is not None else None
         self._given = optimizer is not None
-        self._ends: weakref.ref[torch.optim.Optimizer] | None = weakref.ref(optimizer) if optimizer else None
         self._others_since = 0  # steps of other optimisers
         self._ours: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]] = weakref.WeakKeyDictionary()
         self._task = -1  # the backward pass that is under way, or was last

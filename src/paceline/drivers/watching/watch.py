@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
@@ -61,6 +60,7 @@ def watch(
     dir: str | os.PathLike[str] | None = None,
     process_group: dist.ProcessGroup | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    buckets: bool = True,
     probe_links: bool = True,
     log: Log | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
@@ -71,9 +71,11 @@ def watch(
     torch.distributed. `dir` is the folder of the run, which must be new; without it rank 0 takes the next free
     `runs/watch`. Each rank's times go to `dir/times/rank-N.jsonl`. `process_group` are the ranks, unless the model has
     a group or all ranks are meant. Steps end with `optimizer.step()`: of the first optimiser that holds parameters of
-    the model and takes a step, or of `optimizer`. With `probe_links` the links between neighbouring ranks are timed, at
-    once and, under DDP, after 100 steps, 1,000, and every 5,000. `log` is called with `figures()` after each step
-    (paceline.loggers). A rank that does not call watch() within `timeout_seconds` is named in an error on the others.
+    the model and takes a step, or of `optimizer`. With `buckets` the buckets of DDP are timed one by one, which costs
+    one more pass over the gradients; without, only the wait for all of them is. With `probe_links` the links between
+    neighbouring ranks are timed, at once and, under DDP, after 100 steps, 1,000, and every 5,000. `log` is called with
+    `figures()` after each step (paceline.loggers). A rank that does not call watch() within `timeout_seconds` is named
+    in an error on the others.
 
     >>> import tempfile
     >>> model = torch.nn.Linear(4, 1)
@@ -90,7 +92,7 @@ def watch(
     check_limits(timeout_seconds=timeout_seconds)
     if clock_of(model) is not None:
         raise WatchError("this model is watched already; close() the first watch, or watch another model")
-    return Watch(model, dir, process_group, optimizer, probe_links, log, timeout_seconds)
+    return Watch(model, dir, process_group, optimizer, buckets, probe_links, log, timeout_seconds)
 
 
 class Watch:
@@ -102,6 +104,7 @@ class Watch:
         dir: str | os.PathLike[str] | None,
         process_group: dist.ProcessGroup | None,
         optimizer: torch.optim.Optimizer | None,
+        buckets: bool,
         probe_links: bool,
         log: Log | None,
         timeout_seconds: float,
@@ -128,13 +131,15 @@ class Watch:
             workers=len(self._ranks),
             host=platform.node(),
             launch=self._place.launch,
-            sync=_sync_of(model, parallel),
+            sync=_sync_of(parallel),
             device=_device_of(model),
         )
         self._write(self._began)  # also if the next lines hang
         self._buckets: BucketTimer | None = None
         notes = []
-        if isinstance(parallel, DistributedDataParallel):
+        if isinstance(parallel, DistributedDataParallel) and not buckets:
+            notes.append("no times of buckets: watch() was called with buckets=False")
+        elif isinstance(parallel, DistributedDataParallel):
             self._buckets = time_buckets(parallel, self._clock, self._write)
             if self._buckets is None:
                 notes.append("no times of buckets: the model had a communication hook before watch() was called")
@@ -225,7 +230,7 @@ class Watch:
             self._begin_again(notes=tuple(notes))
         if self.rank == 0:
             ranks = "1 rank" if len(self._ranks) == 1 else f"{len(self._ranks)} ranks"
-            print("; ".join([f"paceline watches {ranks}: {self.folder}", *notes]), file=sys.stderr, flush=True)
+            print("; ".join([f"paceline watches {ranks}: {_shown(self.folder)}", *notes]), file=sys.stderr, flush=True)
 
     def _is_synced(self) -> bool:
         return bool(getattr(self._parallel, "require_backward_grad_sync", True))
@@ -278,6 +283,12 @@ _TOTALS = (
 )
 
 
+def _shown(folder: Path) -> Path:
+    """Return a folder as a person would write it: relative to where the script runs, if it is in there."""
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
+
+
 def _parallel_model(model: torch.nn.Module) -> torch.nn.Module:
     """Return the model that torch.compile has wrapped, or the model itself."""
     inner = getattr(model, "_orig_mod", model)
@@ -287,16 +298,21 @@ def _parallel_model(model: torch.nn.Module) -> torch.nn.Module:
 def _inner_modules(parallel: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the user's module inside a parallel model: parts of the library are given one or the other."""
     inner = getattr(parallel, "module", None)
-    if not isinstance(parallel, DistributedDataParallel | FullyShardedDataParallel) or inner is None:
-        return []
-    return [inner]
+    is_wrapper = isinstance(parallel, (DistributedDataParallel, *_sharded_types()))
+    return [inner] if is_wrapper and isinstance(inner, torch.nn.Module) else []
 
 
-def _sync_of(model: torch.nn.Module, parallel: torch.nn.Module) -> Sync:
+def _sharded_types() -> tuple[type, ...]:
+    """Return the classes of FSDP's models; none if nobody has loaded it, for it takes long to load."""
+    loaded = sys.modules.get("torch.distributed.fsdp")
+    found = (getattr(loaded, name, None) for name in ("FullyShardedDataParallel", "FSDPModule"))
+    return tuple(each for each in found if each is not None)
+
+
+def _sync_of(parallel: torch.nn.Module) -> Sync:
     if isinstance(parallel, DistributedDataParallel):
         return "ddp"
-    fully_sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
-    return "fsdp" if isinstance(parallel, (FullyShardedDataParallel, fully_sharded)) else "none"
+    return "fsdp" if isinstance(parallel, _sharded_types()) else "none"
 
 
 def _device_of(model: torch.nn.Module) -> str:

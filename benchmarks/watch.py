@@ -1,0 +1,91 @@
+"""What paceline.watch costs: processor time in a step, beside the same step that nobody watches.
+
+The cost of a step does not depend on how long the step computes: hooks are called, buckets are timed, a line is
+written. So it is measured in steps that compute little, where a few microseconds show, and judged by its share in a
+step of 20 ms. Lanes take turns in the same processes; of each the turn with the least processor time counts, since
+whatever else the machine does only adds to it. The plain lane is measured twice, first and last in each pass: the
+difference of the two is what the measurement itself is worth.
+
+A communication hook in Python makes DDP scale gradients in a pass of its own (DDP does so while it copies them); the
+lane with PyTorch's own hook shows that part.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from benchmarks.options import Options
+from benchmarks.output import Bar, coloured, save, tables, titled
+from benchmarks.ranks import ended_by_signals, measured
+from benchmarks.watch_rank import AGAIN, LANES, PLAIN, WATCHED, Job
+
+STEP_SECONDS = 0.02
+SHARE = Bar(sign="<=", limit=0.01, style=".2%")
+RANKS = (2, 4)
+
+
+def run(options: Options) -> None:
+    """`python -m benchmarks watch`."""
+    job = Job(ranks=2, layers=6, width=224, passes=3 if options.quick else 40, steps=5 if options.quick else 25)
+    console, rows = tables(), {}
+    for ranks in RANKS[:1] if options.quick else RANKS:
+        rows[ranks] = rows_of(_measured(replace(job, ranks=ranks)))
+        console.print(_table(rows[ranks], job, ranks, quick=options.quick))
+    console.print("added: processor time of a step over the plain lanes' least; the last column is its share in 20 ms")
+    save(options, "watch", {"job": asdict(job), "rows": rows})
+
+
+def _measured(job: Job) -> list[dict[str, Any]]:
+    labels = [f"{lane}, pass {number + 1}" for number, lane in job.turns]
+    folder = Path(tempfile.mkdtemp(prefix="paceline-watch-"))
+    try:
+        with ended_by_signals():
+            plan = json.dumps(asdict(job))
+            name = f"watch, {job.ranks} ranks"
+            return measured(name, "benchmarks.watch_rank", plan, labels, None, folder, ranks_per_host=job.ranks)
+    finally:
+        shutil.rmtree(folder)
+
+
+def rows_of(turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each lane: the least processor time of a step, and what it adds to the plain lanes'.
+
+    >>> turns = [{"lane": PLAIN, "processor_seconds": 0.003}, {"lane": PLAIN, "processor_seconds": 0.001},
+    ...          {"lane": AGAIN, "processor_seconds": 0.002}, {"lane": WATCHED, "processor_seconds": 0.0012}]
+    >>> [(row["lane"], round(row["added_seconds"], 6)) for row in rows_of(turns)]
+    [('plain', 0.0), ('watched', 0.0002), ('plain again', 0.001)]
+    """
+    least: dict[str, float] = {}
+    for turn in turns:
+        lane, seconds = turn["lane"], float(turn["processor_seconds"])
+        least[lane] = min(seconds, least.get(lane, seconds))
+    plain = min(least[PLAIN], least[AGAIN])
+    return [
+        {"lane": lane, "processor_seconds": least[lane], "added_seconds": least[lane] - plain}
+        for lane in LANES
+        if lane in least
+    ]
+
+
+def _table(rows: Sequence[dict[str, Any]], job: Job, ranks: int, *, quick: bool) -> Table:
+    parameters = job.layers * job.width * (job.width + 1)
+    title = f"A step of {parameters:,} parameters in a few buckets, {ranks} ranks on this machine"
+    table = Table(box=box.SIMPLE_HEAD, title=titled(title, quick=quick), padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("lane", no_wrap=True)
+    for name in ("processor, us", "added, us", "of 20 ms", "bar", ""):
+        table.add_column(name, justify="right")
+    for row in rows:
+        share = row["added_seconds"] / STEP_SECONDS
+        judged = (str(SHARE), coloured(SHARE.verdict(share))) if row["lane"] == WATCHED else ("", "")
+        figures = (f"{1e6 * row['processor_seconds']:,.0f}", f"{1e6 * row['added_seconds']:,.0f}", SHARE.show(share))
+        table.add_row(row["lane"], *figures, *judged)
+    return table
