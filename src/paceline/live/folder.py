@@ -24,7 +24,7 @@ from paceline.live.state import (
     MOST_ROWS,
     JournalState,
     Json,
-    RankTimes,
+    RankSteps,
     TraceState,
     merged_rows,
     quiet_text,
@@ -86,7 +86,7 @@ class _TimesFile:
 
     def __init__(self, path: Path) -> None:
         self.tail = FileTail(path, most_bytes=MOST_TIMES_BYTES, longest_line_bytes=LONGEST_TIMES_LINE)
-        self.times, self.lines, self.problem = RankTimes(), 0, ""
+        self.times, self.lines, self.problem = RankSteps(), 0, ""
         self.grown_at = 0.0
 
     def look(self, now: float) -> bool:
@@ -94,7 +94,7 @@ class _TimesFile:
         try:
             found = self.tail.look()
             if found.begun_anew:
-                self.times, self.lines, self.problem = RankTimes(), 0, ""
+                self.times, self.lines, self.problem = RankSteps(), 0, ""
             for line in found.lines if not self.problem else ():
                 self.lines += 1
                 self.times.take(times_record(line))
@@ -218,7 +218,7 @@ class FollowedRun:
         """Whether the run has ended, or its process is known to be gone."""
         return self._state() in ("ended", "killed")
 
-    def _any_times(self) -> RankTimes | None:
+    def _any_times(self) -> RankSteps | None:
         return next((file.times for _, file in sorted(self._times.items())), None)
 
     @property
@@ -228,7 +228,7 @@ class FollowedRun:
             return self._journal.state.noun
         return "worker" if self._trace is not None and not self._trace.trace.averaged else "rank"
 
-    def _of_noun(self) -> dict[int, RankTimes]:
+    def _of_noun(self) -> dict[int, RankSteps]:
         return {number: file.times for (noun, number), file in sorted(self._times.items()) if noun == self.noun}
 
     def _quiet_seconds(self) -> float:

@@ -1,7 +1,7 @@
 """What the records of a run come to, as far as they have come: the state that the live page and Prometheus show.
 
     records of trace.jsonl ──> JournalState ──┐
-    records of times/*.jsonl ──> RankTimes ───┼──> document: plain values, of bounded size
+    records of times/*.jsonl ──> RankSteps ───┼──> document: plain values, of bounded size
     traces.json.gz ──────────> TraceState ────┘
 
 A state takes one record after the other and keeps counts, not records. What grows with a run is thinned: a `Curve` has
@@ -419,10 +419,10 @@ def pace_curve(points: list[tuple[Any, ...]], versions_a_round: int = 1, most: i
 PHASES = ("input", "forward", "backward", "wait", "optimiser")
 
 
-class RankTimes:
+class RankSteps:
     """The times of one rank or worker: how fast it steps, and what its last steps were spent on.
 
-    >>> times = RankTimes()
+    >>> times = RankSteps()
     >>> times.take(TimesBegan(format=1, paceline="0.2.0", noun="rank", number=2, workers=4, host="node-7",
     ...                       launch="1a2b", sync="ddp"))
     >>> for step in range(5):
@@ -504,7 +504,7 @@ class RankTimes:
         }
 
 
-def waited_for(times: Mapping[int, RankTimes], noun: str = "rank") -> str:
+def waited_for(times: Mapping[int, RankSteps], noun: str = "rank") -> str:
     """Return a sentence that names the one for whom the others wait, in steps that all take together; "" for none.
 
     Whoever comes last waits for nobody. This is about the last steps alone; `paceline diagnose` weighs all of them.
@@ -599,7 +599,7 @@ def _finite(value: float) -> float | None:
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def merged_rows(rows: Iterable[Json], times: Mapping[int, RankTimes]) -> Iterator[Json]:
+def merged_rows(rows: Iterable[Json], times: Mapping[int, RankSteps]) -> Iterator[Json]:
     """Yield the rows of all workers or ranks, each with its step times where there are any.
 
     >>> list(merged_rows([{"number": 0, "state": "late"}], {}))
