@@ -87,7 +87,10 @@ class Timings:
 def timings_of(run: RecordedRun, *, skip: int | None = None) -> Timings:
     """Return the times of a recorded run; `skip` is how many first steps are a warm-up, None: a few of a real run."""
     if run.kind == "watched":
-        return _of_ranks(run.times.get("rank", {}), run.workers, skip)
+        files = {number: times for number, times in run.times.get("rank", {}).items() if times.steps}
+        if not files:
+            raise NoRunError(f"{run.folder} has no step times yet: its files hold no step")
+        return _of_ranks(files, run.workers, skip)
     if run.trace is None:
         raise NoRunError(f"{run.folder} holds no times to diagnose")
     if run.trace.averaged:
@@ -99,9 +102,6 @@ def timings_of(run: RecordedRun, *, skip: int | None = None) -> Timings:
 
 
 def _of_ranks(files: Mapping[int, WorkerTimes], workers: int, skip: int | None) -> Timings:
-    files = {number: times for number, times in files.items() if times.steps}
-    if not files:
-        raise NoRunError("the run has no step times yet: its files hold no step")
     numbers, notes = tuple(files), list(_notes_on_files(files, workers))
     lines, left_out = _same_steps(files)
     if left_out:
