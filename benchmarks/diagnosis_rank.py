@@ -21,6 +21,7 @@ from benchmarks.diagnosis import PLACES, RANKS, Case, Job, hosts_of
 FIRST, SERVER = "10.79.0.1", f"10.79.0.{1 + RANKS}"
 PORT = 29500
 STEP_SECONDS, JITTER = 0.05, 0.1  # asleep in a step, and the spread of that
+SERVER_RATE = 5  # times the workers' rate: all of their messages pass there
 WIDTH = 384  # of the layers: 0.6 million parameters
 
 
@@ -77,6 +78,8 @@ def main(folder: str, rank: int, plan: str) -> None:
         case, place = Case(**values), Path(job.folder, f"{job.driver}-{number}")
         if rank == 0:
             switch.shape(job.bits_per_second)
+            if job.driver == "server":
+                switch.shape(SERVER_RATE * job.bits_per_second, only=RANKS)
             if case.place == "link":
                 switch.shape(job.bits_per_second / 2, only=case.slow)
         dist.barrier()
@@ -132,14 +135,14 @@ def verdict_of(case: Case, folder: Path) -> dict[str, Any]:
     The outcome is "right", "place" (the right one, in another place), "other" (another one, or more than one), or
     "nobody".
     """
-    from paceline.diagnosis import diagnose, verdict
+    from paceline.diagnosis import behind_slow_links, diagnose, verdict
     from paceline.traces.recorded_run import read_run
 
     found = diagnose(read_run(folder))
     named = {(each.members, each.phases) for each in found.suspects if each.matters and found.status == "slow"}
     if found.status == "link":
-        ends = [{link.source, link.target} for link in found.links if link.slow]
-        named.add((tuple(sorted(set.intersection(*ends))), ("link",)))
+        behind = behind_slow_links(found.links)
+        named.add(((-1 if behind is None else behind,), ("link",)))
     wanted = {((case.slow,), (case.place,))} if case.place else set()
     named = {(members, tuple("link" if each == "transfer" else each for each in phases)) for members, phases in named}
     if named == wanted:

@@ -6,7 +6,15 @@
 Nothing here reads a clock or a file, or draws anything that is not the same every time.
 """
 
-from paceline.diagnosis.diagnosis import Diagnosis, LinkSpeed, Suspect, WorkerTime, diagnose, diagnose_timings
+from paceline.diagnosis.diagnosis import (
+    Diagnosis,
+    LinkSpeed,
+    Suspect,
+    WorkerTime,
+    behind_slow_links,
+    diagnose,
+    diagnose_timings,
+)
 from paceline.diagnosis.timings import Timings, timings_of
 from paceline.diagnosis.words import evidence, verdict
 
@@ -16,6 +24,7 @@ __all__ = [
     "Suspect",
     "Timings",
     "WorkerTime",
+    "behind_slow_links",
     "diagnose",
     "diagnose_timings",
     "evidence",

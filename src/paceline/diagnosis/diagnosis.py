@@ -44,7 +44,7 @@ A_PAUSE = 10.0  # times as long as the longest delay of anybody else
 MOST_PAUSES = 3
 CLEARLY = 2.0  # times as late as anybody else ever was
 CLEARLY_ROUNDS, CLEARLY_SHARE = 5, 0.05  # in so many rounds, and in such a share of them
-SLOW_LINK = 2.0  # times slower than the median of the others
+SLOW_LINK = 1.5  # times slower than the median of the others; one link's probes agree within a few per cent
 EXPLAINS = 0.5  # of the lateness, by phases that were measured
 A_PHASE = 0.3  # of what the phases explain: from here on a phase is named
 MOST_WAITED_FOR = 2_000  # workers up to which it is noted who waited for whom
@@ -448,7 +448,8 @@ def link_speeds(run: RecordedRun, timings: Timings) -> tuple[LinkSpeed, ...]:
     for number, times in run.times.get("rank", {}).items():
         for link in times.links:
             probes.setdefault((number, link.to), []).append((link.bits_per_second, link.latency_seconds))
-    rates = {ends: float(np.median([rate for rate, _ in found])) for ends, found in probes.items()}
+    # The quickest probe of each: other work on the machines makes messages slower, and none quicker.
+    rates = {ends: max(rate for rate, _ in found) for ends, found in probes.items()}
     wire = float(timings.parts.get("wire", np.zeros(1)).mean())
     bytes_of_a_step = max(
         (sum(times.buckets[-1].bytes) for times in run.times.get("rank", {}).values() if times.buckets), default=0
@@ -466,13 +467,30 @@ def link_speeds(run: RecordedRun, timings: Timings) -> tuple[LinkSpeed, ...]:
                 source=ends[0],
                 target=ends[1],
                 bits_per_second=rate,
-                latency_seconds=float(np.median([latency for _, latency in probes[ends]])),
+                latency_seconds=min(latency for _, latency in probes[ends]),
                 others_bits_per_second=usual,
                 slow=slow,
                 saved_seconds=wire * (1 - rate / usual) if slow else 0.0,
             )
         )
     return tuple(speeds)
+
+
+def behind_slow_links(links: Sequence[LinkSpeed]) -> int | None:
+    """Return the rank whose links to all of its neighbours are slow, where the others' are not: its own cable is.
+
+    >>> def link(source: int, target: int, slow: bool) -> LinkSpeed:
+    ...     return LinkSpeed(source=source, target=target, bits_per_second=1e8, latency_seconds=0.0,
+    ...                      others_bits_per_second=2e8, slow=slow, saved_seconds=0.0)
+    >>> behind_slow_links([link(0, 1, True), link(1, 2, True), link(2, 3, False), link(3, 0, False)])
+    1
+    >>> behind_slow_links([link(0, 1, True), link(1, 2, False), link(2, 0, False)]) is None
+    True
+    """
+    slow = [{link.source, link.target} for link in links if link.slow]
+    neighbours = {frozenset(ends) for ends in slow}
+    common = set.intersection(*slow) if slow else set()
+    return common.pop() if len(common) == 1 and len(neighbours) > 1 else None
 
 
 def _longest_pause(timings: Timings, found: Floats) -> tuple[int, int, float] | None:

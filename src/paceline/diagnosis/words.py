@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from paceline.diagnosis.diagnosis import MATTERS, Diagnosis, LinkSpeed, Suspect
+from paceline.diagnosis.diagnosis import MATTERS, Diagnosis, LinkSpeed, Suspect, behind_slow_links
 from paceline.diagnosis.lateness import FEWEST_ROUNDS
 from paceline.quantities import counted, duration_text, percent_text, seconds_text
 from paceline.traces.worker_counts import WorkerCounts, dropped_sentence, mostly_dropped
@@ -155,10 +155,17 @@ def _harmless(found: Diagnosis, each: Suspect) -> str:
 
 def _slow_link(found: Diagnosis, link: LinkSpeed) -> str:
     share = percent_text(found.total.get("wire", 0.0) / found.run_seconds)
+    behind = behind_slow_links(found.links)
+    hosts = {worker.number: worker.host for worker in found.by_worker}
+    host = f" (host {hosts[behind]})" if behind is not None and len(set(hosts.values())) > 1 else ""
+    which = (
+        f"the link from {found.noun} {link.source} to {found.noun} {link.target} is slow"
+        if behind is None
+        else f"{found.noun} {behind}{host} has slow links to all of its neighbours"
+    )
     return (
-        f"Nobody is late, but the wire takes {share} of the time, and the link from {found.noun} {link.source} to "
-        f"{found.noun} {link.target} is slow: {_rate(link.bits_per_second)}, where the others have "
-        f"{_rate(link.others_bits_per_second)}. As fast as the others, the run would take about "
+        f"Nobody is late, but the wire takes {share} of the time, and {which}: {_rate(link.bits_per_second)}, where the "
+        f"others have {_rate(link.others_bits_per_second)}. As fast as the others, the run would take about "
         f"{_instead(found, link.saved_seconds)} (modelled: the wire goes at the pace of its slowest link)."
     )
 

@@ -27,7 +27,7 @@ from paceline.distributed import first_line
 from paceline.distributed.groups import close_group, make_group
 from paceline.traces.step_times import LinkTimed
 
-PROBED_STEPS = (100, 1000)
+PROBED_STEPS = (10, 100, 1000)
 EVERY_STEPS = 5000  # afterwards
 SMALLEST_BYTES, LARGEST_BYTES = 64 * 1024, 4 * 1024 * 1024
 SLOW_SECONDS = 0.02
@@ -39,7 +39,7 @@ def is_probed(step: int) -> bool:
     """Return whether links are timed when so many steps are done.
 
     >>> [step for step in range(12_000) if is_probed(step)]
-    [100, 1000, 5000, 10000]
+    [10, 100, 1000, 5000, 10000]
     """
     return step in PROBED_STEPS or (step > 0 and step % EVERY_STEPS == 0)
 
