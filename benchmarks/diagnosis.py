@@ -6,8 +6,9 @@
 
 Under DistributedDataParallel, watched by `paceline.watch`, and under the parameter server, whose workers are scripts.
 Four hosts are network namespaces of this machine on one switch, 200 Mbit/s each (`tc tbf`), and a server's has five
-times as much, for the messages of all pass there; a step computes for some 60 ms, most of it asleep, with a jitter that differs from rank to rank and from step to step. The processes stay; each case
-is a new model, a new watch or server, and a folder of its own. Who is slowed down is drawn anew for every case.
+times as much, for the messages of all pass there. A step computes for some 60 ms, most of it asleep, with a jitter that
+differs from rank to rank and from step to step. The processes stay; each case is a new model, a new watch or server,
+and a folder of its own. Who is slowed down is drawn anew for every case.
 
 Right is: the one, and the phase or the link, and nobody else. Needs root and iproute2.
 """

@@ -164,8 +164,8 @@ def _slow_link(found: Diagnosis, link: LinkSpeed) -> str:
         else f"{found.noun} {behind}{host} has slow links to all of its neighbours"
     )
     return (
-        f"Nobody is late, but the wire takes {share} of the time, and {which}: {_rate(link.bits_per_second)}, where the "
-        f"others have {_rate(link.others_bits_per_second)}. As fast as the others, the run would take about "
+        f"Nobody is late, but the wire takes {share} of the time, and {which}: {_rate(link.bits_per_second)}, where "
+        f"the others have {_rate(link.others_bits_per_second)}. As fast as the others, the run would take about "
         f"{_instead(found, link.saved_seconds)} (modelled: the wire goes at the pace of its slowest link)."
     )
 
