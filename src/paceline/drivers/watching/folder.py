@@ -53,6 +53,7 @@ class WatchedFolder:
     """Where a rank writes: in rank 0's folder, or in one of its own (`folder`), where it does not see that.
 
     `remote` are the ranks that do not see rank 0's folder. `first_step` goes on from a launch's earlier life.
+    `restarted` says whether torchrun has restarted a rank; its own count is one for each machine.
     """
 
     folder: Path
@@ -61,6 +62,7 @@ class WatchedFolder:
     nonce: str
     remote: tuple[int, ...] = ()
     first_step: int = 0
+    restarted: bool = False
 
 
 def agree_on_folder(wanted: str | os.PathLike[str] | None, rank: int, gather: Gather) -> WatchedFolder:
@@ -81,7 +83,8 @@ def agree_on_folder(wanted: str | os.PathLike[str] | None, rank: int, gather: Ga
     told = gather("take a folder", words)[0]
     raise_refusals([told.get("refusal", "")], ours=ours, error=FolderTakenError)
     shared, nonce = Path(told["folder"]), told["nonce"]
-    remote = gather("look for rank 0's folder", not sees(shared, nonce, told["host"]))
+    answers = gather("look for rank 0's folder", [not sees(shared, nonce, told["host"]), is_restarted()])
+    remote = [blind for blind, _ in answers]
     if rank == 0:
         with suppress(OSError):
             _sign(shared, nonce).unlink()
@@ -92,6 +95,7 @@ def agree_on_folder(wanted: str | os.PathLike[str] | None, rank: int, gather: Ga
         nonce=nonce,
         remote=tuple(number for number, blind in enumerate(remote) if blind),
         first_step=told["first_step"],
+        restarted=any(restarted for _, restarted in answers),
     )
 
 
@@ -134,9 +138,14 @@ def launch_name() -> str:
     return f"{number}/{platform.node()}/{os.getppid() if 'TORCHELASTIC_RUN_ID' in os.environ else os.getpid()}"
 
 
+def is_restarted() -> bool:
+    """Return whether torchrun has restarted this process."""
+    return bool(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0").strip("0"))
+
+
 def _own_earlier_folder(asked: Path | None, launch: str) -> Path | None:
     """Return the folder that this launch wrote to before it was restarted, if it was."""
-    if not os.environ.get("TORCHELASTIC_RESTART_COUNT", "0").strip("0"):
+    if not is_restarted():
         return None
     candidates = [asked] if asked is not None else _by_number(DEFAULT)
     return next((folder for folder in candidates if _is_of(folder, launch)), None)

@@ -7,9 +7,10 @@ messages to its neighbour, in a gloo group that nothing else uses:
     one edge          there, then back: a message, answered with a few bytes, all on the sender's clock
 
     latency     half of the shortest way there and back of a few bytes
-    the rate    messages of 64 kB, 128 kB, ..., 4 MB, until one takes SLOW_SECONDS. The first of a size does not count:
-                a link that is shaped lets a burst pass at the line's rate. Of the others the quickest counts: whatever
-                else the machines do makes messages slower, and none quicker
+    the rate    messages of 64 kB, 128 kB, ..., 4 MB, until two sizes have taken SLOW_SECONDS: one alone may have met
+                a busy machine. The first message of a size does not count: a link that is shaped lets a burst pass at
+                the line's rate. Of the others the quickest counts: whatever else the machines do makes messages
+                slower, and none quicker
 
 Every message has a time limit. After the first that fails, this rank times no links any more: training is worth more.
 """
@@ -32,7 +33,7 @@ EVERY_STEPS = 5000  # afterwards
 SMALLEST_BYTES, LARGEST_BYTES = 64 * 1024, 4 * 1024 * 1024
 SLOW_SECONDS = 0.02
 ROUND_TRIPS, MESSAGES = 20, 3
-LONG_SECONDS = 0.5  # a message that takes as long is sent once
+LONG_SECONDS = 0.5  # messages that take as long are sent once, and no larger ones
 
 
 def is_probed(step: int) -> bool:
@@ -97,12 +98,13 @@ class LinkProbe:
     def _send_to(self, to: int, at_seconds: float) -> LinkTimed:
         """Time messages to a rank. Each is preceded by its size; a size of 0 is the last."""
         latency_seconds = min(self._there_and_back(to, 8) for _ in range(ROUND_TRIPS)) / 2
-        size, seconds = SMALLEST_BYTES, 0.0
+        size, was_slow = SMALLEST_BYTES, False
         while True:
             seconds = self._quickest(to, size)
-            if seconds >= SLOW_SECONDS or size >= LARGEST_BYTES:
+            is_slow = seconds >= SLOW_SECONDS
+            if (is_slow and was_slow) or seconds > LONG_SECONDS or size >= LARGEST_BYTES:
                 break
-            size *= 2
+            size, was_slow = 2 * size, is_slow
         self._put(torch.tensor([0]), to)
         return LinkTimed(
             at_seconds=max(0.0, at_seconds),

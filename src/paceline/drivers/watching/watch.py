@@ -11,7 +11,6 @@ Each rank has a clock and a file of step times (`traces/step_times.py`); rank 0'
 from __future__ import annotations
 
 import atexit
-import hashlib
 import logging
 import os
 import platform
@@ -24,8 +23,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
-from paceline.distributed import check_limits, first_line
+from paceline.distributed import RankGoneError, check_limits, first_line
 from paceline.distributed.agreement import current_group
+from paceline.distributed.collectives import PendingCollective
 from paceline.distributed.stores import StoreGather, private_store
 from paceline.drivers.watching.buckets import BucketTimer, time_buckets
 from paceline.drivers.watching.folder import Gather, WatchedFolder, WatchError, agree_on_folder
@@ -51,7 +51,6 @@ log = logging.getLogger("paceline.watch")
 TIMEOUT_SECONDS = 300.0  # in which all ranks must have called watch()
 FIRST_PROBE_SECONDS, LATER_PROBE_SECONDS = 30.0, 10.0  # of one message
 LAST_BUCKETS_SECONDS = 0.5  # for the backend's thread to say that the last step's buckets are done
-_MADE: dict[str, int] = {}  # how many watches of the same ranks there were: their keys in the store
 
 
 def watch(
@@ -114,7 +113,9 @@ class Watch:
         group = current_group(process_group or getattr(parallel, "process_group", None))
         self._ranks = dist.get_process_group_ranks(group) if group is not None else [0]
         self.rank = self._ranks.index(dist.get_rank()) if group is not None else 0
-        key = _store_key(self._ranks) if group is not None else ""
+        key = ""
+        if group is not None and len(self._ranks) > 1:
+            key = _store_key(group, self._ranks, _device_of(model), timeout_seconds)
         self._place = agree_on_folder(dir, self.rank, _gather(group, self.rank, key, timeout_seconds))
         self.folder: Path = self._place.folder
         self._totals: dict[str, float] = dict.fromkeys(_TOTALS, 0.0)
@@ -146,10 +147,9 @@ class Watch:
         if self._began.device != "cpu":
             notes.append(f"host times only: what the {self._began.device} computes later is in the phase that waits")
         self._in_step = isinstance(parallel, DistributedDataParallel)
-        self._probe = self._make_probe(probe_links, timeout_seconds)
-        self._probe_now(FIRST_PROBE_SECONDS)
-        if self._probe is not None and self._probe.failure:
-            notes.append(self._probe.failure)
+        self._probe: LinkProbe | None = None
+        if probe_links and len(self._ranks) > 1 and dist.is_gloo_available():
+            notes += self._begin_probing(timeout_seconds)
         self._tell(notes)
         self._parallel = parallel
         self._models = [model, *([] if parallel is model else [parallel]), *_inner_modules(parallel)]
@@ -237,10 +237,16 @@ class Watch:
 
     # -- links -----------------------------------------------------------------------------------------------------
 
-    def _make_probe(self, wanted: bool, timeout_seconds: float) -> LinkProbe | None:
-        if not wanted or len(self._ranks) < 2 or not dist.is_gloo_available():
-            return None
-        return LinkProbe(self._ranks, group_timeout_seconds=timeout_seconds)
+    def _begin_probing(self, timeout_seconds: float) -> list[str]:
+        """Time links for the first time; return what is to be said of it."""
+        if self._place.restarted:  # the store holds the addresses of dead processes, and gloo would connect to them
+            return ["links are not timed: the launch was restarted"]
+        try:
+            self._probe = LinkProbe(self._ranks, group_timeout_seconds=timeout_seconds)
+        except RuntimeError as error:
+            return [f"links are not timed: {first_line(error)}"]
+        self._probe_now(FIRST_PROBE_SECONDS)
+        return [self._probe.failure] if self._probe.failure else []
 
     def _probe_now(self, timeout_seconds: float) -> None:
         if self._probe is None or self._probe.failure:
@@ -324,11 +330,19 @@ def _in_join(parallel: torch.nn.Module) -> bool:
     return bool(getattr(getattr(parallel, "_join_config", None), "enable", False))
 
 
-def _store_key(ranks: list[int]) -> str:
-    """Return a name for the keys of one watch, the same on all of its ranks."""
-    name = hashlib.sha256(repr(ranks).encode()).hexdigest()[:12]
-    _MADE[name] = _MADE.get(name, 0) + 1
-    return f"watch/{name}/{_MADE[name]}"
+def _store_key(group: dist.ProcessGroup, ranks: list[int], device: str, timeout_seconds: float) -> str:
+    """Return a name for the keys of one watch in the store, drawn by the first rank.
+
+    It does not come through the store, which may still hold what ranks wrote there before a launch was restarted.
+    """
+    ours = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8).to(device)
+    work = dist.broadcast(ours, src=ranks[0], group=group, async_op=True)
+    pending = PendingCollective(work, ours.device)
+    pending.wait(timeout_seconds)
+    if not pending.done():
+        raise RankGoneError(f"rank {dist.get_rank()} waited {timeout_seconds:g} s for rank {ranks[0]} to call watch()")
+    pending.check()
+    return f"watch/{bytes(ours.tolist()).hex()}"
 
 
 def _gather(group: Any, rank: int, key: str, timeout_seconds: float) -> Gather:
