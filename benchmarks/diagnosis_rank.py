@@ -97,7 +97,7 @@ def train_ddp(case: Case, rank: int, folder: Path, port: int) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(Net(case, rank), bucket_cap_mb=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with paceline.watch(model, dir=folder):
+    with paceline.watch(model, out=folder):
         for _, inputs in zip(range(case.steps), batches(case, rank), strict=False):
             model(inputs).square().mean().backward()
             optimizer.step()

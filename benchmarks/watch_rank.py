@@ -56,7 +56,7 @@ class Lane:
 
             self._model.register_comm_hook(None, allreduce_hook)
         if name in (WATCHED, PHASES):
-            paceline.watch(self._model, dir=folder / name.replace(" ", "-"), buckets=name == WATCHED, probe_links=False)
+            paceline.watch(self._model, out=folder / name.replace(" ", "-"), buckets=name == WATCHED, probe_links=False)
 
     def run(self, steps: int) -> dict[str, float]:
         """Take steps; return the mean seconds of one, and of the processor in it."""

@@ -23,7 +23,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--slow", type=int, default=1, help="the rank whose batches come late")
 parser.add_argument("--delay", type=float, default=0.02, help="by how many seconds")
 parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--dir", default=None)
+parser.add_argument("--out", default=None)
 args = parser.parse_args()
 dist.init_process_group("gloo")
 images, labels = (torch.tensor(each) for each in load_digits(return_X_y=True))
@@ -33,7 +33,7 @@ network = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.R
 model = DistributedDataParallel(network)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
-with paceline.watch(model, dir=args.dir) as watch:  # the one new line
+with paceline.watch(model, out=args.out) as watch:  # the one new line
     for epoch in range(args.epochs):
         loader.sampler.set_epoch(epoch)
         for x, y in loader:

@@ -135,7 +135,7 @@ def _trained(folder, name, *, skips=False, set_to_none=True, accumulate=1, dtype
     model = ddp(module, **options)
     inside = contextlib.nullcontext()
     if folder is not None:
-        inside = watch(model, dir=Path(folder, name), probe_links=False)
+        inside = watch(model, out=Path(folder, name), probe_links=False)
     with inside:
         train(model, 4, set_to_none=set_to_none, accumulate=accumulate)
     train(model, 1, first=4)  # nobody watches any more, and the hook stays
@@ -159,7 +159,7 @@ def same_bits_in_join(folder):
         for watched in (False, True):
             model = ddp()
             where = Path(folder, f"join-{initial}")
-            inside = watch(model, dir=where, probe_links=False) if watched else contextlib.nullcontext()
+            inside = watch(model, out=where, probe_links=False) if watched else contextlib.nullcontext()
             with inside, model.join(divide_by_initial_world_size=initial):
                 train(model, 2 + dist.get_rank())
             digests.append(digest(model))
@@ -170,7 +170,7 @@ def same_bits_in_join(folder):
 
 def phases(folder, slow_rank=None, slow=None, sleep_seconds=0.0, steps=4, accumulate=1):
     model = ddp()
-    with watch(model, dir=folder, probe_links=False):
+    with watch(model, out=folder, probe_links=False):
         late = dist.get_rank() == slow_rank
         train(model, steps, accumulate=accumulate, slow=slow if late else None, sleep_seconds=sleep_seconds)
     dist.barrier()
@@ -198,7 +198,7 @@ def later_hooks(folder):
             where = Path(folder, f"{name}-{order}")
             if order == "before":
                 register(model)
-            inside = watch(model, dir=where, probe_links=False) if order != "none" else contextlib.nullcontext()
+            inside = watch(model, out=where, probe_links=False) if order != "none" else contextlib.nullcontext()
             with inside:
                 if order != "before":
                     register(model)
@@ -221,7 +221,7 @@ def later_hooks(folder):
 def evaluations(folder, sleep_seconds):
     """Between two steps, evaluations that sleep: in eval mode, and without gradients."""
     model = ddp()
-    with watch(model, dir=folder, probe_links=False):
+    with watch(model, out=folder, probe_links=False):
         train(model, 2)
         model.eval()
         with torch.no_grad():
@@ -236,7 +236,7 @@ def copies(folder):
     """A copy of a watched model, and one that was saved, are models that nobody watches."""
     module = Branching()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    with watch(module, dir=Path(folder, "plain"), probe_links=False) as watching:
+    with watch(module, out=Path(folder, "plain"), probe_links=False) as watching:
         twin = copy.deepcopy(module)
         saved = io.BytesIO()
         torch.save(module, saved)
@@ -248,7 +248,7 @@ def copies(folder):
         optimizer.step()
         steps = watching.steps
     model = ddp()
-    with watch(model, dir=Path(folder, "ddp"), probe_links=False):
+    with watch(model, out=Path(folder, "ddp"), probe_links=False):
         other = copy.deepcopy(model)
         other.register_comm_hook(None, default_hooks.fp16_compress_hook)
         train(other, 1)
@@ -265,7 +265,7 @@ def sharded(folder):
             model = FullyShardedDataParallel(module, device_id=torch.device("cpu"))
         else:
             model = fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-        with watch(model, dir=Path(folder, name), probe_links=False):
+        with watch(model, out=Path(folder, name), probe_links=False):
             train(model, 3)
         found.append(seen(Path(folder, name)))
     return found
@@ -278,7 +278,7 @@ def compiled(folder):
         inner = Branching()
         plain = ddp(torch.compile(inner, backend="eager") if name == "inside" else inner, bucket_cap_mb=25)
         model = torch.compile(plain, backend="eager") if name == "around" else plain
-        with watch(model, dir=Path(folder, name), probe_links=False):
+        with watch(model, out=Path(folder, name), probe_links=False):
             train(torch.compile(model, backend="eager") if name == "after" else model, 3)
         times = seen(Path(folder, name))["steps"]
         found[name] = [(len(each["buckets"]), each["backward_seconds"] > 0) for each in times]
@@ -287,7 +287,7 @@ def compiled(folder):
 
 def links(folder):
     model = ddp()
-    with watch(model, dir=folder):
+    with watch(model, out=folder):
         train(model, 101)
     return seen(folder)
 
@@ -298,7 +298,7 @@ def remote(folder, others_folder, killed=None):
         folders.sees = lambda *place: False
         Path(others_folder).mkdir(exist_ok=True)
     model = ddp()
-    watching = watch(model, dir=folder, probe_links=False)
+    watching = watch(model, out=folder, probe_links=False)
     train(model, 6)
     if dist.get_rank() == killed:
         while True:
@@ -314,7 +314,7 @@ def refused(folder, taken):
     errors = []
     for where in (taken, Path(folder, "a" if dist.get_rank() else "b")):
         try:
-            watch(ddp(), dir=where, probe_links=False)
+            watch(ddp(), out=where, probe_links=False)
         except ValueError as error:
             errors.append(f"{type(error).__name__}: {error}")
     return errors

@@ -226,7 +226,7 @@ def test_the_file_of_an_exception_says_so_and_a_part_says_how_gradients_come_tog
     model = nn.Linear(3, 1)
 
     def fail():
-        with paceline.watch(model, dir=tmp_path / "run") as watch:
+        with paceline.watch(model, out=tmp_path / "run") as watch:
             clock_of(model).tell_sync("averaging")
             watch.none_such()
 
@@ -244,13 +244,13 @@ def test_what_cannot_be_watched_is_refused(tmp_path):
         paceline.watch(model, timeout_seconds=0)
     (tmp_path / "file").touch()
     with pytest.raises(WatchError, match="cannot write to"):
-        paceline.watch(model, dir=tmp_path / "file")
-    with paceline.watch(model, dir=tmp_path / "run"):
+        paceline.watch(model, out=tmp_path / "file")
+    with paceline.watch(model, out=tmp_path / "run"):
         with pytest.raises(WatchError, match="watched already"):
-            paceline.watch(model, dir=tmp_path / "other")
+            paceline.watch(model, out=tmp_path / "other")
         train(model)
     with pytest.raises(FolderTakenError, match="holds a run"):
-        paceline.watch(model, dir=tmp_path / "run")
+        paceline.watch(model, out=tmp_path / "run")
     assert clock_of(model) is None
 
 
@@ -262,14 +262,14 @@ def test_a_launch_that_was_restarted_goes_on_with_its_folder(tmp_path, monkeypat
     for life in range(3):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(life))
         model = nn.Linear(3, 1)
-        with paceline.watch(model, dir=folder if named else None) as watch:
+        with paceline.watch(model, out=folder if named else None) as watch:
             train(model)
         assert watch.folder == folder
     assert [each.step for each in read_times(times_path(folder, "rank")).steps] == list(range(9))
     monkeypatch.setattr(folders, "launch_name", lambda: "none/elsewhere/1")
     if named:
         with pytest.raises(FolderTakenError):
-            paceline.watch(nn.Linear(3, 1), dir=folder)
+            paceline.watch(nn.Linear(3, 1), out=folder)
     else:
         with paceline.watch(nn.Linear(3, 1)) as watch:
             assert watch.folder.name == "watch-2"
@@ -277,7 +277,7 @@ def test_a_launch_that_was_restarted_goes_on_with_its_folder(tmp_path, monkeypat
 
 def test_a_full_disk_is_told_of_once_and_training_goes_on(tmp_path, monkeypatch, caplog):
     model = nn.Linear(3, 1)
-    with paceline.watch(model, dir=tmp_path / "run") as watch:
+    with paceline.watch(model, out=tmp_path / "run") as watch:
         train(model)
 
         def full(file, line):
@@ -299,7 +299,7 @@ def test_a_compiled_model_trains(tmp_path, compiled):
     else:
         model.compile(backend="eager")
         called = model
-    with paceline.watch(called, dir=tmp_path / "run"):
+    with paceline.watch(called, out=tmp_path / "run"):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(3):
             called(X).sum().backward()

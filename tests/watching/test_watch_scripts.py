@@ -29,7 +29,7 @@ SCRIPT = textwrap.dedent("""
     if sys.argv[2] == "no shared disk" and dist.get_rank() == 1:
         import paceline.drivers.watching.folder as folders
         folders.sees = lambda *place: False
-    watch = paceline.watch(model, dir=sys.argv[1])
+    watch = paceline.watch(model, out=sys.argv[1])
     for step in range(20):
         if sys.argv[2] == "one fails" and step == 10 and dist.get_rank() == 1:
             raise SystemExit(3)
@@ -66,7 +66,7 @@ def test_a_script_that_ends_without_closing_its_watch_ends_well(tmp_path, how):
     for times in read_run(tmp_path / "launch" / "run").times["rank"].values():
         assert (len(times.steps), times.ended.reason) == (20, "the script ended")
         assert all(len(each.buckets) == 1 for each in times.steps)
-        assert len(times.links) == 1
+        assert len(times.links) == 2  # at once, and after ten steps
 
 
 def test_where_a_rank_leaves_the_other_gets_ddps_error_and_nobody_aborts(tmp_path):

@@ -69,8 +69,8 @@ def agree_on_folder(wanted: str | os.PathLike[str] | None, rank: int, gather: Ga
     """Take the folder with all ranks, or raise on all of them."""
     asked = "" if wanted is None else os.fspath(wanted)
     raise_difference(
-        [{"dir": each} for each in gather("say where it writes", asked)],
-        "all ranks must watch into the same folder: {who} with dir={theirs!r}, {other} with dir={ours!r}",
+        [{"out": each} for each in gather("say where it writes", asked)],
+        "all ranks must watch into the same folder: {who} with out={theirs!r}, {other} with out={ours!r}",
         error=WatchError,
     )
     words, ours = {}, None
@@ -200,4 +200,4 @@ def _beside(asked: str, nonce: str) -> Path:
 
 def _said(error: Exception, asked: str) -> str:
     reason = getattr(error, "strerror", None) or str(error)
-    return f"cannot write to {asked or DEFAULT}: {reason}; give another folder, dir=..."
+    return f"cannot write to {asked or DEFAULT}: {reason}; give another folder, out=..."

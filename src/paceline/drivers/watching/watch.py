@@ -56,7 +56,7 @@ LAST_BUCKETS_SECONDS = 0.5  # for the backend's thread to say that the last step
 def watch(
     model: torch.nn.Module,
     *,
-    dir: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
     process_group: dist.ProcessGroup | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     buckets: bool = True,
@@ -67,8 +67,8 @@ def watch(
     """Write down where the time of every training step goes; call it once, on every rank.
 
     `model` is what the script calls: a DistributedDataParallel or FSDP model, or any module, also without
-    torch.distributed. `dir` is the folder of the run, which must be new; without it rank 0 takes the next free
-    `runs/watch`. Each rank's times go to `dir/times/rank-N.jsonl`. `process_group` are the ranks, unless the model has
+    torch.distributed. `out` is the folder of the run, which must be new; without it rank 0 takes the next free
+    `runs/watch`. Each rank's times go to `out/times/rank-N.jsonl`. `process_group` are the ranks, unless the model has
     a group or all ranks are meant. Steps end with `optimizer.step()`: of the first optimiser that holds parameters of
     the model and takes a step, or of `optimizer`. With `buckets` the buckets of DDP are timed one by one, which costs
     one more pass over the gradients; without, only the wait for all of them is. With `probe_links` the links between
@@ -79,7 +79,7 @@ def watch(
     >>> import tempfile
     >>> model = torch.nn.Linear(4, 1)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> with watch(model, dir=tempfile.mkdtemp()) as watching:
+    >>> with watch(model, out=tempfile.mkdtemp()) as watching:
     ...     for _ in range(3):
     ...         model(torch.ones(2, 4)).sum().backward()
     ...         optimizer.step()
@@ -91,7 +91,7 @@ def watch(
     check_limits(timeout_seconds=timeout_seconds)
     if clock_of(model) is not None:
         raise WatchError("this model is watched already; close() the first watch, or watch another model")
-    return Watch(model, dir, process_group, optimizer, buckets, probe_links, log, timeout_seconds)
+    return Watch(model, out, process_group, optimizer, buckets, probe_links, log, timeout_seconds)
 
 
 class Watch:
@@ -100,7 +100,7 @@ class Watch:
     def __init__(
         self,
         model: torch.nn.Module,
-        dir: str | os.PathLike[str] | None,
+        out: str | os.PathLike[str] | None,
         process_group: dist.ProcessGroup | None,
         optimizer: torch.optim.Optimizer | None,
         buckets: bool,
@@ -116,7 +116,7 @@ class Watch:
         key = ""
         if group is not None and len(self._ranks) > 1:
             key = _store_key(group, self._ranks, _device_of(model), timeout_seconds)
-        self._place = agree_on_folder(dir, self.rank, _gather(group, self.rank, key, timeout_seconds))
+        self._place = agree_on_folder(out, self.rank, _gather(group, self.rank, key, timeout_seconds))
         self.folder: Path = self._place.folder
         self._totals: dict[str, float] = dict.fromkeys(_TOTALS, 0.0)
         self.steps = 0
