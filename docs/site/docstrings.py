@@ -36,7 +36,7 @@ class Readable(griffe.Extension):
         """Put the values of constants into the signatures of a package, now that all of its modules are read."""
         modules = [pkg]
         for module in modules:
-            modules += module.modules.values()
+            modules += [each for each in module.modules.values() if not each.is_alias]  # imported ones may come round
             for kind in (module, *module.classes.values()):
                 for function in kind.functions.values():
                     if not function.is_alias:
