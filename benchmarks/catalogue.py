@@ -68,6 +68,7 @@ BENCHMARKS = MappingProxyType(
         "trainer": Benchmark(
             "benchmarks.trainer:run", "Hugging Face's Trainer over 200 Mbit/s: hpsgd with qsgd against its DDP"
         ),
+        "what-if": Benchmark("benchmarks.what_if:run", "alternatives of recorded runs: predicted, and run for real"),
         "soak": Benchmark("benchmarks.soak:run", "random faults against one real run, which must go on"),
     }
 )

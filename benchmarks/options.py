@@ -21,7 +21,7 @@ class Options:
     only: str = ""
     """With commas between; empty: all. choice-of-k: delay models. gradients, pipeline-balance: networks.
     server-memory: sizes. corrupt: files, without commas in their names. lgc-ranks: parts. soak: words in the names of
-    faults."""
+    faults. what-if: numbers of runs, from 0 on."""
     strategies: str = ""
     """choice-of-k, server-memory: strategies, with commas between; empty: all."""
     workers: str = ""
@@ -35,7 +35,8 @@ class Options:
     seconds_per_fault: float = 0.0
     """soak: least time from one fault to the next."""
     seed: int = 0
-    """soak: which faults, when and against whom. pipeline-*: of weights, samples, and models that are drawn."""
+    """soak: which faults, when and against whom. pipeline-*: of weights, samples, and models that are drawn.
+    what-if: of the runs."""
     epochs: int | None = None
     """large-batch, pruning: epochs of each run; 64 and 50 if not given."""
     batches: str = ""

@@ -20,6 +20,7 @@ from paceline.analysis.what_if.replayed_times import MOST_ERROR, PlayedError, pl
 from paceline.quantities import percent_text, seconds_text
 from paceline.strategies import LGC, Async, FastestK, Full
 from paceline.strategies.averaging import AVERAGING
+from paceline.strategies.averaging.members import SETTINGS
 from paceline.traces.recorded_run import read_run
 
 WORTH_SAYING = 0.05  # share of a round that messages must take for faster ones to be tried unasked
@@ -208,12 +209,12 @@ def _asked(run: MeasuredRun, wanted: Wanted) -> Iterable[Remedy]:
     averaging = [name for name in wanted.strategies if name in AVERAGING]
     for name in wanted.strategies:
         if name in averaging:
-            for period in wanted.period or (None,):
+            for period in (wanted.period if "period" in SETTINGS[name] else ()) or (None,):
                 yield remedies.with_strategy(run, name, period=period)
             continue
         placed = f"{name}@ranks" if wanted.on_ranks and "@" not in name else name
         waits = name.partition("@")[0] in ("lgc", "fastest-k")
-        for k in (wanted.k if waits and wanted.k else (None,)):
+        for k in wanted.k if waits and wanted.k else (None,):
             yield remedies.with_strategy(run, placed, k=k)
     if wanted.k and not any(name.partition("@")[0] in ("lgc", "fastest-k") for name in wanted.strategies):
         for k in wanted.k:
@@ -285,7 +286,8 @@ def _notes(run: MeasuredRun, predictions: Sequence[Prediction]) -> Iterable[str]
     extrapolated = sum(draw.mark == "extrapolated" for column in run.draws for draw in column)
     draws = sum(map(len, run.draws))
     if extrapolated:
-        yield f"{percent_text(extrapolated / draws)} of the batches were cut short, and are taken as long as their blocks say"
+        share = percent_text(extrapolated / draws)
+        yield f"{share} of the batches were cut short, and are taken as long as their blocks say"
     for each in predictions:
         yield from each.remedy.notes
     if run.processor_seconds is not None and run.workers > 1:
@@ -293,7 +295,8 @@ def _notes(run: MeasuredRun, predictions: Sequence[Prediction]) -> Iterable[str]
 
         share = run.processor_seconds * run.workers * run.rounds / (run.seconds * (os.cpu_count() or 1))
         if share > 0.5:
-            yield f"all workers share one machine, whose cores were busy for {percent_text(min(1.0, share))} of the time"
+            busy = percent_text(min(1.0, share))
+            yield f"all workers share one machine, whose cores were busy for {busy} of the time"
 
 
 def error_line(answer: Answer) -> str:
@@ -327,5 +330,3 @@ LOSSES = (
     "one round later, where fastest-k throws it away; a small K, async and long "
     "periods learn less in a round."
 )
-
-

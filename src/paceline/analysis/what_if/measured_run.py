@@ -27,6 +27,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, Literal, TypeAlias
 
@@ -265,7 +266,9 @@ def _strategy_of(recipe: Mapping[str, Any], name: str, fresh: Sequence[int]) -> 
         return make_strategy(Recipe.from_document(document))
     plain = name.partition("@")[0]
     if plain not in STRATEGIES:
-        raise WhatIfError(f"the run's strategy is {name!r:.60}, of which no times are known; known: {', '.join(STRATEGIES)}")
+        raise WhatIfError(
+            f"the run's strategy is {name!r:.60}, of which no times are known; known: {', '.join(STRATEGIES)}"
+        )
     usual = Counter(fresh).most_common(1)[0][0]
     kinds: dict[str, Strategy] = {
         "full": Full(),
@@ -339,7 +342,7 @@ def _fit(
 
 def _durations(closes: Mapping[int, float]) -> tuple[float, ...]:
     times = [closes[version] for version in sorted(closes)]
-    return tuple(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+    return tuple(later - earlier for earlier, later in pairwise(times))
 
 
 def _server_seconds(
@@ -374,9 +377,7 @@ def _column(own: Mapping[int, _Gradient], rest: Mapping[int, float], *, elapsed_
     found = [draw if draw.seconds > 0 or first is None else replace(draw, seconds=first.seconds) for draw in found]
     last = found[-1].seconds if found else SHORTEST_SECONDS
     if elapsed_seconds > last or not found:  # it was at work when the run ended, for longer than the batch before
-        found.append(
-            Draw(seconds=max(last, elapsed_seconds * HARDLY_LONGER), beside_seconds=usual, mark="guessed")
-        )
+        found.append(Draw(seconds=max(last, elapsed_seconds * HARDLY_LONGER), beside_seconds=usual, mark="guessed"))
     return tuple(found)
 
 
@@ -431,7 +432,7 @@ def _processor_seconds(workers: Mapping[int, WorkerTimes]) -> float | None:
 def _averaged(run: RecordedRun, trace: Trace) -> MeasuredRun:
     settings = trace.recipe.get("strategy")
     recipe = Recipe.from_document({"strategy": settings} if isinstance(settings, Mapping) else {})
-    if not averages(recipe) or not trace.rounds:
+    if not averages(recipe) or not any(each.used for each in trace.rounds):
         raise WhatIfError(f"{run.folder} holds no averages of a recipe's run: there is nothing to play again")
     member = make_member(recipe)
     ranks = run.times.get("rank", {})
@@ -446,7 +447,7 @@ def _averaged(run: RecordedRun, trace: Trace) -> MeasuredRun:
         draws = tuple(_rank_draws(ranks[rank].steps) for rank in range(trace.workers))
     else:
         draws = _window_draws(run, trace, member)
-    last = max(each.closed_seconds for each in trace.rounds)
+    last = max(each.closed_seconds for each in trace.rounds if each.used)
     return MeasuredRun(
         label=trace.strategy,
         workers=trace.workers,
@@ -457,8 +458,8 @@ def _averaged(run: RecordedRun, trace: Trace) -> MeasuredRun:
         member=member,
         draws=draws,
         server_seconds=(median(wires.values()) if wires else 0.0,),
-        seconds=max(last, trace.seconds) if trace.clock == "virtual" else last,
-        round_seconds=tuple(each.seconds for each in trace.rounds),
+        seconds=last,
+        round_seconds=tuple(each.seconds for each in trace.rounds if each.used),
         recipe=dict(trace.recipe) or None,
         hosts=frozenset(_host(each.began.host) for each in ranks.values()),
     )
@@ -471,10 +472,13 @@ def _window_draws(run: RecordedRun, trace: Trace, member: Averaging) -> tuple[tu
             f"{run.folder} has no step times of its ranks (times/rank-N.jsonl), and the windows of {member.name} "
             "differ in their steps: record it again with this version"
         )
-    period = 1 if member.name == "ssgd" else member.period
+    period = member.period or 1
     columns: list[list[Draw]] = [[] for _ in range(trace.workers)]
+    ended = dict[int, float]()  # when each rank had the average before: until then it waited
     for work in sorted(trace.works, key=lambda work: work.version):
-        seconds = max(work.compute_seconds / period, SHORTEST_SECONDS)
+        began = max(work.started_seconds, ended.get(work.worker, 0.0))
+        ended[work.worker] = work.finished_seconds if work.arrived_seconds is None else work.arrived_seconds
+        seconds = max((work.finished_seconds - began) / period, SHORTEST_SECONDS)
         columns[work.worker] += [Draw(seconds=seconds, mark="measured" if period == 1 else "extrapolated")] * period
     if not all(columns):
         raise WhatIfError(f"{run.folder} has a rank without a window: there is nothing to play again")

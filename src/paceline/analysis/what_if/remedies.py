@@ -5,8 +5,8 @@
     link, codec                   other messages: faster links, fewer bytes
     nobody straggles              no batch takes longer than the median: what any cure of stragglers can come to
 
-A figure is *modelled* where it follows from times that were measured, and *guessed* where it needs some that nobody has:
-machines that were not there, a ring where there was a server, more draws than were recorded.
+A figure is *modelled* where it follows from times that were measured, and *guessed* where it needs some that nobody
+has: machines that were not there, a ring where there was a server, many more draws than were recorded.
 """
 
 from __future__ import annotations
@@ -17,20 +17,15 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from paceline.analysis.what_if.measured_run import Draw, MeasuredRun, WhatIfError
 from paceline.drivers.simulated.network import Link, WorkerLink
 from paceline.lookup import unknown
 from paceline.quantities import counted
-from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full
+from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full, Strategy
 from paceline.strategies.averaging import AVERAGING, make_averaging
 from paceline.strategies.averaging.members import SETTINGS
-
-if TYPE_CHECKING:
-    import torch
-
-    from paceline.codecs import Codec
 
 Mark: TypeAlias = Literal["measured", "modelled", "guessed"]
 MOST_ADDED = 10_000
@@ -83,7 +78,12 @@ def with_strategy(run: MeasuredRun, name: str, *, k: K | None = None, period: in
     if chosen != "auto" and not 1 <= chosen <= run.workers:
         raise WhatIfError(f"K must be between 1 and {run.workers}, the number of {run.names}s, or auto (k={chosen})")
     waits = plain in ("lgc", "fastest-k")
-    strategies = {"full": Full(), "async": Async(), "lgc": LGC(k=chosen), "fastest-k": FastestK(k=chosen)}
+    strategies: dict[str, Strategy] = {
+        "full": Full(),
+        "async": Async(),
+        "lgc": LGC(k=chosen),
+        "fastest-k": FastestK(k=chosen),
+    }
     strategy = strategies[plain]
     on_ranks = place == "ranks" or run.on == "ranks"
     settings: dict[str, Any] = {"name": plain, **({"k": chosen} if waits else {})}
@@ -149,9 +149,7 @@ def _averaging(run: MeasuredRun, name: str, period: int | None) -> Remedy:
             raise WhatIfError(f"{name} has no period (period={period})")
         settings["period"] = period
     member = make_averaging(name, **settings)
-    changed = replace(
-        _on_ranks(run), label=name, strategy=None, member=member, server_seconds=(_ring_seconds(run),)
-    )
+    changed = replace(_on_ranks(run), label=name, strategy=None, member=member, server_seconds=(_ring_seconds(run),))
     options = f"--strategy {name}" + (f" --period {period}" if period else "")
     script = {"hpsgd": "HPSGD", "local-sgd": "LocalSGD", "diloco": "DiLoCo", "bmuf": "BMUF"}.get(name, name)
     advice = f"paceline train RECIPE {options}" if run.recipe else f"paceline.{script}(model, optimizer)"
@@ -175,7 +173,9 @@ def with_k(run: MeasuredRun, k: K) -> Remedy:
 
 def _check_worker(run: MeasuredRun, worker: int, option: str) -> None:
     if not 0 <= worker < run.workers:
-        raise WhatIfError(f"{option} must be between 0 and {run.workers - 1}, the {run.names}s' numbers (it is {worker})")
+        raise WhatIfError(
+            f"{option} must be between 0 and {run.workers - 1}, the {run.names}s' numbers (it is {worker})"
+        )
     if run.workers < 2:
         raise WhatIfError(f"{option} needs two {run.names}s or more: the run had one")
 
@@ -186,7 +186,7 @@ def without(run: MeasuredRun, worker: int) -> Remedy:
     kept = tuple(other for other in range(run.workers) if other != worker)
     strategy = _fitting(run, run.workers - 1)
     return Remedy(
-        name=f"without {run.names} {worker}",
+        name=f"without {run.names} {worker}" + (f", K={strategy.k}" if isinstance(strategy, LGC | FastestK) else ""),
         run=replace(
             run,
             workers=run.workers - 1,
@@ -282,9 +282,7 @@ def _shifted(column: tuple[Draw, ...], by: int) -> tuple[Draw, ...]:
 def nobody_straggles(run: MeasuredRun) -> Remedy:
     """Return the run with no batch longer than the median of all."""
     middle = median(draw.seconds for column in run.draws for draw in column)
-    draws = tuple(
-        tuple(replace(draw, seconds=min(draw.seconds, middle)) for draw in column) for column in run.draws
-    )
+    draws = tuple(tuple(replace(draw, seconds=min(draw.seconds, middle)) for draw in column) for column in run.draws)
     return Remedy(name="nobody straggles", run=replace(run, draws=draws), bound=True)
 
 
@@ -302,9 +300,7 @@ def with_links(run: MeasuredRun, factor: float, worker: int | None = None) -> Re
             raise WhatIfError(f"--link {worker}:{factor:g} needs a server: in a ring all wait for the slowest link")
         changed = replace(run, server_seconds=tuple(each / factor for each in run.server_seconds))
         return Remedy(name=f"links {factor:g} times as fast", run=changed, advice="a faster network")
-    links = tuple(
-        _faster(link, factor) if worker in (None, number) else link for number, link in enumerate(run.links)
-    )
+    links = tuple(_faster(link, factor) if worker in (None, number) else link for number, link in enumerate(run.links))
     whose = "links" if worker is None else f"{run.names} {worker}'s link"
     return Remedy(name=f"{whose} {factor:g} times as fast", run=replace(run, links=links), advice="a faster network")
 
@@ -325,9 +321,7 @@ class CodecCost:
     decode_seconds: float
 
 
-def with_codec(
-    run: MeasuredRun, text: str, *, cost_of: Callable[[str, int], CodecCost] | None = None
-) -> Remedy:
+def with_codec(run: MeasuredRun, text: str, *, cost_of: Callable[[str, int], CodecCost] | None = None) -> Remedy:
     """Return the run with gradients and models in another code; its bytes and seconds are measured here."""
     cost = cost_of or codec_cost
     if not run.up_bytes:
