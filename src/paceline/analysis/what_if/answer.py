@@ -286,8 +286,8 @@ def _notes(run: MeasuredRun, predictions: Sequence[Prediction]) -> Iterable[str]
     extrapolated = sum(draw.mark == "extrapolated" for column in run.draws for draw in column)
     draws = sum(map(len, run.draws))
     if extrapolated:
-        share = percent_text(extrapolated / draws)
-        yield f"{share} of the batches were cut short, and are taken as long as their blocks say"
+        cut = percent_text(extrapolated / draws)
+        yield f"{cut} of the batches were cut short, and are taken as long as their blocks say"
     for each in predictions:
         yield from each.remedy.notes
     if run.processor_seconds is not None and run.workers > 1:
