@@ -205,7 +205,8 @@ def show_answer(answer: Answer, console: Console) -> None:
 
     console.width = min(80, console.width) if console.is_terminal else 80
     run = answer.run
-    note(console, f"{run.label}, {run.workers} {run.names}s, {run.rounds} rounds: {error_line(answer)}")
+    note(console, f"{run.label}, {run.workers} {run.names}s, {run.rounds} rounds")
+    note(console, error_line(answer))
     checked = any(each.measured_seconds is not None for each in answer.predictions)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("remedy", max_width=34)

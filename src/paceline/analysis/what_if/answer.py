@@ -220,7 +220,8 @@ def _asked(run: MeasuredRun, wanted: Wanted) -> Iterable[Remedy]:
         for k in wanted.k:
             yield remedies.with_k(run, k)
     if wanted.period and not averaging:
-        name = run.member.name if run.member is not None else "local-sgd"
+        named = run.member.name if run.member is not None else ""
+        name = named if "period" in SETTINGS.get(named, ()) else "local-sgd"
         for period in wanted.period:
             yield remedies.with_strategy(run, name, period=period)
     if wanted.on_ranks and not wanted.strategies:

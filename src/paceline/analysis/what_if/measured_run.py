@@ -7,11 +7,12 @@ wire. When its worker had waited for the model, all that is between the close of
       |  S  |  down |  o  |############ work ############|  up  |
             |<----------- transfer = down + up ------------->|          (without o and work)
 
-    S   the server's own time: the least of (arrival - transfer - work - close) over the workers of a round, for the
-        first to be served waits for little else. Under `async` a step has one worker: the least of the whole run.
+    S   the server's own time: the least of (arrival - transfer - work - close - o) over the workers of a round, for
+        the first to be served waits for little else. Under `async` a step has one worker: the least of the whole run.
         Where the server wrote its own times (times/server.jsonl), no more than those say.
-    o   the rest: what the worker did besides computing (loading the model, encoding), and how much longer than usual
-        its messages took this time. It belongs to this draw.
+    o   what the worker did besides computing (loading the model, encoding). A worker that is late does nothing else
+        between two batches, so there it is (arrival - arrival before - work). Of one that had waited it is the rest,
+        with how much longer than usual its messages took this time. It belongs to this draw.
 
 On ranks there is no server, and S is all that passes until everybody has the update: the least of (arrival - work -
 close). In a DDP script that was watched S is the least wait of all ranks, for the last to come waits for nobody.
@@ -289,39 +290,26 @@ def _fit(
     message_bytes: tuple[int, int],
 ) -> MeasuredRun:
     """Tell the parts of each gradient's time apart; see above."""
-    on_wire = on == "server"
-    last_at: dict[int, float] = {}
-    beside: dict[tuple[int, int], float] = {}  # by worker and draw, of those who had waited for the model
-    transfers: defaultdict[int, list[float]] = defaultdict(list)
-    by_version: defaultdict[int, list[float]] = defaultdict(list)
-    for each in gradients:
-        opened = closes.get(each.version - 1)
-        waited = opened is not None and last_at.get(each.worker, -1.0) <= opened
-        last_at[each.worker] = each.at_seconds
-        if opened is None or not waited or each.work_seconds is None or each.longer:
-            continue
-        transfer = each.transfer_seconds if on_wire else 0.0
-        beside[each.worker, each.draw] = each.at_seconds - transfer - each.work_seconds - opened
-        by_version[each.version].append(beside[each.worker, each.draw])
-        transfers[each.worker].append(transfer)
-    first = min(closes)
-    server = _server_seconds(by_version, [version for version in sorted(closes) if version > first], alone=alone)
-    usual = {worker: median(found) for worker, found in transfers.items()}
-    of_all = median(usual.values()) if usual else 0.0
-    usual = {worker: usual.get(worker, of_all) for worker in range(workers)}
-    columns: list[tuple[Draw, ...]] = []
-    end = max(closes.values())
+    on_wire, first, end = on == "server", min(closes), max(closes.values())
+    waits, gaps, usual = _waits_and_gaps(gradients, closes, workers, on_wire=on_wire)
+    own = {worker: median(found) for worker in range(workers) if (found := gaps[worker].values())}
+    server = _server_seconds(waits, own, sorted(closes)[1:], alone=alone)
+    last_at = {each.worker: each.at_seconds for each in gradients}
     last_version = {each.worker: each.version for each in gradients}
-    for worker in range(workers):
-        own = {each.draw: each for each in gradients if each.worker == worker}
-        rest = {}
-        for draw, each in own.items():
-            if (worker, draw) in beside:
+    by_worker: list[dict[int, _Gradient]] = [{} for _ in range(workers)]
+    for each in gradients:
+        if each.worker < workers:
+            by_worker[each.worker][each.draw] = each
+    columns: list[tuple[Draw, ...]] = []
+    for worker, draws in enumerate(by_worker):
+        rest = dict(gaps[worker])
+        for draw, each in draws.items():
+            if (worker, draw) in waits:
                 busy = server.get(each.version - 1, 0.0)  # before the first step nothing was the server's
                 jitter = (each.transfer_seconds - usual[worker]) if on_wire else 0.0
-                rest[draw] = max(0.0, beside[worker, draw] - busy + jitter)
+                rest[draw] = max(0.0, waits[worker, draw][1] - busy + jitter)
         began = max(last_at.get(worker, 0.0), closes.get(last_version.get(worker, first), 0.0))
-        columns.append(_column(own, rest, elapsed_seconds=max(0.0, end - began)))
+        columns.append(_column(draws, rest, elapsed_seconds=max(0.0, end - began)))
     up, down = message_bytes
     return MeasuredRun(
         label="",
@@ -340,21 +328,70 @@ def _fit(
     )
 
 
+_Waits: TypeAlias = dict[tuple[int, int], tuple[int, float]]  # by worker and draw: version, and S + o
+_Gaps: TypeAlias = list[dict[int, float]]  # by worker and draw: o
+
+
+def _waits_and_gaps(
+    gradients: Sequence[_Gradient], closes: Mapping[int, float], workers: int, *, on_wire: bool
+) -> tuple[_Waits, _Gaps, dict[int, float]]:
+    """Return S + o of the draws whose worker had waited for the model, o of the others, and each worker's transfer.
+
+    A worker had waited if its gradient before was in by the time that the model, sent on, would have let it answer at
+    once: close + S + transfer. What that S is follows from those whose gradient was in when the round closed.
+    """
+    transfers: defaultdict[int, list[float]] = defaultdict(list)
+    surely: list[float] = []
+    for patience in (False, True):
+        slack = median(surely) if surely else 0.0
+        waits: _Waits = {}
+        gaps: _Gaps = [{} for _ in range(workers)]
+        before: dict[int, _Gradient] = {}
+        for each in gradients:
+            opened, last = closes.get(each.version - 1), before.get(each.worker)
+            before[each.worker] = each
+            if opened is None or each.work_seconds is None or each.longer or each.worker >= workers:
+                continue
+            transfer = each.transfer_seconds if on_wire else 0.0
+            grace = slack + transfer if patience else 0.0
+            found = each.at_seconds - transfer - each.work_seconds - opened
+            if last is None or last.at_seconds <= opened + grace:
+                waits[each.worker, each.draw] = each.version, found
+                if not patience:
+                    surely.append(found)
+                    transfers[each.worker].append(transfer)
+            elif patience and last.draw == each.draw - 1 and not last.longer:
+                gaps[each.worker][each.draw] = max(0.0, each.at_seconds - last.at_seconds - each.work_seconds)
+    usual = {worker: median(found) for worker, found in transfers.items()}
+    of_all = median(usual.values()) if usual else 0.0
+    return waits, gaps, {worker: usual.get(worker, of_all) for worker in range(workers)}
+
+
 def _durations(closes: Mapping[int, float]) -> tuple[float, ...]:
     times = [closes[version] for version in sorted(closes)]
     return tuple(later - earlier for earlier, later in pairwise(times))
 
 
 def _server_seconds(
-    by_version: Mapping[int, Sequence[float]], versions: Sequence[int], *, alone: bool
+    waits: _Waits, own: Mapping[int, float], versions: Sequence[int], *, alone: bool
 ) -> dict[int, float]:
-    """Return S after the step of each version: what the gradients of the version after it began with."""
+    """Return S after the step of each version: the least of what the gradients of the version after it began with.
+
+    `own` is o of the workers that were seen at work without a pause. Where nobody was, half of the least is the
+    worker's: nothing tells the two apart, and a run in which nobody is late does not need to.
+    """
+    least: dict[int, list[float]] = {}
+    usual_own = median(own.values()) if own else None
+    for (worker, _), (version, found) in waits.items():
+        share = found / 2 if usual_own is None else found - own.get(worker, usual_own)
+        least.setdefault(version - 1, []).append(max(0.0, share))
     if alone:
-        least = max(0.0, min((found for each in by_version.values() for found in each), default=0.0))
-        return dict.fromkeys(versions, least)
-    found = {version - 1: max(0.0, min(each)) for version, each in by_version.items() if len(each) > 1}
-    usual = median(found.values()) if found else 0.0
-    return {version: found.get(version, usual) for version in versions}
+        whole = min((found for each in least.values() for found in each), default=0.0)
+        return dict.fromkeys(versions, whole)
+    together = {version: min(each) for version, each in least.items() if len(each) > 1}
+    seen = together or {version: min(each) for version, each in least.items()}
+    usual = median(seen.values()) if seen else 0.0
+    return {version: seen.get(version, usual) for version in versions}
 
 
 def _column(own: Mapping[int, _Gradient], rest: Mapping[int, float], *, elapsed_seconds: float) -> tuple[Draw, ...]:
@@ -376,8 +413,9 @@ def _column(own: Mapping[int, _Gradient], rest: Mapping[int, float], *, elapsed_
     first = next((draw for draw in found if draw.seconds > 0), None)
     found = [draw if draw.seconds > 0 or first is None else replace(draw, seconds=first.seconds) for draw in found]
     last = found[-1].seconds if found else SHORTEST_SECONDS
-    if elapsed_seconds > last or not found:  # it was at work when the run ended, for longer than the batch before
-        found.append(Draw(seconds=max(last, elapsed_seconds * HARDLY_LONGER), beside_seconds=usual, mark="guessed"))
+    if elapsed_seconds > 0 or not found:  # it was at work when the run ended
+        seconds = max(last, elapsed_seconds * HARDLY_LONGER)
+        found.append(Draw(seconds=seconds, beside_seconds=usual, mark="guessed"))
     return tuple(found)
 
 
@@ -531,7 +569,7 @@ def _watched(run: RecordedRun) -> MeasuredRun:
         server_seconds=tuple(wires),
         up_bytes=sum(last),
         down_bytes=sum(last),
-        seconds=sum(durations),
+        seconds=sum(durations) - wires[-1],  # as in other runs, until the last gradient is in
         round_seconds=tuple(durations),
         processor_seconds=_processor_seconds(ranks),
         hosts=frozenset(_host(each.began.host) for each in ranks.values()),
