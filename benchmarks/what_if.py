@@ -9,6 +9,9 @@ iproute2, and is left out without). Of each, three alternatives are predicted fr
     a worker gone or replaced        the recorded delays of the others, from a file
     links of another rate            the same recipe over links of that rate
 
+Other work on the machine makes real runs slower, and no record of another run tells of it. So a real run during which
+other processes had more than a fifth of the cores is run once more, and the less disturbed of the two counts.
+
 A prediction is good if it is within 10 % of the measured time. An order is that of two among a run and its alternatives
 whose measured times differ by more than 10 %, and right if predicted so. Seeds other than --seed 0 were used to tune.
 """
@@ -36,7 +39,7 @@ from benchmarks.cable import Star, why_not
 from benchmarks.options import Options
 from benchmarks.output import Bar, coloured, progress_bar, save, tables, titled
 from benchmarks.ranks import ROOT, ended_by_signals
-from paceline.analysis.what_if import Answer, Prediction, Wanted, what_if
+from paceline.analysis.what_if import Answer, PredictedRemedy, Wanted, what_if
 from paceline.analysis.what_if.checking import check
 from paceline.analysis.what_if.measured_run import measured_run
 from paceline.recipes import Recipe
@@ -49,6 +52,7 @@ ORDERED = Bar(sign=">=", limit=0.95, style=".0%")
 PORT = 29400
 QUICK_ROUNDS = 8
 GIVE_UP_SECONDS = 180.0
+DISTURBED = 0.2  # share of the cores that others may have during a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +217,7 @@ def _one(case: Case, recipe: Recipe, folder: Path, advance: Any) -> CaseResult:
 
 
 def _alternative(
-    case: Case, recipe: Recipe, answer: Answer, prediction: Prediction, wanted: Wanted, folder: Path
+    case: Case, recipe: Recipe, answer: Answer, prediction: PredictedRemedy, wanted: Wanted, folder: Path
 ) -> float:
     remedy = prediction.remedy
     if wanted.links:
@@ -232,13 +236,46 @@ def _alternative(
 
 def _real(case: Case, recipe: Recipe, folder: Path, rate: int) -> float:
     """Run a recipe for real, on this machine or over shaped links; return the seconds of its rounds."""
-    if rate:
-        _over_links(recipe, folder, rate)
-    else:
-        trained = train_recipe(recipe, out=folder)
-        if not trained.outcome.finished:
+    tries: list[tuple[float, float]] = []
+    while not tries or (tries[-1][0] > DISTURBED and len(tries) < 2):
+        place = folder.with_name(f"{folder.name}-{len(tries)}") if tries else folder
+        others = _Others()
+        if rate:
+            _over_links(recipe, place, rate)
+        elif not train_recipe(recipe, out=place).outcome.finished:
             raise KeyboardInterrupt
-    return measured_run(read_run(folder)).seconds
+        tries.append((others.share(), measured_run(read_run(place)).seconds))
+        if len(tries) == 2 and tries[1][0] < tries[0][0]:  # the record is the one that counts
+            shutil.rmtree(folder)
+            place.rename(folder)
+    return min(tries)[1]
+
+
+class _Others:
+    """Tells which share of the cores other processes than ours had since it was made; 0 where nobody knows."""
+
+    def __init__(self) -> None:
+        self._began, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds()
+
+    def share(self) -> float:
+        took = max(1e-9, time.monotonic() - self._began) * (os.cpu_count() or 1)
+        others = (_busy_seconds() - self._busy) - (_own_seconds() - self._own)
+        return max(0.0, others / took)
+
+
+def _busy_seconds() -> float:
+    """Return the seconds that all cores were busy since the machine started, by Linux's count."""
+    try:
+        fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+    except OSError:
+        return 0.0
+    user, nice, system, _, _, interrupt, soft, *_ = map(int, fields)
+    return (user + nice + system + interrupt + soft) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _over_links(recipe: Recipe, folder: Path, rate: int) -> None:

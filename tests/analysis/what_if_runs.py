@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from paceline.drivers.simulated.cluster import Cluster, Costs, NoTraining, Setup
+from paceline.drivers.simulated.cluster import Cluster, MeasuredCosts, NoTraining, Setup
 from paceline.drivers.simulated.delays import Sequences
-from paceline.drivers.simulated.network import Link, WorkerLink
+from paceline.drivers.simulated.network import OneWayLink, WorkerLink
 from paceline.strategies import LGC, Async, FastestK, Full
 from paceline.traces.history import trace_of
 from paceline.traces.journal import Arrival, RunBegan, StepRecord
@@ -20,8 +20,8 @@ NAMES = {Full: "full", LGC: "lgc", FastestK: "fastest-k", Async: "async"}
 
 def costs_of(workers, *, server=0.004, beside=0.002, down=0.003, up=0.005, on="server"):
     """What a run costs besides computing, the same in every round."""
-    link = WorkerLink(down=Link(latency_seconds=down), up=Link(latency_seconds=up))
-    return Costs(
+    link = WorkerLink(down=OneWayLink(latency_seconds=down), up=OneWayLink(latency_seconds=up))
+    return MeasuredCosts(
         server_seconds=(server,),
         worker_seconds=Sequences(columns=((beside,),) * workers),
         links=(link,) * workers if on == "server" else (),

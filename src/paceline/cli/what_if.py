@@ -230,7 +230,8 @@ def show_answer(answer: Answer, console: Console) -> None:
     console.print(table)
     for line in best_lines(answer):
         note(console, line)
-    for sentence in (*answer.notes, LOSSES):
+    checks = [f"{each.name}: {each.check_note}" for each in answer.predictions if each.check_note] if checked else []
+    for sentence in (*checks, *answer.notes, LOSSES):
         for line in textwrap.wrap(sentence, 80):
             note(console, line, style="dim")
 

@@ -9,7 +9,7 @@ checking         a remedy run for real on this machine
 
 from __future__ import annotations
 
-from paceline.analysis.what_if.answer import Answer, Prediction, Wanted, what_if
+from paceline.analysis.what_if.answer import Answer, PredictedRemedy, Wanted, what_if
 from paceline.analysis.what_if.measured_run import WhatIfError
 
-__all__ = ["Answer", "Prediction", "Wanted", "WhatIfError", "what_if"]
+__all__ = ["Answer", "PredictedRemedy", "Wanted", "WhatIfError", "what_if"]

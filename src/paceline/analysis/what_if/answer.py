@@ -16,7 +16,7 @@ from typing import Any, Literal
 from paceline.analysis.what_if import remedies
 from paceline.analysis.what_if.measured_run import MeasuredRun, WhatIfError, measured_run
 from paceline.analysis.what_if.remedies import MOST_UNSEEN, Mark, Remedy
-from paceline.analysis.what_if.replayed_times import MOST_ERROR, PlayedError, play, played_error
+from paceline.analysis.what_if.replayed_times import MOST_ERROR, ReplayDifference, play, played_error
 from paceline.quantities import percent_text, seconds_text
 from paceline.strategies import LGC, Async, FastestK, Full
 from paceline.strategies.averaging import AVERAGING
@@ -55,7 +55,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Prediction:
+class PredictedRemedy:
     """How long the run would have taken with a remedy; `measured_seconds` is what a real check took."""
 
     remedy: Remedy
@@ -84,12 +84,12 @@ class Answer:
     folder: Path
     run: MeasuredRun
     replayed_seconds: float
-    error: PlayedError
-    predictions: tuple[Prediction, ...]
+    error: ReplayDifference
+    predictions: tuple[PredictedRemedy, ...]
     notes: tuple[str, ...] = field(default=())
 
     @property
-    def best(self) -> Prediction | None:
+    def best(self) -> PredictedRemedy | None:
         """The remedy that saves most, if one saves anything."""
         found = [each for each in self.predictions if not each.remedy.bound and each.saved > 0]
         return found[0] if found else None
@@ -158,7 +158,7 @@ def what_if(
         seconds = played.seconds * calibration
         mark: Mark = "guessed" if played.unseen_share > MOST_UNSEEN else remedy.mark
         predictions.append(
-            Prediction(
+            PredictedRemedy(
                 remedy=remedy,
                 seconds=seconds,
                 saved=1 - seconds / run.seconds,
@@ -182,7 +182,7 @@ def _preference(remedy: Remedy) -> int:
     return ORDER.index(name) if name in ORDER else len(ORDER)
 
 
-def _refusal(folder: Path, run: MeasuredRun, seconds: float, error: PlayedError) -> str:
+def _refusal(folder: Path, run: MeasuredRun, seconds: float, error: ReplayDifference) -> str:
     """Return why nothing is predicted, and what to do."""
     why = run.notes[0] if run.notes else "the record does not explain its time"
     return (
@@ -282,7 +282,7 @@ def _other_rules(run: MeasuredRun) -> Iterable[Remedy]:
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def _notes(run: MeasuredRun, predictions: Sequence[Prediction]) -> Iterable[str]:
+def _notes(run: MeasuredRun, predictions: Sequence[PredictedRemedy]) -> Iterable[str]:
     yield from run.notes
     extrapolated = sum(draw.mark == "extrapolated" for column in run.draws for draw in column)
     draws = sum(map(len, run.draws))

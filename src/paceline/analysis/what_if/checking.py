@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.analysis.what_if.answer import Answer, Prediction
+from paceline.analysis.what_if.answer import Answer, PredictedRemedy
 from paceline.analysis.what_if.measured_run import MeasuredRun, WhatIfError, measured_run
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import WorkerOptions, recipe_of_run
@@ -22,10 +22,11 @@ from paceline.traces.recorded_run import read_run
 
 DELAYS = "delays.csv"
 MOST_NUMBERS = 1_000_000  # in a file of delays
+DISTURBED = 0.03  # of the time of batches
 TIMES_OVER = 3  # a worker that is no longer held up draws more often than in the record
 
 
-def why_not(answer: Answer, prediction: Prediction) -> str:
+def why_not(answer: Answer, prediction: PredictedRemedy) -> str:
     """Return why a remedy cannot be run for real here; empty if it can."""
     if answer.run.recipe is None:
         return "the run was a script's, and no recipe says how to start it"
@@ -36,12 +37,12 @@ def why_not(answer: Answer, prediction: Prediction) -> str:
 
 def check(
     answer: Answer,
-    prediction: Prediction,
+    prediction: PredictedRemedy,
     folder: Path,
     options: WorkerOptions | None = None,
     *,
     on_round: Callable[[int, int], None] = lambda done, rounds: None,
-) -> Prediction:
+) -> PredictedRemedy:
     """Run a remedy for real in a new folder; return its prediction with the seconds that it took."""
     reason = why_not(answer, prediction)
     if reason:
@@ -58,7 +59,22 @@ def check(
     if not trained.outcome.finished:
         raise KeyboardInterrupt
     measured = measured_run(read_run(folder / "run"))
-    return dataclasses.replace(prediction, measured_seconds=measured.seconds)
+    return dataclasses.replace(prediction, measured_seconds=measured.seconds, check_note=_disturbance(run, measured))
+
+
+def _disturbance(run: MeasuredRun, checked: MeasuredRun) -> str:
+    """Return that the machine had other work during a check, if batches took much longer than they were to take.
+
+    Injected delays are the least that a batch takes, so what is beyond them is a core that was not free.
+    """
+    pairs = [
+        (draw.seconds, wanted[number % len(wanted)].seconds)
+        for wanted, column in zip(run.draws, checked.draws, strict=False)
+        for number, draw in enumerate(column)
+        if draw.mark == "measured"
+    ]
+    beyond = sum(max(0.0, took - wanted) for took, wanted in pairs) / max(1e-9, sum(wanted for _, wanted in pairs))
+    return f"other work on this machine: batches took {beyond:.0%} longer than recorded" if beyond > DISTURBED else ""
 
 
 def delay_rows(run: MeasuredRun) -> list[list[float]]:
@@ -67,7 +83,7 @@ def delay_rows(run: MeasuredRun) -> list[list[float]]:
     return [[column[row % len(column)].seconds for column in run.draws] for row in range(rows)]
 
 
-def _recipe(answer: Answer, prediction: Prediction, options: WorkerOptions) -> Recipe:
+def _recipe(answer: Answer, prediction: PredictedRemedy, options: WorkerOptions) -> Recipe:
     document = answer.run.recipe
     if document is None:
         raise WhatIfError(f"{answer.folder} was a script's: no recipe says how to start it")

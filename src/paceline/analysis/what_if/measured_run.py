@@ -33,7 +33,7 @@ from statistics import fmean, median
 from typing import Any, Literal, TypeAlias
 
 from paceline.drivers.simulated.cluster import LateWork, Place
-from paceline.drivers.simulated.network import BITS_PER_BYTE, Link, WorkerLink
+from paceline.drivers.simulated.network import BITS_PER_BYTE, OneWayLink, WorkerLink
 from paceline.errors import PacelineError
 from paceline.recipes.assembly import averages, make_member, make_strategy
 from paceline.recipes.recipe import Recipe
@@ -425,7 +425,7 @@ def _link(transfer_seconds: float, up_bytes: int, down_bytes: int) -> WorkerLink
     latency = transfer_seconds / 2 if not both else min(HANDLING_SECONDS, transfer_seconds / 2)
     by_bytes = transfer_seconds - 2 * latency
     rate = BITS_PER_BYTE * both / by_bytes if both and by_bytes > 0 else math.inf
-    way = Link(latency_seconds=latency, bits_per_second=rate)
+    way = OneWayLink(latency_seconds=latency, bits_per_second=rate)
     return WorkerLink(down=way, up=way)
 
 
@@ -433,7 +433,9 @@ def _with_times(measured: MeasuredRun, run: RecordedRun) -> MeasuredRun:
     """Take what the server and the workers themselves wrote of their times."""
     server = run.times.get("server", {}).get(0)
     if server is not None and server.server:
-        own = {each.version: each.step_seconds + each.send_seconds for each in server.server}
+        own = {
+            each.version: (each.step_seconds + each.send_seconds) / getattr(each, "steps", 1) for each in server.server
+        }
         alone = isinstance(measured.strategy, Async)
         seconds = tuple(
             (own[version] if alone else min(own[version], found)) if version in own else found
@@ -446,7 +448,29 @@ def _with_times(measured: MeasuredRun, run: RecordedRun) -> MeasuredRun:
         )
         measured = replace(measured, server_seconds=seconds, draws=draws)
     workers = run.times.get("worker", {})
-    return replace(measured, processor_seconds=_processor_seconds(workers))
+    links = tuple(
+        _measured_link(link, workers[number].steps, measured) if number in workers else link
+        for number, link in enumerate(measured.links)
+    )
+    return replace(measured, links=links, processor_seconds=_processor_seconds(workers))
+
+
+def _measured_link(link: WorkerLink, steps: Sequence[StepTimes], measured: MeasuredRun) -> WorkerLink:
+    """Return a link by what its bytes took, where a worker's times tell; all else of a message's way is latency."""
+    up, down = measured.up_bytes, measured.down_bytes
+    # Records without the ways of single messages have no `trip`; neither do those of messages in shared memory.
+    trips = [trip for step in steps if (trip := getattr(step, "trip", None)) is not None and step.steps == 1]
+    ups = [trip.up_seconds for trip in trips if trip.up_bytes and trip.up_seconds]
+    downs = [trip.down_seconds for trip in trips if trip.down_bytes and trip.down_seconds]
+    if not (ups and downs and up and down):
+        return link
+    whole = link.down.seconds(down) + link.up.seconds(up)
+    up_seconds, down_seconds = median(ups), median(downs)
+    latency = max(0.0, (whole - up_seconds - down_seconds) / 2)
+    return WorkerLink(
+        down=OneWayLink(latency_seconds=latency, bits_per_second=BITS_PER_BYTE * down / down_seconds),
+        up=OneWayLink(latency_seconds=latency, bits_per_second=BITS_PER_BYTE * up / up_seconds),
+    )
 
 
 def _host(text: str) -> str:

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any, Literal, TypeAlias
 
 from paceline.analysis.what_if.measured_run import Draw, MeasuredRun, WhatIfError
-from paceline.drivers.simulated.network import Link, WorkerLink
+from paceline.drivers.simulated.network import OneWayLink, WorkerLink
 from paceline.lookup import unknown
 from paceline.quantities import counted
 from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full, Strategy
@@ -306,7 +306,7 @@ def with_links(run: MeasuredRun, factor: float, worker: int | None = None) -> Re
 
 
 def _faster(link: WorkerLink, factor: float) -> WorkerLink:
-    def way(each: Link) -> Link:
+    def way(each: OneWayLink) -> OneWayLink:
         return replace(each, bits_per_second=each.bits_per_second * factor)
 
     return WorkerLink(down=way(link.down), up=way(link.up))

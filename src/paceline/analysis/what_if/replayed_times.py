@@ -8,7 +8,7 @@ from statistics import median
 
 from paceline.analysis.what_if.measured_run import MeasuredRun, WhatIfError
 from paceline.drivers.simulated.averaging_cluster import AveragingCluster, AveragingSetup, NoReplicas, SimulatedAverage
-from paceline.drivers.simulated.cluster import Cluster, Costs, NoTraining, Setup
+from paceline.drivers.simulated.cluster import Cluster, MeasuredCosts, NoTraining, Setup
 from paceline.drivers.simulated.delays import Sequences
 from paceline.drivers.simulated.network import Network
 from paceline.traffic import Traffic
@@ -27,10 +27,10 @@ class Played:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlayedError:
+class ReplayDifference:
     """How far a run that was played again is from its record: in all, and the median of its rounds' differences.
 
-    >>> PlayedError(total=-0.02, median_round=0.03).refused
+    >>> ReplayDifference(total=-0.02, median_round=0.03).refused
     False
     """
 
@@ -59,12 +59,12 @@ def play(run: MeasuredRun) -> Played:
     return played
 
 
-def played_error(run: MeasuredRun, played: Played) -> PlayedError:
+def played_error(run: MeasuredRun, played: Played) -> ReplayDifference:
     """Compare a run that was played again with its record."""
     pairs = list(zip(run.round_seconds, played.round_seconds, strict=False))
     off = [abs(simulated - recorded) / recorded for recorded, simulated in pairs if recorded > 0]
     total = played.seconds / run.seconds - 1 if run.seconds > 0 else float("inf")
-    return PlayedError(total=total, median_round=median(off) if off else 0.0)
+    return ReplayDifference(total=total, median_round=median(off) if off else 0.0)
 
 
 def _play_rounds(run: MeasuredRun) -> Played:
@@ -80,7 +80,7 @@ def _play_rounds(run: MeasuredRun) -> Played:
         late_work=run.late_work,
         blocks=run.blocks,
         on=run.on,
-        costs=Costs(
+        costs=MeasuredCosts(
             server_seconds=run.server_seconds,
             worker_seconds=Sequences(
                 columns=tuple(tuple(draw.beside_seconds for draw in column) for column in run.draws)

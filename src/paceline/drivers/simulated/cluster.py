@@ -32,7 +32,7 @@ few bytes that it is there. One rank decides, and a latency later all know the s
 
 All begin with the same model, so the first round begins at once.
 
-A real run costs more than computing and messages. Where that was measured, a setup has `Costs`: the server is busy
+A real run costs more than computing and messages. Where that was measured, a setup has `MeasuredCosts`: the server is busy
 after every step (S), and what arrives meanwhile waits; a worker does more than compute for every batch (o).
 
     server        |SSS|                 |SSS|           on ranks S is all that passes until everybody has the update
@@ -84,14 +84,14 @@ class BaseSetup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costs:
+class MeasuredCosts:
     """What a real run costs besides computing, as it was measured; each is nothing by default.
 
     `server_seconds` are what follows each step until the new model leaves, or on ranks until all have the update; they
     begin again at the top when they run out. `worker_seconds` are what a worker does for each batch before it computes.
     `links` are the workers' own.
 
-    >>> Costs(server_seconds=(0.5, 0.25)).after_step(3), bool(Costs())
+    >>> MeasuredCosts(server_seconds=(0.5, 0.25)).after_step(3), bool(MeasuredCosts())
     (0.25, False)
     """
 
@@ -122,7 +122,7 @@ class Setup(BaseSetup):
     late_work: LateWork = "partial"
     blocks: int = 1
     on: Place = "server"
-    costs: Costs = field(default_factory=Costs)
+    costs: MeasuredCosts = field(default_factory=MeasuredCosts)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -53,10 +53,10 @@ class Network(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class OneWayLink:
     """One direction of a worker's own link: what a message takes besides its bytes, and bits per second.
 
-    >>> Link(latency_seconds=0.5, bits_per_second=8.0).seconds(3)
+    >>> OneWayLink(latency_seconds=0.5, bits_per_second=8.0).seconds(3)
     3.5
     """
 
@@ -78,12 +78,12 @@ class Link:
 class WorkerLink:
     """A worker's own link in both directions: `down` to the worker, `up` from it.
 
-    >>> WorkerLink(up=Link(latency_seconds=0.5)).down.latency_seconds
+    >>> WorkerLink(up=OneWayLink(latency_seconds=0.5)).down.latency_seconds
     0.0
     """
 
-    down: Link = field(default_factory=Link)
-    up: Link = field(default_factory=Link)
+    down: OneWayLink = field(default_factory=OneWayLink)
+    up: OneWayLink = field(default_factory=OneWayLink)
 
 
 class Direction:
@@ -94,13 +94,13 @@ class Direction:
     >>> up = Direction(Network(worker_bits_per_second=8.0), workers=2)
     >>> up.arrival(worker=0, at_seconds=0.0, message_bytes=3)
     3.0
-    >>> Direction(Network(), 2, [Link(), Link(latency_seconds=0.5)]).arrival(worker=1, at_seconds=1.0, message_bytes=3)
+    >>> Direction(Network(), 2, [OneWayLink(), OneWayLink(latency_seconds=0.5)]).arrival(worker=1, at_seconds=1.0, message_bytes=3)
     1.5
     """
 
-    def __init__(self, network: Network, workers: int, links: Sequence[Link] = ()) -> None:
+    def __init__(self, network: Network, workers: int, links: Sequence[OneWayLink] = ()) -> None:
         self._network = network
-        own = Link(latency_seconds=network.latency_seconds, bits_per_second=network.worker_bits_per_second)
+        own = OneWayLink(latency_seconds=network.latency_seconds, bits_per_second=network.worker_bits_per_second)
         self._links = links or [own] * workers
         self._free = network.free and all(math.isinf(link.bits_per_second) for link in self._links)
         self._worker_free = [0.0] * workers
