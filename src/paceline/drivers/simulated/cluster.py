@@ -32,8 +32,8 @@ few bytes that it is there. One rank decides, and a latency later all know the s
 
 All begin with the same model, so the first round begins at once.
 
-A real run costs more than computing and messages. Where that was measured, a setup has `MeasuredCosts`: the server is busy
-after every step (S), and what arrives meanwhile waits; a worker does more than compute for every batch (o).
+A real run costs more than computing and messages. Where that was measured, a setup has `MeasuredCosts`: the server is
+busy after every step (S), and what arrives meanwhile waits; a worker does more than compute for every batch (o).
 
     server        |SSS|                 |SSS|           on ranks S is all that passes until everybody has the update
     w0            |    ~~oo######~~>....|    ~~oo####

@@ -94,7 +94,8 @@ class Direction:
     >>> up = Direction(Network(worker_bits_per_second=8.0), workers=2)
     >>> up.arrival(worker=0, at_seconds=0.0, message_bytes=3)
     3.0
-    >>> Direction(Network(), 2, [OneWayLink(), OneWayLink(latency_seconds=0.5)]).arrival(worker=1, at_seconds=1.0, message_bytes=3)
+    >>> slower = Direction(Network(), workers=2, links=[OneWayLink(), OneWayLink(latency_seconds=0.5)])
+    >>> slower.arrival(worker=1, at_seconds=1.0, message_bytes=3)
     1.5
     """
 
