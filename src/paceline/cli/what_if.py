@@ -53,8 +53,12 @@ class WhatIfOptions:
     codec: str = option("", "messages in another code, such as qsgd or 'power-sgd rank=4'", metavar="LIST")
     which: str = option("", "of a folder with several runs, the one of this strategy", metavar="NAME", common=False)
     check: bool = option(False, "run what can be run for real on this machine, and print that beside the prediction")
-    most_checks: int = option(3, "with --check and no list: how many of the best are run", least=1, most=200)
-    out: str = option("", "folder for the runs of --check", metavar="FOLDER", shown="runs/what-if, or the next free")
+    most_checks: int = option(
+        3, "with --check and no list: how many of the best are run", least=1, most=200, common=False
+    )
+    out: str = option(
+        "", "folder for the runs of --check", metavar="FOLDER", shown="runs/what-if, or the next free", common=False
+    )
     model: str = code_option("network", "model.name")
     data: str = code_option("data", "data.name")
     loss: str = code_option("loss", "model.loss")
