@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import platform
 
 import numpy as np
 import pytest
@@ -137,6 +139,15 @@ def test_one_slow_link_is_found_and_not_taken_for_slow_computing() -> None:
     typical = [run.typical_seconds(worker) for worker in range(3)]
     assert typical == pytest.approx([typical[0]] * 3, abs=1e-6)
     assert 0.1 <= typical[0] < 0.11
+
+
+def test_no_prediction_is_shorter_than_what_the_cores_of_this_machine_need() -> None:
+    run = measured_run(recorded(((0.1,) * 5,) * 3))
+    cores = os.cpu_count() or 1
+    busy = dataclasses.replace(run, processor_seconds=float(cores))  # 60 batches, a second of every core for each
+    assert play(busy).seconds == pytest.approx(play(run).seconds)  # they were elsewhere
+    here = dataclasses.replace(busy, hosts=frozenset({platform.node()}))
+    assert play(here).seconds == pytest.approx(60.0)
 
 
 # -- laws of remedies --------------------------------------------------------------------------------------------------

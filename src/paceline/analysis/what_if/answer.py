@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -291,9 +292,7 @@ def _notes(run: MeasuredRun, predictions: Sequence[PredictedRemedy]) -> Iterable
         yield f"{cut} of the batches were cut short, and are taken as long as their blocks say"
     for each in predictions:
         yield from each.remedy.notes
-    if run.processor_seconds is not None and run.workers > 1:
-        import os
-
+    if run.processor_seconds is not None and run.was_here:
         share = run.processor_seconds * run.workers * run.rounds / (run.seconds * (os.cpu_count() or 1))
         if share > 0.5:
             busy = percent_text(min(1.0, share))

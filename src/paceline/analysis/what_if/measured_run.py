@@ -25,6 +25,7 @@ short is taken as long as its blocks say ("extrapolated"). A draw that nobody me
 from __future__ import annotations
 
 import math
+import platform
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -108,6 +109,11 @@ class MeasuredRun:
     def names(self) -> str:
         """What those who compute are called."""
         return "worker" if self.on == "server" and self.member is None else "rank"
+
+    @property
+    def was_here(self) -> bool:
+        """Whether all workers were on this machine, so that its cores are the ones they shared."""
+        return self.hosts == {platform.node()}
 
     @property
     def transfer_seconds(self) -> float:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -151,7 +150,7 @@ def _averaging(run: MeasuredRun, name: str, period: int | None) -> Remedy:
     member = make_averaging(name, **settings)
     changed = replace(_on_ranks(run), label=name, strategy=None, member=member, server_seconds=(_ring_seconds(run),))
     options = f"--strategy {name}" + (f" --period {period}" if period else "")
-    script = {"hpsgd": "HPSGD", "local-sgd": "LocalSGD", "diloco": "DiLoCo", "bmuf": "BMUF"}.get(name, name)
+    script = {"hpsgd": "HPSGD", "local-sgd": "LocalSGD", "diloco": "DiLoCo", "bmuf": "BMUF"}.get(name, name.upper())
     advice = f"paceline train RECIPE {options}" if run.recipe else f"paceline.{script}(model, optimizer)"
     return Remedy(
         name=name + (f", period {member.period}" if member.period and member.period > 1 else ""),
@@ -360,10 +359,7 @@ def _bytes_per_element(text: str, cost: Callable[[str, int], CodecCost]) -> floa
 
 def _crowd(run: MeasuredRun) -> float:
     """Return how many workers share a core of this machine; 1 where they were elsewhere."""
-    hosts = run.hosts
-    if len(hosts) != 1 or next(iter(hosts)) != platform.node():
-        return 1.0
-    return max(1.0, run.workers / (os.cpu_count() or 1))
+    return max(1.0, run.workers / (os.cpu_count() or 1)) if run.was_here else 1.0
 
 
 def codec_cost(text: str, elements: int) -> CodecCost:

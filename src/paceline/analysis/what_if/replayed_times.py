@@ -131,7 +131,5 @@ def _unseen(run: MeasuredRun, drawn: tuple[int, ...]) -> float:
 
 
 def _processor_floor(run: MeasuredRun) -> float:
-    """Return the least time that the cores of one machine need for all that its workers compute."""
-    if run.processor_seconds is None:
-        return 0.0
-    return run.rounds * run.workers * run.processor_seconds / (os.cpu_count() or 1)
+    """Return the least time that the cores of this machine need for all that the workers compute, if all were here."""
+    return run.rounds * run.workers * (run.processor_seconds or 0.0) / (os.cpu_count() or 1) if run.was_here else 0.0
