@@ -271,7 +271,7 @@ def _other_rules(run: MeasuredRun) -> Iterable[Remedy]:
     if not isinstance(run.strategy, Full):
         yield remedies.with_strategy(run, "full")
     if run.workers > 1:
-        ks = {max(1, run.workers // 2), -(-7 * run.workers // 10), run.workers - 1} - {_k_of(run)}
+        ks = {max(1, run.workers // 2), -(-7 * run.workers // 10), run.workers - 1} - {_k_of(run), run.workers}
         for k in sorted(ks):
             yield remedies.with_k(run, k)
     if run.on == "server" and not isinstance(run.strategy, Async):
