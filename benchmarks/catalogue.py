@@ -78,6 +78,7 @@ BENCHMARKS = MappingProxyType(
             "benchmarks.trainer:run", "Hugging Face's Trainer over 200 Mbit/s: hpsgd with qsgd against its DDP"
         ),
         "watch": Benchmark("benchmarks.watch:run", "processor time that paceline.watch adds to a step of DDP"),
+        "what-if": Benchmark("benchmarks.what_if:run", "alternatives of recorded runs: predicted, and run for real"),
         "soak": Benchmark("benchmarks.soak:run", "random faults against one real run, which must go on"),
     }
 )

@@ -21,7 +21,7 @@ class Options:
     only: str = ""
     """With commas between; empty: all. choice-of-k: delay models. gradients, pipeline-balance, plan-beside-load:
     networks. server-memory: sizes. corrupt: files, without commas in their names. lgc-ranks: parts. soak: words in the
-    names of faults."""
+    names of faults. diagnosis: ddp, server. what-if: numbers of runs, from 0 on."""
     strategies: str = ""
     """choice-of-k, server-memory: strategies, with commas between; empty: all."""
     workers: str = ""
@@ -36,7 +36,8 @@ class Options:
     seconds_per_fault: float = 0.0
     """soak: least time from one fault to the next."""
     seed: int = 0
-    """soak: which faults, when and against whom. pipeline-*: of weights, samples, and models that are drawn."""
+    """soak: which faults, when and against whom. pipeline-*: of weights, samples, and models that are drawn.
+    what-if: of the runs."""
     epochs: int | None = None
     """large-batch, pruning: epochs of each run; 64 and 50 if not given."""
     batches: str = ""

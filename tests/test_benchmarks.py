@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 # Several in one command where that saves loading torch again.
 RUNS = [
-    ["cluster"],
+    ["cluster", "what-if"],
     ["overhead", "server-memory"],
     ["soak"],
     ["links", "plans", "codec-losses", "slow-link", "trainer"],  # the last is skipped where transformers is missing

@@ -11,9 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paceline import reference
-from paceline.drivers.simulated.cluster import Cluster, NoTraining, Setup
-from paceline.drivers.simulated.delays import Pareto, Recorded, ShiftedExponential, SlowWorkers
-from paceline.drivers.simulated.network import Network
+from paceline.drivers.simulated.cluster import Cluster, MeasuredCosts, NoTraining, Setup
+from paceline.drivers.simulated.delays import Pareto, Recorded, Sequences, ShiftedExponential, SlowWorkers
+from paceline.drivers.simulated.network import Network, OneWayLink, WorkerLink
+from paceline.drivers.simulated.timing import AsyncTimes, RoundTimes
 from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full
 
 FIGURE_1 = ((1.0, 1.2, 2.0), (1.1, 1.5, 2.0), (1.0, 1.3, 2.5))
@@ -277,3 +278,40 @@ def test_a_run_needs_steps():
 def test_a_cluster_that_cannot_run_is_refused_at_construction(bad, message):
     with pytest.raises(ValueError, match=message):
         make(Full(), **({"delays": ShiftedExponential()} | bad))
+
+
+# -- measured costs ----------------------------------------------------------------------------------------------------
+
+
+def costed(costs, strategy=None, rounds=3, delays=((1.0,), (2.0,)), **more):
+    setup = Setup(
+        name="x", strategy=strategy or Full(), workers=len(delays), rounds=rounds, delays=Sequences(columns=delays),
+        costs=costs, **more,
+    )  # fmt: skip
+    cluster = Cluster(setup)
+    return [taken.step.at_seconds for taken in cluster.run(rounds * setup.strategy.updates_per_round(len(delays)))]
+
+
+def test_a_busy_server_sends_the_next_model_later_and_lets_gradients_wait() -> None:
+    assert costed(MeasuredCosts(server_seconds=(0.5, 0.25))) == [2.0, 4.5, 6.75]  # not after the last step
+    found = costed(MeasuredCosts(server_seconds=(0.5,)), Async(), rounds=2, delays=((1.0,), (1.25,)))
+    assert found == [1.0, 1.5, 2.5, 3.25]  # the gradient of 1.25 waits until 1.5
+
+
+def test_what_a_worker_does_besides_computing_and_its_own_link_are_added_to_its_batches_alone() -> None:
+    links = (WorkerLink(), WorkerLink(down=OneWayLink(latency_seconds=0.5), up=OneWayLink(latency_seconds=0.25)))
+    beside = Sequences(columns=((4.0,), (0.125,)))
+    first, second = 1.0 + 4.0, 2.0 + 0.125 + 0.75
+    assert costed(MeasuredCosts(worker_seconds=beside, links=links)) == [max(first, second) * n for n in (1, 2, 3)]
+    assert costed(MeasuredCosts(links=links)) == [2.75, 5.5, 8.25]
+    assert costed(MeasuredCosts(server_seconds=(0.5,), worker_seconds=beside), on="ranks") == [5.0, 10.5, 16.0]
+
+
+def test_measured_costs_are_played_by_events_alone_and_need_a_link_for_each_worker() -> None:
+    common = {"name": "x", "workers": 2, "rounds": 2, "delays": Sequences(columns=((1.0,), (2.0,)))}
+    costs = MeasuredCosts(server_seconds=(0.5,))
+    for times, strategy in ((RoundTimes, Full()), (AsyncTimes, Async())):
+        with pytest.raises(ValueError, match="event by event"):
+            times(Setup(strategy=strategy, costs=costs, **common))
+    with pytest.raises(ValueError, match=r"every worker needs a link \(workers=2, links=1\)"):
+        Setup(strategy=Full(), costs=MeasuredCosts(links=(WorkerLink(),)), **common)

@@ -92,6 +92,6 @@ def _print(found: Diagnosis) -> None:
         print(
             printable(textwrap.fill(sentence, WIDTH, break_long_words=False), encoding) + os.linesep.replace("\r", "")
         )
-    Console(width=WIDTH if not sys.stdout.isatty() else None).print(time_table(found, most_rows=16).rich())
+    Console(width=WIDTH if not sys.stdout.isatty() else None).print(time_table(found, most_rows=16, narrow=True).rich())
     for sentence in evidence(found):
         print(printable(textwrap.fill(sentence, WIDTH, break_long_words=False, subsequent_indent="  "), encoding))

@@ -34,6 +34,7 @@ from paceline.cli.pruning_commands import InspectPruningOptions, PlanPruningOpti
 from paceline.cli.replay import ReplayOptions, replay
 from paceline.cli.report import ReportOptions, report
 from paceline.cli.simulate import RaceOptions, SimulateOptions, race, simulate
+from paceline.cli.what_if import WhatIfOptions, what_if
 from paceline.cli.work import KeysOptions, WorkOptions, keys, work
 from paceline.errors import PacelineWarning
 from paceline.loggers import TENSORBOARD
@@ -80,6 +81,7 @@ COMMANDS: dict[str, Command] = {
     "diagnose": Command(DiagnoseOptions, diagnose),
     "export": Command(ExportOptions, export),
     "live": Command(LiveOptions, live),
+    "what-if": Command(WhatIfOptions, what_if),
     "plan pipeline": Command(
         PlanPipelineOptions, plan_pipeline, ("pipeline.stages", "pipeline.microbatches", "model.name", "data.name")
     ),

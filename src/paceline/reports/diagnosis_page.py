@@ -464,18 +464,24 @@ def lateness_chart(found: Diagnosis, timings: Timings) -> Chart | None:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def time_table(found: Diagnosis, *, most_rows: int = MOST_ROWS) -> PlainTable:
-    """Return where the seconds of each went, and what others waited for it, as a table of 80 columns."""
+def time_table(found: Diagnosis, *, most_rows: int = MOST_ROWS, narrow: bool = False) -> PlainTable:
+    """Return where the seconds of each went, and what others waited for it; `narrow` makes it fit 80 columns."""
     parts = _shown_parts(found)
     rows = _chosen(found, most_rows)
     named = {number for each in found.suspects if each.matters for number in each.members}
-    short = {"waiting": "waited", "unexplained": "unex-\nplained", "optimiser": "opti-\nmiser"}
+    short = {"waiting": "waited"}
+    if narrow:
+        short |= {"unexplained": "unex-\nplained", "optimiser": "opti-\nmiser"}
     few = (
         f" The {len(rows)} that stand out most of {len(found.by_worker):,}." if len(rows) < len(found.by_worker) else ""
     )
     return PlainTable(
         title="Where the time went, in seconds",
-        headings=(found.noun.capitalize(), *(short.get(name, name) for name in parts), "others\nwaited"),
+        headings=(
+            found.noun.capitalize(),
+            *(short.get(name, name) for name in parts),
+            "others\nwaited" if narrow else "others waited",
+        ),
         rows=[
             [
                 str(found.by_worker[row].number),

@@ -31,6 +31,12 @@ few bytes that it is there. One rank decides, and a latency later all know the s
     w2  ###########################|##>            late: its gradient is not in this sum, and the ring does not wait
 
 All begin with the same model, so the first round begins at once.
+
+A real run costs more than computing and messages. Where that was measured, a setup has `MeasuredCosts`: the server is
+busy after every step (S), and what arrives meanwhile waits; a worker does more than compute for every batch (o).
+
+    server        |SSS|                 |SSS|           on ranks S is all that passes until everybody has the update
+    w0            |    ~~oo######~~>....|    ~~oo####
 """
 
 from __future__ import annotations
@@ -46,7 +52,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.drivers.simulated.delays import Delays, check_columns
-from paceline.drivers.simulated.network import Direction, Network, traffic_seconds
+from paceline.drivers.simulated.network import Direction, Network, WorkerLink, traffic_seconds
 from paceline.events import Action, Drop, GradientArrived, Joined, LossSeen, Send, Step
 from paceline.strategies import Async, Running, Strategy
 from paceline.traces import Outcome, Round, Work
@@ -78,6 +84,30 @@ class BaseSetup:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeasuredCosts:
+    """What a real run costs besides computing, as it was measured; each is nothing by default.
+
+    `server_seconds` are what follows each step until the new model leaves, or on ranks until all have the update; they
+    begin again at the top when they run out. `worker_seconds` are what a worker does for each batch before it computes.
+    `links` are the workers' own.
+
+    >>> MeasuredCosts(server_seconds=(0.5, 0.25)).after_step(3), bool(MeasuredCosts())
+    (0.25, False)
+    """
+
+    server_seconds: tuple[float, ...] = ()
+    worker_seconds: Delays | None = None
+    links: tuple[WorkerLink, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.server_seconds or self.links) or self.worker_seconds is not None
+
+    def after_step(self, version: int) -> float:
+        """Return how long the server is busy after the step of a version."""
+        return self.server_seconds[version % len(self.server_seconds)] if self.server_seconds else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Setup(BaseSetup):
     """All that decides the times of a run in rounds, not what it trains; `on` says who adds up.
 
@@ -92,9 +122,14 @@ class Setup(BaseSetup):
     late_work: LateWork = "partial"
     blocks: int = 1
     on: Place = "server"
+    costs: MeasuredCosts = field(default_factory=MeasuredCosts)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.costs.links and len(self.costs.links) != self.workers:
+            raise ValueError(f"every worker needs a link (workers={self.workers}, links={len(self.costs.links)})")
+        if self.costs.worker_seconds is not None:
+            check_columns(self.costs.worker_seconds, self.workers)
         if self.on == "ranks" and isinstance(self.strategy, Async):
             raise ValueError(f"{self.name!r} has no rounds that ranks could add up (on={self.on!r})")
 
@@ -250,6 +285,7 @@ class _Worker:
     """What the cluster knows of one worker."""
 
     delays: Iterator[float]
+    costs: Iterator[float]  # besides computing
     task: Task | None = None  # that it computes now
     draws: int = 0  # batches begun
     held_version: int = -1  # newest model that has arrived
@@ -282,13 +318,23 @@ class Cluster:
         self._setup = setup
         self._strategy: Running = setup.strategy.start()
         self._trainer: Trainer = trainer if trainer is not None else NoTraining()
-        self._up, self._down = (Direction(setup.network, setup.workers) for _ in range(2))
-        self._workers = [_Worker(worker_delays(setup.delays, worker)) for worker in range(setup.workers)]
+        links = setup.costs.links
+        self._up = Direction(setup.network, setup.workers, [link.up for link in links])
+        self._down = Direction(setup.network, setup.workers, [link.down for link in links])
+        beside = setup.costs.worker_seconds
+        self._workers = [
+            _Worker(
+                worker_delays(setup.delays, worker),
+                itertools.repeat(0.0) if beside is None else worker_delays(beside, worker),
+            )
+            for worker in range(setup.workers)
+        ]
         self._tasks: dict[tuple[int, int], Task] = {}  # by worker and version: begun, and neither used nor dropped yet
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()  # what was scheduled first happens first, at the same time
         self._taken: list[TakenStep] = []
         self._opened_seconds = 0.0
+        self._server_free = 0.0  # when the server is done with the newest step
         self.updated_seconds = 0.0  # when the newest update is there: as its round closes, on ranks after the ring
 
     @property
@@ -297,6 +343,11 @@ class Cluster:
         versions = {version for _, version in self._tasks}
         versions.update(version for state in self._workers for version in state.versions_to_begin)
         return min(versions, default=self._strategy.version)
+
+    @property
+    def draws(self) -> tuple[int, ...]:
+        """How many batches each worker has begun."""
+        return tuple(state.draws for state in self._workers)
 
     def run(self, steps: int) -> Iterator[TakenStep]:
         """Go on until so many steps were taken, and yield each."""
@@ -345,15 +396,15 @@ class Cluster:
 
     def _begin(self, worker: int) -> None:
         state = self._workers[worker]
-        seconds = next(state.delays)
+        seconds, started = next(state.delays), self.now_seconds + next(state.costs)
         task = Task(
             worker=worker,
             version=state.held_version,
             draw=state.draws,
-            started_seconds=self.now_seconds,
+            started_seconds=started,
             seconds=seconds,
             blocks=self._setup.blocks,
-            finished_seconds=self.now_seconds + seconds,
+            finished_seconds=started + seconds,
             blocks_done=self._setup.blocks,
             delivery_seconds=state.delivery_seconds,
         )
@@ -366,7 +417,7 @@ class Cluster:
         self._schedule(finish, lambda: self._finished(task, finish))
 
     def _stop_at_block_boundary(self, task: Task) -> None:
-        done = blocks_by(self.now_seconds - task.started_seconds, task.seconds / task.blocks, task.blocks)
+        done = blocks_by(max(0.0, self.now_seconds - task.started_seconds), task.seconds / task.blocks, task.blocks)
         if done < task.blocks_done:
             task.blocks_done = int(done)
             boundary = task.started_seconds + int(done) * (task.seconds / task.blocks)
@@ -394,6 +445,9 @@ class Cluster:
         return size
 
     def _arrived(self, task: Task) -> None:
+        if self._setup.on == "server" and self._server_free > self.now_seconds:
+            self._schedule(self._server_free, lambda: self._arrived(task))
+            return
         task.arrived_seconds = self.now_seconds
         event = GradientArrived(
             worker=task.worker,
@@ -431,13 +485,14 @@ class Cluster:
         self._trainer.take(taken, self.oldest_version)
         self._taken.append(taken)
         self._opened_seconds = self.updated_seconds = self.now_seconds
+        self._server_free = self.now_seconds + self._setup.costs.after_step(step.version)
         if self._setup.on == "ranks":
             self._add_up()
 
     def _add_up(self) -> None:
         """Let the step reach all ranks, and the ring take it round."""
         network, traffic = self._setup.network, self._trainer.round_traffic
-        self.updated_seconds = self.now_seconds + (network.latency_seconds + traffic_seconds(network, traffic))
+        self.updated_seconds = self._server_free + (network.latency_seconds + traffic_seconds(network, traffic))
         self.record.sent_bytes += round(self._setup.workers * traffic.given_bytes)
 
     def _send(self, worker: int) -> None:
@@ -449,11 +504,13 @@ class Cluster:
     def _deliver(self, worker: int) -> None:
         state = self._workers[worker]
         version = state.version_on_the_wire = state.sent_version
+        leaves = self.now_seconds
         if self._setup.on == "ranks":
             arrival = self.updated_seconds
         else:
+            leaves = max(leaves, self._server_free)
             size = self._trainer.down_bytes(version, state.held_version)
-            arrival = self._down.arrival(worker=worker, at_seconds=self.now_seconds, message_bytes=size)
+            arrival = self._down.arrival(worker=worker, at_seconds=leaves, message_bytes=size)
             self.record.sent_bytes += size
-        state.delivery_seconds = arrival - self.now_seconds
+        state.delivery_seconds = arrival - leaves
         self._schedule(arrival, lambda: self._delivered(worker, version))

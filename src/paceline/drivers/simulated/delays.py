@@ -153,6 +153,43 @@ class Recorded:
         return np.asarray(self._table[np.asarray(draws) % len(self.rows), workers])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sequences:
+    """Each worker's own times in order, as many as there are of each; a worker begins again at its own top.
+
+    A worker that was slow for a while stays slow for as long. Unlike `Recorded`, a time may be 0.
+
+    >>> delays = Sequences(columns=((1.0, 1.5), (2.0,)))
+    >>> delays.seconds(np.arange(2), np.array(3)).tolist()
+    [1.5, 2.0]
+    """
+
+    columns: tuple[tuple[float, ...], ...]
+    _times: Seconds = field(init=False, repr=False, compare=False)
+    _first: Indices = field(init=False, repr=False, compare=False)
+    _length: Indices = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for worker, column in enumerate(self.columns):
+            if not column:
+                raise ValueError(f"worker {worker} needs at least one time")
+            if not all(0 <= time <= LONGEST_SECONDS for time in column):
+                raise ValueError(f"times must be between 0 and 1e9 seconds (worker {worker}: {column!s:.80})")
+        lengths = [len(column) for column in self.columns]
+        object.__setattr__(self, "_times", np.array([time for column in self.columns for time in column]))
+        object.__setattr__(self, "_first", np.cumsum([0, *lengths[:-1]], dtype=np.int64))
+        object.__setattr__(self, "_length", np.array(lengths, dtype=np.int64))
+
+    @property
+    def workers(self) -> int:
+        """How many workers have times."""
+        return len(self.columns)
+
+    def seconds(self, workers: Indices, draws: Indices) -> Seconds:
+        """Compute time of each (worker, draw)."""
+        return np.asarray(self._times[self._first[workers] + np.asarray(draws) % self._length[workers]])
+
+
 def read_recorded(path: Path) -> Recorded:
     """Read delays from a CSV file: a line per draw, a column of seconds per worker, no heading.
 
@@ -205,7 +242,7 @@ def check_columns(delays: Delays, workers: int) -> None:
     Traceback (most recent call last):
     ValueError: recorded delays need a column for every worker (workers=3, columns=2)
     """
-    if isinstance(delays, Recorded) and delays.workers < workers:
+    if isinstance(delays, Recorded | Sequences) and delays.workers < workers:
         raise ValueError(
             f"recorded delays need a column for every worker (workers={workers}, columns={delays.workers})"
         )

@@ -18,12 +18,15 @@ and what it encodes again goes round (`paceline.exchanges`):
 
 All-reduce and two-step cost nearly the same for any N; all-gather grows with N. The ring goes at the pace of its
 largest message.
+
+Where links were measured, each worker has its own (`WorkerLink`), one of which may be slower than the others.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from paceline.settings import Checked, setting
 from paceline.traffic import Traffic, all_reduce_traffic
@@ -49,32 +52,75 @@ class Network(Checked):
         return math.isinf(self.worker_bits_per_second) and math.isinf(self.server_bits_per_second)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OneWayLink:
+    """One direction of a worker's own link: what a message takes besides its bytes, and bits per second.
+
+    >>> OneWayLink(latency_seconds=0.5, bits_per_second=8.0).seconds(3)
+    3.5
+    """
+
+    latency_seconds: float = 0.0
+    bits_per_second: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.latency_seconds) and self.latency_seconds >= 0):
+            raise ValueError(f"latency_seconds must be 0 or more (latency_seconds={self.latency_seconds})")
+        if not self.bits_per_second > 0:
+            raise ValueError(f"bits_per_second must be more than 0 (bits_per_second={self.bits_per_second})")
+
+    def seconds(self, message_bytes: float) -> float:
+        """Return what a message takes that waits for no other."""
+        return self.latency_seconds + message_bytes * BITS_PER_BYTE / self.bits_per_second
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerLink:
+    """A worker's own link in both directions: `down` to the worker, `up` from it.
+
+    >>> WorkerLink(up=OneWayLink(latency_seconds=0.5)).down.latency_seconds
+    0.0
+    """
+
+    down: OneWayLink = field(default_factory=OneWayLink)
+    up: OneWayLink = field(default_factory=OneWayLink)
+
+
 class Direction:
     """The links in one direction, up or down, and until when each is busy.
+
+    `links` are the workers' own where they were measured; else all are those of the network.
 
     >>> up = Direction(Network(worker_bits_per_second=8.0), workers=2)
     >>> up.arrival(worker=0, at_seconds=0.0, message_bytes=3)
     3.0
+    >>> slower = Direction(Network(), workers=2, links=[OneWayLink(), OneWayLink(latency_seconds=0.5)])
+    >>> slower.arrival(worker=1, at_seconds=1.0, message_bytes=3)
+    1.5
     """
 
-    def __init__(self, network: Network, workers: int) -> None:
+    def __init__(self, network: Network, workers: int, links: Sequence[OneWayLink] = ()) -> None:
         self._network = network
+        own = OneWayLink(latency_seconds=network.latency_seconds, bits_per_second=network.worker_bits_per_second)
+        self._links = links or [own] * workers
+        self._free = network.free and all(math.isinf(link.bits_per_second) for link in self._links)
         self._worker_free = [0.0] * workers
         self._server_free = 0.0
 
     def arrival(self, *, worker: int, at_seconds: float, message_bytes: int) -> float:
         """Return when a message that is ready at `at_seconds` has arrived; both links are busy until it has passed."""
-        if self._network.free:
-            return at_seconds + self._network.latency_seconds
+        link = self._links[worker]
+        if self._free:
+            return at_seconds + link.latency_seconds
         bits = message_bytes * BITS_PER_BYTE
         start = max(at_seconds, self._worker_free[worker])
-        worker_end = start + bits / self._network.worker_bits_per_second
+        worker_end = start + bits / link.bits_per_second
         server_seconds = bits / self._network.server_bits_per_second
         # Its turn on the server's link counts from when it is ready: a queue on one worker's link holds up nobody else.
         self._server_free = max(at_seconds, self._server_free) + server_seconds
         server_end = max(start + server_seconds, self._server_free)
         self._worker_free[worker] = max(worker_end, server_end)
-        return max(worker_end, server_end) + self._network.latency_seconds
+        return max(worker_end, server_end) + link.latency_seconds
 
 
 def traffic_seconds(network: Network, traffic: Traffic) -> float:

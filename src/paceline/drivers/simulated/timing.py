@@ -38,6 +38,12 @@ from paceline.traffic import NO_TRAFFIC, Traffic
 Times = NDArray[np.float64]
 
 
+def _refuse_costs(setup: Setup) -> None:
+    """Refuse measured costs: while a server is busy gradients wait, and only the event queue knows for how long."""
+    if setup.costs:
+        raise ValueError("a run with measured costs is played event by event: use Cluster or Simulation")
+
+
 class RoundTimes:
     """The times of a synchronous run, without training; iterate over it, then read its `trace`.
 
@@ -56,6 +62,7 @@ class RoundTimes:
         state = setup.strategy.start()
         if not isinstance(state, Rounds):
             raise ValueError(f"{setup.name!r} has no rounds that close; AsyncTimes times it")
+        _refuse_costs(setup)
         self._setup, self._latency = setup, setup.network.latency_seconds
         self._uses_late = isinstance(setup.strategy, LGC)
         workers = setup.workers
@@ -212,6 +219,7 @@ class AsyncTimes:
     """
 
     def __init__(self, setup: Setup) -> None:
+        _refuse_costs(setup)
         self._setup, self._latency = setup, setup.network.latency_seconds
         self._workers = np.arange(setup.workers, dtype=np.int64)
         self._draws = np.zeros_like(self._workers)
