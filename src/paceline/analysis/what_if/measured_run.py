@@ -440,7 +440,7 @@ def _with_times(measured: MeasuredRun, run: RecordedRun) -> MeasuredRun:
     server = run.times.get("server", {}).get(0)
     if server is not None and server.server:
         own = {
-            each.version: (each.step_seconds + each.send_seconds) / getattr(each, "steps", 1) for each in server.server
+            each.version: (each.step_seconds + each.send_seconds) / each.steps for each in server.server
         }
         alone = isinstance(measured.strategy, Async)
         seconds = tuple(
@@ -465,7 +465,7 @@ def _measured_link(link: WorkerLink, steps: Sequence[StepTimes], measured: Measu
     """Return a link by what its bytes took, where a worker's times tell; all else of a message's way is latency."""
     up, down = measured.up_bytes, measured.down_bytes
     # Records without the ways of single messages have no `trip`; neither do those of messages in shared memory.
-    trips = [trip for step in steps if (trip := getattr(step, "trip", None)) is not None and step.steps == 1]
+    trips = [trip for step in steps if (trip := step.trip) is not None and step.steps == 1]
     ups = [trip.up_seconds for trip in trips if trip.up_bytes and trip.up_seconds]
     downs = [trip.down_seconds for trip in trips if trip.down_bytes and trip.down_seconds]
     if not (ups and downs and up and down):
