@@ -2,6 +2,9 @@
 
 All lanes in the same processes, in turns: each has a model of its own, of the same shape. Rank 0 writes a line for each
 turn to FOLDER/lanes-0.jsonl: the processor time and the time of a step.
+
+With `inside`, there is one lane, watched, and every way into watch's own code is wrapped: the processor time of the
+thread inside it is added up. The same wrapper around nothing, called as often, says what the wrapping itself costs.
 """
 
 from __future__ import annotations
@@ -9,8 +12,9 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +25,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 from benchmarks.links_lanes import write_figures
+from paceline.drivers.watching.buckets import BucketTimer
+from paceline.drivers.watching.phases import StepPhases
 
 PLAIN, AGAIN, WATCHED, PHASES, HOOK = "plain", "plain again", "watched", "watched, buckets=False", "PyTorch's own hook"
+INSIDE = "inside"
 LANES = (PLAIN, WATCHED, PHASES, HOOK, AGAIN)
 
 
@@ -35,11 +42,48 @@ class Job:
     width: int
     passes: int
     steps: int
+    inside: bool = False
 
     @property
     def turns(self) -> list[tuple[int, str]]:
         """Every pass over every lane."""
-        return [(number, lane) for number in range(self.passes) for lane in LANES]
+        return [(number, lane) for number in range(self.passes) for lane in ((INSIDE,) if self.inside else LANES)]
+
+
+class InsideTime:
+    """Adds up the processor time of threads inside wrapped functions; one inside another counts once."""
+
+    def __init__(self) -> None:
+        self.seconds, self.calls = 0.0, 0
+        self._lock, self._local = threading.Lock(), threading.local()
+
+    def wrapped(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that does the same, and is timed."""
+
+        @functools.wraps(call)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if getattr(self._local, "inside", False):
+                return call(*args, **kwargs)
+            self._local.inside = True
+            began = time.thread_time_ns()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                took = time.thread_time_ns() - began
+                self._local.inside = False
+                with self._lock:
+                    self.seconds += took / 1e9
+                    self.calls += 1
+
+        return timed
+
+    def wrap_watch(self) -> None:
+        """Wrap every function of watch's that hooks, autograd or gloo call."""
+        ways = ("_before_forward", "_after_forward", "_on_gradient", "_on_backward_through", "_on_round_finished")
+        for name in (*ways, "_before_step", "_after_step"):
+            setattr(StepPhases, name, self.wrapped(getattr(StepPhases, name)))
+        setattr(BucketTimer, "_take", self.wrapped(BucketTimer._take))  # noqa: B010 - mypy takes no assignment
+        setattr(BucketTimer, "_take_mean", staticmethod(self.wrapped(BucketTimer._take_mean)))  # noqa: B010
 
 
 class Lane:
@@ -55,8 +99,8 @@ class Lane:
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
             self._model.register_comm_hook(None, allreduce_hook)
-        if name in (WATCHED, PHASES):
-            paceline.watch(self._model, out=folder / name.replace(" ", "-"), buckets=name == WATCHED, probe_links=False)
+        if name in (WATCHED, PHASES, INSIDE):
+            paceline.watch(self._model, out=folder / name.replace(" ", "-"), buckets=name != PHASES, probe_links=False)
 
     def run(self, steps: int) -> dict[str, float]:
         """Take steps; return the mean seconds of one, and of the processor in it."""
@@ -71,11 +115,32 @@ class Lane:
 
 def figures(job: Job, folder: Path) -> Iterator[dict[str, Any]]:
     """Take all turns."""
+    if job.inside:
+        yield from inside_figures(job, folder)
+        return
     lanes = {name: Lane(name, job, folder) for name in LANES}
     for lane in lanes.values():
         lane.run(5)
     for number, name in job.turns:
         yield {"pass": number, "lane": name, **lanes[name].run(job.steps)}
+
+
+def inside_figures(job: Job, folder: Path) -> Iterator[dict[str, Any]]:
+    """Take all turns of the watched lane, with watch's own time."""
+    inside = InsideTime()
+    inside.wrap_watch()
+    lane = Lane(INSIDE, job, folder)
+    lane.run(5)
+    for number, name in job.turns:
+        inside.seconds, inside.calls = 0.0, 0
+        found = lane.run(job.steps)
+        took, calls = inside.seconds / job.steps, inside.calls
+        empty = InsideTime()
+        nothing = empty.wrapped(lambda: None)
+        for _ in range(calls):
+            nothing()
+        wrapping = empty.seconds / job.steps
+        yield {"pass": number, "lane": name, "inside_seconds": took, "wrapping_seconds": wrapping, **found}
 
 
 if __name__ == "__main__":

@@ -439,9 +439,7 @@ def _with_times(measured: MeasuredRun, run: RecordedRun) -> MeasuredRun:
     """Take what the server and the workers themselves wrote of their times."""
     server = run.times.get("server", {}).get(0)
     if server is not None and server.server:
-        own = {
-            each.version: (each.step_seconds + each.send_seconds) / each.steps for each in server.server
-        }
+        own = {each.version: (each.step_seconds + each.send_seconds) / each.steps for each in server.server}
         alone = isinstance(measured.strategy, Async)
         seconds = tuple(
             (own[version] if alone else min(own[version], found)) if version in own else found

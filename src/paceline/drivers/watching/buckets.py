@@ -173,15 +173,18 @@ class BucketTimer:
             theirs: torch.futures.Future[Any] = work.get_future()
             return theirs.then(lambda future: _mean_of(future, mark_done))
         followed = FollowedCollective(work)
+        return followed.future.then(functools.partial(self._take_mean, followed, mark_done))
 
-        def take_mean(following: torch.futures.Future[Any]) -> torch.Tensor:
-            followed.forget()
-            if mark_done is not None:
-                mark_done()
-            mean: torch.Tensor = following.value()[0].value()[0]  # raises what went wrong
-            return mean
-
-        return followed.future.then(take_mean)
+    @staticmethod
+    def _take_mean(
+        followed: FollowedCollective, mark_done: Callable[[], None] | None, following: torch.futures.Future[Any]
+    ) -> torch.Tensor:
+        """Note that the mean is there, and return it; raise what went wrong. A thread of gloo's may call it."""
+        followed.forget()
+        if mark_done is not None:
+            mark_done()
+        mean: torch.Tensor = following.value()[0].value()[0]
+        return mean
 
     def _divide(self, bucket: Any, buffer: torch.Tensor, by: float) -> None:
         if buffer.is_sparse:
