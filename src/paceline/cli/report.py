@@ -3,7 +3,7 @@
     the folder holds                     pages                        written by
     trace.jsonl                          report.html                  train, serve; paceline.serve in a script
     traces.json.gz                       report.html                  race, simulate; train with ranks that average
-    times                                report.html                  a script with paceline.watch
+    times                                diagnosis.html               a script with paceline.watch
     results.json with layers, moments    inspect.html                 inspect rates
     results.json with codecs             report.html                  bench codecs
     results.json and plan.json           report.html                  plan pipeline
@@ -78,7 +78,9 @@ def report(options: ReportOptions, overrides: dict[str, str]) -> None:
 def pages_of(folder: Path, *, data_directory: str = "") -> Iterator[tuple[str, str]]:
     """Yield the names and texts of all pages that a folder has enough for; UsageError says what is missing."""
     with_pruning = (folder / PRUNING).is_file()
-    if (folder / TRACE).is_file() or (folder / TRACES).is_file() or _is_watched(folder):
+    if _is_watched(folder):
+        yield _page_of_watched(folder)
+    elif (folder / TRACE).is_file() or (folder / TRACES).is_file():
         from paceline.reports import report_html
 
         traces = _traces(folder)
@@ -110,11 +112,6 @@ def _traces(folder: Path) -> list[Trace]:
         from paceline.traces.journal_files import read_journal
 
         return [trace_of(read_journal(folder / TRACE))]
-    if not (folder / TRACES).is_file():
-        from paceline.traces.step_times import read_all_times
-        from paceline.traces.watched import trace_of_times
-
-        return [trace_of_times(read_all_times(folder)["rank"])]
     traces = read_traces(folder)
     if not traces:
         raise UsageError(f"{folder / TRACES} holds no run")
@@ -123,8 +120,20 @@ def _traces(folder: Path) -> list[Trace]:
 
 def _is_watched(folder: Path) -> bool:
     """Tell whether a folder holds the step times of ranks and no other record of a run."""
-    others = any((folder / name).is_file() for name in (RESULTS, PRUNING))
+    others = any((folder / name).is_file() for name in (TRACE, TRACES, RESULTS, PRUNING))
     return not others and any((folder / TIMES).glob("rank-*.jsonl"))
+
+
+def _page_of_watched(folder: Path) -> tuple[str, str]:
+    """Return the page of a watched script: it has no strategy, loss or round, and where its time went is all of it."""
+    from paceline.cli.diagnose import PAGE
+    from paceline.diagnosis import diagnose_timings, timings_of
+    from paceline.reports.diagnosis_page import diagnosis_page
+    from paceline.traces.recorded_run import read_run
+
+    run = read_run(folder)
+    timings = timings_of(run)
+    return PAGE, diagnosis_page(diagnose_timings(run, timings), timings)
 
 
 def _as_simulated(trace: Trace, path: Path) -> Trace:
