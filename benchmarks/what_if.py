@@ -1,6 +1,6 @@
 """`paceline what-if` against the world: recorded runs, three alternatives of each predicted, and all of them run.
 
-Ten runs of about ten seconds each are recorded: 3 to 8 workers, delays of four kinds injected, all strategies with a
+Ten runs of six to eight seconds each are recorded: 3 to 8 workers, delays of four kinds injected, all strategies with a
 server, with and without a codec; two of them over links of a few Mbit/s (network namespaces, tc tbf; needs root and
 iproute2, and is left out without). Of each, three alternatives are predicted from the record alone, and then run:
 
@@ -96,26 +96,26 @@ def _slow(factor: float, persistence: int = 3) -> dict[str, Any]:
 
 FULL, ASYNC = {"name": "full"}, {"name": "async"}
 CASES = (
-    Case(name="full", rounds=65, workers=6, strategy=FULL, delay=_exponential(5),
+    Case(name="full", rounds=40, workers=6, strategy=FULL, delay=_exponential(5),
          asked=(Wanted(strategies=("lgc",), k=(4,)), Wanted(strategies=("async",)), Wanted(without=(2,)))),
-    Case(name="full, pareto", rounds=60, workers=4, strategy=FULL, delay=_pareto(1),
+    Case(name="full, pareto", rounds=40, workers=4, strategy=FULL, delay=_pareto(1),
          asked=(Wanted(strategies=("lgc",), k=(3,)), Wanted(strategies=("fastest-k",), k=(2,)),
                 Wanted(codecs=("qsgd",)))),
-    Case(name="lgc 4 of 6", rounds=90, workers=6, strategy={"name": "lgc", "k": 4}, delay=_exponential(10),
+    Case(name="lgc 4 of 6", rounds=60, workers=6, strategy={"name": "lgc", "k": 4}, delay=_exponential(10),
          asked=(Wanted(strategies=("full",)), Wanted(k=(3,)), Wanted(k=(5,)))),
-    Case(name="lgc 5 of 8, pareto", rounds=90, workers=8, strategy={"name": "lgc", "k": 5}, delay=_pareto(3),
+    Case(name="lgc 5 of 8, pareto", rounds=60, workers=8, strategy={"name": "lgc", "k": 5}, delay=_pareto(3),
          asked=(Wanted(strategies=("full",)), Wanted(strategies=("async",)), Wanted(replace=(1,)))),
-    Case(name="fastest-k 3 of 5, slow", rounds=110, workers=5, strategy={"name": "fastest-k", "k": 3}, delay=_slow(3.0),
+    Case(name="fastest-k 3 of 5, slow", rounds=70, workers=5, strategy={"name": "fastest-k", "k": 3}, delay=_slow(3.0),
          asked=(Wanted(strategies=("full",)), Wanted(strategies=("lgc",), k=(4,)), Wanted(without=(0,)))),
-    Case(name="async", rounds=90, workers=4, strategy=ASYNC, delay=_exponential(5),
+    Case(name="async", rounds=60, workers=4, strategy=ASYNC, delay=_exponential(5),
          asked=(Wanted(strategies=("full",)), Wanted(strategies=("lgc",), k=(3,)), Wanted(replace=(3,)))),
-    Case(name="full, one slow", rounds=40, workers=3, strategy=FULL, delay=_slow(4.0),
+    Case(name="full, one slow", rounds=25, workers=3, strategy=FULL, delay=_slow(4.0),
          asked=(Wanted(strategies=("lgc",), k=(2,)), Wanted(replace=(0,)), Wanted(strategies=("async",)))),
-    Case(name="full, qsgd", rounds=60, workers=8, strategy=FULL, delay=_exponential(5), codec="qsgd",
+    Case(name="full, qsgd", rounds=40, workers=8, strategy=FULL, delay=_exponential(5), codec="qsgd",
          asked=(Wanted(strategies=("lgc",), k=(6,)), Wanted(codecs=("identity",)), Wanted(strategies=("async",)))),
-    Case(name="full, 20 Mbit/s", rounds=55, workers=4, strategy=FULL, delay=_exponential(5), rate=20_000_000,
+    Case(name="full, 20 Mbit/s", rounds=35, workers=4, strategy=FULL, delay=_exponential(5), rate=20_000_000,
          asked=(Wanted(links=((None, 2.0),)), Wanted(codecs=("qsgd",)), Wanted(strategies=("lgc",), k=(3,)))),
-    Case(name="lgc 2 of 3, 10 Mbit/s", rounds=45, workers=3, strategy={"name": "lgc", "k": 2}, delay=_exponential(5),
+    Case(name="lgc 2 of 3, 10 Mbit/s", rounds=30, workers=3, strategy={"name": "lgc", "k": 2}, delay=_exponential(5),
          rate=10_000_000,
          asked=(Wanted(links=((None, 0.5),)), Wanted(codecs=("qsgd",)), Wanted(strategies=("full",)))),
 )  # fmt: skip
