@@ -41,6 +41,7 @@ from paceline.traces.journal import (
     WorkerLeft,
 )
 from paceline.traces.records import Trace, summarise
+from paceline.traces.step_clock import PHASES
 from paceline.traces.step_times import StepTimes, TimesBegan, TimesEnded, TimesRecord
 from paceline.traces.worker_counts import CAME_TOO_LATE, WorkerCounts, dropped_sentence, mostly_dropped
 
@@ -414,9 +415,6 @@ def pace_curve(points: list[tuple[Any, ...]], versions_a_round: int = 1, most: i
 
 
 # -- step times --------------------------------------------------------------------------------------------------------
-
-
-PHASES = ("input", "forward", "backward", "wait", "optimiser")
 
 
 class RankSteps:

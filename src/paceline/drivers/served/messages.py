@@ -38,7 +38,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 import torch
 from torch import nn
 
-from paceline.decoding import Between, Blocks, Count, DecodingError, Words, WorkerNumber, parse_object
+from paceline.decoding import Between, Blocks, Count, DecodingError, Line, WorkerNumber, parse_object
 from paceline.decoding import decode as decode_fields
 from paceline.errors import PacelineError
 from paceline.traces.journal import Loss, LossVariance, Threads
@@ -65,11 +65,6 @@ class ProtocolError(PacelineError, ValueError):
     """
 
 
-def _is_line(text: str) -> bool:
-    return len(text) <= 4096 and text.isprintable()
-
-
-Line: TypeAlias = Annotated[str, Words("a line of at most 4096 printable characters", _is_line)]  # goes into a log
 Duration: TypeAlias = Annotated[float, Between(0, _SECONDS)]
 Slot: TypeAlias = Annotated[int, Between(0, _SLOTS)]
 
