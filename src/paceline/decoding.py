@@ -117,7 +117,8 @@ WorkerNumber: TypeAlias = Annotated[int, Between(0, MOST_NUMBER)]  # or the numb
 Blocks: TypeAlias = Annotated[int, Between(1, MOST_BLOCKS)]
 
 
-def _is_line(text: str) -> bool:
+def is_line(text: str) -> bool:
+    """Return whether a text is short and printable, so that it can go into a log."""
     return len(text) <= LONGEST_TEXT and text.isprintable()
 
 
@@ -131,7 +132,7 @@ def printable_line(text: str) -> str:
     return cut if cut.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in cut)
 
 
-Line: TypeAlias = Annotated[str, Words("a line of at most 4096 printable characters", _is_line)]  # goes into a log
+Line: TypeAlias = Annotated[str, Words("a line of at most 4096 printable characters", is_line)]  # goes into a log
 Fraction: TypeAlias = Annotated[float, Between(0, 1)]
 
 

@@ -114,7 +114,10 @@ def _traces(folder: Path) -> list[Trace]:
         from paceline.traces.step_times import read_all_times
         from paceline.traces.watched import trace_of_times
 
-        return [trace_of_times(read_all_times(folder)["rank"])]
+        ranks = read_all_times(folder).get("rank")
+        if not ranks:
+            raise UsageError(f"{folder} holds no step times of a rank yet: its files have no whole line")
+        return [trace_of_times(ranks)]
     traces = read_traces(folder)
     if not traces:
         raise UsageError(f"{folder / TRACES} holds no run")

@@ -144,7 +144,7 @@ def _where(each: Suspect) -> str:
 
 
 def _slow(found: Diagnosis, named: Sequence[Suspect], place: int) -> str:
-    """Return who is late and what that costs; of several that hide behind each other, the last one's says it for all."""
+    """Return who is late and what that costs; several that hide behind each other cost it together."""
     each = named[place]
     sentence = f"{_name(found, each)} {_late(found, each)}."
     group = {*each.members, *each.together}
@@ -231,7 +231,8 @@ def _cannot_tell(found: Diagnosis) -> str:
         missing = f"{found.noun}{'s' if len(found.missing) > 1 else ''} {_joined(found.missing)}"
         return (
             f"Cannot tell who is slow: the times of {missing} are not here, or not all of them. "
-            f"{percent_text(wire / found.run_seconds)} of the time looks like the wire, and may be waiting for {missing}."
+            f"{percent_text(wire / found.run_seconds)} of the time looks like the wire, and may as well be waiting for "
+            f"{'them' if len(found.missing) > 1 else 'it'}."
         )
     if len(found.by_worker) < 2:
         return f"Cannot tell who is slow: there are times of one {found.noun} only, and nobody to compare it with."
@@ -272,7 +273,7 @@ def _where_time_went(found: Diagnosis) -> Iterator[str]:
     if words:
         yield f"Of {duration_text(found.run_seconds)} of each {found.noun}: {words}."
     else:
-        yield f"No time was recorded: {counted(found.steps, _steps(found)[:-1])} took {duration_text(found.run_seconds)}."
+        yield f"The record holds no time: it is {duration_text(found.run_seconds)} long."
     waiting = found.total.get("waiting", 0.0)
     if found.status == "nobody" and waiting >= A_LOT_OF_WAITING * found.run_seconds > 0:
         yield f"Waiting takes {duration_text(waiting)} all the same: in turn, one {found.noun} or another comes last."

@@ -476,7 +476,9 @@ class RankSteps:
         steps = sum(each.steps for each in last)
         if not steps:
             return {}
-        found = {phase: sum(getattr(each, f"{phase}_seconds") for each in last) / steps for phase in PHASES}
+        found: dict[str, float] = {
+            phase: sum(getattr(each, f"{phase}_seconds") for each in last) / steps for phase in PHASES
+        }
         found["step"] = sum(each.seconds for each in last) / steps
         return {name: round(seconds, 6) for name, seconds in found.items()}
 
