@@ -544,7 +544,7 @@ def _of_averages(run: RecordedRun, trace: Trace, skip: int | None) -> Timings:
         wire=np.nan_to_num(wire),
         parts={},
         run_seconds=trace.seconds,
-        by_design="" if coupled else "the ranks train on while an average is on its way, so nobody waits for anybody",
+        by_design="" if coupled else "the ranks train on while an average is on its way, so a slow one holds up nobody",
     )
     warm_up = _warm_up_rows(timings, 0 if skip is None and run.kind == "simulated" else skip)
     kept = _without_first(timings, warm_up)
