@@ -54,6 +54,7 @@ INFINITE = "infinite"  # JSON has no number for it
 MOST_COUNT = 2**53  # whole numbers up to here are all different as floats
 MOST_NUMBER = 1_000_000
 MOST_BLOCKS = 1_000_000
+LONGEST_TEXT = 4096  # characters of a line
 Reader: TypeAlias = Callable[[Any], Any]
 Kind = TypeVar("Kind")
 
@@ -114,6 +115,24 @@ AS_ARRAY = "as array"
 Count: TypeAlias = Annotated[int, Between(0, MOST_COUNT)]  # of steps, batches, samples or bytes
 WorkerNumber: TypeAlias = Annotated[int, Between(0, MOST_NUMBER)]  # or the number of a shard
 Blocks: TypeAlias = Annotated[int, Between(1, MOST_BLOCKS)]
+
+
+def is_line(text: str) -> bool:
+    """Return whether a text is short and printable, so that it can go into a log."""
+    return len(text) <= LONGEST_TEXT and text.isprintable()
+
+
+def printable_line(text: str) -> str:
+    """Return a text as a `Line`: what is not printable becomes "?", and what is too long is cut off.
+
+    >>> printable_line("node-7\\x1b[2J\\n"), len(printable_line("x" * 5_000))
+    ('node-7?[2J?', 4096)
+    """
+    cut = text[:LONGEST_TEXT]
+    return cut if cut.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in cut)
+
+
+Line: TypeAlias = Annotated[str, Words("a line of at most 4096 printable characters", is_line)]  # goes into a log
 Fraction: TypeAlias = Annotated[float, Between(0, 1)]
 
 

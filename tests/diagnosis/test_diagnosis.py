@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.diagnosis import diagnose, evidence, timings_of, verdict
+from paceline.reports.diagnosis_page import headline
 from paceline.reports.report import report_html
 from paceline.traces import Round, Trace, Work, step_times
 from paceline.traces.recorded_run import NoRunError, read_run
@@ -106,6 +107,79 @@ def test_two_slow_ranks_are_both_named_and_cost_together_what_the_slower_alone_d
     assert 0.07 * 80 < alone[0] < 0.13 * 80
     assert alone[1] < 0.01 * 80
     assert math.isclose(found.run_seconds - found.saved_seconds, none.run_seconds, rel_tol=0.03)
+
+
+@pytest.mark.parametrize(("ranks", "slow"), [(4, (2, 3)), (8, (2, 3, 5)), (8, (1, 2, 5, 6))])
+def test_ranks_that_are_equally_slow_hide_behind_each_other_and_are_judged_together(ranks, slow):
+    run = recorded(watched, ranks, 80, seed=3, delays=[Delay(rank=rank, seconds=0.05) for rank in slow])
+    found, none = diagnose(run, skip=0), diagnose(recorded(watched, ranks, 80, seed=3), skip=0)
+    adds_up(found)
+    assert found.status == "slow"
+    assert sorted(each.members[0] for each in found.suspects if each.matters) == list(slow)
+    truth = found.run_seconds - none.run_seconds
+    assert all(each.saved_seconds < 0.2 * truth for each in found.suspects)  # without one of them
+    assert math.isclose(found.saved_seconds, truth, rel_tol=0.15)
+    assert "together the run would have taken" in verdict(found)[-1]
+    assert not any("Without it" in sentence for sentence in verdict(found))
+
+
+def test_a_slow_host_and_an_equally_slow_rank_elsewhere_are_both_named():
+    delays = [Delay(rank=rank, seconds=0.1) for rank in (2, 3, 4)]
+    found = diagnose(recorded(watched, 6, 80, seed=3, hosts=list("aabbcc"), delays=delays))
+    assert {(each.members, each.whole_host) for each in found.suspects if each.matters} == {
+        ((2, 3), True),
+        ((4,), False),
+    }
+
+
+def test_all_who_are_slow_alike_are_named_where_the_first_k_close_a_round():
+    delays = [Delay(rank=rank) for rank in (1, 2, 5)]
+    found = diagnose(recorded(served, 8, 60, seed=4, k=6, delays=delays))
+    assert sorted(each.members for each in found.suspects if each.matters) == [(1,), (2,), (5,)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_saving_leaves_the_ordinary_noise_of_the_slow_one(ranks):
+    """The noise of a step is twice the delay: what is saved is what the same noise takes less without it."""
+    conditions = {"seed": 3, "spread": 0.3}
+    found = diagnose(recorded(watched, ranks, 400, delays=[Delay(rank=1, seconds=0.01)], **conditions), skip=0)
+    truth = found.run_seconds - diagnose(recorded(watched, ranks, 400, **conditions), skip=0).run_seconds
+    assert [each.members for each in found.suspects] == [(1,)]
+    assert math.isclose(found.suspects[0].saved_seconds, truth, rel_tol=0.35)
+
+
+def test_slow_in_turns_and_several_pauses_are_seen():
+    turns = [Delay(rank=0, last=99), Delay(rank=1, first=100)]
+    found = diagnose(recorded(watched, 4, 200, seed=3, delays=turns))
+    assert {(each.members, each.rule, each.chance) for each in found.suspects if each.matters} == {
+        ((0,), "stretch", None),
+        ((1,), "stretch", None),
+    }
+    assert headline(found).startswith("Rank 1 and 1 other are slow")
+    stops = [Delay(rank=1, seconds=20.0, first=at, last=at) for at in (50, 130, 200, 280)]
+    found = diagnose(recorded(watched, 4, 300, seed=3, delays=stops))
+    assert (found.status, found.suspects[0].members, found.suspects[0].since_step) == ("slow", (1,), 50)
+    assert math.isclose(found.saved_seconds, 80.0, rel_tol=0.05)
+    pauses = [Delay(rank=0, seconds=20.0, first=90, last=90), Delay(rank=1, seconds=20.0, first=200, last=200)]
+    found = diagnose(recorded(watched, 4, 300, seed=3, delays=pauses))
+    assert found.status == "once"
+    assert {(each.members, each.since_step, each.until_step) for each in found.suspects} == {
+        ((0,), 90, 90),
+        ((1,), 200, 200),
+    }
+
+
+@pytest.mark.parametrize(("first", "last"), [(30, 10**9), (37, 611)])
+def test_since_when_is_told_to_the_step_in_a_long_run(first, last):
+    delays = [Delay(rank=1, seconds=0.05, first=first, last=last), Delay(rank=1, first=500, last=last)]
+    slow = diagnose(recorded(watched, 3, 800, seed=3, delays=delays)).suspects[0]
+    assert abs(slow.since_step - first) <= 2
+    assert slow.until_step is None if last > 800 else abs(slow.until_step - last) <= 2
+
+
+def test_a_delay_that_ended_is_told_in_the_past():
+    found = diagnose(recorded(watched, 4, 120, seed=5, delays=[Delay(rank=1, first=30, last=69)]))
+    assert headline(found).startswith("Rank 1 was slow, and cost ")
 
 
 def test_a_host_all_of_whose_ranks_are_slow_is_named_instead_of_its_ranks():
@@ -209,6 +283,31 @@ def test_a_rank_that_was_killed_or_has_no_file_is_told_and_the_others_are_compar
     assert next(worker for worker in found.by_worker if worker.number == 1).parts["gone"] > 0
 
 
+def test_a_rank_without_a_file_may_be_whom_all_wait_for(tmp_path):
+    folder = watched(tmp_path, 4, 60, seed=9, spread=0.02, delays=[Delay(rank=3)])
+    (folder / "times" / "rank-3.jsonl").write_bytes(b'{"kind":"times_beg')  # killed in its first line
+    found = diagnose(read_run(folder))
+    adds_up(found)
+    assert (found.status, found.missing) == ("cannot tell", (3,))
+    assert "the times of rank 3 are not here" in verdict(found)[0]
+    assert not any("No gradient was lost" in sentence for sentence in evidence(found))
+
+
+def test_files_of_two_launches_have_no_step_in_common(tmp_path):
+    folder = watched(tmp_path, 2, 20, seed=9)
+    path = folder / "times" / "rank-1.jsonl"
+    times = step_times.read_times(path)
+    later = [dataclasses.replace(line, step=line.step + 100) for line in times.steps]
+    path.write_bytes(b"".join(map(step_times.times_line, [times.began, *later])))
+    with pytest.raises(NoRunError, match="no two ranks have a line of the same steps"):
+        diagnose(read_run(folder))
+
+
+def test_a_worker_that_is_late_to_the_end_is_so_to_the_end():
+    found = diagnose(recorded(served, 8, 80, seed=4, k=6, delays=[Delay(rank=2, seconds=2.0)]))
+    assert (found.suspects[0].members, found.suspects[0].until_step) == ((2,), None)
+
+
 def test_sums_of_steps_are_steps(monkeypatch):
     monkeypatch.setattr(step_times, "LINES_AT_A_STRIDE", 40)
     run = recorded(watched, 4, 200, seed=9, delays=[Delay(rank=2, first=60)])
@@ -232,6 +331,30 @@ def test_a_skip_that_leaves_nothing_is_refused(tmp_path):
     assert len(timings_of(run, skip=5).step) == 15
     with pytest.raises(NoRunError, match="--skip 20 leaves no step of 20"):
         timings_of(run, skip=20)
+    later = {
+        number: dataclasses.replace(
+            times, steps=tuple(dataclasses.replace(line, step=line.step + 1_000) for line in times.steps)
+        )
+        for number, times in run.times["rank"].items()
+    }
+    assert len(timings_of(dataclasses.replace(run, times={"rank": later}), skip=5).step) == 15  # from a checkpoint on
+
+
+def test_few_synchronisations_are_too_few_however_many_steps_they_are():
+    run = recorded(watched, 2, 140, seed=1)
+    windows = {
+        number: dataclasses.replace(
+            times,
+            steps=tuple(
+                line if (line.step + 1) % 20 == 0 else dataclasses.replace(line, wait_seconds=0.0, buckets=())
+                for line in times.steps
+            ),
+        )
+        for number, times in run.times["rank"].items()
+    }
+    found = diagnose(dataclasses.replace(run, times={"rank": windows}), skip=0)
+    assert (found.synchronisations, found.steps, found.status) == (7, 140, "cannot tell")
+    assert "7 synchronisations after the warm-up are too few" in verdict(found)[0]
 
 
 # -- the trace of a watched script -------------------------------------------------------------------------------------

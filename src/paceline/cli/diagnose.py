@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 import textwrap
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from rich.console import Console
 
 from paceline.cli.options import UsageError, argument, debug_option, json_option, option
 from paceline.cli.output import ResultsNotKept, existing_folder, note
+from paceline.decoding import printable_line
 from paceline.files import write_file
 from paceline.terminal import printable
 
@@ -89,9 +89,12 @@ def _print(found: Diagnosis) -> None:
 
     encoding = sys.stdout.encoding or "ascii"
     for sentence in verdict(found):
-        print(
-            printable(textwrap.fill(sentence, WIDTH, break_long_words=False), encoding) + os.linesep.replace("\r", "")
-        )
+        print(_shown(textwrap.fill(sentence, WIDTH, break_long_words=False), encoding) + "\n")
     Console(width=WIDTH if not sys.stdout.isatty() else None).print(time_table(found, most_rows=16, narrow=True).rich())
     for sentence in evidence(found):
-        print(printable(textwrap.fill(sentence, WIDTH, break_long_words=False, subsequent_indent="  "), encoding))
+        print(_shown(textwrap.fill(sentence, WIDTH, break_long_words=False, subsequent_indent="  "), encoding))
+
+
+def _shown(text: str, encoding: str) -> str:
+    """Return a text without what a terminal would obey: names of hosts and strategies come from files."""
+    return printable("\n".join(map(printable_line, text.split("\n"))), encoding)

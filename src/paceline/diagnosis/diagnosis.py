@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from paceline.diagnosis.lateness import (
+    BINS,
     FEWEST_ROUNDS,
     LateSpan,
     excesses,
@@ -28,22 +29,30 @@ from paceline.diagnosis.lateness import (
     later_than_chance,
     levels,
     saved_seconds,
+    sharp_edge,
+    together_later,
 )
-from paceline.diagnosis.timings import Bools, Coupling, Floats, Timings, timings_of
+from paceline.diagnosis.timings import Bools, Coupling, Floats, Timings, medians, timings_of
 from paceline.traces.recorded_run import RecordedRun, RunKind
 from paceline.traces.worker_counts import WorkerCounts
 
 Status: TypeAlias = Literal["slow", "once", "link", "small", "harmless", "nobody", "cannot tell"]
 Pattern: TypeAlias = Literal["chronic", "intermittent", "once"]
+Rule: TypeAlias = Literal["shuffled", "together", "far", "stretch", "pauses"]
 Busy: TypeAlias = Literal["computed more", "waited", "unknown"]
 
 MATTERS = 0.02  # of the run's time; below it nobody would change anything for it
 WOULD_BE_SEEN = 0.05
 CHRONIC_SHARE = 0.7  # of the steps of a stretch
-A_PAUSE = 10.0  # times as long as the longest delay of anybody else
-MOST_PAUSES = 3
+A_PAUSE = 10.0  # times as long as the longest delay that is none, of anybody
+MOST_PAUSES = 3  # from there on it is late now and then
 CLEARLY = 2.0  # times as late as anybody else ever was
 CLEARLY_ROUNDS, CLEARLY_SHARE = 5, 0.05  # in so many rounds, and in such a share of them
+STRETCH_ROUNDS, STRETCH_SHARE = 24, 0.1  # how long a stretch is at least
+HIGH_QUANTILE = 0.95  # of the others' delays in a stretch
+MOST_STRETCHES = 64  # ranks, the latest ones, whose stretches are looked at
+ALIKE = 0.5  # of the lateness of another one
+MUCH_MORE = 3.0  # times what those before it save
 SLOW_LINK = 1.5  # times slower than the median of the others; one link's probes agree within a few per cent
 EXPLAINS = 0.5  # of the lateness, by phases that were measured
 A_PHASE = 0.3  # of what the phases explain: from here on a phase is named
@@ -72,10 +81,13 @@ class Suspect:
 
     It is late in `late_share` of the steps from `since_step` to `until_step` (None: to the end), typically by
     `late_seconds` a step. `phases` are where that comes from, empty where it cannot be told; `phase_seconds` what each
-    measured phase takes longer than the others' in a late step. `chance` is how likely a balanced run looks like it.
+    measured phase takes longer than the others' in a late step. `rule` is how it was found: by the shuffled order of
+    all, as one of several that are later together, far later than anybody else, in a stretch of the run, or by single
+    pauses. `chance` is how likely a balanced run looks like it, None where the rule computes none.
 
-    `saved_seconds` is what the run had taken less without this one. Who is nearly as slow hides behind who is slower:
-    `all_saved_seconds` is without this one and all that are listed before it; it matters by what it adds to theirs.
+    `saved_seconds` is what the run had taken less without this one alone. Of two that are equally slow that is next to
+    nothing, for each hides behind the other. `all_saved_seconds` is without this one and `together`, those that are to
+    be taken out with it and all that are listed before: they matter by what that saves.
     """
 
     members: tuple[int, ...]
@@ -92,7 +104,9 @@ class Suspect:
     saved_seconds: float
     all_saved_seconds: float
     charged_seconds: float
-    chance: float
+    chance: float | None
+    rule: Rule
+    together: tuple[int, ...]
     matters: bool
 
 
@@ -114,7 +128,9 @@ class LinkSpeed:
 class Diagnosis:
     """All that was found. `sentences` say it in words; `total` is where the time of all went, in seconds of a worker.
 
-    `hidden_seconds` is what one worker could cost without being told from chance, `last_rows` how it was looked at.
+    `hidden_seconds` is what one worker could cost without being told from chance. `synchronisations` are the rounds
+    that were compared: `steps` of them, or fewer where ranks meet every few steps. `missing` are those whose times are
+    not here, or not all of them.
     """
 
     run: str
@@ -126,7 +142,9 @@ class Diagnosis:
     strategy: str
     split: str
     steps: int
+    synchronisations: int
     skipped_steps: int
+    missing: tuple[int, ...]
     run_seconds: float
     step_seconds: float
     k: float
@@ -164,6 +182,8 @@ def diagnose_timings(run: RecordedRun, timings: Timings) -> Diagnosis:
         strategy=run.trace.strategy if run.trace is not None else _sync_of(run),
         split=_split_of(run.trace.recipe) if run.trace is not None else "",
         steps=steps,
+        synchronisations=len(timings.step),
+        missing=timings.missing,
         skipped_steps=timings.skipped_steps,
         run_seconds=timings.run_seconds,
         step_seconds=float(np.median(timings.seconds / timings.steps)),
@@ -201,10 +221,24 @@ def _status(timings: Timings, suspects: Sequence[Suspect], links: Sequence[LinkS
         return "harmless" if timings.coupling != "all" and slow else "small"
     if len(timings.numbers) < 2 or len(timings.step) < FEWEST_ROUNDS:
         return "cannot tell"
+    wire = float(timings.parts.get("wire", np.zeros(1)).mean())
+    if timings.missing and wire >= WOULD_BE_SEEN * timings.run_seconds:
+        return "cannot tell"  # it may be one of those whom all wait for
     return "nobody" if hidden < WOULD_BE_SEEN * timings.run_seconds else "cannot tell"
 
 
 # -- who, since when, in which phase -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Group:
+    """Who was found, by which rule; `pauses` are the rounds of single pauses, where that is the rule."""
+
+    members: Bools
+    rule: Rule
+    chance: float | None = None
+    whole_host: bool = False
+    pauses: Bools | None = None
 
 
 def find_suspects(timings: Timings) -> tuple[tuple[Suspect, ...], float]:
@@ -212,44 +246,87 @@ def find_suspects(timings: Timings) -> tuple[tuple[Suspect, ...], float]:
     workers = len(timings.numbers)
     if workers < 2 or len(timings.step) < FEWEST_ROUNDS:
         return (), timings.run_seconds
-    groups: list[tuple[Bools, float, bool]] = []
+    groups: list[_Group] = []
     left = np.ones(workers, dtype=bool)
+
+    def add(group: _Group) -> None:
+        groups.append(group)
+        left[group.members] = False
+
     for members, chance in _slow_hosts(timings):
-        groups.append((members, chance, True))
-        left &= ~members
+        add(_Group(members=members, rule="shuffled", chance=chance, whole_host=True))
+    columns = np.flatnonzero(left)
+    alike, chance = together_later(timings.arrival[:, columns])
+    for column in alike:
+        add(_Group(members=np.arange(workers) == columns[column], rule="together", chance=chance))
     columns = np.flatnonzero(left)
     test = later_than_chance(timings.arrival[:, columns])
     for column, chance in zip(test.late, test.chances, strict=True):
-        groups.append((np.arange(workers) == columns[column], chance, False))
-        left[columns[column]] = False
-    apart, pauses = _far_from_the_others(timings, left)
-    if apart is not None and not pauses.any():
-        groups.append((apart, test.least_chance, False))
-    suspects = [
-        _suspect(timings, members, chance, whole_host=whole, among=_others(groups, members))
-        for members, chance, whole in groups
-    ]
-    if apart is not None and pauses.any():
-        among = _others([*groups, (apart, 1.0, False)], apart)
-        suspects.append(_suspect(timings, apart, 1.0, whole_host=False, among=among, pauses=pauses))
+        if (~left).sum() < max(1, workers // 2):
+            add(_Group(members=np.arange(workers) == columns[column], rule="shuffled", chance=chance))
+    for find in (_far_from_the_others, _late_in_a_stretch, _pauses):
+        for group in find(timings, left):
+            add(group)
+    suspects = [_suspect(timings, group, among=_others(groups, group.members)) for group in groups]
     return tuple(_in_order(timings, suspects)), test.hidden_seconds
 
 
-def _in_order(timings: Timings, suspects: list[Suspect]) -> Iterator[Suspect]:
-    """Yield the suspects, each time the one that saves most beside those before it."""
-    gone, saved = np.zeros(len(timings.numbers), dtype=bool), 0.0
+def _in_order(timings: Timings, suspects: list[Suspect]) -> list[Suspect]:
+    """Return the suspects, each time the one that saves most beside those before it.
+
+    Where several have to be taken out until anything is saved, they matter together.
+    """
+    gone, saved, before = np.zeros(len(timings.numbers), dtype=bool), 0.0, 0.0
     left = [(each, np.isin(timings.numbers, each.members)) for each in suspects]
+    lateness = np.maximum(0.0, np.nan_to_num(excesses(timings.arrival))).sum(axis=0)
+    groups: list[tuple[list[Suspect], float]] = []  # with what each saves beside those before it
+    waiting: list[Suspect] = []
     while left:
-        together = [saved_seconds(timings, gone | members) for _, members in left]
-        place = max(range(len(left)), key=lambda index: (together[index], left[index][0].saved_seconds))
+        joint = [saved_seconds(timings, gone | members) for _, members in left]
+        place = max(range(len(left)), key=lambda index: (joint[index], lateness[left[index][1]].mean()))
         each, members = left.pop(place)
-        gone, before, saved = gone | members, saved, max(saved, together[place])
-        yield replace(each, all_saved_seconds=saved, matters=saved - before >= MATTERS * timings.run_seconds)
+        gone, saved = gone | members, max(saved, joint[place])
+        waiting.append(replace(each, all_saved_seconds=saved, matters=False))
+        if saved - before >= MATTERS * timings.run_seconds:
+            gain, group = saved - before, waiting
+            while groups and gain > MUCH_MORE * groups[-1][1]:  # then the last group was only a part of this one
+                first, least = groups.pop()
+                group, gain = [*first, *group], gain + least
+            groups.append((group, gain))
+            waiting, before = [], saved
+    ordered = [each for group, _ in groups for each in _all_together(timings, group, lateness)]
+    if timings.coupling == "first" and any(each.matters for each in ordered):
+        # The K-th arrival closes a round: without one of several slow ones it may be in time, and all are slow alike.
+        least = min(_lateness(timings, each, lateness) for each in ordered if each.matters)
+        alike = [_lateness(timings, each, lateness) >= ALIKE * least for each in waiting]
+        ordered += [replace(each, matters=True) for each, slow in zip(waiting, alike, strict=True) if slow]
+        waiting = [each for each, slow in zip(waiting, alike, strict=True) if not slow]
+    return sorted([*ordered, *waiting], key=lambda each: not each.matters)
 
 
-def _others(groups: Sequence[tuple[Bools, float, bool]], members: Bools) -> Bools:
+def _lateness(timings: Timings, each: Suspect, lateness: Floats) -> float:
+    return float(lateness[np.isin(timings.numbers, each.members)].mean())
+
+
+def _all_together(timings: Timings, group: list[Suspect], lateness: Floats) -> list[Suspect]:
+    """Return those of a group that matter: the last one, which made the difference, and who is about as late."""
+    own, saved = [_lateness(timings, each, lateness) for each in group], group[-1].all_saved_seconds
+    slow = [index == len(group) - 1 or own[index] >= ALIKE * max(own) for index in range(len(group))]
+    numbers = tuple(number for each, counts in zip(group, slow, strict=True) if counts for number in each.members)
+    return [
+        replace(
+            each,
+            matters=counts,
+            all_saved_seconds=saved if counts else each.all_saved_seconds,
+            together=tuple(number for number in numbers if number not in each.members) if counts else (),
+        )
+        for each, counts in zip(group, slow, strict=True)
+    ]
+
+
+def _others(groups: Sequence[_Group], members: Bools) -> Bools:
     """Return with whom a suspect is compared: all who are none, or all others where too few are left."""
-    named = np.any([each for each, _, _ in groups], axis=0)
+    named = np.any([group.members for group in groups], axis=0)
     return ~named if (~named).any() else ~members
 
 
@@ -259,69 +336,124 @@ def _slow_hosts(timings: Timings) -> list[tuple[Bools, float]]:
     at = np.array(timings.hosts)
     if len(hosts) < 2 or all((at == host).sum() < 2 for host in hosts):
         return []
-    arrival = np.stack([_median(timings.arrival[:, at == host]) for host in hosts], axis=1)
+    arrival = np.stack([medians(timings.arrival[:, at == host]) for host in hosts], axis=1)
     test, found = later_than_chance(arrival), []
     for column, chance in zip(test.late, test.chances, strict=True):
         members = at == hosts[column]
-        excess = np.nanmean(timings.arrival[:, members] - _median(timings.arrival[:, ~members])[:, None], axis=0)
+        excess = np.nanmean(timings.arrival[:, members] - medians(timings.arrival[:, ~members])[:, None], axis=0)
         if members.sum() > 1 and excess.min() >= 0.5 * excess.max() > 0:
             found.append((members, chance))
     return found
 
 
-def _far_from_the_others(timings: Timings, left: Bools) -> tuple[Bools | None, Bools]:
-    """Return who was later than anybody else ever was, in many rounds or by far in a few, if that cost enough.
+def _adds(timings: Timings, members: Bools, left: Bools) -> float:
+    """Return what it saves to take these out as well, where those who are not left are out already."""
+    return saved_seconds(timings, ~left | members) - saved_seconds(timings, ~left)
+
+
+def _far_from_the_others(timings: Timings, left: Bools) -> Iterator[_Group]:
+    """Yield who was later than anybody else ever was, in many rounds, if that cost enough.
 
     Shuffled blocks are few in a short run, and one long stretch is one witness: they cannot tell what is plain to see.
-    The second value marks the rounds of single pauses.
     """
-    nothing = np.zeros(len(timings.step), dtype=bool)
     if left.sum() < 2:
-        return None, nothing
+        return
     columns = np.flatnonzero(left)
     found = np.nan_to_num(excesses(timings.arrival[:, columns]))
     worst = int(np.sort(found, axis=0)[-MOST_PAUSES:].sum(axis=0).argmax())
     others = max(float(np.delete(found, worst, axis=1).max()), 1e-9)
-    members = np.arange(len(left)) == columns[worst]
-    if saved_seconds(timings, members) < MATTERS * timings.run_seconds:
-        return None, nothing
     clearly = int((found[:, worst] > CLEARLY * others).sum())
-    much = saved_seconds(timings, members) >= WOULD_BE_SEEN * timings.run_seconds
-    if much and clearly >= max(CLEARLY_ROUNDS, CLEARLY_SHARE * len(found)):
-        return members, nothing
-    pauses = found[:, worst] > A_PAUSE * others
-    return (members, pauses) if 1 <= pauses.sum() <= MOST_PAUSES else (None, nothing)
+    members = np.arange(len(left)) == columns[worst]
+    if clearly < max(CLEARLY_ROUNDS, CLEARLY_SHARE * len(found)):
+        return
+    if _adds(timings, members, left) >= WOULD_BE_SEEN * timings.run_seconds:
+        yield _Group(members=members, rule="far")
 
 
-def _suspect(
-    timings: Timings, members: Bools, chance: float, *, whole_host: bool, among: Bools, pauses: Bools | None = None
-) -> Suspect:
+def _late_in_a_stretch(timings: Timings, left: Bools) -> Iterator[_Group]:
+    """Yield who was far later than nearly all of the others' delays, in most rounds of a long stretch of the run.
+
+    Two that are slow one after the other hide each other from a look at the whole run, and not from one at a stretch.
+    """
+    least = max(STRETCH_ROUNDS, int(STRETCH_SHARE * len(timings.step)))
+    columns = np.flatnonzero(left)
+    if len(columns) < 2 or len(timings.step) < least:
+        return
+    found = np.nan_to_num(excesses(timings.arrival[:, columns])) / timings.steps[:, None]
+    often = (found > 0).mean(axis=0) * np.maximum(found, 0.0).sum(axis=0)
+    slow = []
+    for column in np.argsort(-often, kind="stable")[:MOST_STRETCHES]:
+        for span in levels(found[:, column]):
+            rows = slice(span.first, span.last + 1)
+            others = float(np.quantile(np.delete(found[rows], column, axis=1), HIGH_QUANTILE))
+            clearly = float((found[rows, column] > CLEARLY * max(others, 1e-9)).mean())
+            if span.last + 1 - span.first >= least and clearly >= CHRONIC_SHARE:
+                slow.append(int(columns[column]))
+                break
+    slow = slow[: len(left) - 1 - int((~left).sum())]  # somebody has to be left to compare with
+    named = np.isin(np.arange(len(left)), slow)
+    if slow and _adds(timings, named, left) >= WOULD_BE_SEEN * timings.run_seconds:
+        for column in slow:
+            yield _Group(members=np.arange(len(left)) == column, rule="stretch")
+
+
+def _pauses(timings: Timings, left: Bools) -> Iterator[_Group]:
+    """Yield whose single delays are by far longer than all that are none, of anybody, if they cost enough.
+
+    The more ranks have such a delay, the larger the gap must be: heavy tails have gaps as well.
+    """
+    if left.sum() < 2:
+        return
+    columns = np.flatnonzero(left)
+    found = np.nan_to_num(excesses(timings.arrival[:, columns]))
+    most = max(MOST_PAUSES, int(CLEARLY_SHARE * len(found)))
+    order = np.argsort(-found, axis=None, kind="stable")[: most + 1]
+    rows, whose = np.unravel_index(order, found.shape)
+    seconds = np.maximum(found[rows, whose], 1e-9)
+    for count in range(len(order) - 1, 0, -1):
+        ranks = set(whose[:count].tolist())
+        if seconds[count - 1] <= A_PAUSE * len(ranks) ** 2 * seconds[count]:
+            continue
+        for column in sorted(ranks):
+            members = np.arange(len(left)) == columns[column]
+            pauses = np.zeros(len(found), dtype=bool)
+            pauses[rows[:count][whose[:count] == column]] = True
+            if _adds(timings, members, left) >= MATTERS * timings.run_seconds:
+                yield _Group(members=members, rule="pauses", pauses=pauses)
+        return
+
+
+def _suspect(timings: Timings, group: _Group, *, among: Bools) -> Suspect:
+    members, pauses = group.members, group.pauses
     late_by = _excess(timings.arrival, members, among)
     each_step = late_by / timings.steps
     threshold = _threshold(timings, each_step, members, among)
     late = each_step > threshold if pauses is None else pauses
     if not late.any():  # a little later than the others as a rule, and never by much
         late = each_step >= np.median(each_step)
-    span = _span(each_step, late)
+    span = _span(each_step, late, threshold)
     within = np.zeros(len(late), dtype=bool)
     within[span.first : span.last + 1] = True
     share = float(late[within].mean()) if within.any() else 0.0
     steps_late = int(timings.steps[late].sum())
     where = np.flatnonzero(late)
     pattern: Pattern = "chronic" if share >= CHRONIC_SHARE else "intermittent"
-    if pauses is not None or (steps_late <= MOST_PAUSES and where[-1] - where[0] < MOST_PAUSES):
+    if pauses is not None:
+        pattern = "once" if pauses.sum() <= MOST_PAUSES else "intermittent"
+    elif steps_late <= MOST_PAUSES and where[-1] - where[0] < MOST_PAUSES:
         pattern = "once"
     rows = within if pattern == "chronic" else late
     known = ~np.all([np.isnan(values[:, members]).all(axis=1) for values in timings.phases.values()], axis=0)
     phases, seconds = _phases(timings, members, among, rows & known, float(late_by[rows & known].sum()))
     saved = saved_seconds(timings, members)
-    last = int(timings.step[span.last] + timings.steps[span.last] - 1)
+    last_row = int(where[-1]) if pattern == "once" else span.last
+    last = int(timings.step[last_row] + timings.steps[last_row] - 1)
     to_the_end = span.last >= len(late) - 1 - len(late) // 20
     numbers = tuple(int(number) for number, inside in zip(timings.numbers, members, strict=True) if inside)
     return Suspect(
         members=numbers,
         host=timings.hosts[int(np.flatnonzero(members)[0])],
-        whole_host=whole_host,
+        whole_host=group.whole_host,
         pattern=pattern,
         late_share=share if pattern == "chronic" else float(late.mean()),
         late_seconds=float(np.median(each_step[rows & late])) if (rows & late).any() else 0.0,
@@ -333,7 +465,9 @@ def _suspect(
         saved_seconds=saved,
         all_saved_seconds=saved,
         charged_seconds=float(_charged(timings)[members].sum()),
-        chance=chance,
+        chance=group.chance,
+        rule=group.rule,
+        together=(),
         matters=saved >= MATTERS * timings.run_seconds,
     )
 
@@ -347,7 +481,7 @@ def _excess(values: Floats, members: Bools, among: Bools) -> Floats:
     """Return for each round how much the members have more than the median of the others, 0 where that is unknown."""
     own = np.nanmean(np.where(np.isnan(values[:, members]).all(axis=1, keepdims=True), 0.0, values[:, members]), axis=1)
     missing = np.isnan(values[:, members]).all(axis=1) | np.isnan(values[:, among]).all(axis=1)
-    return np.asarray(np.where(missing, 0.0, own - np.nan_to_num(_median(values[:, among]))))
+    return np.asarray(np.where(missing, 0.0, own - np.nan_to_num(medians(values[:, among]))))
 
 
 def _threshold(timings: Timings, each_step: Floats, members: Bools, among: Bools) -> float:
@@ -359,18 +493,30 @@ def _threshold(timings: Timings, each_step: Floats, members: Bools, among: Bools
     return max(least, min(spread, usual / 2) if usual > spread / 3 else spread)
 
 
-def _span(each_step: Floats, late: Bools) -> LateSpan:
+def _span(each_step: Floats, late: Bools, threshold: float) -> LateSpan:
     """Return from when to when somebody was late as a rule, by the levels of its excess over time."""
     cap = 2 * float(np.median(each_step[late])) if late.any() else 0.0
-    found = levels(np.clip(each_step, -cap, cap))
+    series = np.clip(each_step, -cap, cap)
+    found = levels(series)
     highest = max(span.level_seconds for span in found)
-    high = [span for span in found if span.level_seconds > 0 and span.level_seconds >= highest / 2]
+    high = [span for span in found if span.level_seconds > min(threshold, highest / 2) and span.level_seconds > 0]
     if not high:
         where = np.flatnonzero(late)
         return LateSpan(
             first=int(where[0]) if len(where) else 0, last=int(where[-1]) if len(where) else 0, level_seconds=0
         )
-    return replace(high[0], last=high[-1].last)
+    first = _edge(series, [(span.first, span.level_seconds) for span in found], high[0].first)
+    mirrored = [(len(series) - 1 - span.last, span.level_seconds) for span in found[::-1]]
+    last = len(series) - 1 - _edge(series[::-1], mirrored, len(series) - 1 - high[-1].last)
+    return LateSpan(first=min(first, last), last=max(first, last), level_seconds=high[0].level_seconds)
+
+
+def _edge(series: Floats, found: Sequence[tuple[int, float]], at: int) -> int:
+    """Return the very row at which a stretch begins: the levels are those of bins, a few rows each."""
+    place = [first for first, _ in found].index(at)
+    before = found[place - 1][1] if place else 0.0
+    width = 3 * -(-len(series) // BINS)
+    return sharp_edge(series, at, width=width, before=before, after=found[place][1])
 
 
 def _phases(
@@ -413,6 +559,8 @@ def _last_to_come(timings: Timings) -> np.ndarray:
 
 def _charged(timings: Timings) -> Floats:
     charged = np.zeros(len(timings.numbers))
+    if timings.coupling == "none":
+        return charged
     last = _last_to_come(timings)
     np.add.at(charged, last[last >= 0], np.nansum(timings.wait, axis=1)[last >= 0])
     return charged
@@ -512,10 +660,3 @@ def _learning(run: RecordedRun) -> tuple[WorkerCounts, ...]:
         before = counts.get(work.worker, WorkerCounts(worker=work.worker))
         counts[work.worker] = replace(before, **{work.outcome: getattr(before, work.outcome) + 1})
     return tuple(counts[worker] for worker in sorted(counts))
-
-
-def _median(values: Floats) -> Floats:
-    ordered = np.sort(values, axis=1)
-    last = np.maximum((~np.isnan(values)).sum(axis=1) - 1, 0)
-    rows = np.arange(len(values))
-    return np.asarray((ordered[rows, last // 2] + ordered[rows, (last + 1) // 2]) / 2)

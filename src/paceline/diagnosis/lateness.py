@@ -1,7 +1,9 @@
 """Who is late, by how much, since when; what it costs; and whether chance alone would look the same.
 
 The excess of a worker in a round is its arrival minus the median arrival of the others. What it costs is computed from
-the recorded arrivals again, with its own moved to that median where it was later. The K-th arrival closes a round:
+the recorded arrivals again, as if it were one of the others: its latest excess is lowered to the others' latest, its
+second to their second, and so on. Its ordinary noise stays, for it would be there without the delay as well. The K-th
+arrival closes a round:
 
     arrivals   0.1  0.1  0.2 | 0.9      K = 3: the fourth is late and costs nothing
     arrivals   0.1  0.1  0.2   0.9 |    K = 4: it costs 0.7
@@ -12,7 +14,9 @@ many witnesses), and each time the largest of all workers' sums is noted. A work
 largest of these, a share of CHANCE: the bound holds for all workers together, so a run of a thousand ranks raises no
 more false alarms than one of two. Two sums are looked at, each at half of CHANCE: that of clipped excesses, which sees
 a small delay in most rounds through heavy tails, and that of what is above zero, which sees large delays in a few.
-Those that are found are taken out, and the others are looked at again.
+Those that are found are taken out, and the others are looked at again. Where half of the ranks are slow alike, shuffles
+of a few blocks cannot tell; but the same ones are then later than all the rest in block after block, the chance of
+which is counted exactly (`together_later`).
 
 **Since when.** The excess over time, in at most BINS bins, is cut into stretches of one level each: of all ways to cut
 the one with the least sum of distances from each stretch's median plus a price for each cut, found exactly by dynamic
@@ -21,11 +25,12 @@ programming. Distances, not squares, so a single pause moves no level.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.diagnosis.timings import Bools, Floats, Timings
+from paceline.diagnosis.timings import Bools, Floats, Timings, medians
 from paceline.randomness import seed_for
 
 CHANCE = 0.002
@@ -34,6 +39,8 @@ MOST_SHUFFLED = 5_000_000  # cells in all shuffles together; above it there are 
 BLOCKS = 12
 FEWEST_ROUNDS = 8
 BINS = 120
+MOST_USUAL = 16  # workers of whom it is taken what is usual
+TOGETHER = CHANCE / 10  # a second test must not double the false alarms
 PRICE_OF_A_CUT = 3.0  # times log(bins) times the noise
 
 
@@ -59,31 +66,63 @@ def excesses(arrival: Floats) -> Floats:
 
 
 def saved_seconds(timings: Timings, members: Bools) -> float:
-    """Return how much sooner all rounds had been over if these workers had run at the median of the others."""
+    """Return how much sooner all rounds had been over if these workers had come as the others do."""
     return float(saved_by_round(timings.arrival, timings.k, members).sum()) if timings.coupling != "none" else 0.0
 
 
 def saved_by_round(arrival: Floats, k: np.ndarray, members: Bools) -> Floats:
-    """Return for each round how much sooner its K-th arrival had been with the members at the median of the others.
+    """Return for each round how much sooner its K-th arrival had been with the members no later than the others are.
 
-    >>> arrival = np.array([[0.1, 0.1, 0.2, 0.9], [0.1, 0.1, 0.2, 0.9]])
+    >>> arrival = np.tile([0.1, 0.1, 0.1, 0.9], (2, 1))
     >>> saved_by_round(arrival, np.array([4, 3]), np.array([False, False, False, True])).round(3)
-    array([0.7, 0.1])
+    array([0.8, 0. ])
     """
     if members.all() or not members.any():
         return np.zeros(len(arrival))
-    others = np.sort(arrival[:, ~members], axis=1)
-    there = (~np.isnan(others)).sum(axis=1)
-    rows = np.arange(len(arrival))
-    last = np.maximum(there - 1, 0)
-    median = (others[rows, last // 2] + others[rows, np.minimum((last + 1) // 2, last)]) / 2
+    return np.maximum(0.0, kth_arrival(arrival, k) - kth_arrival(as_the_others(arrival, members), k))
+
+
+def as_the_others(arrival: Floats, members: Bools) -> Floats:
+    """Return the arrivals with the members' excesses lowered to those that the others have, quantile by quantile.
+
+    Up to two others say little about what is usual. Then the level of a stretch is taken off, and what is late beyond
+    it is lowered to what is early: with equal ones, late and early are alike.
+    """
+    others = arrival[:, ~members]
+    middle = medians(others)
     moved = arrival.copy()
-    moved[:, members] = np.where(
-        np.isnan(arrival[:, members]) | (there == 0)[:, None],
-        arrival[:, members],
-        np.minimum(arrival[:, members], median[:, None]),
-    )
-    return np.maximum(0.0, kth_arrival(arrival, k) - kth_arrival(moved, k))
+    usual = _usual_excesses(others, middle) if others.shape[1] > 2 else None
+    for column in np.flatnonzero(members):
+        there = np.flatnonzero(~np.isnan(arrival[:, column] - middle))
+        excess = arrival[there, column] - middle[there]
+        if not len(there):
+            continue
+        level = np.zeros(len(there))
+        null = usual
+        if null is None:
+            for span in levels(excess):
+                level[span.first : span.last + 1] = max(0.0, span.level_seconds)
+            early = np.minimum(excess - level, 0.0)
+            early = early[early < 0]
+            null = np.sort(np.concatenate([early, [0.0], -early]))
+        rest = excess - level
+        order = np.argsort(rest, kind="stable")
+        lowered = np.empty(len(there))
+        lowered[order] = np.minimum(rest[order], np.quantile(null, (np.arange(len(there)) + 0.5) / len(there)))
+        moved[there, column] = middle[there] + lowered
+    return moved
+
+
+def _usual_excesses(others: Floats, middle: Floats) -> Floats:
+    """Return the excesses of those who are not suspected, of a few of them where they are many."""
+    count = others.shape[1]
+    if count > MOST_USUAL:
+        chosen = np.linspace(0, count - 1, MOST_USUAL).astype(int)
+        found = others[:, chosen] - middle[:, None]
+    else:
+        found = excesses(others)
+    found = found[~np.isnan(found)]
+    return np.sort(found) if found.size else np.zeros(1)
 
 
 def kth_arrival(arrival: Floats, k: np.ndarray) -> Floats:
@@ -121,7 +160,7 @@ def later_than_chance(arrival: Floats, *, most: int = 8, seed: int = 0) -> Chanc
             break
         late.append(left.pop(worst))
         chances.append(least)
-        if len(late) >= max(1, (arrival.shape[1] - 1) // 2):
+        if len(late) >= max(1, arrival.shape[1] // 2):
             break  # more than half cannot be late: then the others are early
     return ChanceTest(late=tuple(late), chances=tuple(chances), least_chance=least, hidden_seconds=hidden)
 
@@ -145,6 +184,36 @@ def _worst(arrival: Floats, *, seed: int) -> tuple[int, float, float]:
     worst = int(np.lexsort((-totals[1], chances))[0])
     hidden = float(np.quantile(largest[:, 1], 1 - CHANCE / 2) - totals[1].mean())
     return worst, float(chances[worst]), max(0.0, hidden)
+
+
+def together_later(arrival: Floats) -> tuple[tuple[int, ...], float]:
+    """Return the columns that are later than all the rest in block after block, two up to half of them, and the chance.
+
+    In a balanced run a given group of j is the latest of N in one block of C(N, j). That holds for any of them.
+
+    >>> late = np.tile([0.0, 1.0, 0.0, 1.0], (24, 1)) + np.random.default_rng(0).uniform(0, 0.5, (24, 4))
+    >>> together_later(late)[0]
+    (1, 3)
+    """
+    workers = arrival.shape[1]
+    if workers < 4:
+        return (), 1.0
+    sums = _block_sums(np.nan_to_num(excesses(arrival)))
+    order = np.argsort(-sums.sum(axis=0), kind="stable")
+    found: tuple[tuple[int, ...], float] = ((), 1.0)
+    sizes = range(2, workers // 2 + 1)
+    for size in sizes:
+        count = int((sums[:, order[:size]].min(axis=1) > sums[:, order[size:]].max(axis=1)).sum())
+        ways = float(min(math.comb(workers, size), 10**100))
+        blocks = len(sums)
+        tail = sum(
+            math.comb(blocks, times) * ways**-times * (1 - 1 / ways) ** (blocks - times)
+            for times in range(count, blocks + 1)
+        )
+        chance = min(1.0, ways * tail * len(sizes))
+        if count and chance < found[1]:
+            found = tuple(sorted(int(column) for column in order[:size])), chance
+    return found if found[1] <= TOGETHER else ((), found[1])
 
 
 def _block_sums(values: Floats) -> Floats:
@@ -192,3 +261,22 @@ def levels(series: Floats) -> list[LateSpan]:
 
 def _distance(values: Floats) -> float:
     return float(np.abs(values - np.median(values)).sum())
+
+
+def sharp_edge(series: Floats, at: int, *, width: int, before: float, after: float) -> int:
+    """Return where near `at` a series goes over from one level to the other, to the row.
+
+    At its very begin a level is cut off only for a good reason: what that gains must be worth a cut.
+
+    >>> sharp_edge(np.repeat([0.0, 2.0], [7, 93]), 10, width=5, before=0.0, after=2.0)
+    7
+    """
+    first, last = max(0, at - width), min(len(series), at + width + 1)
+    gain = np.abs(series[first:last] - after) - np.abs(series[first:last] - before)
+    total = np.concatenate([[0.0], np.cumsum(gain)])  # what it gains to cut after so many rows
+    best = first + int(np.argmax(total))
+    if at == 0:
+        noise = 1.4826 * float(np.median(np.abs(series - np.median(series))))
+        price = PRICE_OF_A_CUT * np.log(max(2, len(series))) * max(noise, 0.1 * abs(after - before))
+        return best if total.max() > price else 0
+    return best

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.quantities import counted
+from paceline.traces import step_clock
 from paceline.traces.journal import Arrived, StepRecord, WorkerJoined
 from paceline.traces.journal_files import effective
 from paceline.traces.recorded_run import NoRunError, RecordedRun
@@ -39,11 +40,13 @@ Bools: TypeAlias = NDArray[np.bool_]
 Whole: TypeAlias = NDArray[np.int64]
 Coupling: TypeAlias = Literal["all", "first", "none"]
 
-PHASES = ("input", "forward", "backward", "optimiser")
+PHASES: tuple[str, ...] = tuple(name for name in step_clock.PHASES if name != "wait")
 SKIPPED_STEPS = 3  # compilation, first touch of memory, caches
 MOST_SKIPPED_SHARE = 0.1
 MOST_CELLS = 50_000_000  # rounds times workers
 PROCESS = re.compile(r" pid \d+$")
+MOST_LOOKED_FOR = 100_000  # ranks up to which it is noted who has no file
+A_FEW = 0.05  # of the steps
 LEAST_WAIT_SHARE = 0.002  # of the time; below it nobody waits
 
 
@@ -52,7 +55,8 @@ class Timings:
     """The times of a run as arrays. `parts` are each worker's seconds by where they went; they add up to `run_seconds`.
 
     `steps` is how many steps a row stands for, `start` when it began, `seconds` how long it took. `present` says who
-    took part. The first `skipped_rows` rows are a warm-up: they count in `parts` as such, and are in no row here.
+    took part. The first `skipped_steps` steps are a warm-up: they count in `parts` as such, and are in no row here.
+    `missing` are those of whom nothing, or not all, is here: what the others wait for them looks like time on the wire.
     """
 
     noun: Literal["rank", "worker"]
@@ -76,12 +80,25 @@ class Timings:
     skipped_seconds: float = 0.0
     notes: tuple[str, ...] = ()
     by_design: str = ""
+    missing: tuple[int, ...] = ()
 
     @property
     def computing(self) -> Floats:
         """What each did itself in each round, all phases but the transfer."""
         own = [values for name, values in self.phases.items() if name not in ("transfer", "other")]
         return np.asarray(sum(own, np.zeros_like(self.arrival)))
+
+
+def medians(values: Floats) -> Floats:
+    """Return the median of each row without what is missing; nan where all of it is.
+
+    >>> medians(np.array([[1.0, 2.0, 4.0], [1.0, np.nan, 4.0]]))
+    array([2. , 2.5])
+    """
+    ordered = np.sort(values, axis=1)
+    there = np.maximum(1, (~np.isnan(values)).sum(axis=1))
+    rows = np.arange(len(values))
+    return np.asarray((ordered[rows, (there - 1) // 2] + ordered[rows, there // 2]) / 2)
 
 
 def timings_of(run: RecordedRun, *, skip: int | None = None) -> Timings:
@@ -106,6 +123,10 @@ def _of_ranks(files: Mapping[int, WorkerTimes], workers: int, skip: int | None) 
     lines, left_out = _same_steps(files)
     if left_out:
         notes.append(f"{counted(left_out, 'line')} of step times left out: other ranks have no line of the same steps")
+    if not lines:
+        raise NoRunError(
+            "no two ranks have a line of the same steps, so they cannot be compared: are these files of one launch?"
+        )
     keys = sorted(lines)
     _refuse_too_many(len(keys), len(numbers))
     columns = _columns(keys, lines, numbers)
@@ -125,7 +146,7 @@ def _of_ranks(files: Mapping[int, WorkerTimes], workers: int, skip: int | None) 
         coupling, by_design = "none", "no rank waits for another one in a step"
     if coupling == "none":
         arrival, wire = np.where(present, own, np.nan), np.where(present, waits, np.nan)
-    typical = _middle(seconds)
+    typical = medians(seconds)
     timings = Timings(
         noun="rank",
         numbers=numbers,
@@ -146,12 +167,23 @@ def _of_ranks(files: Mapping[int, WorkerTimes], workers: int, skip: int | None) 
         run_seconds=0.0,
         notes=tuple(notes),
         by_design=by_design,
+        missing=_missing(numbers, workers, present),
     )
     return _with_parts_of_ranks(timings, seconds, _warm_up_rows(timings, skip))
 
 
+def _without_file(numbers: Iterable[int], workers: int) -> list[int]:
+    return sorted(set(range(workers)) - set(numbers)) if workers < MOST_LOOKED_FOR else []
+
+
+def _missing(numbers: tuple[int, ...], workers: int, present: Bools) -> tuple[int, ...]:
+    """Return who has no file, or none of more than a few of the steps."""
+    partly = [number for number, there in zip(numbers, present.mean(axis=0), strict=True) if there < 1 - A_FEW]
+    return tuple(sorted([*_without_file(numbers, workers), *partly]))
+
+
 def _notes_on_files(files: Mapping[int, WorkerTimes], workers: int) -> Iterable[str]:
-    missing = [number for number in range(workers) if number not in files] if workers < 100_000 else []
+    missing = _without_file(files, workers)
     if missing:
         named = ", ".join(map(str, missing[:6])) + (f" and {len(missing) - 6} more" if len(missing) > 6 else "")
         yield (
@@ -278,7 +310,7 @@ def _of_rounds(run: RecordedRun, trace: Trace, skip: int | None) -> Timings:
     arrival = np.maximum(0.0, full - opened[:, None])
     # Who is there and has brought nothing is at work on an earlier round: it would have come after the closing, and
     # after no less than it takes as a rule.
-    usual = np.maximum(_middle(arrival.T)[None, :], (closed - opened)[:, None])
+    usual = np.maximum(medians(arrival.T)[None, :], (closed - opened)[:, None])
     arrival = np.where(np.isnan(arrival) & present, usual, arrival)
     wait = np.where(np.isnan(at), 0.0, np.clip(closed[:, None] - at, 0.0, None))
     until = np.append(opened[1:], closed[-1])
@@ -398,12 +430,10 @@ def _server_seconds(run: RecordedRun, row_of: Mapping[int, int], rows: int) -> F
 def _present(
     at: Floats, opened: Floats, closed: Floats, absences: Iterable[Absence], column: Mapping[int, int]
 ) -> Bools:
-    """Return who took part in which round: from its first gradient to its last, but for its absences."""
+    """Return who took part in which round: from its first gradient to the run's end, but for its absences."""
     brought = ~np.isnan(at)
     rows = np.arange(len(at))[:, None]
-    first = np.argmax(brought, axis=0)
-    last = len(at) - 1 - np.argmax(brought[::-1], axis=0)
-    present = np.asarray((rows >= first) & (rows <= last) & brought.any(axis=0))
+    present = np.asarray((rows >= np.argmax(brought, axis=0)) & brought.any(axis=0))
     for absence in absences:
         if absence.worker in column:
             end = np.inf if absence.to_seconds is None else absence.to_seconds
@@ -439,7 +469,7 @@ def _of_draws(
         transfer[: len(its), index] = [piece.transfer_seconds for piece in its]
         at[: len(its), index] = [piece.at_seconds for piece in its]
     present = ~np.isnan(at)
-    typical = _middle(work + transfer)
+    typical = medians(work + transfer)
     timings = Timings(
         noun="worker",
         numbers=numbers,
@@ -514,7 +544,7 @@ def _of_averages(run: RecordedRun, trace: Trace, skip: int | None) -> Timings:
         wire=np.nan_to_num(wire),
         parts={},
         run_seconds=trace.seconds,
-        by_design="" if coupled else "the ranks train on while an average is on its way, so nobody waits for anybody",
+        by_design="" if coupled else "the ranks train on while an average is on its way, so a slow one holds up nobody",
     )
     warm_up = _warm_up_rows(timings, 0 if skip is None and run.kind == "simulated" else skip)
     kept = _without_first(timings, warm_up)
@@ -539,11 +569,11 @@ def _refuse_too_many(rows: int, workers: int) -> None:
 def _warm_up_rows(timings: Timings, skip: int | None) -> int:
     """Return how many rows are warm-up: those of the first steps, but never more than leave one to look at."""
     rows = len(timings.step)
+    first = timings.step[0] if rows else 0  # a run that goes on from a checkpoint begins late
     if skip is None:
         most = int(MOST_SKIPPED_SHARE * rows)
-        first = timings.step[0] if rows else 0
         return min(most, int(np.sum(timings.step + timings.steps <= first + SKIPPED_STEPS)))
-    skipped = int(np.sum(timings.step < skip))
+    skipped = int(np.sum(timings.step < first + skip))
     if skipped >= rows:
         raise NoRunError(f"--skip {skip} leaves no step of {rows:,}: give fewer")
     return skipped
@@ -580,11 +610,3 @@ def _least(values: Floats) -> Floats:
 
 def _most(values: Floats) -> Floats:
     return np.asarray(np.fmax.reduce(values, axis=1))
-
-
-def _middle(values: Floats) -> Floats:
-    """Return the median of each row without what is missing."""
-    ordered = np.sort(values, axis=1)
-    there = np.maximum(1, (~np.isnan(values)).sum(axis=1))
-    rows = np.arange(len(values))
-    return np.asarray((ordered[rows, (there - 1) // 2] + ordered[rows, there // 2]) / 2)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from paceline.diagnosis.diagnosis import MATTERS, Diagnosis, LinkSpeed, Suspect, behind_slow_links
+from paceline.diagnosis.diagnosis import MATTERS, WOULD_BE_SEEN, Diagnosis, LinkSpeed, Suspect, behind_slow_links
 from paceline.diagnosis.lateness import FEWEST_ROUNDS
+from paceline.diagnosis.timings import PHASES
 from paceline.quantities import counted, duration_text, percent_text, seconds_text
 from paceline.traces.worker_counts import WorkerCounts, dropped_sentence, mostly_dropped
 
@@ -23,7 +24,7 @@ PART_NAMES = {
     "unexplained": "unexplained",
 }
 """The parts of a worker's time -> what they are called, in the order in which they are shown."""
-OWN_WORK = ("input", "forward", "backward", "optimiser", "computing")
+OWN_WORK = (*PHASES, "computing")
 _PHASE_WORDS = {
     "input": "while it prepares its input",
     "forward": "in its forward pass",
@@ -37,29 +38,34 @@ A_LOT_OF_WIRE = 0.2
 A_LOT_UNEXPLAINED = 0.2
 A_LOT_OF_WAITING = 0.05
 A_LOT_LATE = 0.2
+A_FEW = 0.02
 
 
 def verdict(found: Diagnosis) -> list[str]:
     """Return the verdict: who is slow, or that nobody is, or why that cannot be told; one paragraph for each thing."""
     if found.status == "slow":
         named = [each for each in found.suspects if each.matters and each.pattern != "once"]
-        paragraphs = [_slow(found, each, also=index > 0) for index, each in enumerate(named[:MOST_NAMED])]
+        paragraphs = [_slow(found, named, index) for index in range(min(len(named), MOST_NAMED))]
         if len(named) > MOST_NAMED:
-            others = counted(len(named) - MOST_NAMED, f"other {found.noun}")
+            more = len(named) - MOST_NAMED
             paragraphs.append(
-                f"{others} are slow as well (--json lists them). Without all of them the run would have taken "
+                f"{counted(more, f'other {found.noun}')} {'is' if more == 1 else 'are'} slow as well (--json lists "
+                f"all). Without all {len(named)} together the run would have taken "
                 f"{_instead(found, found.saved_seconds)}."
             )
         return paragraphs
     if found.status == "once":
-        return [f"Nobody is slow as a rule. {_slow(found, each)}" for each in found.suspects[:1]]
+        pauses = [each for each in found.suspects if each.matters][:MOST_NAMED]
+        said = [_slow(found, pauses, index) for index in range(len(pauses))]
+        return [f"Nobody is slow as a rule. {said[0]}", *said[1:]]
     if found.status == "link":
         return [_slow_link(found, next(link for link in found.links if link.slow))]
     if found.status == "small":
-        first = found.suspects[0]
+        first, more = found.suspects[0], len(found.suspects) - 1
+        cost = f"{duration_text(found.suspects[-1].all_saved_seconds)} of {duration_text(found.run_seconds)}"
+        also = f", and {counted(more, 'other')} as well" if more else ""
         return [
-            f"{_name(found, first)} {_late(found, first)}, but it is small: {duration_text(first.saved_seconds)} of "
-            f"{duration_text(found.run_seconds)}."
+            f"{_name(found, first)} {_late(found, first)}{also}, but {'together ' if more else ''}it is small: {cost}."
         ]
     if found.status == "harmless":
         return [_harmless(found, each) for each in found.suspects[:MOST_NAMED]]
@@ -89,6 +95,17 @@ def _listed(numbers: Sequence[int]) -> str:
     return f"{first} and {len(numbers) - 6:,} more" if len(numbers) > 6 else first
 
 
+def _joined(numbers: Sequence[int]) -> str:
+    """Return numbers in a sentence.
+
+    >>> _joined([2, 3, 5]), _joined(list(range(9)))
+    ('2, 3 and 5', '0, 1, 2, 3, 4, 5 and 3 more')
+    """
+    if len(numbers) > 6 or len(numbers) < 2:
+        return _listed(numbers)
+    return f"{_listed(numbers[:-1])} and {numbers[-1]}"
+
+
 def _steps(found: Diagnosis) -> str:
     return "steps" if found.kind == "watched" else "averages" if _averaged(found) else "rounds"
 
@@ -104,7 +121,12 @@ def _late(found: Diagnosis, each: Suspect) -> str:
     share = percent_text(each.late_share)
     if each.pattern == "intermittent":
         first = f"first in {unit[:-1]} {each.since_step:,}"
-        return f"is late now and then, in {share} of the {unit}, by {by}{_where(each)}, {first}"
+        rows = round(each.late_share * found.synchronisations)
+        if rows < A_FEW * found.synchronisations and found.steps == found.synchronisations:
+            often = f"in {counted(rows, unit[:-1])} of {found.steps:,}"
+        else:
+            often = f"in {share} of the {unit}"
+        return f"is late now and then, {often}, by {by}{_where(each)}, {first}"
     if each.until_step is not None:
         stretch = f"{unit} {each.since_step:,} to {each.until_step:,}"
         return f"was late in {share} of the {stretch}, by {by}{_where(each)}"
@@ -121,10 +143,18 @@ def _where(each: Suspect) -> str:
     return ", " + " and ".join(words)
 
 
-def _slow(found: Diagnosis, each: Suspect, *, also: bool = False) -> str:
-    sentence = f"{_name(found, each)} {_late(found, each)}. "
-    without = f"{'them' if each.whole_host else 'it'}{' as well' if also else ''}"
-    sentence += f"Without {without} the run would have taken {_instead(found, each.all_saved_seconds)}."
+def _slow(found: Diagnosis, named: Sequence[Suspect], place: int) -> str:
+    """Return who is late and what that costs; several that hide behind each other cost it together."""
+    each = named[place]
+    sentence = f"{_name(found, each)} {_late(found, each)}."
+    group = {*each.members, *each.together}
+    if not any(set(other.members) <= group for other in named[place + 1 :]):
+        before = any(not set(other.members) <= group for other in named[:place])
+        without = "them" if each.whole_host else "it"
+        if each.together:
+            without = f"{found.noun}s {_joined(sorted(group))} together"
+        sentence += f" Without {without}{' as well' if before else ''} the run would have taken "
+        sentence += f"{_instead(found, each.all_saved_seconds)}."
     if not each.phases:
         sentence += " In which phase cannot be told: what was measured does not explain it."
     if each.busy == "waited" and each.phases != ("transfer",):
@@ -196,18 +226,35 @@ def _nobody(found: Diagnosis) -> str:
 
 
 def _cannot_tell(found: Diagnosis) -> str:
+    wire = found.total.get("wire", 0.0)
+    if found.missing and wire >= WOULD_BE_SEEN * found.run_seconds:
+        missing = f"{found.noun}{'s' if len(found.missing) > 1 else ''} {_joined(found.missing)}"
+        return (
+            f"Cannot tell who is slow: the times of {missing} are not here, or not all of them. "
+            f"{percent_text(wire / found.run_seconds)} of the time looks like the wire, and may as well be waiting for "
+            f"{'them' if len(found.missing) > 1 else 'it'}."
+        )
     if len(found.by_worker) < 2:
         return f"Cannot tell who is slow: there are times of one {found.noun} only, and nobody to compare it with."
-    if found.steps < FEWEST_ROUNDS:
+    if found.synchronisations < FEWEST_ROUNDS:
+        unit = _steps(found)[:-1] if found.steps == found.synchronisations else "synchronisation"
+        verb = "is" if found.synchronisations == 1 else "are"
         return (
-            f"Cannot tell who is slow: {counted(found.steps, _steps(found)[:-1])} after the warm-up are too few "
+            f"Cannot tell who is slow: {counted(found.synchronisations, unit)} after the warm-up {verb} too few "
             f"(at least {FEWEST_ROUNDS})."
         )
     latest = max(found.by_worker, key=lambda worker: worker.late_seconds)
+    waiting = found.total.get("waiting", 0.0)
+    much = waiting >= A_LOT_OF_WAITING * found.run_seconds
+    explained = (
+        f"the most; all of them waited {percent_text(waiting / found.run_seconds)} of the time for each other"
+        if much
+        else "the most, as chance explains"
+    )
     return (
         f"Cannot tell who is slow: by chance alone one {found.noun} could come late by "
         f"{duration_text(found.hidden_seconds)} more than the others in {counted(found.steps, _steps(found)[:-1])}. "
-        f"{found.noun.capitalize()} {latest.number} came late the most, as chance explains. A longer record tells more."
+        f"{found.noun.capitalize()} {latest.number} came late {explained}. A longer record tells more."
     )
 
 
@@ -223,9 +270,12 @@ def _where_time_went(found: Diagnosis) -> Iterator[str]:
         for name, seconds in shares
         if found.run_seconds and seconds >= 0.005 * found.run_seconds
     )
-    yield f"Of {duration_text(found.run_seconds)} of each {found.noun}: {words}."
+    if words:
+        yield f"Of {duration_text(found.run_seconds)} of each {found.noun}: {words}."
+    else:
+        yield f"The record holds no time: it is {duration_text(found.run_seconds)} long."
     waiting = found.total.get("waiting", 0.0)
-    if found.status in ("nobody", "cannot tell") and waiting >= A_LOT_OF_WAITING * found.run_seconds > 0:
+    if found.status == "nobody" and waiting >= A_LOT_OF_WAITING * found.run_seconds > 0:
         yield f"Waiting takes {duration_text(waiting)} all the same: in turn, one {found.noun} or another comes last."
     if found.by_design and found.status != "harmless":
         yield f"By design {found.by_design}."
@@ -255,7 +305,9 @@ def _on_the_wire(found: Diagnosis) -> Iterator[str]:
 
 def _on_learning(found: Diagnosis) -> Iterator[str]:
     if found.kind == "watched":
-        yield "No gradient was lost: all ranks are in every step, so it costs time and no learning."
+        whole = found.coupling == "all" and not found.missing and not found.total.get("gone")
+        if whole and found.strategy in ("ddp", "fsdp") and any(each.matters for each in found.suspects):
+            yield "No gradient was lost: all ranks are in every step, so it costs time and no learning."
         return
     dropped = mostly_dropped(found.learning)
     for counts in dropped[:MOST_NAMED]:

@@ -41,6 +41,7 @@ from paceline.traces.journal import (
     WorkerLeft,
 )
 from paceline.traces.records import Trace, summarise
+from paceline.traces.step_clock import PHASES
 from paceline.traces.step_times import StepTimes, TimesBegan, TimesEnded, TimesRecord
 from paceline.traces.worker_counts import CAME_TOO_LATE, WorkerCounts, dropped_sentence, mostly_dropped
 
@@ -416,9 +417,6 @@ def pace_curve(points: list[tuple[Any, ...]], versions_a_round: int = 1, most: i
 # -- step times --------------------------------------------------------------------------------------------------------
 
 
-PHASES = ("input", "forward", "backward", "wait", "optimiser")
-
-
 class RankSteps:
     """The times of one rank or worker: how fast it steps, and what its last steps were spent on.
 
@@ -478,7 +476,9 @@ class RankSteps:
         steps = sum(each.steps for each in last)
         if not steps:
             return {}
-        found = {phase: sum(getattr(each, f"{phase}_seconds") for each in last) / steps for phase in PHASES}
+        found: dict[str, float] = {
+            phase: sum(getattr(each, f"{phase}_seconds") for each in last) / steps for phase in PHASES
+        }
         found["step"] = sum(each.seconds for each in last) / steps
         return {name: round(seconds, 6) for name, seconds in found.items()}
 

@@ -90,19 +90,21 @@ def headline(found: Diagnosis) -> str:
         slow = [each for each in found.suspects if each.matters and each.pattern != "once"]
         first, more = slow[0], len(slow) - 1
         name = f"Host {first.host}" if first.whole_host else f"{noun.capitalize()} {first.members[0]}"
-        also = f" and {counted(more, 'other')} are" if more else " is"
+        over = all(each.until_step is not None for each in slow)
+        verb = ("were" if more else "was") if over else ("are" if more else "is")
+        also = f" and {counted(more, 'other')} {verb}" if more else f" {verb}"
         cost = f"{duration_text(found.saved_seconds)} of {duration_text(found.run_seconds)}"
-        return f"{name}{also} slow, and cost{'' if more else 's'} {cost}"
+        return f"{name}{also} slow, and cost{'' if more or over else 's'} {cost}"
     if found.status == "once":
-        first = found.suspects[0]
-        return f"Nobody is slow as a rule, but a pause cost {duration_text(first.saved_seconds)}"
+        return f"Nobody is slow as a rule, but single pauses cost {duration_text(found.saved_seconds)}"
     if found.status == "link":
         link = next(link for link in found.links if link.slow)
         return f"The link from {noun} {link.source} to {noun} {link.target} is slow"
     if found.status in ("small", "harmless"):
         first = found.suspects[0]
         name = f"Host {first.host}" if first.whole_host else f"{noun.capitalize()} {first.members[0]}"
-        return f"{name} is slow, and costs {'little' if found.status == 'small' else 'the others nothing'}"
+        verb, cost = ("is", "costs") if first.until_step is None else ("was", "cost")
+        return f"{name} {verb} slow, and {cost} {'little' if found.status == 'small' else 'the others nothing'}"
     return "Nobody is slow" if found.status == "nobody" else "Cannot tell who is slow"
 
 

@@ -37,6 +37,7 @@ from paceline.traces.alignment import aligned_starts
 from paceline.traces.ideal import ideal_steps, ideal_trace
 from paceline.traces.recorded_run import RecordedRun
 from paceline.traces.records import Absence, Round, Trace, Work
+from paceline.traces.step_clock import PHASES
 from paceline.traces.step_times import ServerTimes, StepTimes, WorkerTimes
 
 Event: TypeAlias = dict[str, Any]
@@ -50,7 +51,6 @@ ROUNDING_NANOSECONDS = 2_000  # a file's times are whole microseconds
 NANO = 1e9
 LATEST_SECONDS = 2**53 / NANO / 1000  # nanoseconds of every time are exact in a float then, with room for sums
 NAMES = {"flight": "wire", "waiting": "wait", "gone": "gone"}
-PHASES = ("input", "forward", "backward", "wait", "optimiser")
 
 
 class ExportError(PacelineError, ValueError):

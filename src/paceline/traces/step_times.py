@@ -29,21 +29,24 @@ first (how gradients come together), another such line follows: the last one cou
 
 from __future__ import annotations
 
+import bisect
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from paceline.decoding import (
     AS_ARRAY,
     Between,
     Count,
     DecodingError,
+    Line,
     Words,
     WorkerNumber,
     decode,
     parse_object,
+    printable_line,
 )
 from paceline.errors import PacelineError
 from paceline.files import open_plain
@@ -72,6 +75,15 @@ class TimesFileError(PacelineError, ValueError):
     """
 
 
+class NothingWrittenError(TimesFileError):
+    """A file of step times without one whole line, as a kill right at the begin leaves it.
+
+    >>> raise NothingWrittenError("times/rank-0.jsonl: there is no whole line in it")
+    Traceback (most recent call last):
+    paceline.traces.step_times.NothingWrittenError: times/rank-0.jsonl: there is no whole line in it
+    """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimesBegan:
     """Whose times follow, and what can be seen of them. `launch` is the same on all ranks of one launch.
@@ -84,15 +96,15 @@ class TimesBegan:
     """
 
     format: Annotated[int, Between(1)]
-    paceline: str
+    paceline: Line
     noun: Annotated[Noun, Words(" or ".join(NOUNS))]
     number: WorkerNumber
     workers: Annotated[int, Between(1, 10_000_000)]
-    host: str
-    launch: str
+    host: Line
+    launch: Line
     sync: Annotated[Sync, Words(" or ".join(SYNCS))]
-    device: str = "cpu"
-    notes: tuple[str, ...] = ()
+    device: Line = "cpu"
+    notes: tuple[Line, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +232,7 @@ class TimesEnded:
     """
 
     at_seconds: Seconds
-    reason: str
+    reason: Line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +240,7 @@ class _StepLine:
     times: Annotated[StepTimes, AS_ARRAY]
 
 
+_Timed = TypeVar("_Timed", StepTimes, ServerTimes)
 TimesRecord: TypeAlias = TimesBegan | StepTimes | BucketsMade | LinkTimed | ServerTimes | TimesEnded
 _KINDS: dict[str, Any] = {
     "times_began": TimesBegan,
@@ -246,7 +259,7 @@ _SUMMED_OF_SERVER = ("step_seconds", "send_seconds", "decode_seconds", "beside_s
 
 
 def times_line(record: TimesRecord) -> bytes:
-    """Return the line of a record, with its line end.
+    """Return the line of a record, with its line end. Texts are made printable, so that they can be read back.
 
     >>> times_line(TimesEnded(at_seconds=1.5, reason="the script ended"))
     b'{"kind":"times_ended","at_seconds":1.5,"reason":"the script ended","crc":"c21d6c5b"}\\n'
@@ -254,8 +267,15 @@ def times_line(record: TimesRecord) -> bytes:
     if isinstance(record, StepTimes):
         return _step_line(record)
     values = {each.name: getattr(record, each.name) for each in fields(record)}
-    values = {name: round(value, 6) if isinstance(value, float) else value for name, value in values.items()}
-    return checked_line({"kind": _KIND_OF[type(record)], **values})
+    return checked_line({"kind": _KIND_OF[type(record)], **{name: _written(value) for name, value in values.items()}})
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, str):
+        return printable_line(value)
+    return [_written(each) for each in value] if isinstance(value, tuple) else value
 
 
 def _step_line(times: StepTimes) -> bytes:
@@ -460,7 +480,8 @@ def summed_of_server(steps: Sequence[ServerTimes]) -> ServerTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTimes:
-    """A file of step times: all of its records by kind. Of a step that was taken twice, the last counts.
+    """A file of step times: all of its records by kind. Of a step that was taken twice, the last counts: a line that
+    holds it in a sum is left out as a whole.
 
     `torn` says that the last line was cut short, as a kill leaves it.
     """
@@ -477,8 +498,8 @@ class WorkerTimes:
 def read_times(path: Path) -> WorkerTimes:
     """Read a file of step times; TimesFileError names the line that is wrong."""
     began: TimesBegan | None = None
-    steps: dict[int, StepTimes] = {}
-    server: dict[int, ServerTimes] = {}
+    steps: list[StepTimes] = []
+    server: list[ServerTimes] = []
     found: dict[type[Any], list[Any]] = {BucketsMade: [], LinkTimed: [], TimesEnded: []}
     number, line = 0, b"\n"
     try:
@@ -495,11 +516,9 @@ def read_times(path: Path) -> WorkerTimes:
                 elif began is None:
                     raise ValueError("a file of step times begins with times_began")
                 elif isinstance(record, StepTimes):
-                    steps.pop(record.step, None)
-                    steps[record.step] = record
+                    steps.append(record)
                 elif isinstance(record, ServerTimes):
-                    server.pop(record.version, None)
-                    server[record.version] = record
+                    server.append(record)
                 else:
                     found[type(record)].append(record)
     except OSError as error:
@@ -507,20 +526,38 @@ def read_times(path: Path) -> WorkerTimes:
     except ValueError as error:
         raise TimesFileError(f"{path}:{number}: {error}") from None
     if began is None:
-        raise TimesFileError(f"{path}: not a file of step times: there is no whole line in it")
+        raise NothingWrittenError(f"{path}: not a file of step times: there is no whole line in it")
     return WorkerTimes(
         began=began,
-        steps=tuple(steps.values()),
+        steps=_last_of_each(steps),
         buckets=tuple(found[BucketsMade]),
         links=tuple(found[LinkTimed]),
-        server=tuple(server.values()),
+        server=_last_of_each(server),
         ended=found[TimesEnded][-1] if found[TimesEnded] else None,
         torn=not line.endswith(b"\n"),
     )
 
 
+def _last_of_each(lines: Sequence[_Timed]) -> tuple[_Timed, ...]:
+    """Return the lines without those of whose steps a later line has one: the steps were taken again."""
+    kept: list[_Timed] = []
+    begins: list[int] = []  # of the steps of the kept lines, negative: from the last line back they ascend
+    ends: list[int] = []
+    for line in reversed(lines):
+        first, end = _number(line), _number(line) + line.steps
+        place = bisect.bisect_left(begins, -first)  # the kept lines before it begin later than this one
+        overlaps = (place > 0 and -begins[place - 1] < end) or (place < len(begins) and ends[place] > first)
+        if not overlaps:
+            begins.insert(place, -first)
+            ends.insert(place, end)
+            kept.append(line)
+    return tuple(reversed(kept))
+
+
 def read_all_times(folder: Path) -> dict[Noun, dict[int, WorkerTimes]]:
     """Read all files of step times in a run's folder, by noun and number; empty where there are none.
+
+    A file without one whole line says nothing yet: whoever writes it is missing here.
 
     >>> import tempfile
     >>> read_all_times(Path(tempfile.mkdtemp()))
@@ -528,6 +565,9 @@ def read_all_times(folder: Path) -> dict[Noun, dict[int, WorkerTimes]]:
     """
     found: dict[Noun, dict[int, WorkerTimes]] = {}
     for path in sorted((folder / TIMES).glob("*.jsonl")):
-        times = read_times(path)
+        try:
+            times = read_times(path)
+        except NothingWrittenError:
+            continue
         found.setdefault(times.began.noun, {})[times.began.number] = times
     return {noun: dict(sorted(each.items())) for noun, each in found.items()}

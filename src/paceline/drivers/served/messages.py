@@ -38,7 +38,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 import torch
 from torch import nn
 
-from paceline.decoding import Between, Blocks, Count, DecodingError, Words, WorkerNumber, parse_object
+from paceline.decoding import Between, Blocks, Count, DecodingError, Line, WorkerNumber, is_line, parse_object
 from paceline.decoding import decode as decode_fields
 from paceline.errors import PacelineError
 from paceline.traces.journal import Loss, LossVariance, Threads
@@ -65,11 +65,6 @@ class ProtocolError(PacelineError, ValueError):
     """
 
 
-def _is_line(text: str) -> bool:
-    return len(text) <= 4096 and text.isprintable()
-
-
-Line: TypeAlias = Annotated[str, Words("a line of at most 4096 printable characters", _is_line)]  # goes into a log
 Duration: TypeAlias = Annotated[float, Between(0, _SECONDS)]
 Slot: TypeAlias = Annotated[int, Between(0, _SLOTS)]
 
@@ -459,7 +454,7 @@ def _kind(tensor: torch.Tensor) -> str:
 def tensors_to_send(module: nn.Module) -> tuple[str, ...]:
     """Return a model's tensors for a Welcome; of a model that has too many, or names that no line holds, none."""
     lines = tensors_of(module)
-    return lines if sum(map(len, lines)) <= _MOST_TENSOR_CHARACTERS and all(map(_is_line, lines)) else ()
+    return lines if sum(map(len, lines)) <= _MOST_TENSOR_CHARACTERS and all(map(is_line, lines)) else ()
 
 
 def model_difference(here: tuple[str, ...], there: tuple[str, ...]) -> str:
