@@ -75,3 +75,17 @@ def test_a_copy_and_a_saved_model_tell_nobody():
     hooks.detach()
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
+
+
+def test_a_parameter_that_is_returned_keeps_no_hooks_and_eval_mode_is_forward():
+    model, clock, _ = watched()
+    model.how = "its weight"
+    RETURNED["its weight"] = lambda y: (model.layer.weight, y)
+    try:
+        model.eval()
+        for _ in range(3):
+            model(torch.ones(2, 3))
+            assert clock.phase == "forward"
+    finally:
+        del RETURNED["its weight"]
+    assert not model.layer.weight._backward_hooks

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.traces import step_times
+from paceline.traces.alignment import aligned_starts
 from paceline.traces.checked_lines import checked_line
+from paceline.traces.ideal import ideal_steps
 from paceline.traces.step_times import (
     BucketsMade,
     LinkTimed,
@@ -23,6 +25,7 @@ from paceline.traces.step_times import (
     TimesEnded,
     TimesFileError,
     TimesWriter,
+    WorkerTimes,
     read_all_times,
     read_times,
     summed,
@@ -30,6 +33,7 @@ from paceline.traces.step_times import (
     times_path,
     times_record,
 )
+from paceline.traces.watched import trace_of_times
 
 BEGAN = TimesBegan(
     format=1, paceline="0.2.0", noun="rank", number=1, workers=2, host="node-7", launch="1a2b", sync="ddp", notes=("a",)
@@ -212,3 +216,78 @@ def test_what_is_no_file_of_times_is_refused_in_one_line(tmp_path: Path, content
     path.write_bytes(content)
     with pytest.raises(TimesFileError, match=why):
         read_times(path)
+
+
+class FullDisk:
+    """Takes no more than `room` bytes, as a full disk does, until it is given more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room = 2**40
+        self._write = os.write
+        monkeypatch.setattr(step_times.os, "write", self.write)
+
+    def write(self, file: int, text: bytes) -> int:
+        if self.room == 0:
+            raise OSError(28, "No space left on device")
+        taken = self._write(file, text[: self.room])
+        self.room -= taken
+        return taken
+
+
+@pytest.mark.parametrize("room", [0, 20])
+def test_a_first_line_that_a_full_disk_refused_comes_before_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    disk, path = FullDisk(monkeypatch), tmp_path / "rank-1.jsonl"
+    disk.room = room
+    writer = TimesWriter(path)
+    writer.write(BEGAN)
+    writer.write(StepTimes(step=0, started_seconds=0.0, seconds=1.0))
+    disk.room = 2**40
+    for step in (1, 2):
+        writer.write(StepTimes(step=step, started_seconds=float(step), seconds=1.0))
+    writer.close()
+    times = read_times(path)
+    assert times.began == BEGAN
+    assert [each.step for each in times.steps] == [1, 2]
+    assert path.read_bytes().count(b"times_began") == 1
+
+
+def test_other_records_do_not_change_which_steps_are_summed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_times, "LINES_AT_A_STRIDE", 16)
+    for name, noted in (("a", ()), ("b", (5, 17, 18, 40, 41, 90))):
+        writer = TimesWriter(tmp_path / name)
+        writer.write(BEGAN)
+        for step in range(128):
+            writer.write(StepTimes(step=step, started_seconds=float(step), seconds=1.0))
+            if step in noted:
+                writer.write(BucketsMade(step=step, bytes=(1,)))
+        writer.close()
+    ranks = {number: read_times(tmp_path / name) for number, name in enumerate("ab")}
+    assert [(each.step, each.steps) for each in ranks[0].steps] == [(each.step, each.steps) for each in ranks[1].steps]
+    assert trace_of_times(ranks).rounds_done == 128
+
+
+def test_ranks_whose_sums_differ_are_counted_once() -> None:
+    def rank(number: int, lines: list[tuple[int, int]]) -> WorkerTimes:
+        made = [StepTimes(step=a, steps=b, started_seconds=float(a), seconds=1.0 * b) for a, b in lines]
+        return WorkerTimes(began=BEGAN, steps=tuple(made))
+
+    ranks = {0: rank(0, [(step, 2) for step in range(0, 32, 2)]), 1: rank(1, [(step, 1) for step in range(32)])}
+    trace = trace_of_times(ranks)
+    assert (trace.rounds_done, trace.seconds, trace.used) == (32, 32.0, 64)
+    assert sum(each.seconds for each in ideal_steps(ranks)[1]) == 32.0
+
+
+def test_where_a_clock_began_again_is_kept_though_it_did_not_go_back(tmp_path: Path) -> None:
+    for number, offset in ((0, 0.0), (1, 7.0)):
+        for first, behind in ((0, offset), (3, offset + 40.0 * (1 - number))):
+            writer = TimesWriter(tmp_path / f"{number}")
+            writer.write(BEGAN)
+            for step in range(first, first + 3):
+                writer.write(StepTimes(step=step, started_seconds=behind + step, seconds=1.0))
+            writer.close()
+    ranks = {number: read_times(tmp_path / f"{number}") for number in (0, 1)}
+    assert ranks[1].restarts == (3,)
+    starts = aligned_starts(ranks)
+    assert starts[0] == pytest.approx(starts[1])

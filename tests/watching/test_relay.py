@@ -63,3 +63,16 @@ def test_rank_0_does_not_wait_for_a_rank_that_is_gone(tmp_path, monkeypatch):
     receiver.close()
     assert times_path(tmp_path, "rank", 1).read_bytes() == lines(1)[0]
     assert not receiver._thread.is_alive()
+
+
+def test_half_a_line_in_a_relayed_file_is_cut_off_before_the_next_chunk(tmp_path, monkeypatch):
+    monkeypatch.setattr(relay, "SECONDS", 0.01)
+    monkeypatch.setattr(relay, "CLOSE_SECONDS", 0.2)
+    path = times_path(tmp_path, "rank", 1)
+    path.parent.mkdir()
+    first, second, third = lines(3)
+    path.write_bytes(first + second[:9])  # rank 0 was killed, and is there again
+    store = dist.HashStore()
+    store.set("1/0", third)
+    relay.LineReceiver(store, [1], tmp_path).close()
+    assert path.read_bytes() == first + third

@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from paceline.traces.alignment import steps_in_common
 from paceline.traces.records import Round, Trace, Work
 from paceline.traces.step_times import StepTimes, WorkerTimes
 
@@ -139,13 +140,9 @@ def ideal_steps(ranks: Mapping[int, WorkerTimes]) -> dict[int, tuple[StepTimes, 
     >>> ideal_steps({0: rank(0, 1.0, 3.25), 1: rank(1, 2.0, 2.25), 2: rank(2, 4.0, 0.25)})[2][0].seconds
     2.25
     """
-    taken: defaultdict[tuple[int, int], dict[int, StepTimes]] = defaultdict(dict)
-    for rank, times in ranks.items():
-        for each in times.steps:
-            taken[each.step, each.steps][rank] = each
     found: dict[int, list[StepTimes]] = {rank: [] for rank in ranks}
     started = 0.0
-    for _, by_rank in sorted(taken.items()):
+    for by_rank in steps_in_common(ranks):
         steps = sorted(by_rank.values(), key=lambda each: each.seconds - each.wait_seconds)
         usual, wait = steps[(len(steps) - 1) // 2], min(each.wait_seconds for each in steps)
         seconds = max(usual.seconds - usual.wait_seconds, 0.0) + wait

@@ -1,6 +1,6 @@
 """Hooks on a model that tell a clock of its forward and backward passes.
 
-    model(x)          the clock enters "forward"
+    model(x)          the clock enters "forward", if gradients are enabled, in training mode and in eval mode
     loss.backward()   the clock enters "backward" when the gradient of the model's output is there, or of its first
                       output that has one; the loss itself, which is small, counts as forward both ways
 
@@ -80,7 +80,7 @@ class PhaseHooks:
 def _first_with_gradient(output: Any, deep: int) -> torch.Tensor | None:
     """Return the first tensor of an output, however it is nested, that a backward pass comes by."""
     if isinstance(output, torch.Tensor):
-        return output if output.requires_grad else None
+        return output if output.grad_fn is not None else None  # a parameter would keep the hook of every batch
     parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else ()
     found = (_first_with_gradient(part, deep - 1) for part in parts) if deep else iter(())
     return next((each for each in found if each is not None), None)

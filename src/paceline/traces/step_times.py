@@ -17,8 +17,10 @@ bucket's time on the wire is the least of all ranks' (done - ready), for the las
 a rank's is its wait; and a rank's lateness is the largest wait minus its own.
 
 The first line says whose file it is. A line is given to the operating system before training goes on, so that a process
-that is killed loses at most the line it was writing. A file stays small: from LINES_AT_A_STRIDE lines on, a line is the
-sum of two steps, then of four, ..., of the same steps on every rank.
+that is killed loses at most the line it was writing. A file stays small: from step LINES_AT_A_STRIDE on, a line is the
+sum of two steps, from twice that step on of four, then of eight, ... (`stride_at`). The step's number alone says so:
+lines are of the same steps on every rank, whatever else a rank has written. Where lines are sums, a process that is
+killed also loses the sum it was making.
 
     {"kind":"step_timed","times":[step, steps, version or null, started, seconds, input, forward, backward, wait,
                                   optimiser, processor or null, [[ready, done], ...], trip or null]}
@@ -30,6 +32,7 @@ first (how gradients come together), another such line follows: the last one cou
 from __future__ import annotations
 
 import bisect
+import errno
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -56,7 +59,7 @@ from paceline.traces.journal import LATEST_MICROSECONDS, MICRO, Microseconds, Se
 
 FORMAT = 1
 TIMES = "times"  # in a run's folder
-LINES_AT_A_STRIDE = 20_000
+LINES_AT_A_STRIDE = 20_000  # even, so that no sum crosses from one stride to the next
 MOST_BUCKETS = 10_000
 MOST_BYTES = 2**30
 LONGEST_LINE_BYTES = 2**20
@@ -134,9 +137,10 @@ class StepTimes:
     """The times of one step, or the sums of `steps` steps from `step` on.
 
     `step` counts the steps of this rank or worker (a worker's `draw`); `version` is the model's, where a server or
-    rounds number it. `started_seconds` is on the clock of the file. `processor_seconds` is what the process computed
-    in it, with all its threads; None where nobody looked. `trip` is how a worker's `wait_seconds` came about, where
-    there is a server.
+    rounds number it, and the number of the average to which the step was brought, where a recipe averages; of several
+    steps, that of the first. `started_seconds` is on the clock of the file. `processor_seconds` is what the process
+    computed in it, with all its threads; None where nobody looked. `trip` is how a worker's `wait_seconds` came about,
+    where there is a server.
 
     >>> StepTimes(step=7, started_seconds=1.0, seconds=0.5, forward_seconds=0.2, backward_seconds=0.2).other_seconds
     0.1
@@ -250,6 +254,7 @@ _KINDS: dict[str, Any] = {
     "server_timed": ServerTimes,
     "times_ended": TimesEnded,
 }
+_BEGAN_LINE = b'{"kind":"times_began",'
 _KIND_OF = {record: kind for kind, record in _KINDS.items()}
 _SUMMED = tuple(each.name for each in fields(StepTimes) if each.name.endswith("_seconds") or each.name == "seconds")
 _SUMMED_OF_SERVER = ("step_seconds", "send_seconds", "decode_seconds", "beside_seconds", "steps")
@@ -339,12 +344,22 @@ def times_path(folder: Path, noun: Noun, number: int = 0) -> Path:
     return folder / TIMES / (f"{noun}.jsonl" if noun == "server" else f"{noun}-{number}.jsonl")
 
 
+def stride_at(step: int) -> int:
+    """Return how many steps the line sums in which this step is.
+
+    >>> stride_at(19_999), stride_at(20_000), stride_at(40_000), stride_at(1_000_000)
+    (1, 2, 4, 64)
+    """
+    return 1 << (step // LINES_AT_A_STRIDE).bit_length()
+
+
 class TimesWriter:
     """Writes one file of step times, by one thread at a time; a full disk is noted, and never ends a run.
 
-    `error` is the first thing that went wrong on the disk, `lost` how many lines are not in the file because of it.
-    A file that is there is gone on with, after its last whole line. `copy` gets every line too, also one that the disk
-    did not take.
+    `error` is the first thing that went wrong on the disk, `lost` how many lines the disk did not take. A file that is
+    there is gone on with, after its last whole line. `copy` gets every line too, also one that the disk did not take.
+    Without its TimesBegan line a file cannot be read: if the disk did not take that line, it comes before the next one
+    that the disk takes.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp(), "times", "rank-0.jsonl")
@@ -359,14 +374,19 @@ class TimesWriter:
 
     def __init__(self, path: Path, *, copy: Callable[[bytes], None] | None = None) -> None:
         self.path, self.error, self.lost, self._copy = path, "", 0, copy
-        self._file, self._lines, self._stride = -1, 0, 1
+        self._file, self._closed = -1, False
+        self._began, self._needs_began = b"", False  # the last TimesBegan line, and whether the file lacks it
         self._sum: StepTimes | ServerTimes | None = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            self._cut_torn_line()
+            self._open()
         except OSError as error:
             self._note(error)
+
+    def _open(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        self._cut_torn_line()
+        self._needs_began = self._needs_began or os.fstat(self._file).st_size == 0
 
     def _cut_torn_line(self) -> None:
         """Cut off what a killed process has left of its last line; a line is short, so its beginning is near."""
@@ -382,12 +402,15 @@ class TimesWriter:
         if isinstance(record, StepTimes | ServerTimes):
             self._write_step(record)
             return
-        self._flush()
+        if isinstance(record, TimesEnded):
+            self._flush()
         self._put(times_line(record))
 
     def _write_step(self, times: StepTimes | ServerTimes) -> None:
         before, number = self._sum, _number(times)
-        if before is not None and _number(before) // self._stride != number // self._stride:
+        stride = stride_at(number)
+        goes_on = before is not None and _number(before) + before.steps <= number
+        if before is not None and not (goes_on and _number(before) // stride == number // stride):
             self._flush()
             before = None
         if isinstance(before, StepTimes) and isinstance(times, StepTimes):
@@ -397,42 +420,58 @@ class TimesWriter:
         else:
             self._flush()
             self._sum = times
-        if (number + 1) % self._stride == 0:
+        if (number + 1) % stride == 0:
             self._flush()
 
     def _flush(self) -> None:
         """Write the sum that is being made."""
-        if self._sum is None:
-            return
-        line, self._sum = times_line(self._sum), None
-        self._put(line)
-        self._lines += 1
-        if self._lines % LINES_AT_A_STRIDE == 0:
-            self._stride *= 2
+        if self._sum is not None:
+            line, self._sum = times_line(self._sum), None
+            self._put(line)
 
     def _put(self, line: bytes) -> None:
         if self._copy is not None:
             self._copy(line)
-        if self._file < 0:
-            self.lost += 1
+        self.put_lines(line)
+
+    def put_lines(self, lines: bytes) -> None:
+        """Append whole lines as they are, all or none of them."""
+        if self._closed:
+            self.lost += lines.count(b"\n")
             return
+        missing = self._began if self._needs_began and not lines.startswith(_BEGAN_LINE) else b""
+        begins = _BEGAN_LINE in lines
+        if begins:
+            self._began = [line for line in lines.splitlines(keepends=True) if line.startswith(_BEGAN_LINE)][-1]
         try:
-            if (written := os.write(self._file, line)) != len(line):  # the disk is full
-                os.ftruncate(self._file, os.fstat(self._file).st_size - written)
-                raise OSError(28, os.strerror(28))
+            if self._file < 0:
+                self._open()
+            self._append(missing + lines)
+            self._needs_began = False
         except OSError as error:
             self._note(error)
-            self.lost += 1
+            self.lost += lines.count(b"\n")
+            self._needs_began = self._needs_began or begins
+
+    def _append(self, lines: bytes) -> None:
+        if (written := os.write(self._file, lines)) != len(lines):  # the disk is full
+            os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _note(self, error: OSError) -> None:
         self.error = self.error or f"cannot write {self.path}: {error.strerror or error}"
 
-    def close(self) -> None:
-        """Write what is left, and close the file; once more does no harm."""
-        self._flush()
+    def release(self) -> None:
+        """Close the file until the next line comes; a sum that is being made goes on."""
         if self._file >= 0:
             file, self._file = self._file, -1
             os.close(file)
+
+    def close(self) -> None:
+        """Write what is left, and close the file for good; once more does no harm."""
+        self._flush()
+        self.release()
+        self._closed = True
 
 
 def _number(times: StepTimes | ServerTimes) -> int:
@@ -483,7 +522,8 @@ class WorkerTimes:
     """A file of step times: all of its records by kind. Of a step that was taken twice, the last counts: a line that
     holds it in a sum is left out as a whole.
 
-    `torn` says that the last line was cut short, as a kill leaves it.
+    `torn` says that the last line was cut short, as a kill leaves it. `restarts` are the steps that are first after
+    another TimesBegan: there the clock may have begun again.
     """
 
     began: TimesBegan
@@ -493,6 +533,7 @@ class WorkerTimes:
     server: tuple[ServerTimes, ...] = ()
     ended: TimesEnded | None = None
     torn: bool = False
+    restarts: tuple[int, ...] = ()
 
 
 def read_times(path: Path) -> WorkerTimes:
@@ -501,7 +542,8 @@ def read_times(path: Path) -> WorkerTimes:
     steps: list[StepTimes] = []
     server: list[ServerTimes] = []
     found: dict[type[Any], list[Any]] = {BucketsMade: [], LinkTimed: [], TimesEnded: []}
-    number, line = 0, b"\n"
+    restarts: list[int] = []
+    number, line, restarted = 0, b"\n", False
     try:
         with open_plain(path, most_bytes=MOST_BYTES) as lines:
             while line.endswith(b"\n") and (following := lines.readline(LONGEST_LINE_BYTES + 1)):
@@ -512,11 +554,14 @@ def read_times(path: Path) -> WorkerTimes:
                     break
                 record = times_record(line)
                 if isinstance(record, TimesBegan):
-                    began = record
+                    began, restarted = record, bool(steps)
                 elif began is None:
                     raise ValueError("a file of step times begins with times_began")
                 elif isinstance(record, StepTimes):
                     steps.append(record)
+                    if restarted:
+                        restarts.append(record.step)
+                        restarted = False
                 elif isinstance(record, ServerTimes):
                     server.append(record)
                 else:
@@ -535,6 +580,7 @@ def read_times(path: Path) -> WorkerTimes:
         server=_last_of_each(server),
         ended=found[TimesEnded][-1] if found[TimesEnded] else None,
         torn=not line.endswith(b"\n"),
+        restarts=tuple(restarts),
     )
 
 

@@ -13,16 +13,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import median
 
+from paceline.traces.alignment import steps_in_common
 from paceline.traces.history import KEPT_WORKS
 from paceline.traces.records import Absence, Round, Trace, Work
-from paceline.traces.step_times import StepTimes, WorkerTimes
+from paceline.traces.step_times import WorkerTimes
 from paceline.traces.worker_counts import WorkerCounts
 
 
 def trace_of_times(ranks: Mapping[int, WorkerTimes]) -> Trace:
     """Return the trace of ranks that were watched; where long runs have sums of steps, a round is such a sum.
 
-    >>> from paceline.traces.step_times import FORMAT, TimesBegan
+    >>> from paceline.traces.step_times import FORMAT, StepTimes, TimesBegan
     >>> def rank(number, wait):
     ...     began = TimesBegan(format=FORMAT, paceline="0.2.0", noun="rank", number=number, workers=2, host="node-7",
     ...                        launch="1a2b", sync="ddp")
@@ -33,15 +34,14 @@ def trace_of_times(ranks: Mapping[int, WorkerTimes]) -> Trace:
     [(0, 0.25, 0.75, 1.0), (1, 0.75, 0.75, 1.0)]
     """
     workers = max(times.began.workers for times in ranks.values())
-    by_step: dict[tuple[int, int], dict[int, StepTimes]] = {}
-    for number, times in ranks.items():
-        for line in times.steps:
-            by_step.setdefault((line.step, line.steps), {})[number] = line
+    rounds_done = 0
     rounds: list[Round] = []
     works: list[Work] = []
     counts = {number: WorkerCounts(worker=number) for number in ranks}
     opened, last_seen = 0.0, dict.fromkeys(ranks, 0.0)
-    for (step, steps), lines in sorted(by_step.items()):
+    for lines in steps_in_common(ranks):
+        step, steps = next((line.step, line.steps) for line in lines.values())
+        rounds_done += steps
         closed = opened + median(line.seconds for line in lines.values())
         wire = min(line.wait_seconds for line in lines.values())
         rounds.append(
@@ -70,7 +70,7 @@ def trace_of_times(ranks: Mapping[int, WorkerTimes]) -> Trace:
         seed=0,
         workers=workers,
         recipe={},
-        rounds_done=sum(steps for _, steps in by_step),
+        rounds_done=rounds_done,
         seconds=opened,
         clock="real",
         used=sum(each.used for each in counts.values()),

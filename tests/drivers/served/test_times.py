@@ -293,3 +293,23 @@ def test_a_disk_that_refuses_is_noted_and_nothing_is_raised(tmp_path):
     write_some(times, 0, 3)
     assert "cannot write" in times.error
     times.close(1.0, "all rounds are done")
+
+
+def test_a_worker_that_comes_again_adds_no_line_and_holds_no_file_while_it_is_away(tmp_path):
+    times = RunTimes(tmp_path, workers=1)
+    path = times_path(tmp_path, "worker", 0)
+    for step in range(3):
+        times.joined(0, host="node-7", local=False)
+        times.gradient(
+            0,
+            StepTimes(step=step, started_seconds=float(step), seconds=1.0),
+            arrived_seconds=step + 1.0,
+            least_round_trip_seconds=lambda: None,
+        )
+        times.left(0)
+        assert times._writers["worker", 0]._file == -1
+    times.joined(0, host="node-8", local=False)
+    times.close(4.0, "over")
+    assert path.read_bytes().count(b"times_began") == 2
+    assert [each.step for each in read_times(path).steps] == [0, 1, 2]
+    assert read_times(path).began.host == "node-8"

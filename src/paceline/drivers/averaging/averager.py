@@ -148,6 +148,11 @@ class Averager(RankLifecycle):
         return f"{type(self).__name__}({self.member.name}; {place}; {self.steps:,} steps, {self.averages:,} averages)"
 
     @property
+    def averages_begun(self) -> int:
+        """The averages begun so far: the number of the one to which the steps of the open window will be brought."""
+        return self._state.averages
+
+    @property
     def averages(self) -> int:
         """The averages done so far."""
         return self._state.averages - self._state.in_flight

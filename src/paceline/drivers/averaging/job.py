@@ -151,6 +151,7 @@ class AveragingRun(RankRun):
     ) -> None:
         super().__init__(job, ranks, on_standing=on_standing)
         self._module, self._draws, self._sent_bytes = job.training.module, 0, 0
+        self._window = 0  # the number of the average to which the last step is brought
         self.optimizer, self.schedule = make_optimizer(
             job.training.optimizer, self._module.parameters(), total_steps=job.rounds
         )
@@ -191,6 +192,7 @@ class AveragingRun(RankRun):
             local_gradient(self._module, self.batches, worker=rank, draw=self._draws)
             self.wait_for_delay(began, rank, self._draws)
         self._draws += 1
+        self._window = self._sync.averages_begun  # a step is in the window that is open when the step is taken
         with self.times.phase("optimiser"):
             self.optimizer.step()
 
@@ -228,6 +230,10 @@ class AveragingRun(RankRun):
     @property
     def steps_taken(self) -> int:
         return self._draws
+
+    @property
+    def step_version(self) -> int | None:
+        return self._window
 
     def figures(self) -> dict[str, float]:
         return {"ranks": self.ranks.world} | self._sync.figures()

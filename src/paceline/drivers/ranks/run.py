@@ -274,6 +274,11 @@ class RankRun(ABC):
         """The steps that this rank has taken by now."""
         return self.rounds_done
 
+    @property
+    def step_version(self) -> int | None:
+        """The `version` in the step times of the last step; None where steps have none."""
+        return None
+
     def figures(self) -> dict[str, float]:
         """Return what is worth logging by now, of this rank."""
         return {}
@@ -302,7 +307,7 @@ class RankRun(ABC):
                 self._do_due(before)
                 self._show(self.recorder.seconds(time.perf_counter()))
                 if self.times is not None:
-                    self.times.end_step()
+                    self.times.end_step(version=self.step_version)
             self.end(was_over=was_over)
             seconds = self.recorder.seconds(time.perf_counter())
             if not was_over:

@@ -6,7 +6,8 @@
 
 A step of a rank in rounds is one batch of its own, whatever became of it: the journal's `draw` has the same number.
 `version` is that of the model at which it was computed, and `wait` is until the round of that version had closed and
-its sum was there. A step of a rank that averages is one step of its optimiser, and `wait` is for averages. For a
+its sum was there. A step of a rank that averages is one step of its optimiser, `version` is the number of the average
+in whose window it is (the averages that the rank had begun before it), and `wait` is for averages. For a
 checkpoint ranks wait for each other as well, and that is `wait` too: whoever waits tells the clock
 (`traces/step_clock.py`). `started_seconds` are on the rank's own clock of the run, which starts when all are ready.
 
@@ -131,7 +132,12 @@ class RankTimes:
         self._close(reason)
         try:
             self._share()
-        except (PacelineError, OSError, ValueError) as error:  # the run is over: only what tells of it is not whole
+        except (
+            PacelineError,
+            OSError,
+            ValueError,
+            RuntimeError,
+        ) as error:  # the run is over: only what tells of it is not whole
             log.warning("rank %d: step times were not brought together: %s", self._ranks.rank, first_line(error))
 
     def _write(self, times: StepTimes) -> None:
@@ -174,12 +180,14 @@ class RankTimes:
         if self._ranks.rank == rank:
             text = read_plain(self._path, most_bytes=MOST_SHARED_BYTES)[:size]
             vector[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        pending = PendingCollective(dist.broadcast(vector, src=rank, async_op=True), vector.device)
-        pending.wait(self._ranks.timeout_seconds)
-        if not pending.done():
-            raise RankGoneError(f"the step times of rank {rank} have not come in {self._ranks.timeout_seconds:g} s")
         try:
+            pending = PendingCollective(dist.broadcast(vector, src=rank, async_op=True), vector.device)
+            pending.wait(self._ranks.timeout_seconds)
+            if not pending.done():
+                raise RankGoneError(f"the step times of rank {rank} have not come in {self._ranks.timeout_seconds:g} s")
             pending.check()
+        except RankGoneError:
+            raise
         except RuntimeError as error:
             raise RankGoneError(f"the step times of rank {rank} were lost: {first_line(error)}") from error
         return vector.numpy().tobytes()

@@ -285,6 +285,8 @@ class Server:
             if self.coordinator.begun and not self.coordinator.alive and not self.coordinator.over:
                 log.warning("no worker is left: waiting for one to come")
             self._act(now)
+            if self.times is not None:
+                self.times.left(seat.worker)
         else:
             self.coordinator.seats.release(seat.worker)
 

@@ -34,7 +34,7 @@ holds up the step, and is in `step_seconds`; what an evaluation or a checkpoint 
 and comes before the first byte of the model is written. `decode_seconds` is of all gradients since the step before, in
 threads of their own.
 
-`LinkTimed` lines (with the 1st, 2nd, 4th, 8th, ... gradient of a worker's connection) have the link's latency: half of
+`LinkTimed` lines (with the 1st, 2nd, 4th, 8th, ... gradient of a worker from one host) have the link's latency: half of
 the least round trip that the system has seen on the connection (Linux; elsewhere 0). In server.jsonl they are of the
 model, to that worker; in a worker's file of its gradient, and `to` is its own number, for a server has none. The first
 packets of a message come at once, on any link: messages below LEAST_LINK_BYTES say nothing of a rate, and have no line.
@@ -61,7 +61,6 @@ from paceline.traces.step_times import (
     StepTimes,
     TimesBegan,
     TimesEnded,
-    TimesRecord,
     TimesWriter,
     times_path,
 )
@@ -124,7 +123,8 @@ class RunTimes:
         self._launch = secrets.token_hex(8)
         self._writers: dict[tuple[Noun, int], TimesWriter] = {}
         self._hosts: dict[int, tuple[str, bool]] = {}
-        self._gradients: dict[int, int] = {}  # of each worker's connection
+        self._gradients: dict[int, int] = {}  # of each worker, since it last came from another host
+        self._told: dict[tuple[Noun, int], TimesBegan] = {}  # the last TimesBegan in each file
 
     @property
     def error(self) -> str:
@@ -134,12 +134,16 @@ class RunTimes:
     def joined(self, worker: int, *, host: str, local: bool) -> None:
         """Begin a worker's file, or go on with it, perhaps from another host."""
         self._hosts[worker] = host, local
-        self._gradients[worker] = 0
+        writer, began = self._writer("worker", worker), self._began("worker", worker)
+        if began != self._told["worker", worker]:  # a worker that goes and comes again adds no lines by that
+            self._gradients[worker] = 0
+            self._tell(writer, began)
+
+    def left(self, worker: int) -> None:
+        """Close a worker's file until the worker is there again."""
         writer = self._writers.get(("worker", worker))
-        if writer is None:
-            self._writer("worker", worker)
-        else:
-            writer.write(self._began("worker", worker))
+        if writer is not None:
+            writer.release()
 
     def gradient(
         self,
@@ -178,32 +182,37 @@ class RunTimes:
         """Write the ends, and close all files; once more does no harm."""
         for writer in self._writers.values():
             writer.write(TimesEnded(at_seconds=now, reason=reason))
-            writer.close()
-        self._writers = {}
+        self._close_all()
 
     def begin_again(self) -> None:
         """Write new files from now on: the folder was deleted or moved."""
-        for writer in self._writers.values():
-            writer.close()
-        self._writers = {}
+        self._close_all()
 
     def remove(self) -> None:
         """Remove all files of a run in which nothing was computed."""
-        for writer in self._writers.values():
-            writer.close()
+        for writer in self._close_all():
             discard(writer.path)
-        self._writers = {}
         with suppress(OSError):
             (self._folder / TIMES).rmdir()
+
+    def _close_all(self) -> list[TimesWriter]:
+        closed, self._writers, self._told = list(self._writers.values()), {}, {}
+        for writer in closed:
+            writer.close()
+        return closed
 
     def _writer(self, noun: Noun, number: int = 0) -> TimesWriter:
         writer = self._writers.get((noun, number))
         if writer is None:
             writer = self._writers[noun, number] = TimesWriter(times_path(self._folder, noun, number))
-            writer.write(self._began(noun, number))
+            self._tell(writer, self._began(noun, number))
         return writer
 
-    def _began(self, noun: Noun, number: int) -> TimesRecord:
+    def _tell(self, writer: TimesWriter, began: TimesBegan) -> None:
+        self._told[began.noun, began.number] = began
+        writer.write(began)
+
+    def _began(self, noun: Noun, number: int) -> TimesBegan:
         host, local = (self._host, False) if noun == "server" else self._hosts.get(number, ("", False))
         return TimesBegan(
             format=FORMAT,

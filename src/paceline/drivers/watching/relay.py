@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.traces.checked_lines import has_checksum
-from paceline.traces.step_times import times_path
+from paceline.traces.step_times import TimesWriter, times_path
 
 SECONDS = 1.0
 CHUNKS, CHUNK_BYTES, HELD_BYTES = 32, 2**17, 2**24
@@ -112,7 +112,15 @@ class LineReceiver(RelayThread):
         super().__init__()
         self._store, self._folder = store, folder
         self._next = dict.fromkeys(ranks, 0)  # of those that have not ended
+        self._writers: dict[int, TimesWriter] = {}
         self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            super()._run()
+        finally:
+            for rank in list(self._writers):
+                self._close_file(rank)
 
     def _take_turn(self) -> None:
         for rank in list(self._next):
@@ -122,13 +130,21 @@ class LineReceiver(RelayThread):
                 self._next[rank] += 1
                 if chunk == END:
                     del self._next[rank]
+                    self._close_file(rank)
                 else:
                     self._write(rank, chunk)
 
     def _write(self, rank: int, chunk: bytes) -> None:
         lines = [line for line in chunk.splitlines(keepends=True) if line.endswith(b"\n") and has_checksum(line)]
-        with suppress(OSError), times_path(self._folder, "rank", rank).open("ab") as file:  # a full disk: it is lost
-            file.write(b"".join(lines))
+        if rank not in self._writers:
+            self._writers[rank] = TimesWriter(times_path(self._folder, "rank", rank))
+        self._writers[rank].put_lines(
+            b"".join(lines)
+        )  # all of them are lost on a full disk, and never a part of a line
+
+    def _close_file(self, rank: int) -> None:
+        if (writer := self._writers.pop(rank, None)) is not None:
+            writer.close()
 
     def _take_last_turns(self) -> None:
         deadline = time.monotonic() + CLOSE_SECONDS
