@@ -444,6 +444,32 @@ def test_a_long_script_is_cut_and_says_so(monkeypatch):
     check(perfetto_trace(run, rounds=(20, 40)).document())
 
 
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8),
+    gaps=st.sets(st.integers(0, 7)),
+    asked=st.tuples(st.integers(0, 100), st.integers(1, 100)),
+)
+def test_every_line_with_a_step_that_is_asked_for_is_drawn_also_sums(lengths, gaps, asked):
+    first, behind = asked[0], sum(asked)
+    lines, step = [], 0
+    for place, length in enumerate(lengths):
+        if place not in gaps:
+            seconds = {"seconds": length / 4, "backward_seconds": length / 8}
+            lines.append(StepTimes(step=step, steps=length, started_seconds=step / 4, **seconds))
+        step += length
+    wanted = {each.step for each in lines if set(range(first, behind)) & set(range(each.step, each.step + each.steps))}
+    run = RecordedRun(folder=Path("a"), kind="watched", times={"rank": {0: worker_times(0, lines)}})
+    if not lines:
+        return
+    if not wanted:
+        with pytest.raises(ExportError):
+            perfetto_trace(run, rounds=(first, behind))
+        return
+    found = perfetto_trace(run, rounds=(first, behind))
+    check(found.document())
+    assert {event["args"]["step"] for event in events_of(found, perfetto.RUN) if "step" in event["args"]} == wanted
+
+
 def test_the_command_writes_a_file(tmp_path, capsys):
     served = str(GOLDEN / "served")
     assert main(["export", served, "--out", str(tmp_path / "a.json"), "--json"]) == 0
