@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paceline.cli.main import main
@@ -447,8 +447,11 @@ def test_a_long_script_is_cut_and_says_so(monkeypatch):
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8),
     gaps=st.sets(st.integers(0, 7)),
-    asked=st.tuples(st.integers(0, 100), st.integers(1, 100)),
+    asked=st.tuples(st.integers(0, 30), st.integers(1, 30)),
 )
+@example(lengths=[10] * 10, gaps=set(), asked=(51, 9))
+@example(lengths=[10] * 10, gaps=set(), asked=(99, 1))
+@example(lengths=[5, 5, 5], gaps={1}, asked=(6, 2))
 def test_every_line_with_a_step_that_is_asked_for_is_drawn_also_sums(lengths, gaps, asked):
     first, behind = asked[0], sum(asked)
     lines, step = [], 0
