@@ -7,18 +7,23 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from paceline.cli.cluster import TrainOptions
 from paceline.cli.main import main
 from paceline.cli.options import parse
+from paceline.live import folder as live_folder
 from paceline.live.beside import PageBeside
 from paceline.live.server import LiveError
+from paceline.traces.journal import RunEnded
 from tests.cluster.harness import until
 from tests.launches import place
 from tests.live.journals import began, joined, lines, step
 from tests.live.serving import EventStream, ask
+
+TOKEN = "a-token-of-24-characters"
 
 
 @pytest.fixture
@@ -46,7 +51,10 @@ def test_live_may_stand_alone_and_takes_a_number_but_no_recipe():
         (["train", "--live", "70000"], "--live: expected a port between 0 and 65535, or nothing, got '70000'"),
         (["serve", "--live=x"], "--live: expected a port between 0 and 65535, or nothing, got 'x'"),
         (["train", "--on", "slurm", "--live"], "--live is for runs of this machine: leave it out, and"),
-        (["live", "nowhere", "--wait", "0.1"], "no run has begun in nowhere for 0.1 s: give the folder of one, or"),
+        (
+            ["live", "nowhere", "--port", "0", "--wait", "0.1"],
+            "no run has begun in nowhere for 0.1 s: give the folder of one, or",
+        ),
         (["live", "nowhere", "--json"], "nowhere holds no run: there is no record in it"),
         (["live", __file__], "is no folder; give the folder of a run"),
         (["live", ".", "--token", "short"], "the token has 5 characters; give 16 or more of"),
@@ -62,9 +70,19 @@ def test_what_cannot_be_done_is_refused_in_one_line(words, error, capsys, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_state_is_printed_once_as_json(run, capsys):
+def test_the_state_is_printed_once_as_json_and_is_that_of_the_whole_record(run, capsys, monkeypatch):
     assert main(["live", str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["figures"]["round"] == 1
+    end = RunEnded(at_seconds=99.0, reason="all rounds are done", rounds_done=50, diverged=False)
+    rounds = [step(version, 1.0 + version, fresh=(0,)) for version in range(50)]
+    (run / "trace.jsonl").write_bytes(lines([began(), *rounds, end]))
+    size = (run / "trace.jsonl").stat().st_size
+    for parts in (1.5, 7.0):
+        monkeypatch.setattr(live_folder, "LOOK_BYTES", round(size / parts))
+        assert main(["live", str(run), "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["text"] == "ended after round 50 of 50: all rounds are done"
+        assert document["read"] == 1.0
 
 
 def test_the_command_serves_until_it_is_stopped_and_ends_well(run):
@@ -80,7 +98,7 @@ def test_the_command_serves_until_it_is_stopped_and_ends_well(run):
 
 
 def test_the_page_beside_a_run_ends_with_it_and_gives_its_readers_the_last_state(run):
-    with PageBeside(run) as page:
+    with PageBeside(run, port=0) as page:
         events = EventStream(page.address)
         assert not events.next()["last"]
     states = list(events)
@@ -90,10 +108,33 @@ def test_the_page_beside_a_run_ends_with_it_and_gives_its_readers_the_last_state
         ask(page.address, "/state.json")
 
 
+def test_modules_of_the_folder_where_a_run_is_started_are_not_the_pages(run, tmp_path_factory, monkeypatch):
+    mine = tmp_path_factory.mktemp("mine")
+    for name in ("select", "json", "asyncio", "h11"):
+        (mine / f"{name}.py").write_text("raise SystemExit('the module of a user')")
+    monkeypatch.chdir(mine)
+    with PageBeside(run, port=0) as page:
+        assert ask(page.address, "/state.json")[0] == 200
+
+
+def test_a_token_comes_by_the_environment_which_other_users_cannot_read(run, monkeypatch, capsys):
+    monkeypatch.setenv("PACELINE_LIVE_TOKEN", TOKEN)
+    with PageBeside(run, port=0) as page:
+        assert page.address.endswith(f"/?token={TOKEN}")
+        assert ask(page.address, "/state.json")[0] == 403
+        assert ask(page.address, f"/state.json?token={TOKEN}")[0] == 200
+        assert TOKEN not in Path("/proc", str(page._child.pid), "cmdline").read_text()
+    monkeypatch.setenv("PACELINE_LIVE_TOKEN", "short")
+    assert main(["live", str(run), "--port", "0"]) == 2
+    assert "the token has 5 characters" in capsys.readouterr().err
+    with pytest.raises(LiveError, match="the token has 5 characters"):
+        PageBeside(run, port=0)
+
+
 def test_a_page_whose_starter_is_killed_ends(run):
     code = (
         "import sys, time; from pathlib import Path; from paceline.live.beside import PageBeside\n"
-        f"page = PageBeside(Path({str(run)!r})); print(page.address, flush=True); time.sleep(300)"
+        f"page = PageBeside(Path({str(run)!r}), port=0); print(page.address, flush=True); time.sleep(300)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as starter:
         try:

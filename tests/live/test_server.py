@@ -77,6 +77,9 @@ def test_a_name_that_is_made_to_point_here_reads_nothing(run):
             assert ask(address, "/state.json", headers={"Host": host})[0] == 403
         for host in ("localhost", "LOCALHOST:9000", "127.0.0.1:1", "[::1]:80"):  # an SSH tunnel has another port
             assert ask(address, "/state.json", headers={"Host": host})[0] == 200
+    with served(run, LiveAddress(host="127.0.0.2", port=0)) as address:  # every address that is printed can be opened
+        assert ask(address, "/state.json")[0] == 200
+        assert ask(address, "/state.json", headers={"Host": "127.0.0.2.evil.example"})[0] == 403
 
 
 def test_only_loopback_listens_unless_another_host_is_asked_for(run):
@@ -134,30 +137,70 @@ def test_readers_have_the_last_state_when_the_page_ends(run):
 
 def test_requests_that_are_none_are_refused_and_too_many_readers_wait_for_nothing(run, monkeypatch):
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
-    monkeypatch.setattr(server, "REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.5)
     with served(run) as address:
         for nonsense in (b"\x16\x03\x01\x02\x00\x01\x00\x01\n\n", b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 30_000):
             with connected(address) as connection:
                 connection.sendall(nonsense)
                 answer = connection.recv(4_096)
                 assert answer == b"" or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
-        # Three who ask nothing take all places, until their time is over.
-        idle = [connected(address) for _ in range(3)]
+        with connected(address) as idle:  # who asks nothing is cut off in time
+            assert _ends(idle)
+        readers = [EventStream(address) for _ in range(3)]
+        assert [each.next()["figures"]["round"] for each in readers] == [1, 1, 1]
+        assert ask(address, "/metrics")[0] == 503
+        readers.pop().close()
         deadline = time.monotonic() + 30
-        refused = False
-        while True:
-            try:
-                status = ask(address, "/metrics")[0]
-            except (ConnectionError, IndexError):
-                refused = True
-            else:
-                assert status == 200
-                if refused:
-                    break
-            assert time.monotonic() < deadline
+        while ask(address, "/metrics")[0] != 200:
+            assert time.monotonic() < deadline, "the place of a reader who is gone is free again"
             time.sleep(0.05)
+        for each in readers:
+            each.close()
+
+
+def _ends(connection):
+    """Whether the other side ends a connection, and says nothing."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_strangers_without_the_token_take_no_place_of_a_reader(run, monkeypatch):
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(server, "MOST_KNOCKING", 4)
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 300.0)
+    with served(run, LiveAddress(port=0, token=TOKEN)) as address, EventStream(address, f"?token={TOKEN}") as reader:
+        assert reader.next()["figures"]["round"] == 1
+        idle = [connected(address) for _ in range(12)]
+        assert ask(address, f"/metrics?token={TOKEN}")[0] == 200
+        assert all(_ends(each) for each in idle[:8])  # the oldest give way to those who come
+        with (run / "trace.jsonl").open("ab") as journal:  # and who reads goes on reading
+            journal.write(line_of(step(1, 2.0, fresh=(0, 1))))
+        while reader.next()["figures"]["round"] < 2:
+            pass
         for each in idle:
             each.close()
+
+
+def test_the_page_is_there_and_can_be_stopped_while_a_long_record_is_read(run, monkeypatch):
+    monkeypatch.setattr(server, "FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(server, "LAST_LOOK_SECONDS", 0.2)
+    reading, go_on = threading.Event(), threading.Event()
+
+    def slow_look(followed):
+        reading.set()
+        go_on.wait(120)
+
+    monkeypatch.setattr(server.FollowedRun, "look", slow_look)
+    try:
+        with served(run) as address:
+            assert reading.wait(30)
+            assert ask(address, "/")[0] == 200
+            assert ask(address, "/state.json")[0] == 503  # there is no state yet, and none is made up
+        assert not go_on.is_set()  # the server has ended all the same
+    finally:
+        go_on.set()
 
 
 def test_a_reader_that_takes_nothing_is_cut_off_and_holds_one_state_at_most(tmp_path, monkeypatch):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.live import folder as live_folder
 from paceline.live.folder import FollowedRun
-from paceline.live.state import MOST_POINTS, MOST_ROWS, Curve, JournalState
+from paceline.live.state import MOST_POINTS, MOST_ROWS, Curve, JournalState, RankSteps, pace_curve
+from paceline.live.tail import FileTail
 from paceline.traces.history import trace_of
 from paceline.traces.journal import JournalError, RunEnded, WorkerLeft
 from paceline.traces.journal_files import Journal, JournalWriter, read_journal
@@ -32,8 +35,17 @@ from tests.live.journals import began, joined, journals, lines, step
 
 def followed(folder):
     run = FollowedRun(Path(folder), clock=lambda: 1e10)
-    run.look()
+    caught_up(run)
     return run
+
+
+def caught_up(run):
+    """Look until there is nothing more to read; in bounded parts, each of which gets further."""
+    for _ in range(2_000):
+        run.look()
+        if not run.behind:
+            return
+    raise AssertionError("the record is never read to its end")
 
 
 @given(records=journals(), cuts=st.lists(st.floats(0, 1), max_size=6))
@@ -176,12 +188,134 @@ def test_the_state_says_whether_the_writer_lives(tmp_path):
     assert run.document()["text"] == "ended after round 1 of 50: all rounds are done"
 
 
+def test_a_long_record_is_read_in_bounded_parts_and_comes_to_the_same_state(tmp_path, monkeypatch):
+    rounds = [step(version, 1.0 + version, fresh=(0, 1)) for version in range(60)]
+    end = RunEnded(at_seconds=99.0, reason="all rounds are done", rounds_done=60, diverged=False)
+    (tmp_path / "trace.jsonl").write_bytes(lines([began(on="ranks"), joined(0), *rounds, end]))
+    for rank in range(5):
+        timed(tmp_path, rank, steps=50, ended="the script ended")
+    whole = followed(tmp_path).document()
+    assert whole["text"] == "ended after round 60 of 50: all rounds are done"
+    monkeypatch.setattr(live_folder, "LOOK_BYTES", 4_000)
+    monkeypatch.setattr(live_folder, "LEAST_BYTES", 500)
+    taken, plain = [], FileTail.look
+
+    def counting(tail, most_bytes):
+        found = plain(tail, most_bytes)
+        taken.append(sum(map(len, found.lines)))
+        return found
+
+    monkeypatch.setattr(FileTail, "look", counting)
+    run, shares = FollowedRun(tmp_path, clock=lambda: 1e10), []
+    while run.look() or run.behind:
+        assert sum(taken) <= 4_000 + 500
+        taken.clear()
+        shares.append(run.document()["read"])
+        if run.behind:  # it is neither quiet nor killed: what is left may say that it ended well
+            assert run.document()["state"] in ("waiting", "running") or not run._journal.more
+    assert len(shares) > 5
+    assert shares == sorted(shares)
+    assert run.document() == whole
+
+
+def test_step_times_that_are_not_read_to_their_end_are_not_taken_for_quiet(tmp_path, monkeypatch):
+    for rank in range(3):
+        timed(tmp_path, rank, steps=50, ended="the script ended")
+    monkeypatch.setattr(live_folder, "LOOK_BYTES", 2_000)
+    monkeypatch.setattr(live_folder, "LEAST_BYTES", 500)
+    run = FollowedRun(tmp_path, clock=lambda: 1e10)
+    run.look()
+    assert run.behind
+    assert run.document()["state"] == "running"
+    assert run.document()["text"].startswith("reading the record, so far step ")
+    caught_up(run)
+    assert run.document()["text"] == "ended after step 50: the script ended"
+
+
+def test_a_torn_line_is_nothing_to_wait_for(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(lines([began(), step(0, 1.0, fresh=(0,)), step(1, 2.0, fresh=(0,))])[:-9])
+    run = FollowedRun(tmp_path)
+    run.look()
+    assert not run.behind
+    assert run.document()["read"] == 1.0
+
+
+def test_a_run_that_ends_between_two_glances_is_not_taken_for_killed(tmp_path, monkeypatch):
+    path, run = tmp_path / "trace.jsonl", FollowedRun(tmp_path)
+    path.write_bytes(lines([began(), step(0, 1.0, fresh=(0,))]))
+    monkeypatch.setattr(live_folder, "_is_locked", lambda path: True)
+    run.look()
+    assert run.document()["state"] == "running"
+
+    def ends_now(path):
+        """The writer ends after the journal was read, and before anybody looks for its lock."""
+        end = RunEnded(at_seconds=2.0, reason="all rounds are done", rounds_done=1, diverged=False)
+        with path.open("ab") as file:
+            file.write(lines([end]))
+        return False
+
+    monkeypatch.setattr(live_folder, "_is_locked", ends_now)
+    run.look()
+    assert run.document()["text"] == "ended after round 1 of 50: all rounds are done"
+
+
+def test_a_rank_takes_little_memory_and_the_first_alone_has_a_curve(tmp_path, monkeypatch):
+    records = [StepTimes(step=each, started_seconds=each / 7, seconds=1 / 7) for each in range(1_000)]
+
+    def taken(with_curve):
+        tracemalloc.start()
+        ranks = [RankSteps(with_curve=with_curve) for _ in range(10)]
+        for times in ranks:
+            times.take(times_began(0))
+            for record in records:
+                times.take(record)
+        found = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        return found / len(ranks)
+
+    assert taken(False) < 8_000 < taken(True)
+    # Whichever is the first is drawn from its beginning, also when its file comes late.
+    for rank in (3, 1):
+        timed(tmp_path, rank, steps=20)
+    run = FollowedRun(tmp_path)
+    caught_up(run)
+    for rank in (0, 2):
+        timed(tmp_path, rank, steps=20)
+    caught_up(run)
+    assert run.document()["curves"] == followed(tmp_path).document()["curves"]
+    assert len(run.document()["curves"]["step_seconds"]) == 20
+    assert [bool(file.times.curves()) for _, file in sorted(run._times.items())] == [True, False, False, False]
+    monkeypatch.setattr(live_folder, "MOST_TIMES_FILES", 3)
+    few = followed(tmp_path).document()
+    assert [row["number"] for row in few["rows"]] == [0, 1, 2]
+    assert few["problems"] == ["times holds 4 files: 3 of them are shown"]
+
+
+@given(rounds=st.integers(3, 1_500), hurry=st.integers(1, 30))
+def test_the_curve_of_the_pace_does_not_end_with_a_spike(rounds, hurry):
+    """A few rounds in a hurry at the end weigh no more than they would anywhere else."""
+    curve, at = Curve(), 0.0
+    for version in range(rounds):
+        at += 0.1 if version < rounds - hurry else 0.001
+        curve.add((version, at))
+    found, points = pace_curve(curve.points), curve.points
+    if found and rounds > 900:
+        last = (points[-1][0] - points[-3][0]) / (points[-1][1] - points[-3][1])
+        assert found[-1][1] <= max(10.01, last)
+    assert all(pace > 0 for _, pace in found)
+
+
+def times_began(rank):
+    return TimesBegan(
+        format=FORMAT, paceline="0.2.0", noun="rank", number=rank, workers=2, host=f"node-{rank}", launch="1a2b",
+        sync="ddp",
+    )  # fmt: skip
+
+
 def timed(folder, rank, *, steps, ended=""):
     writer = TimesWriter(times_path(folder, "rank", rank))
-    writer.write(
-        TimesBegan(format=FORMAT, paceline="0.2.0", noun="rank", number=rank, workers=2, host=f"node-{rank}",
-                   launch="1a2b", sync="ddp")
-    )  # fmt: skip
+    writer.write(times_began(rank))
     writer.write(BucketsMade(step=0, bytes=(8, 16)))
     for number in range(steps):
         wait = 0.05 if rank == 0 else 0.0
@@ -221,6 +355,7 @@ def test_a_trace_of_ranks_that_averaged_is_shown_as_a_run_that_is_over(tmp_path)
     document = followed(tmp_path).document()
     assert (document["kind"], document["strategy"], document["state"]) == ("averaging", "hpsgd", "ended")
     assert document["figures"]["rounds_per_second"] == 2.5
+    assert document["figures"]["received_bytes"] is None  # nobody counts it, and 0 would be a lie
     write_traces(tmp_path, [trace, trace])
     assert followed(tmp_path).problems == ["traces.json.gz holds 2 runs: see report.html for them"]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paceline.cli.main import main
@@ -442,6 +442,35 @@ def test_a_long_script_is_cut_and_says_so(monkeypatch):
         "30 steps from 20 on are left out, for a viewer's sake; --rounds 20:50 shows them (this file has 0:20)",
     )
     check(perfetto_trace(run, rounds=(20, 40)).document())
+
+
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8),
+    gaps=st.sets(st.integers(0, 7)),
+    asked=st.tuples(st.integers(0, 30), st.integers(1, 30)),
+)
+@example(lengths=[10] * 10, gaps=set(), asked=(51, 9))
+@example(lengths=[10] * 10, gaps=set(), asked=(99, 1))
+@example(lengths=[5, 5, 5], gaps={1}, asked=(6, 2))
+def test_every_line_with_a_step_that_is_asked_for_is_drawn_also_sums(lengths, gaps, asked):
+    first, behind = asked[0], sum(asked)
+    lines, step = [], 0
+    for place, length in enumerate(lengths):
+        if place not in gaps:
+            seconds = {"seconds": length / 4, "backward_seconds": length / 8}
+            lines.append(StepTimes(step=step, steps=length, started_seconds=step / 4, **seconds))
+        step += length
+    wanted = {each.step for each in lines if set(range(first, behind)) & set(range(each.step, each.step + each.steps))}
+    run = RecordedRun(folder=Path("a"), kind="watched", times={"rank": {0: worker_times(0, lines)}})
+    if not lines:
+        return
+    if not wanted:
+        with pytest.raises(ExportError):
+            perfetto_trace(run, rounds=(first, behind))
+        return
+    found = perfetto_trace(run, rounds=(first, behind))
+    check(found.document())
+    assert {event["args"]["step"] for event in events_of(found, perfetto.RUN) if "step" in event["args"]} == wanted
 
 
 def test_the_command_writes_a_file(tmp_path, capsys):

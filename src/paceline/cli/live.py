@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +29,12 @@ class LiveOptions:
     run: str = argument("RUN", "the folder of a run; it may be finished, and it may still be made")
     port: int | None = option(None, "where the page is served; 0 is any port that is free", shown="8899, or a free one")
     host: str = option("127.0.0.1", "address to serve at; other than this machine's own, a token is needed to read")
-    token: str = option("", "16 or more characters that readers must have", shown="one is made where it is needed")
+    token: str = option(
+        "",
+        "16 or more characters that readers must have; other users of this machine can see the arguments of a command, "
+        "so give it as PACELINE_LIVE_TOKEN in the environment where they are not to read the page",
+        shown="PACELINE_LIVE_TOKEN, or one is made where it is needed",
+    )
     open: bool = option(False, "open the page in the browser")
     wait_seconds: float = option(
         WAIT_SECONDS, "how long to wait for a run where there is none yet", metavar="SECONDS", also=("wait",)
@@ -39,7 +45,7 @@ class LiveOptions:
 
 def live(options: LiveOptions, overrides: dict[str, str]) -> None:
     from paceline.live.folder import FollowedRun
-    from paceline.live.server import LiveAddress, serve_live
+    from paceline.live.server import TOKEN_VARIABLE, LiveAddress, serve_live
 
     folder, notes = Path(options.run), Console(stderr=True)
     if folder.exists() and not folder.is_dir():
@@ -62,7 +68,8 @@ def live(options: LiveOptions, overrides: dict[str, str]) -> None:
         if options.open and not webbrowser.open(address):
             note(notes, "there is no browser to open here: open the address yourself")
 
-    address = LiveAddress(host=options.host, port=options.port, token=options.token)
+    token = options.token or os.environ.get(TOKEN_VARIABLE, "")
+    address = LiveAddress(host=options.host, port=options.port, token=token)
     serve_live(folder, address, on_open=opened, give_up_seconds=options.wait_seconds)
 
 

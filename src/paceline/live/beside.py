@@ -5,7 +5,8 @@
 
 The pipe closes when the run is over, and also when its process is killed: then the child shows the last state to those
 who are looking, and ends. Processes that the run has forked may hold the pipe open for longer, so the child looks at
-who its parent is as well. The child runs with the least priority that a user can give away.
+who its parent is as well. The child runs with the least priority that a user can give away. It looks for no modules in
+the folder where the run is started (`python -P`): a select.py or json.py there is the user's, and not Python's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from paceline.live.server import LiveAddress, LiveError, serve_live
+from paceline.live.server import TOKEN_VARIABLE, LiveAddress, LiveError, serve_live
 
 START_SECONDS = 30.0
 END_SECONDS = 5.0
@@ -36,7 +37,8 @@ class PageBeside:
     """
 
     def __init__(self, folder: Path, *, port: int | None = None) -> None:
-        command = [sys.executable, "-m", "paceline.live.beside", str(folder), "any" if port is None else str(port)]
+        place = "any" if port is None else str(port)
+        command = [sys.executable, *_path_options(), "-m", "paceline.live.beside", str(folder), place]
         # A session of its own: Ctrl-C ends the run, which then closes the pipe, and the last state is still shown.
         self._child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
@@ -80,6 +82,11 @@ class PageBeside:
         self.close()
 
 
+def _path_options() -> list[str]:
+    """Return what keeps the current folder off the child's path; nothing where paceline itself is found there alone."""
+    return [] if Path(__file__).resolve().parents[2] == Path.cwd() else ["-P"]
+
+
 def main(folder: str, port: str) -> None:
     """Be the child: tell the address, and serve the page until the parent is gone."""
     parent = os.getppid()
@@ -103,7 +110,7 @@ def main(folder: str, port: str) -> None:
     def stopping(stop: asyncio.Event) -> None:
         watching.append(asyncio.get_running_loop().create_task(until_parent_is_gone(stop)))
 
-    address = LiveAddress(port=None if port == "any" else int(port))
+    address = LiveAddress(port=None if port == "any" else int(port), token=os.environ.get(TOKEN_VARIABLE, ""))
     try:
         serve_live(Path(folder), address, on_open=lambda found: tell({"address": found}), stopping=stopping)
     except LiveError as error:

@@ -8,7 +8,11 @@
 
 The writer of a journal locks it for as long as it lives (`traces.journal_files`). Trying that lock would stand in the
 way of a server that starts at that moment, so /proc/locks is read instead, where there is one. It names the locks of
-this machine (in a container: of this container), so a lock that is not there proves nothing by itself.
+this machine (in a container: of this container), so a lock that is not there proves nothing by itself. A writer that
+ends well writes the end and then gives up the lock, so when the lock is newly missing, the journal is read once more.
+
+A look reads at most LOOK_BYTES of all files together, so it takes a fraction of a second however long the record is.
+Who is `behind` looks again at once; until it has caught up, a run is neither quiet nor killed.
 """
 
 from __future__ import annotations
@@ -42,8 +46,9 @@ from paceline.traces.trace_files import TRACES, read_traces
 RunState: TypeAlias = Literal["waiting", "running", "quiet", "killed", "ended"]
 STATES: tuple[RunState, ...] = ("waiting", "running", "quiet", "killed", "ended")
 QUIET_SECONDS = 20.0
-MOST_TIMES_FILES = 10_000
-LOOK_BYTES = 4 * 2**20  # of the journal at one look; a longer one is read in several, and the page says how far
+MOST_TIMES_FILES = 4_000  # of the lowest numbers; 6 kB of memory each
+LOOK_BYTES = 2**20  # of all files at one look; a longer record is read in several, and the page says how far
+LEAST_BYTES = 2**16  # of one file of step times at one look
 LOCKS = Path("/proc/locks")
 _TIMES_NAME = re.compile(r"(rank|worker)-([0-9]{1,7})\.jsonl")
 
@@ -54,18 +59,20 @@ class _Journal:
     def __init__(self, path: Path) -> None:
         self.tail = FileTail(path, most_bytes=MOST_BYTES, longest_line_bytes=LONGEST_LINE_BYTES)
         self.state, self.lines, self.problem = JournalState(), 0, ""
-        self.left_bytes = self.size_bytes = 0
-        self.exists = False
+        self.left_bytes = self.size_bytes = self.read_bytes = 0
+        self.exists = self.more = False
 
-    def look(self) -> bool:
-        """Read what is new, and return whether there was anything."""
+    def look(self, most_bytes: int) -> bool:
+        """Read what is new, of about so many bytes, and return whether there was anything."""
+        self.more, self.read_bytes = False, 0
         try:
-            found = self.tail.look(LOOK_BYTES)
+            found = self.tail.look(most_bytes)
         except (OSError, ValueError) as error:
             return self._note(f"cannot read {self.tail.path.name}: {_reason(error)}")
         if found.begun_anew:
             self.state, self.lines, self.problem = JournalState(), 0, ""
         self.exists, self.left_bytes, self.size_bytes = found.exists, found.left_bytes, found.size_bytes
+        self.more, self.read_bytes = found.more, sum(map(len, found.lines))
         for line in found.lines if not self.problem else ():
             began = self.state.began
             try:
@@ -82,19 +89,25 @@ class _Journal:
 
 
 class _TimesFile:
-    """One file of step times."""
+    """One file of step times; `size_bytes` is what it holds before it is looked at."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, size_bytes: int = 0, with_curve: bool = False) -> None:
         self.tail = FileTail(path, most_bytes=MOST_TIMES_BYTES, longest_line_bytes=LONGEST_TIMES_LINE)
-        self.times, self.lines, self.problem = RankSteps(), 0, ""
+        self.with_curve = with_curve
+        self.times, self.lines, self.problem = RankSteps(with_curve=with_curve), 0, ""
+        self.left_bytes = self.size_bytes = size_bytes
+        self.read_bytes, self.more = 0, False
         self.grown_at = 0.0
 
-    def look(self, now: float) -> bool:
-        """Read what is new, and return whether there was anything."""
+    def look(self, now: float, most_bytes: int) -> bool:
+        """Read what is new, of about so many bytes, and return whether there was anything."""
+        self.more, self.read_bytes = False, 0
         try:
-            found = self.tail.look()
+            found = self.tail.look(most_bytes)
+            self.left_bytes, self.size_bytes, self.more = found.left_bytes, found.size_bytes, found.more
+            self.read_bytes = sum(map(len, found.lines))
             if found.begun_anew:
-                self.times, self.lines, self.problem = RankSteps(), 0, ""
+                self.times, self.lines, self.problem = RankSteps(with_curve=self.with_curve), 0, ""
             for line in found.lines if not self.problem else ():
                 self.lines += 1
                 self.times.take(times_record(line))
@@ -125,6 +138,9 @@ class FollowedRun:
         self.folder, self._clock = folder, clock
         self._journal = _Journal(folder / TRACE)
         self._times: dict[tuple[str, int], _TimesFile] = {}
+        self._unread: list[tuple[str, int]] = []  # the files that the last look has not come to
+        self._drawn: tuple[str, int] | None = None  # whose curve is kept
+        self._too_many_times = ""
         self._trace: TraceState | None = None
         self._trace_date, self._trace_problem = 0, ""
         self._written_at = 0.0
@@ -135,38 +151,75 @@ class FollowedRun:
     @property
     def behind(self) -> bool:
         """Whether there is more to read at once."""
-        return self._journal.left_bytes > LOOK_BYTES
+        return self._journal.more or bool(self._unread) or any(file.more for file in self._times.values())
 
     def look(self) -> bool:
-        """Read what is new in the folder, and return whether the document has changed by it."""
-        before = self._state()
-        changed = self._journal.look()
-        self._locked = (
-            self._journal.exists and self._journal.state.ended is None and _is_locked(self._journal.tail.path)
-        )
+        """Read what is new in the folder, up to LOOK_BYTES, and return whether the document has changed by it."""
+        before = self._state(), self.behind
+        changed = self._journal.look(LOOK_BYTES // 2 if self._times else LOOK_BYTES)
+        left = LOOK_BYTES - self._journal.read_bytes
+        self._locked = self._is_being_written()
+        if self._was_locked and not self._locked and self._journal.state.ended is None:
+            changed |= self._journal.look(LOOK_BYTES)  # the end may have been written since
+            self._locked = self._is_being_written()
         self._was_locked = (self._was_locked or self._locked) and self._journal.state.ended is None
-        changed |= self._look_for_times()
+        changed |= self._look_for_times(max(LEAST_BYTES, left))
         if not self._journal.exists:
             changed |= self._look_for_trace()
         self._written_at = self._newest()
-        return changed or self._state() != before
+        return changed or (self._state(), self.behind) != before
 
-    def _look_for_times(self) -> bool:
-        changed = False
+    def _is_being_written(self) -> bool:
+        journal = self._journal
+        return journal.exists and journal.state.ended is None and _is_locked(journal.tail.path)
+
+    def _look_for_times(self, most_bytes: int) -> bool:
+        changed = self._find_times()
+        self._draw_the_first()
+        share = max(LEAST_BYTES, most_bytes // max(1, len(self._times)))
+        waiting = set(self._unread)
+        order = [*self._unread, *(key for key in self._times if key not in waiting)]
+        self._unread = []
+        for place, key in enumerate(order):
+            if most_bytes <= 0:
+                self._unread = order[place:]
+                break
+            file = self._times[key]
+            changed |= file.look(self._clock(), min(share, most_bytes))
+            most_bytes -= file.read_bytes
+        return changed
+
+    def _find_times(self) -> bool:
+        """Take the files of step times that are new, those of the lowest numbers first."""
+        new: dict[tuple[str, int], os.DirEntry[str]] = {}
         try:
             with os.scandir(self.folder / TIMES) as entries:
-                names = [entry.name for entry in entries]
+                for entry in entries:
+                    named = _TIMES_NAME.fullmatch(entry.name)
+                    if named and (key := (named[1], int(named[2]))) not in self._times and key not in new:
+                        new[key] = entry
         except OSError:
-            names = []
-        for name in names:
-            named = _TIMES_NAME.fullmatch(name)
-            if named and len(self._times) < MOST_TIMES_FILES:
-                key = (named[1], int(named[2]))
-                if key not in self._times:
-                    self._times[key] = _TimesFile(self.folder / TIMES / name)
-        for file in self._times.values():
-            changed |= file.look(self._clock())
-        return changed
+            pass
+        before, room = self._too_many_times, MOST_TIMES_FILES - len(self._times)
+        for key in sorted(new)[:room]:
+            self._times[key] = _TimesFile(self.folder / TIMES / new[key].name, size_bytes=_size_of(new[key]))
+        number = len(new) + len(self._times) - min(room, len(new))
+        more = f"{TIMES} holds {number:,} files: {MOST_TIMES_FILES:,} of them are shown"
+        self._too_many_times = more if len(new) > room else ""
+        return self._too_many_times != before
+
+    def _draw_the_first(self) -> None:
+        """Keep the curve of the first one alone: a file that has become the first is read again for it."""
+        first = min((key for key in self._times if key[0] == self.noun), default=None)
+        if first == self._drawn:
+            return
+        if self._drawn is not None:
+            self._times[self._drawn].with_curve = False
+            self._times[self._drawn].times.drop_curve()
+        if first is not None:
+            file = self._times[first]
+            self._times[first] = _TimesFile(file.tail.path, size_bytes=file.size_bytes, with_curve=True)
+        self._drawn = first
 
     def _look_for_trace(self) -> bool:
         try:
@@ -237,18 +290,21 @@ class FollowedRun:
     def _state(self) -> RunState:
         journal = self._journal.state
         if journal.began is not None:
-            if journal.ended is not None:
+            if journal.ended is not None and not self._journal.more:
                 return "ended"
-            if not self._locked and self._was_locked:
-                return "killed"
-            if not self._locked and self._quiet_seconds() > QUIET_SECONDS:
-                return "quiet"
+            if not self._locked and not self.behind:
+                if self._was_locked:
+                    return "killed"
+                if self._quiet_seconds() > QUIET_SECONDS:
+                    return "quiet"
             return "running" if journal.version or journal.steps_closed else "waiting"
         if self._trace is not None:
             return "ended"
         times = list(self._of_noun().values())
         if not times or all(each.began is None for each in times):
             return "waiting"
+        if self.behind:
+            return "running"
         if all(each.ended is not None for each in times):
             return "ended"
         return "quiet" if self._quiet_seconds() > QUIET_SECONDS else "running"
@@ -262,6 +318,8 @@ class FollowedRun:
         done = f"{figures['round']:,}" if figures.get("round") is not None else ""
         of = f" of {figures['rounds']:,}" if figures.get("rounds") else ""
         where = f"round {done}{of}" if done else f"step {figures['steps']:,}"
+        if self.behind and state == "running":
+            return f"reading the record, so far {where}"
         if state == "ended":
             if journal.ended is not None:
                 reason = journal.ended.reason
@@ -306,7 +364,8 @@ class FollowedRun:
     @property
     def problems(self) -> list[str]:
         """What cannot be read, a sentence for each file."""
-        found = [self._journal.problem, self._trace_problem, *(file.problem for file in self._times.values())]
+        found = [self._journal.problem, self._trace_problem, self._too_many_times]
+        found += [file.problem for file in self._times.values()]
         return [problem[:300] for problem in found if problem][:5]
 
     def document(self) -> dict[str, Any]:
@@ -319,7 +378,7 @@ class FollowedRun:
         for row in rows:
             file = self._times.get((self.noun, row["number"]))
             if row["state"] == "" and file is not None:
-                row["state"] = "quiet" if file.grown_at < quiet else "running"
+                row["state"] = "quiet" if file.grown_at < quiet and not self.behind else "running"
             if state == "killed" and row["state"] != "gone":
                 row |= {"state": "gone", "remark": "the run was killed"}
         kept = shown_rows(rows, MOST_ROWS)
@@ -336,7 +395,7 @@ class FollowedRun:
             strategy = journal.began.strategy
         elif began is not None and began.began is not None and not strategy:
             strategy = began.began.sync
-        reading = self._journal.left_bytes / self._journal.size_bytes if self.behind else 0.0
+        slow = "" if self.behind else waited_for(times, self.noun)
         return {
             "name": self.folder.absolute().name.encode("utf-8", "replace").decode("utf-8"),
             "kind": self.kind,
@@ -344,16 +403,30 @@ class FollowedRun:
             "noun": self.noun,
             "state": state,
             "text": self._text(state),
-            "read": round(1.0 - reading, 3),
+            "read": self._share_read(),
             "figures": figures,
             "rounds_closed": journal.rounds_closed if journal.began is not None else None,
             "rows": kept,
             "rows_left_out": len(rows) - len(kept),
             "curves": curves,
             "events": [[at, text] for at, text in journal.events],
-            "warnings": [*journal.warnings(), *([slow] if (slow := waited_for(times, self.noun)) else [])],
+            "warnings": [*journal.warnings(), *([slow] if slow else [])],
             "problems": self.problems,
         }
+
+    def _share_read(self) -> float:
+        if not self.behind:
+            return 1.0
+        files: list[_Journal | _TimesFile] = [self._journal, *self._times.values()]
+        size = sum(file.size_bytes for file in files)
+        return round(1.0 - sum(file.left_bytes for file in files) / size, 3) if size else 1.0
+
+
+def _size_of(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_size
+    except OSError:
+        return 0
 
 
 def _reason(error: Exception) -> str:

@@ -9,9 +9,12 @@ Who may read: with the address of this machine alone (loopback, the default) eve
 somebody else's: a request whose Host is not a name of this machine is refused, so that no name that is made to point
 here (DNS rebinding) reads anything. At any other address a token is needed for every path, as `?token=...` or as
 `Authorization: Bearer ...`, and is compared in constant time. Only GET is answered; no part of a request ever names a
-file. Everything else is bounded: the number of connections, the size of a request and the time that it may take, and
-what is on its way to a reader: one state, and the next only when that one has been taken. A reader that takes nothing
-for SEND_SECONDS is cut off.
+file. Everything else is bounded: the number of readers, the size of a request and the time that it may take, and what
+is on its way to a reader: one state, and the next only when that one has been taken. A reader that takes nothing for
+SEND_SECONDS is cut off. Whoever has not yet shown that it may read is counted apart from the readers (MOST_KNOCKING),
+and the oldest of them gives way to the next, so strangers take no place of a reader's.
+
+The run is read by a thread, a bounded part at a time, so that requests are answered and Ctrl-C is heard meanwhile.
 
 Why h11 and not a framework: requests have no body and connections serve one request each, so what is left of HTTP is
 to read a request strictly, which h11 does, and to close in time, which is asyncio's.
@@ -30,11 +33,12 @@ import secrets
 import signal
 import socket
 import struct
+import threading
 import urllib.parse
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import h11
 
@@ -45,16 +49,20 @@ from paceline.live.page import live_page
 
 PORT = 8899
 LOOK_SECONDS = 0.4
-MOST_CONNECTIONS = 64
+MOST_CONNECTIONS = 64  # of readers
+MOST_KNOCKING = 64  # connections of those who have not yet shown that they may read
 MOST_REQUEST_BYTES = 16_384
-REQUEST_SECONDS = 10.0
+REQUEST_SECONDS = 2.0
 SEND_SECONDS = 20.0
+FIRST_SECONDS = 10.0  # for the first look at a run, which reads a bounded part of it
 SIGN_OF_LIFE_SECONDS = 15.0
 LARGE_EVENT_BYTES = 50_000
 FEWEST_TOKEN_CHARACTERS = 16
 LAST_SECONDS = 1.0  # for readers to take the last state
+LAST_LOOK_SECONDS = 3.0  # to make it
+TOKEN_VARIABLE = "PACELINE_LIVE_TOKEN"  # in the environment, which other users cannot read, as they can arguments
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]+")
-_NAMES_HERE = ("localhost", "127.0.0.1", "::1")
+_Result = TypeVar("_Result")
 
 
 class LiveError(PacelineError, ValueError):
@@ -180,20 +188,21 @@ class LiveServer:
         self._number = 0
         self._changed = asyncio.Event()
         self._last = False
+        self._working: asyncio.Future[Any] | None = None  # what the thread that reads the run is at
         self._readers = 0
+        self._knocking: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Follow the run and answer requests; LiveError if no run has come in time."""
-        await self._look()
         server = await asyncio.start_server(self._accept, sock=self._listening, limit=MOST_REQUEST_BYTES)
         try:
             await self._follow(stop)
         finally:
             server.close()
-            await self._look()
-            self._last = True
-            self._publish()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_LOOK_SECONDS):
+                    await self._publish_last()
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=LAST_SECONDS)
             for task in self._tasks:
@@ -203,14 +212,16 @@ class LiveServer:
         loop, told_at = asyncio.get_running_loop(), 0.0
         began = loop.time()
         while not stop.is_set():
-            changed = await asyncio.to_thread(self._run.look)
-            now = loop.time()
+            looking = self._in_thread(self._run.look)
+            if not await _done_before(looking, stop):
+                return
+            changed, now = looking.result(), loop.time()
             pause = 0.02 if self._run.behind else LOOK_SECONDS
             # A large state is sent less often; and one that only grows older, now and then.
             rest = 4 * LOOK_SECONDS if len(self._state) > LARGE_EVENT_BYTES or self._run.behind else LOOK_SECONDS
-            if (changed and now - told_at >= rest) or now - told_at >= 5.0:
+            if (changed and now - told_at >= rest) or now - told_at >= 5.0 or not self._number:
                 told_at = now
-                self._publish()
+                await self._publish()
             elif changed:
                 told_at = min(told_at, now - 5.0 + rest)
             if not self._run.found and self._give_up_seconds is not None and now - began > self._give_up_seconds:
@@ -219,29 +230,63 @@ class LiveServer:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), pause)
 
-    async def _look(self) -> None:
-        await asyncio.to_thread(self._run.look)
-        self._publish()
+    async def _publish_last(self) -> None:
+        if self._working is not None and not self._working.done():
+            await self._working  # a run is read by one thread at a time
+        await self._in_thread(self._run.look)
+        self._last = True
+        await self._publish()
 
-    def _publish(self) -> None:
-        document = self._run.document() | {"last": self._last}
-        state = json.dumps(document, separators=(",", ":"), allow_nan=False).encode("ascii")
+    async def _publish(self) -> None:
+        state, metrics = await self._in_thread(self._rendered)
         if state == self._state:
             return
-        self._state, self._metrics = state, metrics_text(document).encode()
+        self._state, self._metrics = state, metrics
         self._number += 1
         before, self._changed = self._changed, asyncio.Event()
         before.set()
+
+    def _rendered(self) -> tuple[bytes, bytes]:
+        document = self._run.document() | {"last": self._last}
+        state = json.dumps(document, separators=(",", ":"), allow_nan=False).encode("ascii")
+        return state, metrics_text(document).encode()
+
+    def _in_thread(self, work: Callable[[], _Result]) -> asyncio.Future[_Result]:
+        """Return what will come of some work, done by a thread that nobody waits for when the page ends."""
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[_Result] = loop.create_future()
+
+        def settle(result: _Result | None, error: BaseException | None) -> None:
+            if found.done():  # nobody waits for it any more
+                return
+            if error is None:
+                found.set_result(result)  # type: ignore[arg-type]
+            else:
+                found.set_exception(error)
+
+        def run() -> None:
+            result, problem = None, None
+            try:
+                result = work()
+            except BaseException as error:
+                problem = error
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(settle, result, problem)
+
+        threading.Thread(target=run, daemon=True, name="paceline-live").start()
+        self._working = found
+        return found
 
     # -- one connection
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if self._readers >= MOST_CONNECTIONS:
-            _cut_off(writer)
-            return
-        self._readers += 1
+        while len(self._knocking) >= MOST_KNOCKING:
+            oldest = next(iter(self._knocking))
+            del self._knocking[oldest]
+            oldest.cancel()
+        self._knocking[task] = None
         self._tasks.add(task)
         writer.transport.set_write_buffer_limits(high=65_536)
         try:
@@ -249,7 +294,7 @@ class LiveServer:
         except (OSError, TimeoutError, asyncio.CancelledError, h11.ProtocolError):
             _cut_off(writer)
         finally:
-            self._readers -= 1
+            self._knocking.pop(task, None)
             self._tasks.discard(task)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -266,13 +311,49 @@ class LiveServer:
                 writer.close()
                 return
             path, query = _path_and_query(request.target)
-            found = self._refusal(request, query)
-            if found is None and path == "/events":
-                await self._send_events(connection, reader, writer)
-                return
-            response = found or self._found(path)
-            if request.method == b"HEAD":
-                response = replace(response, body=b"")
+            refusal = self._refusal(request, query)
+            if refusal is None:
+                with self._place_of_a_reader() as has_place:
+                    if has_place:
+                        await self._serve_reader(path, connection, reader, writer)
+                        return
+                refusal = _plain(503, f"there are {MOST_CONNECTIONS} readers: try again later")
+            response = replace(refusal, body=b"") if request.method == b"HEAD" else refusal
+        await self._send(response, connection, reader, writer)
+
+    @contextlib.contextmanager
+    def _place_of_a_reader(self) -> Iterator[bool]:
+        """Count one who may read among the readers, and no more among those who knock; False if they are too many."""
+        if self._readers >= MOST_CONNECTIONS:
+            yield False
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._knocking.pop(task, None)
+        self._readers += 1
+        try:
+            yield True
+        finally:
+            self._readers -= 1
+
+    async def _serve_reader(
+        self, path: str, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if path == "/events":
+            await self._send_events(connection, reader, writer)
+            return
+        if path != "/" and not self._number:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), FIRST_SECONDS)
+        await self._send(self._found(path), connection, reader, writer)
+
+    async def _send(
+        self,
+        response: _Response,
+        connection: h11.Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
         headers = [*self._headers(response.content_type), ("Content-Length", str(len(response.body)))]
         writer.write(connection.send(h11.Response(status_code=response.status, headers=headers)) or b"")
         if response.body:
@@ -282,6 +363,8 @@ class LiveServer:
     def _found(self, path: str) -> _Response:
         if path == "/":
             return _Response(200, "text/html; charset=utf-8", self._page)
+        if path in ("/state.json", "/metrics") and not self._number:
+            return _plain(503, "the record of the run is still being read: try again later")
         if path == "/state.json":
             return _Response(200, "application/json", self._state)
         if path == "/metrics":
@@ -293,7 +376,7 @@ class LiveServer:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers}
         if self._token and not self._has_token(query, headers):
             return _plain(403, "the token is missing or wrong: open the address that was printed")
-        if self._check_host and not self._token and _host_name(headers.get("host", "")) not in _NAMES_HERE:
+        if self._check_host and not self._token and not is_loopback(_host_name(headers.get("host", ""))):
             return _plain(403, "this page is only for names of this machine, such as localhost")
         if request.method != b"GET":
             return _plain(405, "only GET is answered")
@@ -337,7 +420,7 @@ class LiveServer:
 
     async def _events(self, gone: asyncio.Future[None]) -> AsyncIterator[bytes]:
         yield b"retry: 1000\n\n"
-        sent = -1
+        sent = 0  # there is none before the first look at the run
         while not gone.done():
             changed = self._changed
             if self._number != sent:
@@ -363,6 +446,15 @@ class LiveServer:
                 async with asyncio.timeout(1.0):
                     await _end_of(reader)
         writer.close()
+
+
+async def _done_before(work: asyncio.Future[Any], stop: asyncio.Event) -> bool:
+    """Wait for work or for the stop, and return whether the work is done."""
+    waiter = asyncio.ensure_future(stop.wait())
+    either: set[asyncio.Future[Any]] = {work, waiter}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    waiter.cancel()
+    return work.done()
 
 
 def _cut_off(writer: asyncio.StreamWriter) -> None:

@@ -18,6 +18,7 @@ checkpoint is noted while rounds go on, so the steps that its note comes late fo
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -407,6 +408,8 @@ def pace_curve(points: list[tuple[Any, ...]], versions_a_round: int = 1, most: i
     """
     step = max(1, -(-(len(points) - 1) // most))
     marks = [*points[::step], *(points[-1:] if (len(points) - 1) % step else [])]
+    if len(marks) > 2 and marks[-1][0] - marks[-2][0] < marks[-2][0] - marks[-3][0]:
+        del marks[-2]  # a mean over fewer rounds than the others would end the curve with a spike
     return [
         [after[1], round((after[0] - before[0]) / (after[1] - before[1]) / versions_a_round, 3)]
         for before, after in pairwise(marks)
@@ -417,8 +420,18 @@ def pace_curve(points: list[tuple[Any, ...]], versions_a_round: int = 1, most: i
 # -- step times --------------------------------------------------------------------------------------------------------
 
 
+<<<<<<< HEAD
+=======
+PHASES = ("input", "forward", "backward", "wait", "optimiser")
+_NUMBERS = 3 + len(PHASES)  # that are kept of a line
+
+
+>>>>>>> w-fixl
 class RankSteps:
     """The times of one rank or worker: how fast it steps, and what its last steps were spent on.
+
+    Of the last lines eight numbers each are kept, 4 kB for a rank, since there may be thousands of them. A curve takes
+    twenty times as much, and is kept where `with_curve` asks for it: for the one that the page draws.
 
     >>> times = RankSteps()
     >>> times.take(TimesBegan(format=1, paceline="0.2.0", noun="rank", number=2, workers=4, host="node-7",
@@ -429,61 +442,81 @@ class RankSteps:
     (5, 4.0, 0.05)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_curve: bool = False) -> None:
         self.began: TimesBegan | None = None
         self.ended: TimesEnded | None = None
         self.steps = 0
         self.seconds = 0.0
-        self._recent: deque[StepTimes] = deque(maxlen=_RECENT_LINES)
-        self._curve = Curve()
+        self._recent = array("d")  # started, seconds, steps and the phases, of one line after the other
+        self._sums: tuple[float, ...] | None = None  # of the last seconds; None when there are new lines
+        self._curve = Curve() if with_curve else None
 
     def take(self, record: TimesRecord) -> None:
         """Take the next record of the file."""
         match record:
             case TimesBegan():
                 self.began, self.ended = record, None
-                self._recent.clear()
+                self._recent, self._sums = array("d"), None
             case _ if self.began is None:
                 raise ValueError("a file of step times begins with times_began")
             case StepTimes():
-                if record.step < self.steps:
-                    self._curve.cut(record.step)
-                self.steps = record.step + record.steps
-                self.seconds = record.started_seconds + record.seconds
-                self._recent.append(record)
-                mean, wait = record.seconds / record.steps, record.wait_seconds / record.steps
-                self._curve.add((record.step, self.seconds, mean, wait))
+                self._take_step(record)
             case TimesEnded():
                 self.ended = record
             case _:
                 pass  # buckets, links and the server's own times are for `paceline diagnose`
 
+    def _take_step(self, record: StepTimes) -> None:
+        if self._curve is not None and record.step < self.steps:
+            self._curve.cut(record.step)
+        self.steps = record.step + record.steps
+        self.seconds = record.started_seconds + record.seconds
+        numbers = (record.started_seconds, record.seconds, float(record.steps))
+        self._recent.extend((*numbers, *(getattr(record, f"{phase}_seconds") for phase in PHASES)))
+        del self._recent[: -_RECENT_LINES * _NUMBERS]
+        self._sums = None
+        if self._curve is not None:
+            mean, wait = record.seconds / record.steps, record.wait_seconds / record.steps
+            self._curve.add((record.step, self.seconds, mean, wait))
+
+    def drop_curve(self) -> None:
+        """Forget the curve, and keep none from now on."""
+        self._curve = None
+
     @property
     def pace(self) -> float:
         """Steps a second, of the last ten seconds."""
-        last = self._last_seconds()
-        seconds = sum(each.seconds for each in last)
-        return sum(each.steps for each in last) / seconds if seconds > 0 else 0.0
+        seconds, steps, *_ = self._last_sums()
+        return steps / seconds if seconds > 0 else 0.0
 
-    def _last_seconds(self) -> list[StepTimes]:
-        since = self.seconds - PACE_SECONDS
-        found = [each for each in self._recent if each.started_seconds >= since]
-        return found or list(self._recent)[-1:]
+    def _last_sums(self) -> tuple[float, ...]:
+        """Return seconds, steps and the seconds of the phases, summed over the last ten seconds."""
+        if self._sums is None:
+            since, lines = self.seconds - PACE_SECONDS, range(0, len(self._recent), _NUMBERS)
+            last = [at for at in lines if self._recent[at] >= since] or lines[-1:]
+            self._sums = tuple(sum(self._recent[at + place] for at in last) for place in range(1, _NUMBERS))
+        return self._sums
 
     def means(self) -> dict[str, float]:
         """Return the mean seconds of a step and of its phases, of the last steps; empty before the first."""
-        last = self._last_seconds()
-        steps = sum(each.steps for each in last)
+        seconds, steps, *phases = self._last_sums()
         if not steps:
             return {}
+<<<<<<< HEAD
         found: dict[str, float] = {
             phase: sum(getattr(each, f"{phase}_seconds") for each in last) / steps for phase in PHASES
         }
         found["step"] = sum(each.seconds for each in last) / steps
         return {name: round(seconds, 6) for name, seconds in found.items()}
+=======
+        found = dict(zip(PHASES, phases, strict=True)) | {"step": seconds}
+        return {name: round(each / steps, 6) for name, each in found.items()}
+>>>>>>> w-fixl
 
     def curves(self) -> dict[str, list[list[float]]]:
-        """Return the seconds of a step, and of its wait, over seconds."""
+        """Return the seconds of a step, and of its wait, over seconds; nothing where no curve is kept."""
+        if self._curve is None:
+            return {}
         points = self._curve.points
         return {
             "step_seconds": [[at, round(step, 6)] for _, at, step, _ in points],
@@ -565,7 +598,7 @@ class TraceState:
             "accuracy": None if summary.accuracy is None else _finite(summary.accuracy),
             "k": last[0].k if last and not trace.averaged else None,
             "sent_bytes": trace.sent_bytes,
-            "received_bytes": trace.received_bytes,
+            "received_bytes": None if trace.averaged and not trace.received_bytes else trace.received_bytes,
             "used": trace.used,
             "late": trace.late,
             "dropped": summary.dropped,

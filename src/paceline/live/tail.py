@@ -25,13 +25,15 @@ _MARK_BYTES = 64  # before the offset, compared to tell a file that was rewritte
 class TailLines:
     """What one look at a file has found.
 
-    `begun_anew` says that the lines are the file's first ones, though others had been read before. `left_bytes` is
-    what is still unread, `size_bytes` all of the file; `exists` says whether there is one.
+    `begun_anew` says that the lines are the file's first ones, though others had been read before. `more` says that
+    the look ended at its bound and not at the file's end, so there is more to read at once. `left_bytes` is what is
+    still unread, a torn line as well; `size_bytes` is all of the file, and `exists` says whether there is one.
     """
 
     lines: tuple[bytes, ...] = ()
     begun_anew: bool = False
     exists: bool = False
+    more: bool = False
     left_bytes: int = 0
     size_bytes: int = 0
 
@@ -70,10 +72,12 @@ class FileTail:
             if anew:
                 self._offset, self._mark = 0, b""
             self._identity = (found.st_dev, found.st_ino)
-            lines = self._whole_lines(file.fileno(), most_bytes)
+            lines, looked_until = self._whole_lines(file.fileno(), most_bytes)
             self._seen = _seen(found) if self._offset == found.st_size else ()
-        left = max(0, found.st_size - self._offset)
-        return TailLines(lines=lines, begun_anew=anew, exists=True, left_bytes=left, size_bytes=found.st_size)
+        more, left = bool(lines) and looked_until < found.st_size, max(0, found.st_size - self._offset)
+        return TailLines(
+            lines=lines, begun_anew=anew, exists=True, more=more, left_bytes=left, size_bytes=found.st_size
+        )
 
     def _is_another(self, file: int, found: os.stat_result) -> bool:
         return (
@@ -82,18 +86,21 @@ class FileTail:
             or os.pread(file, len(self._mark), self._offset - len(self._mark)) != self._mark
         )
 
-    def _whole_lines(self, file: int, most_bytes: int) -> tuple[bytes, ...]:
+    def _whole_lines(self, file: int, most_bytes: int) -> tuple[tuple[bytes, ...], int]:
+        """Return whole lines from the offset on, and how far into the file they were looked for."""
         data = os.pread(file, most_bytes, self._offset)
         if data and b"\n" not in data:
             data = os.pread(file, self._longest_line_bytes + 1, self._offset)
+            data = data[: data.find(b"\n") + 1] or data  # the one line that is longer than `most_bytes`
         whole = data[: data.rfind(b"\n") + 1]
         lines = tuple(line + b"\n" for line in whole.split(b"\n")[:-1])
         if max(map(len, lines), default=len(data)) > self._longest_line_bytes:
             raise ValueError(f"a line is at most {self._longest_line_bytes:,} bytes")
+        looked_until = self._offset + len(data)
         if whole:
             self._offset += len(whole)
             self._mark = whole[-_MARK_BYTES:]
-        return lines
+        return lines, looked_until
 
 
 def _seen(found: os.stat_result) -> tuple[int, ...]:

@@ -450,18 +450,35 @@ def _selected_steps(
         notes.append(f"ranks from {numbers[MOST_WORKERS]} on are left out: {MOST_WORKERS:,} have a track")
         numbers = numbers[:MOST_WORKERS]
     steps = sorted({each.step for number in numbers for each in ranks[number].steps})
-    last = max((each.step + each.steps for number in numbers for each in ranks[number].steps), default=0)
+    last = max((_end_of(each) for number in numbers for each in ranks[number].steps), default=0)
     first, behind = _range(rounds, (steps[0], last) if steps else (0, 0))
-    steps = [step for step in steps if first <= step < behind]
+    chosen = {number: [each for each in ranks[number].steps if _overlap(each, first, behind)] for number in numbers}
+    steps = sorted({each.step for lines in chosen.values() for each in lines})
+    if last and not steps:
+        raise ExportError(f"of the steps {first}:{behind} there is no record (this run has some of 0:{last})")
     most = max(1, MOST_WORKS // max(len(numbers), 1))
     if len(steps) > most:
-        notes.append(_left_out("step", steps[most], behind, first))
-        behind = steps[most]
+        cut = max(steps[most], first + 1)  # a sum of several steps may begin before the first that is asked for
+        notes.append(_left_out("step", cut, behind, first))
+        behind = cut
     kept = {
-        number: replace(ranks[number], steps=tuple(each for each in ranks[number].steps if first <= each.step < behind))
+        number: replace(ranks[number], steps=tuple(each for each in chosen[number] if each.step < behind))
         for number in numbers
     }
+    drawn = [each for times in kept.values() for each in times.steps]
+    begins, ends = min((each.step for each in drawn), default=0), max((_end_of(each) for each in drawn), default=0)
+    if drawn and (begins < first or ends > behind):
+        notes.append(f"sums of several steps are drawn whole, so this file has {begins}:{ends}")
     return kept, notes
+
+
+def _overlap(times: StepTimes, first: int, behind: int) -> bool:
+    """Return whether a line of the record, which may sum up several steps, has one from `first` to before `behind`."""
+    return times.step < behind and _end_of(times) > first
+
+
+def _end_of(times: StepTimes) -> int:
+    return times.step + times.steps
 
 
 def _draw_ranks(

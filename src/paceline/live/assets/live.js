@@ -188,7 +188,9 @@ function tiles(run) {
   if (it.used || it.late || it.dropped) {
     made.push(tile("gradients on time", count(it.used), `${count(it.late)} late, ${count(it.dropped)} dropped`));
   }
-  if (it.sent_bytes || it.received_bytes) made.push(tile("bytes sent", bytes(it.sent_bytes), `${bytes(it.received_bytes)} received`));
+  if (it.sent_bytes || it.received_bytes) {
+    made.push(tile("bytes sent", bytes(it.sent_bytes), known(it.received_bytes) ? `${bytes(it.received_bytes)} received` : ""));
+  }
   at("tiles").replaceChildren(...made);
 }
 
@@ -294,16 +296,34 @@ function tell(text) {
   at("link").hidden = !text;
 }
 
-const source = new EventSource(`events${location.search}`);
-source.onmessage = (event) => {
-  const run = JSON.parse(event.data);
-  over = run.last;
-  tell(over ? "The page is served no more; this is its last state. `paceline live` with the run's folder shows it again." : "");
-  if (over) source.close();
-  show(run);
-};
-source.onerror = () => {
-  if (!over) tell("No connection to the page's server: what is shown is old. Trying again.");
-};
+const AGAIN = "No connection to the page's server: what is shown is old. Trying again.";
+
+function follow() {
+  const source = new EventSource(`events${location.search}`);
+  source.onmessage = (event) => {
+    const run = JSON.parse(event.data);
+    over = run.last;
+    tell(over ? "The page is served no more; this is its last state. `paceline live` with the run's folder shows it again." : "");
+    if (over) source.close();
+    show(run);
+  };
+  source.onerror = () => {
+    if (over) return;
+    if (source.readyState === EventSource.CLOSED) refused();  // by an answer that is no stream: a browser gives up then
+    else tell(AGAIN);
+  };
+}
+
+async function refused() {
+  const status = await fetch(`state.json${location.search}`).then((answer) => answer.status, () => 0);
+  if (status === 403) {
+    tell("The page's server refuses this address; perhaps it was started again, with another token. Open the address that it has printed.");
+    return;
+  }
+  tell(AGAIN);
+  setTimeout(follow, 3000);
+}
+
+follow();
 at("metrics").href = `metrics${location.search}`;
 addEventListener("resize", () => newest && charts(newest.curves, newest.noun));
