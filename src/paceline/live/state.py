@@ -420,13 +420,9 @@ def pace_curve(points: list[tuple[Any, ...]], versions_a_round: int = 1, most: i
 # -- step times --------------------------------------------------------------------------------------------------------
 
 
-<<<<<<< HEAD
-=======
-PHASES = ("input", "forward", "backward", "wait", "optimiser")
 _NUMBERS = 3 + len(PHASES)  # that are kept of a line
 
 
->>>>>>> w-fixl
 class RankSteps:
     """The times of one rank or worker: how fast it steps, and what its last steps were spent on.
 
@@ -502,16 +498,8 @@ class RankSteps:
         seconds, steps, *phases = self._last_sums()
         if not steps:
             return {}
-<<<<<<< HEAD
-        found: dict[str, float] = {
-            phase: sum(getattr(each, f"{phase}_seconds") for each in last) / steps for phase in PHASES
-        }
-        found["step"] = sum(each.seconds for each in last) / steps
-        return {name: round(seconds, 6) for name, seconds in found.items()}
-=======
-        found = dict(zip(PHASES, phases, strict=True)) | {"step": seconds}
+        found: dict[str, float] = {**dict(zip(PHASES, phases, strict=True)), "step": seconds}
         return {name: round(each / steps, 6) for name, each in found.items()}
->>>>>>> w-fixl
 
     def curves(self) -> dict[str, list[list[float]]]:
         """Return the seconds of a step, and of its wait, over seconds; nothing where no curve is kept."""
