@@ -279,12 +279,14 @@ def test_a_full_disk_is_told_of_once_and_training_goes_on(tmp_path, monkeypatch,
     model = nn.Linear(3, 1)
     with paceline.watch(model, out=tmp_path / "run") as watch:
         train(model)
+        assert watch.figures()["lost_lines"] == 0  # and all lines are written
 
         def full(file, line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(os, "write", full)
         train(model)
+        assert watch.figures()["steps"] == 6  # and all lines are on their way to the disk
         monkeypatch.undo()
     assert [each.message for each in caplog.records if "No space left" in each.message] == [caplog.records[0].message]
     assert watch.figures()["lost_lines"] == 3

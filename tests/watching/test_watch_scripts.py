@@ -30,8 +30,8 @@ SCRIPT = textwrap.dedent("""
         import paceline.drivers.watching.folder as folders
         folders.sees = lambda *place: False
     watch = paceline.watch(model, out=sys.argv[1])
-    for step in range(20):
-        if sys.argv[2] == "one fails" and step == 10 and dist.get_rank() == 1:
+    for step in range(70 if sys.argv[2].startswith("one fails") else 20):
+        if sys.argv[2] == f"one fails in {step}" and dist.get_rank() == 1:
             raise SystemExit(3)
         model(torch.ones(2, 64)).sum().backward()
         optimizer.step()
@@ -69,12 +69,13 @@ def test_a_script_that_ends_without_closing_its_watch_ends_well(tmp_path, how):
         assert len(times.links) == 2  # at once, and after ten steps
 
 
-def test_where_a_rank_leaves_the_other_gets_ddps_error_and_nobody_aborts(tmp_path):
-    codes, texts, _ = launch(tmp_path / "launch", "one fails")
+@pytest.mark.parametrize("step", [10, 65])  # the buckets of the one are timed, of the other not
+def test_where_a_rank_leaves_the_other_gets_ddps_error_and_nobody_aborts(tmp_path, step):
+    codes, texts, _ = launch(tmp_path / "launch", f"one fails in {step}")
     assert codes == [1, 3], texts
     assert "RuntimeError" in texts[0]
     times = read_run(tmp_path / "launch" / "run").times["rank"]
-    assert [len(each.steps) for each in times.values()] == [10, 10]
+    assert [len(each.steps) for each in times.values()] == [step, step]
 
 
 def test_a_slow_link_is_timed_at_its_rate(tmp_path):

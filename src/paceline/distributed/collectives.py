@@ -17,6 +17,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ from paceline.distributed.groups import never_destroy
 from paceline.distributed.stores import StoreGather
 
 POLL_SECONDS = 0.0005  # where the backend does not call back
+CALLBACK_SECONDS = 5.0  # for a callback that has begun when the script ends
 
 
 def start_gather(ours: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, Any]:
@@ -119,38 +121,50 @@ class PendingCollective:
 class FollowedCollective:
     """A collective of the CPU's, and `future`, which follows it: its callbacks are not called by gloo at exit.
 
-    Whoever is called back calls `forget`.
+    It is kept until the work is completed, which is when its callbacks are through: one that has begun is waited for at
+    exit.
     """
 
     __slots__ = ("_work", "future")
 
     def __init__(self, work: Any) -> None:
         self._work, self.future = work, torch.futures.collect_all([work.get_future()])
-        _FOLLOWED.add(self)
+        while _FOLLOWED and _FOLLOWED[0]._work.is_completed():
+            _FOLLOWED.popleft()
+        _FOLLOWED.append(self)
         if _exiting.is_set():
             self.detach()
 
-    def forget(self) -> None:
-        """Let go of it: it has called back."""
-        _FOLLOWED.discard(self)
-
     def detach(self) -> None:
         """Complete `future` here, so that gloo's thread calls nobody."""
-        for each in (self._work, self.future):
-            never_destroy(each)
+        self.keep()
         try:
             self.future.set_result([])
         except RuntimeError:  # gloo was first, and its thread calls back now, or has done so
-            while not self._work.is_completed():
+            deadline = time.monotonic() + CALLBACK_SECONDS
+            while not self._work.is_completed() and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
+
+    def keep(self) -> None:
+        """Let nobody destroy the collective, here and in gloo's thread."""
+        for each in (self._work, self.future):
+            never_destroy(each)
 
 
 # By id. A callback that is still to come keeps its collective alive.
 _CALLING_BACK: weakref.WeakValueDictionary[int, PendingCollective] = weakref.WeakValueDictionary()
-_FOLLOWED: set[FollowedCollective] = set()
+_FOLLOWED: deque[FollowedCollective] = deque()
 _exiting = threading.Event()
 os.register_at_fork(after_in_child=_CALLING_BACK.clear)  # gloo's threads do not survive a fork
-os.register_at_fork(after_in_child=_FOLLOWED.clear)
+
+
+def _forget_followed() -> None:
+    for followed in _FOLLOWED:
+        followed.keep()  # gloo's destructors would wait for threads that the child does not have
+    _FOLLOWED.clear()
+
+
+os.register_at_fork(after_in_child=_forget_followed)
 
 
 @atexit.register  # after the exit handlers of all who start collectives: the last registered runs first

@@ -10,7 +10,8 @@ What a stretch of time was is sometimes known at its end: `enter("optimiser", co
 being measured as the optimiser's, whatever it was begun as.
 
 A bucket may be done, by the backend's thread, a moment after the step has ended that waited for it. So a step is
-written once its buckets are all done, at the latest when the next step ends; `flush` writes the last one.
+written once its buckets are all done, at the latest when the next step ends; `flush` writes the last one. Whoever has
+no time to spare in a step takes a MeasuredStep with `keep`, and makes StepTimes of it later.
 
 Time in "other" is in no phase. A phase may be entered many times in a step (accumulated gradients): its times add up.
 
@@ -24,20 +25,60 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 from paceline.traces.step_times import StepTimes, Sync
 
 Phase: TypeAlias = Literal["input", "forward", "backward", "wait", "optimiser", "other"]
 PHASES: tuple[Phase, ...] = ("input", "forward", "backward", "wait", "optimiser")
+_NO_BUCKETS: tuple[tuple[float, float], ...] = ()
 _NONE: dict[Phase, float] = dict.fromkeys((*PHASES, "other"), 0.0)
 _CLOCKS: WeakKeyDictionary[Any, StepClock] = WeakKeyDictionary()
 _NOBODY: AbstractContextManager[None] = nullcontext()
 
 
+class MeasuredStep(NamedTuple):
+    """What a clock knows of a step that is over, by its own times."""
+
+    step: int
+    version: int | None
+    zero: float  # when the clock began
+    started: float
+    ended: float
+    processor_seconds: float
+    seconds: dict[Phase, float]
+    ready: dict[int, float]
+    done: dict[int, float]
+
+    def has_all_buckets(self) -> bool:
+        """Whether all buckets are done; what was done before it was ready was done in an earlier pass of the step."""
+        done = self.done
+        return all(done.get(bucket, -1.0) >= at for bucket, at in self.ready.items())
+
+    def times(self) -> StepTimes:
+        """Return the times of the step, without its buckets if one of them is not done."""
+        step, version, zero, started, ended, processor_seconds, seconds, ready, done = self
+        buckets = _NO_BUCKETS
+        if ready and self.has_all_buckets():
+            buckets = tuple([(ready[each] - started, done[each] - started) for each in sorted(ready)])
+        return StepTimes(
+            step=step,
+            version=version,
+            started_seconds=started - zero,
+            seconds=ended - started,
+            processor_seconds=processor_seconds,
+            input_seconds=seconds["input"],
+            forward_seconds=seconds["forward"],
+            backward_seconds=seconds["backward"],
+            wait_seconds=seconds["wait"],
+            optimiser_seconds=seconds["optimiser"],
+            buckets=buckets,
+        )
+
+
 class StepClock:
-    """Measures one step after the other, and hands each to `write`.
+    """Measures one step after the other, and hands each to `write`, or, before StepTimes are made of it, to `keep`.
 
     >>> seen = []
     >>> clock = StepClock(seen.append, clock=iter([0.0, 1.0, 3.0, 6.0]).__next__, processor=lambda: 0.0)
@@ -52,6 +93,7 @@ class StepClock:
         self,
         write: Callable[[StepTimes], None],
         *,
+        keep: Callable[[MeasuredStep], None] | None = None,
         first_step: int = 0,
         clock: Callable[[], float] = time.perf_counter,
         processor: Callable[[], float] = time.process_time,
@@ -60,13 +102,13 @@ class StepClock:
         self.step = first_step
         self.tell_sync = on_sync  # how gradients come together, where whoever made the clock cannot know it
         self.phase: Phase = "input"
-        self._write, self._clock, self._processor = write, clock, processor
+        self._write, self._keep, self._clock, self._processor = write, keep, clock, processor
         self._zero = self._started = self._entered = clock()
         self._processor_started = processor()
         self._seconds: dict[Phase, float] = dict(_NONE)
         self._ready: dict[int, float] = {}
         self._done: dict[int, float] = {}
-        self._held: tuple[Any, ...] | None = None  # what is known of a step that is not written yet
+        self._held: MeasuredStep | None = None  # a step that is over and not written yet
 
     @property
     def now(self) -> float:
@@ -131,9 +173,18 @@ class StepClock:
         if self._held is not None:
             self.flush()
         processor = self._processor()
-        taken = processor - self._processor_started
-        self._held = (self.step, version, self._started, self._entered, taken, self._seconds, self._ready, self._done)
-        if _all_done(self._ready, self._done):
+        self._held = held = MeasuredStep(
+            self.step,
+            version,
+            self._zero,
+            self._started,
+            self._entered,
+            processor - self._processor_started,
+            self._seconds,
+            self._ready,
+            self._done,
+        )
+        if not held.ready or held.has_all_buckets():
             self.flush()
         self._begin(processor)
         self.step += 1
@@ -142,27 +193,40 @@ class StepClock:
         """Write the step that waits for its buckets, if there is one; without them, if one is not done in time."""
         if self._held is None:
             return
-        (step, version, started, ended, processor_seconds, seconds, ready, done), self._held = self._held, None
+        held, self._held = self._held, None
         deadline = time.monotonic() + within_seconds if within_seconds else 0.0
-        while not (whole := _all_done(ready, done)) and time.monotonic() < deadline:
+        while within_seconds and not held.has_all_buckets() and time.monotonic() < deadline:
             time.sleep(0.001)
-        self._write(
-            StepTimes(
-                step=step,
-                version=version,
-                started_seconds=started - self._zero,
-                seconds=ended - started,
-                processor_seconds=processor_seconds,
-                input_seconds=seconds["input"],
-                forward_seconds=seconds["forward"],
-                backward_seconds=seconds["backward"],
-                wait_seconds=seconds["wait"],
-                optimiser_seconds=seconds["optimiser"],
-                buckets=tuple([(ready[each] - started, done[each] - started) for each in sorted(ready)])
-                if whole
-                else (),
-            )
-        )
+        if self._keep is not None:
+            self._keep(held)
+        else:
+            self._write(held.times())
+
+    def recount(self, phase: Phase, counting: Phase) -> None:
+        """Count what was measured of a phase in this step as another's."""
+        self._seconds[counting] += self._seconds[phase]
+        self._seconds[phase] = 0.0
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Measure nothing for a while: what is done in it belongs to no step.
+
+        >>> seen = []
+        >>> clock = StepClock(seen.append, clock=iter([0.0, 1.0, 51.0, 53.0]).__next__, processor=lambda: 0.0)
+        >>> with clock.left_out():
+        ...     pass
+        >>> clock.end_step()
+        >>> seen[0].input_seconds, seen[0].seconds
+        (3.0, 3.0)
+        """
+        self.enter(self.phase)
+        before, processor = self._entered, self._processor()
+        try:
+            yield
+        finally:
+            self._entered = self._clock()
+            self._started += self._entered - before
+            self._processor_started += self._processor() - processor
 
     def skip(self) -> None:
         """Forget what was measured since the last step ended, and begin the next one now, in "input"."""
@@ -173,11 +237,6 @@ class StepClock:
         self._started, self._processor_started = self._entered, processor
         self._seconds = dict(_NONE)
         self._ready, self._done = {}, {}
-
-
-def _all_done(ready: dict[int, float], done: dict[int, float]) -> bool:
-    """Whether all buckets are done; what was done before it was ready was done in an earlier pass of the step."""
-    return all(done.get(bucket, -1.0) >= at for bucket, at in ready.items())
 
 
 def register_clock(model: object, clock: StepClock | None) -> None:

@@ -7,6 +7,9 @@ Without a later hook ours does what DDP does without one, to the last bit. DDP m
 copies it into the bucket; but where `gradient_as_bucket_view` keeps gradients in their buckets from one step to the
 next, it divides them by N in place, which rounds differently unless N is a power of two. Sparse gradients are divided
 as well. In join() without `divide_by_initial_world_size`, N is the number of ranks that still have data.
+
+A bucket that is timed costs a call of Python in gloo's thread. So buckets are timed in the first FIRST_STEPS steps, and
+then in every tenth, the same on all ranks; in the others the script's own thread waits for all of them at once.
 """
 # No `from __future__ import annotations` here: DDP compares a hook's annotations with classes, not with their names.
 
@@ -23,10 +26,26 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.distributed.collectives import FollowedCollective
 from paceline.traces.step_clock import StepClock
-from paceline.traces.step_times import MOST_BUCKETS, BucketsMade
+from paceline.traces.step_times import LINES_AT_A_STRIDE, MOST_BUCKETS, BucketsMade
+
+FIRST_STEPS, EVERY = 50, 10
 
 _TIMERS: "weakref.WeakKeyDictionary[DistributedDataParallel, BucketTimer]" = weakref.WeakKeyDictionary()
 ONCE = "register_comm_hook or register_builtin_comm_hook can only be called once."  # as DDP says it
+
+
+def is_timed(step: int) -> bool:
+    """Return whether the buckets of a step are timed; where lines are sums of several steps, those of all of a sum.
+
+    >>> [step for step in range(90) if is_timed(step)] == [*range(50), 50, 60, 70, 80]
+    True
+    >>> [step for step in range(20_040, 20_080) if is_timed(step)]
+    [20040, 20041, 20060, 20061]
+    """
+    if step < FIRST_STEPS:
+        return True
+    in_a_line = 1 << ((step // LINES_AT_A_STRIDE + 1).bit_length() - 1)
+    return step // in_a_line % EVERY == 0
 
 
 def time_buckets(
@@ -72,6 +91,8 @@ class BucketTimer:
         self._inner: tuple[Any, Callable[..., Any]] | None = None
         self._clock: StepClock | None = None
         self._write: Callable[[BucketsMade], None] = lambda made: None
+        self._timing = False  # this backward pass
+        self._works: list[Any] = []  # of this backward pass, to be waited for
         self._sizes: list[int] = []
         self._sizes_written: list[int] = []
         self._with_data = 1.0  # ranks, in join()
@@ -127,7 +148,9 @@ class BucketTimer:
         index = bucket.index()
         if index == 0:
             clock.begin_buckets()
-            self._sizes = []
+            self._timing, self._sizes = is_timed(clock.step), []
+        if not self._timing:
+            return self._started(bucket, None)
         buffer = bucket.buffer()
         self._sizes.append(0 if buffer.is_sparse else buffer.nbytes)
         if bucket.is_last():
@@ -167,20 +190,34 @@ class BucketTimer:
         """Start the all-reduce that DDP would have started; return a future of the mean."""
         buffer, model = bucket.buffer(), self._model()
         group = model.process_group
-        self._divide(bucket, buffer, self._divisor(model, group, bucket.index()))
+        self._divide(bucket, buffer, self._divisor(model, group, bucket))
         work = group.allreduce([buffer])
         if buffer.device.type != "cpu":
             theirs: torch.futures.Future[Any] = work.get_future()
-            return theirs.then(lambda future: _mean_of(future, mark_done))
-        followed = FollowedCollective(work)
-        return followed.future.then(functools.partial(self._take_mean, followed, mark_done))
+            return theirs.then(functools.partial(_mean_of, mark_done))
+        if mark_done is None and not model.static_graph and torch._C._current_graph_task_id() != -1:
+            return self._waited_for(work, buffer, bucket)
+        return FollowedCollective(work).future.then(functools.partial(self._take_mean, mark_done))
+
+    def _waited_for(self, work: Any, buffer: torch.Tensor, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """Return a future that is done, and have the work waited for before DDP looks at the first of them.
+
+        DDP takes no future of C++'s, and one of Python's makes gloo's thread call Python. DDP looks at futures in a
+        callback of autograd's that it queues after it has called the hook for the last bucket: so ours is called first.
+        (With a static graph, or in join(), it may look at them elsewhere.)
+        """
+        if bucket.index() == 0:
+            self._works = []
+        self._works.append(work)
+        if bucket.is_last():
+            torch.autograd.Variable._execution_engine.queue_callback(functools.partial(_wait_for, self._works))
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(buffer)
+        return future
 
     @staticmethod
-    def _take_mean(
-        followed: FollowedCollective, mark_done: Callable[[], None] | None, following: torch.futures.Future[Any]
-    ) -> torch.Tensor:
+    def _take_mean(mark_done: Callable[[], None] | None, following: torch.futures.Future[Any]) -> torch.Tensor:
         """Note that the mean is there, and return it; raise what went wrong. A thread of gloo's may call it."""
-        followed.forget()
         if mark_done is not None:
             mark_done()
         mean: torch.Tensor = following.value()[0].value()[0]
@@ -202,11 +239,11 @@ class BucketTimer:
         if bucket.is_last():
             self._kept = {}
 
-    def _divisor(self, model: Any, group: dist.ProcessGroup, index: int) -> float:
+    def _divisor(self, model: Any, group: dist.ProcessGroup, bucket: Any) -> float:
         """Return the number of ranks, or in join(), if that is asked for, of those that still have data."""
         if not model._join_config.enable or getattr(model, "_divide_by_initial_world_size", True):
             return float(group.size())
-        if index == 0:
+        if bucket.index() == 0:
             has_data = torch._C._current_graph_task_id() != -1
             counted = torch.tensor([float(has_data)], device=next(model.parameters()).device)
             group.allreduce([counted]).wait()
@@ -220,7 +257,12 @@ def _note_gradient(timer: Any, parameter: Any, arriving: torch.Tensor) -> None:
         noting._kept[id(given)] = 0 if given.grad is None else given.grad.data_ptr()
 
 
-def _mean_of(future: Any, mark_done: Callable[[], None] | None) -> torch.Tensor:
+def _wait_for(works: list[Any]) -> None:
+    for work in works:
+        work.wait()
+
+
+def _mean_of(mark_done: Callable[[], None] | None, future: Any) -> torch.Tensor:
     """Note that the mean is there, and return it; raise what went wrong."""
     if mark_done is not None:
         mark_done()

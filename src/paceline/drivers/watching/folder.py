@@ -1,6 +1,6 @@
 """The folder of a watched run: rank 0 takes it, and tells the others.
 
-    1  all ranks say which folder was asked for: one folder, or all raise
+    1  all ranks say which folder was asked for, and which options: the same, or all raise
     2  rank 0 takes it, or says why not: then all raise; a launch that was restarted goes on with its own
     3  each rank looks whether it sees rank 0's folder; where it does not (another machine, no shared disk), it writes
        beside its own script, and its lines also go through the launch's store into rank 0's folder (`relay`)
@@ -35,6 +35,7 @@ from paceline.traces.step_times import (
 )
 
 DEFAULT = Path("runs/watch")
+LOOK_BYTES = 64 * 1024
 LOOKS, LOOK_SECONDS = 5, 0.2  # a shared disk may show a new file a little later
 Gather: TypeAlias = Callable[[str, Any], list[Any]]  # what all ranks say, by rank
 
@@ -63,14 +64,31 @@ class WatchedFolder:
     remote: tuple[int, ...] = ()
     first_step: int = 0
     restarted: bool = False
+    gloo: bool = True
 
 
-def agree_on_folder(wanted: str | os.PathLike[str] | None, rank: int, gather: Gather) -> WatchedFolder:
-    """Take the folder with all ranks, or raise on all of them."""
+def agree_on_folder(
+    wanted: str | os.PathLike[str] | None,
+    rank: int,
+    gather: Gather,
+    *,
+    options: dict[str, Any] | None = None,
+    gloo: bool = True,
+) -> WatchedFolder:
+    """Take the folder with all ranks, or raise on all of them. `gloo` says whether this rank has it, and then, if all.
+
+    `options` are those of which a difference would have ranks wait for each other in vain.
+    """
     asked = "" if wanted is None else os.fspath(wanted)
+    said = gather("say where it writes", {"out": asked, "options": options or {}, "gloo": gloo})
     raise_difference(
-        [{"out": each} for each in gather("say where it writes", asked)],
+        [{"out": each["out"]} for each in said],
         "all ranks must watch into the same folder: {who} with out={theirs!r}, {other} with out={ours!r}",
+        error=WatchError,
+    )
+    raise_difference(
+        [each["options"] for each in said],
+        "all ranks must call watch() with the same {key}: {who} has {theirs}, and {other} has {ours}",
         error=WatchError,
     )
     words, ours = {}, None
@@ -96,6 +114,7 @@ def agree_on_folder(wanted: str | os.PathLike[str] | None, rank: int, gather: Ga
         remote=tuple(number for number, blind in enumerate(remote) if blind),
         first_step=told["first_step"],
         restarted=any(restarted for _, restarted in answers),
+        gloo=all(each["gloo"] for each in said),
     )
 
 
@@ -176,16 +195,20 @@ def last_step(path: Path) -> int:
     >>> last_step(Path("/nowhere/rank-0.jsonl"))
     -1
     """
-    found = -1
+    torn = b""
     with suppress(OSError), path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - LONGEST_LINE_BYTES))
-        for line in file.read(LONGEST_LINE_BYTES).splitlines(keepends=True):
-            with suppress(ValueError):
-                record = times_record(line)
-                if isinstance(record, StepTimes):
-                    found = max(found, record.step + record.steps - 1)
-    return found
+        start = size = file.seek(0, os.SEEK_END)
+        while start > max(0, size - LONGEST_LINE_BYTES):
+            end, start = start, max(0, start - LOOK_BYTES)
+            file.seek(start)
+            first, *lines = (file.read(end - start) + torn).splitlines(keepends=True)
+            for line in reversed(lines if start else [first, *lines]):
+                with suppress(ValueError):
+                    record = times_record(line)
+                    if isinstance(record, StepTimes):
+                        return record.step + record.steps - 1
+            torn = first
+    return -1
 
 
 def _sign(folder: Path, nonce: str) -> Path:

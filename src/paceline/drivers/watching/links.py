@@ -4,7 +4,8 @@ The waits of a ring do not show which link is slow: a slow link slows all ranks 
 messages to its neighbour, in a gloo group that nothing else uses:
 
     edges of a ring   0-1  1-2  2-3  3-0       first 0-1 and 2-3, then 1-2 and 3-0: each rank is in one at a time
-    one edge          there, then back: a message, answered with a few bytes, all on the sender's clock
+    one edge          there, then back: a message, answered with a few bytes, all on the sender's clock; receives are
+                      posted before, else gloo would ask for one first, and take two trips more
 
     latency     half of the shortest way there and back of a few bytes
     the rate    messages of 64 kB, 128 kB, ..., 4 MB, until two sizes have taken SLOW_SECONDS: one alone may have met
@@ -69,6 +70,7 @@ class LinkProbe:
         self._group = make_group(self._ranks, "gloo", group_timeout_seconds)
         self._payload = torch.zeros(0, dtype=torch.uint8)
         self._few = torch.zeros(1, dtype=torch.int64)
+        self._answered = torch.zeros(1, dtype=torch.int64)
         self._limit = datetime.timedelta(seconds=group_timeout_seconds)
         self.failure = ""
 
@@ -96,8 +98,8 @@ class LinkProbe:
         return found
 
     def _send_to(self, to: int, at_seconds: float) -> LinkTimed:
-        """Time messages to a rank. Each is preceded by its size; a size of 0 is the last."""
-        latency_seconds = min(self._there_and_back(to, 8) for _ in range(ROUND_TRIPS)) / 2
+        """Time messages to a rank: first of a few bytes, then of sizes that are told; a size of 0 is the last."""
+        latency_seconds = min(self._there_and_back(to, self._few) for _ in range(ROUND_TRIPS)) / 2
         size, was_slow = SMALLEST_BYTES, False
         while True:
             seconds = self._quickest(to, size)
@@ -116,30 +118,43 @@ class LinkProbe:
 
     def _quickest(self, to: int, size: int) -> float:
         """Return the least seconds that a message of a size takes, answer included, once a burst has passed."""
-        burst_seconds = self._there_and_back(to, size)
+        burst_seconds = self._timed(to, size)
         found: list[float] = []
         for _ in range(MESSAGES):
-            found.append(self._there_and_back(to, size))
+            found.append(self._timed(to, size))
             quick = found[0] < SLOW_SECONDS and size < LARGEST_BYTES  # a larger one will tell more
             if quick or burst_seconds > LONG_SECONDS:
                 break
         return min(found)
 
-    def _there_and_back(self, to: int, size: int) -> float:
-        began = time.perf_counter()
+    def _timed(self, to: int, size: int) -> float:
         self._put(torch.tensor([size]), to)
-        self._put(self._payload[:size], to)
-        self._get(self._few, to)
+        self._get(self._answered, to)  # its receive is posted
+        return self._there_and_back(to, self._payload[:size])
+
+    def _there_and_back(self, to: int, message: torch.Tensor) -> float:
+        answer = self._group.recv([self._answered], to, 0)
+        began = time.perf_counter()
+        self._put(message, to)
+        self._wait(answer)
         return time.perf_counter() - began
 
     def _answer(self, sender: int) -> None:
         """Answer messages until there are no more."""
         size = torch.zeros(1, dtype=torch.int64)
+        receiving = self._group.recv([size], sender, 0)
+        for _ in range(ROUND_TRIPS):
+            self._wait(receiving)
+            receiving = self._group.recv([size], sender, 0)  # the next one of a few bytes, or a size
+            self._put(self._few, sender)
         while True:
-            self._get(size, sender)
+            self._wait(receiving)
             if not 0 < size.item() <= LARGEST_BYTES:
                 return
-            self._get(self._payload[: int(size.item())], sender)
+            receiving = self._group.recv([self._payload[: int(size.item())]], sender, 0)
+            self._put(self._few, sender)
+            self._wait(receiving)
+            receiving = self._group.recv([size], sender, 0)
             self._put(self._few, sender)
 
     def _put(self, tensor: torch.Tensor, to: int) -> None:

@@ -15,8 +15,13 @@ backward pass it was the loss.
   others is the optimiser's, too. If it takes none while another takes MANY, the other takes its place.
 - Where no torch optimiser takes a step, a step ends with the next forward pass that follows a backward pass, unless
   that was inside no_sync().
-- In evaluations between steps (eval mode, or gradients disabled) the whole stretch between two steps is in no phase.
+- Of an optimiser that calls others (ZeroRedundancyOptimizer, Lookahead) the outermost one counts.
+- In evaluations between steps (eval mode, or gradients disabled) the whole stretch between two steps is in no phase. A
+  pass in eval mode through which a gradient then comes was a forward pass: the model is trained like that.
 - In a closure (LBFGS) forward and backward passes are what they are, and the rest of the step is the optimiser's.
+- A step in which no forward pass was seen (the script calls a method of the model's own, or compiled the model in
+  place) has no input either: all but the optimiser is in no phase. A model that was compiled in place is called
+  through us from then on.
 
 Hooks on a model are copied with it. Ours become hooks that do nothing, so that neither a copy (an average of the
 weights) nor a saved model is watched.
@@ -42,7 +47,8 @@ class StepPhases:
     """Enters phases on a clock as a model is trained, and calls `end_step` when a step is over.
 
     `optimizer` ends the steps, if it is given. `syncs` says whether a backward pass that is over brought gradients
-    together.
+    together. `before_first` is called before the first forward pass of a step, and what it does belongs to no step.
+    `on_unseen` is called once, if forward passes are not seen.
     """
 
     def __init__(
@@ -53,16 +59,22 @@ class StepPhases:
         *,
         optimizer: torch.optim.Optimizer | None = None,
         syncs: Callable[[], bool] = lambda: True,
+        before_first: Callable[[], None] = lambda: None,
+        on_unseen: Callable[[], None] = lambda: None,
     ) -> None:
-        self._model, self._clock, self._end_step = model, clock, end_step
-        self._syncs = syncs
+        self._model, self._clock, self._end_step = weakref.ref(model), clock, end_step
+        self._syncs, self._before_first, self._on_unseen = syncs, before_first, on_unseen
         self._ends = weakref.ref(optimizer) if optimizer is not None else None
         self._given = optimizer is not None
         self._others_since = 0  # steps of other optimisers
         self._ours: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]] = weakref.WeakKeyDictionary()
         self._task = -1  # the backward pass that is under way, or was last
-        self._after_backward = self._evaluated = self._in_optimizer = False
-        self._synced_backwards = 0  # in this step
+        self._after_backward = self._evaluated = False
+        self._trains_in_eval = self._eval_with_gradients = False
+        self._stepping: list[tuple[torch.optim.Optimizer, bool]] = []  # those in step(), the outermost first; closures
+        self._one_inside = False  # the one that ends the steps took its step inside another's
+        self._synced_backwards = self._forwards = 0  # in this step
+        self._unseen_told = False
         self._handles = [
             model.register_forward_pre_hook(WatchingHook(self._before_forward)),
             model.register_forward_hook(WatchingHook(self._after_forward)),
@@ -70,12 +82,25 @@ class StepPhases:
             register_optimizer_step_post_hook(self._after_step),
         ]
         self._open = True
+        self._call_compiled_through_us()
 
     def close(self) -> None:
         """Remove the hooks; what tensors still hold of them does nothing."""
         self._open = False
         for handle in self._handles:
             handle.remove()
+        model = self._model()
+        if model is not None and isinstance(compiled := model._compiled_call_impl, CompiledCall):
+            model._compiled_call_impl = compiled.call
+
+    def _call_compiled_through_us(self) -> bool:
+        """See calls of a model that was compiled in place: its hooks are compiled away. Return whether it was."""
+        model = self._model()
+        call = None if model is None else model._compiled_call_impl
+        if model is None or call is None or isinstance(call, CompiledCall):
+            return False
+        model._compiled_call_impl = CompiledCall(self, self._model, call)
+        return True
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
@@ -83,19 +108,28 @@ class StepPhases:
         if torch.compiler.is_compiling() or _inside_backward():  # there layers are computed again, to save memory
             return
         clock = self._clock
-        if not (module.training and torch.is_grad_enabled()):
+        with_gradients = torch.is_grad_enabled()
+        if not with_gradients or not (module.training or self._trains_in_eval):
             if clock.phase in ("input", "other") and not self._after_backward:
                 clock.enter("other", counting="other")
                 self._evaluated = True
+                self._eval_with_gradients = with_gradients
             return
-        if self._synced_backwards and self._ends is None and not self._in_optimizer:
+        if module.training:
+            self._trains_in_eval = False
+        if self._stepping and not any(closure for _, closure in self._stepping):
+            self._stepping.clear()  # a step has raised an error
+        if self._synced_backwards and self._ends is None and not self._stepping:
             self._finish()
+        if not self._forwards:
+            self._before_first()
+        self._forwards += 1
         clock.enter("forward", counting=self._counting_before_forward())
-        self._after_backward = self._evaluated = False
+        self._after_backward = self._evaluated = self._eval_with_gradients = False
 
     def _counting_before_forward(self) -> Phase | None:
         if self._after_backward:
-            return "optimiser" if self._in_optimizer else "input"
+            return "optimiser" if self._stepping else "input"
         return "other" if self._evaluated else None
 
     def _after_forward(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
@@ -116,7 +150,11 @@ class StepPhases:
         if task == self._task or not self._open:
             return
         self._task = task
-        self._clock.enter("backward", counting="forward" if self._after_backward else None)
+        counting: Phase | None = "forward" if self._after_backward else None
+        if self._eval_with_gradients and self._evaluated and self._clock.phase == "other":
+            counting, self._trains_in_eval, self._evaluated = "forward", True, False  # that was no evaluation
+            self._forwards += 1
+        self._clock.enter("backward", counting=counting)
         self._after_backward = False
         # Callbacks are called in the order in which they are queued, and DDP's and FSDP's are queued while backward
         # goes on: after this one, and before the one that this one queues.
@@ -134,30 +172,47 @@ class StepPhases:
     # -- the optimiser ---------------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if _inside_backward() or not self._is_ours(optimizer):
+        if torch.compiler.is_compiling() or _inside_backward() or not self._is_ours(optimizer):
             return
-        self._in_optimizer = True
+        stepping = self._stepping
+        if stepping:
+            for place, (each, _) in enumerate(stepping):
+                if each is optimizer:  # its last step has raised an error
+                    del stepping[place:]
+                    break
+        stepping.append((optimizer, len(args) > 1 or bool(kwargs)))
+        if len(stepping) > 1:
+            return
         self._clock.enter("optimiser", counting="optimiser" if self._after_backward else None)
-        self._after_backward = False
+        self._after_backward = self._one_inside = False
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if _inside_backward() or not self._is_ours(optimizer):
+        stepping = self._stepping
+        if not stepping or torch.compiler.is_compiling():
             return
-        self._in_optimizer = False
+        if stepping[0][0] is not optimizer:
+            while len(stepping) > 1 and any(each is optimizer for each, _ in stepping):
+                stepping.pop()
+            self._one_inside |= self._ends is not None and self._ends() is optimizer
+            return
+        stepping.clear()
         if self._after_backward:  # of a closure
             self._clock.enter("optimiser", counting="optimiser")
             self._after_backward = False
-        if self._is_the_one(optimizer):
+        if self._one_inside or self._is_the_one(optimizer):
             self._finish()
         else:
             self._clock.enter("input")
 
     def _is_ours(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether an optimiser holds parameters of the model."""
-        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        count = 0
+        for group in optimizer.param_groups:
+            count += len(group["params"])
         known = self._ours.get(optimizer)
         if known is None or known[0] != count:
-            parameters = {id(each) for each in self._model.parameters()}
+            model = self._model()
+            parameters = {id(each) for each in model.parameters()} if model is not None else ()
             held = any(id(each) in parameters for group in optimizer.param_groups for each in group["params"])
             known = self._ours[optimizer] = count, held
         return known[1]
@@ -175,8 +230,30 @@ class StepPhases:
         return False
 
     def _finish(self) -> None:
-        self._synced_backwards, self._after_backward, self._evaluated = 0, False, False
+        if not self._forwards:
+            self._clock.recount("input", "other")
+            if not self._call_compiled_through_us() and not self._unseen_told:
+                self._unseen_told = True
+                self._on_unseen()
+        self._synced_backwards = self._forwards = 0
+        self._after_backward = self._evaluated = self._eval_with_gradients = False
         self._end_step()
+
+
+class CompiledCall:
+    """What a watched model has in place of the call that `model.compile()` has made. Modules do not copy it."""
+
+    def __init__(self, phases: StepPhases, model: weakref.ref[torch.nn.Module], call: Callable[..., Any]) -> None:
+        self.call, self._phases, self._of = call, phases, model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model = self._of()
+        if model is None or torch.compiler.is_compiling():
+            return self.call(*args, **kwargs)
+        self._phases._before_forward(model, args)
+        output = self.call(*args, **kwargs)
+        self._phases._after_forward(model, args, output)
+        return output
 
 
 class WatchingHook:

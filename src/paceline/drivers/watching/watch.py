@@ -15,6 +15,7 @@ import logging
 import os
 import platform
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,12 @@ from paceline.distributed.collectives import PendingCollective
 from paceline.distributed.stores import StoreGather, private_store
 from paceline.drivers.watching.buckets import BucketTimer, time_buckets
 from paceline.drivers.watching.folder import Gather, WatchedFolder, WatchError, agree_on_folder
+from paceline.drivers.watching.lines import DelayedLines
 from paceline.drivers.watching.links import LinkProbe, is_probed
 from paceline.drivers.watching.phases import StepPhases
 from paceline.drivers.watching.relay import LineReceiver, LineSender
 from paceline.loggers import GuardedLog, Log
-from paceline.traces.step_clock import StepClock, clock_of, register_clock
+from paceline.traces.step_clock import MeasuredStep, StepClock, clock_of, register_clock
 from paceline.traces.step_times import (
     FORMAT,
     LinkTimed,
@@ -41,7 +43,6 @@ from paceline.traces.step_times import (
     Sync,
     TimesBegan,
     TimesEnded,
-    TimesRecord,
     TimesWriter,
     times_path,
 )
@@ -50,6 +51,10 @@ log = logging.getLogger("paceline.watch")
 
 TIMEOUT_SECONDS = 300.0  # in which all ranks must have called watch()
 FIRST_PROBE_SECONDS, LATER_PROBE_SECONDS = 30.0, 10.0  # of one message
+UNSEEN = (
+    "forward and backward passes are not seen, and are in no phase: the script does not call model(x), but a method or "
+    "a part of the model"
+)
 LAST_BUCKETS_SECONDS = 0.5  # for the backend's thread to say that the last step's buckets are done
 
 
@@ -70,11 +75,14 @@ def watch(
     torch.distributed. `out` is the folder of the run, which must be new; without it rank 0 takes the next free
     `runs/watch`. Each rank's times go to `out/times/rank-N.jsonl`. `process_group` are the ranks, unless the model has
     a group or all ranks are meant. Steps end with `optimizer.step()`: of the first optimiser that holds parameters of
-    the model and takes a step, or of `optimizer`. With `buckets` the buckets of DDP are timed one by one, which costs
-    one more pass over the gradients; without, only the wait for all of them is. With `probe_links` the links between
-    neighbouring ranks are timed, at once and, under DDP, after 100 steps, 1,000, and every 5,000. `log` is called with
-    `figures()` after each step (paceline.loggers). A rank that does not call watch() within `timeout_seconds` is named
-    in an error on the others.
+    the model and takes a step, or of `optimizer`. With `buckets` the buckets of DDP are timed one by one, in the first
+    50 steps and then in every tenth; without, only the wait for all of them is. With `probe_links` the links between
+    neighbouring ranks are timed, at once and, under DDP, after 10 steps, 100, 1,000, and every 5,000. `log` is called
+    with `figures()` after each step (paceline.loggers). A rank that does not call watch() within `timeout_seconds` is
+    named in an error on the others, and so is one that calls it with other options.
+
+    It costs some 100 us of processor time in a step, and with `buckets` one more pass over the gradients; `python -m
+    benchmarks watch` measures both.
 
     >>> import tempfile
     >>> model = torch.nn.Linear(4, 1)
@@ -110,20 +118,31 @@ class Watch:
     ) -> None:
         self._log, self._pid, self._closed, self._warned = GuardedLog(log), os.getpid(), False, False
         parallel = _parallel_model(model)
-        group = current_group(process_group or getattr(parallel, "process_group", None))
+        # The group of an FSDP model may be the one of its shards alone.
+        own = parallel.process_group if isinstance(parallel, DistributedDataParallel) else None
+        group = current_group(process_group or own)
         self._ranks = dist.get_process_group_ranks(group) if group is not None else [0]
         self.rank = self._ranks.index(dist.get_rank()) if group is not None else 0
         key = ""
         if group is not None and len(self._ranks) > 1:
             key = _store_key(group, self._ranks, _device_of(model), timeout_seconds)
-        self._place = agree_on_folder(out, self.rank, _gather(group, self.rank, key, timeout_seconds))
+        self._place = agree_on_folder(
+            out,
+            self.rank,
+            _gather(group, self.rank, key, timeout_seconds),
+            options={"probe_links": bool(probe_links), "buckets": bool(buckets)},
+            gloo=dist.is_available() and dist.is_gloo_available(),
+        )
         self.folder: Path = self._place.folder
         self._totals: dict[str, float] = dict.fromkeys(_TOTALS, 0.0)
         self.steps = 0
         self._relay = _make_relay(self._place, self.rank, key)
         copy = self._relay.send if isinstance(self._relay, LineSender) else None
         self._writer = TimesWriter(times_path(self.folder, "rank", self.rank), copy=copy)
-        self._clock = StepClock(self._write_step, first_step=self._place.first_step, on_sync=self._set_sync)
+        self._lines = DelayedLines(self._writer, self._add_up, self._warn)
+        self._clock = StepClock(
+            self._lines.keep, keep=self._keep, first_step=self._place.first_step, on_sync=self._set_sync
+        )
         self._began = TimesBegan(
             format=FORMAT,
             paceline=paceline.__version__,
@@ -133,35 +152,42 @@ class Watch:
             host=platform.node(),
             launch=self._place.launch,
             sync=_sync_of(parallel),
-            device=_device_of(model),
+            device=_device_of(model).type,
         )
-        self._write(self._began)  # also if the next lines hang
+        self._lines.keep(self._began)
+        self._lines.flush()  # also if the next lines hang
         self._buckets: BucketTimer | None = None
         notes = []
         if isinstance(parallel, DistributedDataParallel) and not buckets:
             notes.append("no times of buckets: watch() was called with buckets=False")
         elif isinstance(parallel, DistributedDataParallel):
-            self._buckets = time_buckets(parallel, self._clock, self._write)
+            self._buckets = time_buckets(parallel, self._clock, self._lines.keep)
             if self._buckets is None:
                 notes.append("no times of buckets: the model had a communication hook before watch() was called")
         if self._began.device != "cpu":
             notes.append(f"host times only: what the {self._began.device} computes later is in the phase that waits")
         self._in_step = isinstance(parallel, DistributedDataParallel)
         self._probe: LinkProbe | None = None
-        if probe_links and len(self._ranks) > 1 and dist.is_gloo_available():
+        self._probe_due = False
+        if probe_links and len(self._ranks) > 1:
             notes += self._begin_probing(timeout_seconds)
         self._tell(notes)
-        self._parallel = parallel
-        self._models = [model, *([] if parallel is model else [parallel]), *_inner_modules(parallel)]
-        for each in self._models:
+        models = [model, *([] if parallel is model else [parallel]), *_inner_modules(parallel)]
+        for each in models:
             register_clock(each, self._clock)
+        self._parallel, self._models = weakref.ref(parallel), [weakref.ref(each) for each in models]
         self._phases = StepPhases(
             model,
             self._clock,
             self._end_step,
             optimizer=optimizer,
             syncs=self._is_synced,
+            before_first=self._probe_if_due,
+            on_unseen=self._note_unseen,
         )
+        _OPEN.add(self)
+        self._model_gone = weakref.finalize(model, self._lines.end_with, self._close_without_model)
+        self._model_gone.atexit = False
         atexit.register(self._close_at_exit)
         self._clock.skip()
 
@@ -184,6 +210,7 @@ class Watch:
 
         `lost_lines` are those that a full disk did not take.
         """
+        self._lines.flush()
         steps = max(1, self.steps)
         means = {name: seconds / steps for name, seconds in self._totals.items()}
         return {"steps": self.steps, **means, "lost_lines": self._writer.lost}
@@ -199,21 +226,25 @@ class Watch:
         done = self._clock.step - self._place.first_step
         if self._log:
             self._log(self.figures(), done)
-        if self._in_step and is_probed(done) and not _in_join(self._parallel):
-            self._probe_now(LATER_PROBE_SECONDS)
-            self._clock.skip()
+        if self._in_step and is_probed(done):
+            self._probe_due = True
 
-    def _write_step(self, times: StepTimes) -> None:
+    def _keep(self, step: MeasuredStep) -> None:
         self.steps += 1
+        self._lines.keep(step)
+
+    def _add_up(self, times: StepTimes) -> None:
         for name in _TOTALS:
             self._totals[name] += getattr(times, name)
-        self._write(times)
 
-    def _write(self, record: TimesRecord) -> None:
-        self._writer.write(record)
+    def _warn(self) -> None:
         if self._writer.error and not self._warned:
             self._warned = True
             log.warning("step times are lost, and training goes on: %s", self._writer.error)
+
+    def _note_unseen(self) -> None:
+        self._begin_again(notes=(*self._began.notes, UNSEEN))
+        log.warning("rank %d: %s", self.rank, UNSEEN)
 
     def _set_sync(self, sync: Sync) -> None:
         """Note how gradients come together, as a part of the library says it."""
@@ -223,7 +254,7 @@ class Watch:
     def _begin_again(self, **changes: Any) -> None:
         values = {name: getattr(self._began, name) for name in TimesBegan.__dataclass_fields__}
         self._began = TimesBegan(**values | changes)
-        self._write(self._began)
+        self._lines.keep(self._began)
 
     def _tell(self, notes: list[str]) -> None:
         if notes:
@@ -233,7 +264,7 @@ class Watch:
             print("; ".join([f"paceline watches {ranks}: {_shown(self.folder)}", *notes]), file=sys.stderr, flush=True)
 
     def _is_synced(self) -> bool:
-        return bool(getattr(self._parallel, "require_backward_grad_sync", True))
+        return bool(getattr(self._parallel(), "require_backward_grad_sync", True))
 
     # -- links -----------------------------------------------------------------------------------------------------
 
@@ -241,43 +272,91 @@ class Watch:
         """Time links for the first time; return what is to be said of it."""
         if self._place.restarted:  # the store holds the addresses of dead processes, and gloo would connect to them
             return ["links are not timed: the launch was restarted"]
+        if not self._place.gloo:
+            return ["links are not timed: torch was built without gloo on some rank"]
         try:
             self._probe = LinkProbe(self._ranks, group_timeout_seconds=timeout_seconds)
         except RuntimeError as error:
             return [f"links are not timed: {first_line(error)}"]
-        self._probe_now(FIRST_PROBE_SECONDS)
-        return [self._probe.failure] if self._probe.failure else []
+        failure = self._probe_now(FIRST_PROBE_SECONDS)
+        return [failure] if failure else []
 
-    def _probe_now(self, timeout_seconds: float) -> None:
-        if self._probe is None or self._probe.failure:
+    def _probe_if_due(self) -> None:
+        """Time links again before the next step's forward pass: there all ranks come, and no optimiser is at work."""
+        if not self._probe_due:
             return
+        self._probe_due = False
+        if self._probe is not None and not _in_join(self._parallel()):
+            with self._clock.left_out():
+                self._probe_now(LATER_PROBE_SECONDS)
+
+    def _probe_now(self, timeout_seconds: float) -> str:
+        """Time links; return why not, if that fails: then it is the last time."""
+        if self._probe is None:
+            return ""
         links: list[LinkTimed] = self._probe.measure(self._clock.now, timeout_seconds)
         for link in links:
-            self._write(link)
-        if self._probe.failure:
-            log.warning("rank %d: %s", self.rank, self._probe.failure)
+            self._lines.keep(link)
+        failure = self._probe.failure
+        if failure:
+            log.warning("rank %d: %s", self.rank, failure)
+            self._end_probing()
+        return failure
+
+    def _end_probing(self) -> None:
+        if self._probe is not None:
+            probe, self._probe = self._probe, None
+            probe.close()
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def _close_at_exit(self) -> None:
         self._close("the script ended")
 
+    def _close_without_model(self) -> None:
+        self._close("the model was deleted")
+
     def _close(self, reason: str) -> None:
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True
+        _OPEN.discard(self)
         atexit.unregister(self._close_at_exit)
-        self._phases.close()
-        if self._buckets is not None:
-            self._buckets.end()
-        for each in self._models:
-            register_clock(each, None)
+        self._let_go()
         self._clock.flush(within_seconds=LAST_BUCKETS_SECONDS)
-        self._write(TimesEnded(at_seconds=self._clock.now, reason=reason))
-        self._writer.close()
+        self._lines.keep(TimesEnded(at_seconds=self._clock.now, reason=reason))
+        self._lines.close()
+        self._end_probing()
         if self._relay is not None:
             self._relay.close()
 
+    def _let_go(self) -> None:
+        """Take all hooks off the model."""
+        self._model_gone.detach()
+        self._phases.close()
+        if self._buckets is not None:
+            self._buckets.end()
+        for reference in self._models:
+            if (model := reference()) is not None:
+                register_clock(model, None)
+
+    def _forget_in_child(self) -> None:
+        """Do nothing any more, in a forked child: the file is the parent's."""
+        self._closed = True
+        self._lines.forget()
+        self._let_go()
+
+
+_OPEN: weakref.WeakSet[Watch] = weakref.WeakSet()
+
+
+def _forget_all_in_child() -> None:
+    for each in list(_OPEN):
+        each._forget_in_child()
+    _OPEN.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all_in_child)
 
 _TOTALS = (
     "seconds",
@@ -321,16 +400,16 @@ def _sync_of(parallel: torch.nn.Module) -> Sync:
     return "fsdp" if isinstance(parallel, _sharded_types()) else "none"
 
 
-def _device_of(model: torch.nn.Module) -> str:
-    return next((each.device.type for each in model.parameters()), "cpu")
+def _device_of(model: torch.nn.Module) -> torch.device:
+    return next((each.device for each in model.parameters()), torch.device("cpu"))
 
 
-def _in_join(parallel: torch.nn.Module) -> bool:
+def _in_join(parallel: torch.nn.Module | None) -> bool:
     """Whether ranks may be out of data, and so out of step."""
     return bool(getattr(getattr(parallel, "_join_config", None), "enable", False))
 
 
-def _store_key(group: dist.ProcessGroup, ranks: list[int], device: str, timeout_seconds: float) -> str:
+def _store_key(group: dist.ProcessGroup, ranks: list[int], device: torch.device, timeout_seconds: float) -> str:
     """Return a name for the keys of one watch in the store, drawn by the first rank.
 
     It does not come through the store, which may still hold what ranks wrote there before a launch was restarted.
