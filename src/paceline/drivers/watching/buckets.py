@@ -61,19 +61,40 @@ def time_buckets(
             return None
         _TIMERS[model] = timer
         for name in ("register_comm_hook", "_register_builtin_comm_hook"):
-            object.__setattr__(model, name, LaterRegistration(model, name, getattr(timer, name)))
+            object.__setattr__(model, name, ReplacedMethod(model, name, getattr(timer, name)))
     timer.begin(clock, write)
     return timer
 
 
-class LaterRegistration:
-    """What a watched model has in place of a method that registers a hook. A copy of the model has DDP's own again."""
+def count_buffers_as_wait(model: DistributedDataParallel, clock: StepClock) -> Callable[[], None]:
+    """Count as "wait" what DDP does to make buffers equal at the beginning of a forward pass; return how to end that.
 
-    def __init__(self, model: DistributedDataParallel, name: str, register: Callable[..., None]) -> None:
-        self._model, self._name, self._register = weakref.ref(model), name, register
+    BatchNorm's statistics come from rank 0 in every step: whoever comes early waits there for whoever is late.
+    """
+    if not any(True for _ in model.buffers()):
+        return lambda: None
+    here = weakref.ref(model)
+
+    def sync_buffers() -> None:
+        with clock.entered("wait"):
+            DistributedDataParallel._sync_buffers(here())
+
+    def end() -> None:
+        if (watched := here()) is not None:
+            watched.__dict__.pop("_sync_buffers", None)
+
+    object.__setattr__(model, "_sync_buffers", ReplacedMethod(model, "_sync_buffers", sync_buffers))
+    return end
+
+
+class ReplacedMethod:
+    """What a watched model has in place of one of DDP's methods. A copy of the model has DDP's own again."""
+
+    def __init__(self, model: DistributedDataParallel, name: str, call: Callable[..., None]) -> None:
+        self._model, self._name, self._call = weakref.ref(model), name, call
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        self._register(*args, **kwargs)
+        self._call(*args, **kwargs)
 
     def __reduce__(self) -> Any:
         return _method_of, (self._model(), self._name)

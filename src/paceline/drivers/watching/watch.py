@@ -11,11 +11,14 @@ Each rank has a clock and a file of step times (`traces/step_times.py`); rank 0'
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import platform
 import sys
+import threading
 import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ from paceline.distributed import RankGoneError, check_limits, first_line
 from paceline.distributed.agreement import current_group
 from paceline.distributed.collectives import PendingCollective
 from paceline.distributed.stores import StoreGather, private_store
-from paceline.drivers.watching.buckets import BucketTimer, time_buckets
+from paceline.drivers.watching.buckets import BucketTimer, count_buffers_as_wait, time_buckets
 from paceline.drivers.watching.folder import Gather, WatchedFolder, WatchError, agree_on_folder
 from paceline.drivers.watching.lines import DelayedLines
 from paceline.drivers.watching.links import LinkProbe, is_probed
@@ -49,6 +52,7 @@ from paceline.traces.step_times import (
 
 log = logging.getLogger("paceline.watch")
 
+SILENT_SECONDS = 10.0  # of waiting for other ranks, after which that is said
 TIMEOUT_SECONDS = 300.0  # in which all ranks must have called watch()
 FIRST_PROBE_SECONDS, LATER_PROBE_SECONDS = 30.0, 10.0  # of one message
 UNSEEN = (
@@ -121,18 +125,24 @@ class Watch:
         # The group of an FSDP model may be the one of its shards alone.
         own = parallel.process_group if isinstance(parallel, DistributedDataParallel) else None
         group = current_group(process_group or own)
+        if group is None and (launched := os.environ.get("WORLD_SIZE", "1")) != "1":
+            raise WatchError(
+                f"this launch has {launched} ranks (WORLD_SIZE), and torch.distributed is not initialised: call "
+                "init_process_group() before watch()"
+            )
         self._ranks = dist.get_process_group_ranks(group) if group is not None else [0]
         self.rank = self._ranks.index(dist.get_rank()) if group is not None else 0
         key = ""
-        if group is not None and len(self._ranks) > 1:
-            key = _store_key(group, self._ranks, _device_of(model), timeout_seconds)
-        self._place = agree_on_folder(
-            out,
-            self.rank,
-            _gather(group, self.rank, key, timeout_seconds),
-            options={"probe_links": bool(probe_links), "buckets": bool(buckets)},
-            gloo=dist.is_available() and dist.is_gloo_available(),
-        )
+        with _telling_of_a_wait(self.rank, len(self._ranks)):
+            if group is not None and len(self._ranks) > 1:
+                key = _store_key(group, self._ranks, _device_of(model), timeout_seconds)
+            self._place = agree_on_folder(
+                out,
+                self.rank,
+                _gather(group, self.rank, key, timeout_seconds),
+                options={"probe_links": bool(probe_links), "buckets": bool(buckets)},
+                gloo=dist.is_available() and dist.is_gloo_available(),
+            )
         self.folder: Path = self._place.folder
         self._totals: dict[str, float] = dict.fromkeys(_TOTALS, 0.0)
         self.steps = 0
@@ -164,6 +174,9 @@ class Watch:
             self._buckets = time_buckets(parallel, self._clock, self._lines.keep)
             if self._buckets is None:
                 notes.append("no times of buckets: the model had a communication hook before watch() was called")
+        self._end_of_buffers: Callable[[], None] = lambda: None
+        if isinstance(parallel, DistributedDataParallel):
+            self._end_of_buffers = count_buffers_as_wait(parallel, self._clock)
         if self._began.device != "cpu":
             notes.append(f"host times only: what the {self._began.device} computes later is in the phase that waits")
         self._in_step = isinstance(parallel, DistributedDataParallel)
@@ -311,7 +324,8 @@ class Watch:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def _close_at_exit(self) -> None:
-        self._close("the script ended")
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        self._close("the script ended" if error is None else f"ended by {type(error).__name__}")
 
     def _close_without_model(self) -> None:
         self._close("the model was deleted")
@@ -336,6 +350,7 @@ class Watch:
         self._phases.close()
         if self._buckets is not None:
             self._buckets.end()
+        self._end_of_buffers()
         for reference in self._models:
             if (model := reference()) is not None:
                 register_clock(model, None)
@@ -348,6 +363,19 @@ class Watch:
 
 
 _OPEN: weakref.WeakSet[Watch] = weakref.WeakSet()
+
+
+@contextlib.contextmanager
+def _telling_of_a_wait(rank: int, ranks: int) -> Iterator[None]:
+    """Say so, after some seconds, where the other ranks do not come."""
+    words = "rank %d waits in watch() for the other %d: every rank of the launch must call it"
+    timer = threading.Timer(SILENT_SECONDS, log.warning, (words, rank, ranks - 1))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _forget_all_in_child() -> None:
