@@ -16,6 +16,7 @@ import pytest
 import paceline
 from paceline.cli.main import main
 from paceline.drivers.ranks.checkpoints import RankCheckpoints
+from paceline.traces.recorded_run import read_run
 from paceline.traces.step_times import read_all_times
 from tests import warm
 from tests.launches import free_port
@@ -114,7 +115,12 @@ def test_a_rank_that_dies_is_named_and_the_run_goes_on_and_replays_to_the_last_b
     assert ended(again, tmp_path) == 0, said(tmp_path)
     check_story(folder)
     assert paceline.replay(folder).identical
+    windows = read_run(folder).trace.works
     for rank, times in read_all_times(folder)["rank"].items():
+        versions = [step.version for step in times.steps]  # each step is in the window of an average of this rank
+        assert versions == sorted(versions)
+        assert set(versions) <= {work.version for work in windows if work.worker == rank}
+        assert len(set(versions)) > 1
         assert [step.step for step in times.steps] == list(range(len(times.steps))), rank
         assert all(step.computing_seconds + step.wait_seconds <= step.seconds + 5e-6 for step in times.steps)
         assert times.ended.reason == "all rounds are done"
