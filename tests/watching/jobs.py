@@ -321,3 +321,20 @@ def refused(folder, taken):
         except ValueError as error:
             errors.append(f"{type(error).__name__}: {error}")
     return errors
+
+
+def buffers(folder):
+    """Train a model with BatchNorm, whose last rank is slow in its optimiser; return the mean forward and wait."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    last = dist.get_rank() == dist.get_world_size() - 1
+    with watch(model, out=folder, probe_links=False) as watching:
+        for _ in range(6):
+            model(torch.randn(8, 4)).sum().backward()
+            if last:
+                time.sleep(0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+        found = watching.figures()
+    return {"forward": found["forward_seconds"], "wait": found["wait_seconds"], "own": "_sync_buffers" in vars(model)}

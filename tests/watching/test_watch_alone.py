@@ -310,3 +310,9 @@ def test_a_compiled_model_trains(tmp_path, compiled):
     assert len(steps) == 3
     if compiled == "outside":
         assert all(each.backward_seconds > 0 for each in steps)
+
+
+def test_a_launch_that_has_not_been_initialised_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(paceline.PacelineError, match=r"2 ranks .*init_process_group\(\) before watch"):
+        paceline.watch(nn.Linear(2, 1))

@@ -154,3 +154,10 @@ def test_a_killed_ranks_file_can_be_read_also_when_it_was_on_another_machine(tmp
         ranks.kill(1)
     assert len(read_times(path).steps) == 6
     assert read_times(path).ended is None
+
+
+def test_ranks_wait_for_the_slow_one_where_ddp_sends_buffers_and_their_forward_pass_does_not(three, tmp_path):
+    *prompt, slow = three.do("buffers", folder=str(tmp_path / "run"))
+    assert all(each["wait"] > slow["wait"] + 0.05 for each in prompt)
+    assert all(each["forward"] < each["wait"] for each in prompt)
+    assert not any(each["own"] for each in (*prompt, slow))

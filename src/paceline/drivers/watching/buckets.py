@@ -66,18 +66,19 @@ def time_buckets(
     return timer
 
 
-def count_buffers_as_wait(model: DistributedDataParallel, clock: StepClock) -> Callable[[], None]:
+def count_buffers_as_wait(model: torch.nn.Module, clock: StepClock) -> Callable[[], None]:
     """Count as "wait" what DDP does to make buffers equal at the beginning of a forward pass; return how to end that.
 
     BatchNorm's statistics come from rank 0 in every step: whoever comes early waits there for whoever is late.
     """
-    if not any(True for _ in model.buffers()):
+    if not isinstance(model, DistributedDataParallel) or not any(True for _ in model.buffers()):
         return lambda: None
     here = weakref.ref(model)
+    method: Callable[..., None] = DistributedDataParallel._sync_buffers
 
     def sync_buffers() -> None:
         with clock.entered("wait"):
-            DistributedDataParallel._sync_buffers(here())
+            method(here())
 
     def end() -> None:
         if (watched := here()) is not None:

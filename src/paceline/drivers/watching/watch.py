@@ -18,7 +18,7 @@ import platform
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,11 +125,7 @@ class Watch:
         # The group of an FSDP model may be the one of its shards alone.
         own = parallel.process_group if isinstance(parallel, DistributedDataParallel) else None
         group = current_group(process_group or own)
-        if group is None and (launched := os.environ.get("WORLD_SIZE", "1")) != "1":
-            raise WatchError(
-                f"this launch has {launched} ranks (WORLD_SIZE), and torch.distributed is not initialised: call "
-                "init_process_group() before watch()"
-            )
+        _check_initialised(group)
         self._ranks = dist.get_process_group_ranks(group) if group is not None else [0]
         self.rank = self._ranks.index(dist.get_rank()) if group is not None else 0
         key = ""
@@ -174,9 +170,7 @@ class Watch:
             self._buckets = time_buckets(parallel, self._clock, self._lines.keep)
             if self._buckets is None:
                 notes.append("no times of buckets: the model had a communication hook before watch() was called")
-        self._end_of_buffers: Callable[[], None] = lambda: None
-        if isinstance(parallel, DistributedDataParallel):
-            self._end_of_buffers = count_buffers_as_wait(parallel, self._clock)
+        self._end_of_buffers = count_buffers_as_wait(parallel, self._clock)
         if self._began.device != "cpu":
             notes.append(f"host times only: what the {self._began.device} computes later is in the phase that waits")
         self._in_step = isinstance(parallel, DistributedDataParallel)
@@ -363,6 +357,16 @@ class Watch:
 
 
 _OPEN: weakref.WeakSet[Watch] = weakref.WeakSet()
+
+
+def _check_initialised(group: dist.ProcessGroup | None) -> None:
+    """Refuse a launch of several ranks in which each would watch itself alone."""
+    launched = os.environ.get("WORLD_SIZE", "1")
+    if group is None and launched != "1":
+        raise WatchError(
+            f"this launch has {launched} ranks (WORLD_SIZE), and torch.distributed is not initialised: call "
+            "init_process_group() before watch()"
+        )
 
 
 @contextlib.contextmanager
