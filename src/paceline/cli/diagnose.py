@@ -63,7 +63,10 @@ def diagnose(options: DiagnoseOptions, overrides: dict[str, str]) -> None:
         _print(found)
     if isinstance(written, ResultsNotKept):
         raise written
-    note(Console(stderr=True), f"page: {written}")
+    notes = Console(stderr=True)
+    note(notes, f"page: {written}")
+    if found.status in ("slow", "once", "link", "small") and not options.json:
+        note(notes, f"what would help: paceline what-if {options.run}")
 
 
 def document(found: Diagnosis) -> dict[str, Any]:

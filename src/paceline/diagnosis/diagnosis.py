@@ -533,6 +533,8 @@ def _phases(
     measured = {name: max(0.0, value) for name, value in sums.items()}
     in_none = measured.pop("other", 0.0)
     explained = sum(measured.values())
+    if in_none > explained and in_none >= EXPLAINS * late_by:
+        return ("other",), seconds
     if explained < EXPLAINS * late_by or explained <= in_none or explained <= 0:
         return (), seconds
     ordered = sorted(measured, key=lambda name: -measured[name])

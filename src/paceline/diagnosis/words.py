@@ -32,6 +32,7 @@ _PHASE_WORDS = {
     "optimiser": "in its optimiser",
     "computing": "in its computing",
     "transfer": "on its link",
+    "other": "outside of the phases of a step (an evaluation or a checkpoint, say)",
 }
 MOST_NAMED = 3
 A_LOT_OF_WIRE = 0.2
@@ -117,6 +118,9 @@ def _averaged(found: Diagnosis) -> bool:
 def _late(found: Diagnosis, each: Suspect) -> str:
     by, unit = duration_text(each.late_seconds), _steps(found)
     if each.pattern == "once":
+        times = round(each.late_share * found.steps)
+        if times > 1:
+            return f"was late {times} times, by {by}{_where(each)}, first in {unit[:-1]} {each.since_step:,}"
         return f"was late in {unit[:-1]} {each.since_step:,}, by {by}{_where(each)}"
     share = percent_text(each.late_share)
     if each.pattern == "intermittent":
