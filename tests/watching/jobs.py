@@ -299,11 +299,13 @@ def links(folder):
 
 def remote(folder, others_folder, killed=None):
     """Rank 1 does not see rank 0's folder, as on another machine; `killed` stays in a loop until it is killed."""
+    sees = folders.sees
     if dist.get_rank() == 1:
         folders.sees = lambda *place: False
         Path(others_folder).mkdir(exist_ok=True)
     model = ddp()
     watching = watch(model, out=folder, probe_links=False)
+    folders.sees = sees  # for the jobs that follow
     train(model, 6)
     if dist.get_rank() == killed:
         while True:

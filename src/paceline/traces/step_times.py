@@ -18,8 +18,8 @@ a rank's is its wait; and a rank's lateness is the largest wait minus its own.
 
 The first line says whose file it is. A line is given to the operating system at once, so that a process that is killed
 loses at most the line it was writing; `paceline.watch` collects lines first, and loses at most the last fifth of a
-second. It times buckets in the first 50 steps, and then in every tenth. A file stays small: from LINES_AT_A_STRIDE lines on, a line is the
-sum of two steps, then of four, ..., of the same steps on every rank.
+second. It times buckets in the first 50 steps, and then in every tenth. A file stays small: from LINES_AT_A_STRIDE
+lines on, a line is the sum of two steps, then of four, ..., of the same steps on every rank.
 
     {"kind":"step_timed","times":[step, steps, version or null, started, seconds, input, forward, backward, wait,
                                   optimiser, processor or null, [[ready, done], ...], trip or null]}
