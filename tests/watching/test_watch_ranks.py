@@ -157,7 +157,7 @@ def test_other_options_on_one_rank_are_refused_on_all_before_a_group_is_made(thr
 
 def test_a_closed_watch_leaves_no_threads_and_no_connections(three, tmp_path):
     for found in three.do("closed_again", folder=str(tmp_path)):
-        assert found[-1] == found[0]
+        assert all(last <= first for first, last in zip(found[0], found[-1], strict=True)), found
 
 
 def test_optimisers_with_shards_end_the_same_steps_on_all_ranks(three, tmp_path):
