@@ -5,6 +5,7 @@ turn to FOLDER/lanes-0.jsonl: the processor time and the time of a step.
 
 With `inside`, there is one lane, watched, and every way into watch's own code is wrapped: the processor time of the
 thread inside it is added up. The same wrapper around nothing, called as often, says what the wrapping itself costs.
+The start of an all-reduce is timed apart, and left out: DDP starts it itself where nobody watches.
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 from benchmarks.links_lanes import write_figures
-from paceline.drivers.watching.buckets import BucketTimer
+from paceline.drivers.watching.buckets import EVERY, FIRST_STEPS, BucketTimer
+from paceline.drivers.watching.lines import DelayedLines
 from paceline.drivers.watching.phases import StepPhases
 
 PLAIN, AGAIN, WATCHED, PHASES, HOOK = "plain", "plain again", "watched", "watched, buckets=False", "PyTorch's own hook"
 INSIDE = "inside"
+WARM_STEPS = FIRST_STEPS + EVERY  # from then on every tenth step has its buckets timed
 LANES = (PLAIN, WATCHED, PHASES, HOOK, AGAIN)
 
 
@@ -54,7 +58,7 @@ class InsideTime:
     """Adds up the processor time of threads inside wrapped functions; one inside another counts once."""
 
     def __init__(self) -> None:
-        self.seconds, self.calls = 0.0, 0
+        self.seconds, self.started_seconds, self.calls = 0.0, 0.0, 0
         self._lock, self._local = threading.Lock(), threading.local()
 
     def wrapped(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,6 +81,23 @@ class InsideTime:
 
         return timed
 
+    def left_out(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that does the same, and whose time counts as `started_seconds` instead."""
+
+        @functools.wraps(call)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.thread_time_ns()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                took = (time.thread_time_ns() - began) / 1e9
+                with self._lock:
+                    self.started_seconds += took
+                    if getattr(self._local, "inside", False):
+                        self.seconds -= took
+
+        return timed
+
     def wrap_watch(self) -> None:
         """Wrap every function of watch's that hooks, autograd or gloo call."""
         ways = ("_before_forward", "_after_forward", "_on_gradient", "_on_backward_through", "_on_round_finished")
@@ -84,6 +105,8 @@ class InsideTime:
             setattr(StepPhases, name, self.wrapped(getattr(StepPhases, name)))
         setattr(BucketTimer, "_take", self.wrapped(BucketTimer._take))  # noqa: B010 - mypy takes no assignment
         setattr(BucketTimer, "_take_mean", staticmethod(self.wrapped(BucketTimer._take_mean)))  # noqa: B010
+        setattr(DelayedLines, "flush", self.wrapped(DelayedLines.flush))  # noqa: B010
+        setattr(dist.ProcessGroup, "allreduce", self.left_out(dist.ProcessGroup.allreduce))  # noqa: B010
 
 
 class Lane:
@@ -120,7 +143,7 @@ def figures(job: Job, folder: Path) -> Iterator[dict[str, Any]]:
         return
     lanes = {name: Lane(name, job, folder) for name in LANES}
     for lane in lanes.values():
-        lane.run(5)
+        lane.run(WARM_STEPS)
     for number, name in job.turns:
         yield {"pass": number, "lane": name, **lanes[name].run(job.steps)}
 
@@ -130,17 +153,18 @@ def inside_figures(job: Job, folder: Path) -> Iterator[dict[str, Any]]:
     inside = InsideTime()
     inside.wrap_watch()
     lane = Lane(INSIDE, job, folder)
-    lane.run(5)
+    lane.run(WARM_STEPS)
     for number, name in job.turns:
-        inside.seconds, inside.calls = 0.0, 0
+        inside.seconds, inside.started_seconds, inside.calls = 0.0, 0.0, 0
         found = lane.run(job.steps)
-        took, calls = inside.seconds / job.steps, inside.calls
+        took, calls, started = inside.seconds / job.steps, inside.calls, inside.started_seconds / job.steps
         empty = InsideTime()
         nothing = empty.wrapped(lambda: None)
         for _ in range(calls):
             nothing()
         wrapping = empty.seconds / job.steps
-        yield {"pass": number, "lane": name, "inside_seconds": took, "wrapping_seconds": wrapping, **found}
+        own = {"inside_seconds": took, "wrapping_seconds": wrapping, "started_seconds": started}
+        yield {"pass": number, "lane": name, **own, **found}
 
 
 if __name__ == "__main__":

@@ -20,7 +20,9 @@ def test_the_verdict_comes_first_and_everything_fits_in_eighty_columns(tmp_path,
     assert first.startswith("Rank 2 is late in 100 % of the steps, by ")
     assert "in its forward pass, since step 0. Without it the run would have taken " in first
     assert max(map(len, printed.out.splitlines())) <= 80
-    assert printed.err == f"page: {tmp_path / 'diagnosis.html'}\n"
+    assert " ".join(printed.err.split()) == (
+        f"page: {tmp_path / 'diagnosis.html'} what would help: paceline what-if {tmp_path}"
+    )
     page = (tmp_path / "diagnosis.html").read_text(encoding="utf-8")
     assert "<h1>Rank 2 is slow, and costs" in page
 
@@ -66,4 +68,5 @@ def test_a_race_asks_which_run(tmp_path, capsys):
 def test_a_report_is_made_of_a_watched_script(tmp_path, capsys):
     watched(tmp_path, 3, 20, seed=1)
     assert main(["report", str(tmp_path)]) == 0
-    assert "ddp finished 20 rounds" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert main(["diagnose", str(tmp_path), "--out", str(tmp_path / "other")]) == 0
+    assert (tmp_path / "diagnosis.html").read_bytes() == (tmp_path / "other" / "diagnosis.html").read_bytes()

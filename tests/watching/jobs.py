@@ -6,6 +6,7 @@ import contextlib
 import copy
 import hashlib
 import io
+import os
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
@@ -297,11 +299,13 @@ def links(folder):
 
 def remote(folder, others_folder, killed=None):
     """Rank 1 does not see rank 0's folder, as on another machine; `killed` stays in a loop until it is killed."""
+    sees = folders.sees
     if dist.get_rank() == 1:
         folders.sees = lambda *place: False
         Path(others_folder).mkdir(exist_ok=True)
     model = ddp()
     watching = watch(model, out=folder, probe_links=False)
+    folders.sees = sees  # for the jobs that follow
     train(model, 6)
     if dist.get_rank() == killed:
         while True:
@@ -338,3 +342,39 @@ def buffers(folder):
             optimizer.zero_grad()
         found = watching.figures()
     return {"forward": found["forward_seconds"], "wait": found["wait_seconds"], "own": "_sync_buffers" in vars(model)}
+
+
+def other_options(folder):
+    """One rank has other options; then the script makes a group of its own."""
+    errors = []
+    for name in ("probe_links", "buckets"):
+        try:
+            watch(ddp(), out=Path(folder, name), **{name: dist.get_rank() == 1})
+        except ValueError as error:
+            errors.append(str(error))
+    ours = torch.ones(1)
+    dist.all_reduce(ours, group=dist.new_group())
+    return {"errors": errors, "sum": ours.item()}
+
+
+def closed_again(folder):
+    """Watch and close several times; count threads and sockets after each. (Rank 0 keeps its locks on folders.)"""
+    model, found = ddp(), []
+    for life in range(4):
+        watch(model, out=Path(folder, str(life))).close()
+        dist.barrier()
+        links = [os.path.join("/proc/self/fd", each) for each in os.listdir("/proc/self/fd")]
+        sockets = sum(os.readlink(link).startswith("socket:") for link in links if os.path.lexists(link))
+        found.append([len(os.listdir("/proc/self/task")), sockets])
+    return found[1:]
+
+
+def sharded_optimiser(folder):
+    """ZeroRedundancyOptimizer calls an optimiser inside its own step, with other parameters on each rank."""
+    model = ddp(nn.Linear(20, 1, bias=False))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    with watch(model, out=folder):
+        for step in range(12):
+            model(batch(step)[0]).sum().backward()
+            optimizer.step()
+    return seen(folder)

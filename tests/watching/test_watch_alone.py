@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
+import time
+import weakref
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ from paceline.drivers.watching.phases import MANY, StepPhases
 from paceline.traces.recorded_run import read_run
 from paceline.traces.run_folder import FolderTakenError
 from paceline.traces.step_clock import StepClock, clock_of
-from paceline.traces.step_times import read_times, times_path
+from paceline.traces.step_times import BucketsMade, StepTimes, TimesWriter, read_times, times_path
 
 X = torch.ones(2, 3)
 
@@ -293,23 +296,146 @@ def test_a_full_disk_is_told_of_once_and_training_goes_on(tmp_path, monkeypatch,
     assert len(read_times(times_path(tmp_path / "run", "rank")).steps) == 3
 
 
-@pytest.mark.parametrize("compiled", ["outside", "in place"])
+@pytest.mark.parametrize("compiled", ["outside", "in place", "in place, later"])
 def test_a_compiled_model_trains(tmp_path, compiled):
     model = nn.Linear(3, 1)
-    if compiled == "outside":
-        called = torch.compile(model, backend="eager")
-    else:
+    called = torch.compile(model, backend="eager") if compiled == "outside" else model
+    if compiled == "in place":
         model.compile(backend="eager")
-        called = model
-    with paceline.watch(called, out=tmp_path / "run"):
+    with paceline.watch(called, out=tmp_path / "run") as watch:
+        if compiled == "in place, later":
+            model.compile(backend="eager")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(3):
             called(X).sum().backward()
             optimizer.step()
     steps = read_times(times_path(tmp_path / "run", "rank")).steps
     assert len(steps) == 3
-    if compiled == "outside":
-        assert all(each.backward_seconds > 0 for each in steps)
+    seen = steps[1:] if compiled == "in place, later" else steps
+    assert all(min(each.forward_seconds, each.backward_seconds) > 0 for each in seen)
+    assert watch.notes == ()
+    called(X)  # nobody watches any more
+
+
+class Nesting(torch.optim.Optimizer):
+    """An optimiser that calls others, as ZeroRedundancyOptimizer and Lookahead do."""
+
+    def __init__(self, parameters, inner, passes):
+        super().__init__(parameters, {})
+        self.inner, self.passes = inner, passes
+
+    def step(self, closure=None):
+        for each in self.inner:
+            self.passes(1)
+            each.step()
+        self.passes(1)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_of_an_optimiser_that_calls_others_the_outermost_step_is_the_end(loop, named):
+    model = nn.Linear(3, 1)
+    inner = [torch.optim.SGD([each], lr=0.1) for each in model.parameters()]
+    one = loop(model, inner[0], optimizer=inner[1] if named else None)
+    outer = Nesting(model.parameters(), inner, one.passes)
+    for _ in range(3):
+        one.passes(5)
+        one.backward(one.forward(2), 7)
+        outer.step()
+    assert one.found() == [phases(input=5, forward=2, backward=7, optimiser=3)] * 3
+
+
+def test_an_error_in_an_optimisers_step_is_forgotten_with_the_next_forward_pass(loop):
+    class Failing(torch.optim.SGD):
+        fails = True
+
+        def step(self, closure=None):
+            if self.fails:
+                raise ZeroDivisionError
+            return super().step(closure)
+
+    model = nn.Linear(3, 1)
+    failing = Failing(model.parameters(), lr=0.1)
+    one = loop(model, failing, optimizer=failing)
+    one.backward(one.forward(2), 7)
+    with pytest.raises(ZeroDivisionError):
+        one.optimizer.step()
+    Failing.fails = False
+    one.backward(one.forward(2), 7)
+    one.passes(3)
+    one.backward(one.forward(2), 7)  # accumulated: what came before is input, not a closure's
+    one.optimizer.step()
+    assert one.found() == [phases(input=3, forward=6, backward=21)]
+
+
+def test_a_model_that_is_trained_in_eval_mode_has_forward_passes(loop):
+    one = loop()
+    one.model.eval()
+    for _ in range(3):
+        one.passes(5)
+        one.backward(one.forward(2), 7)
+        one.step(0.5)
+    assert one.found()[1:] == [phases(input=5, forward=2, backward=7, optimiser=0.5)] * 2
+    assert one.found()[0] == phases(other=5, forward=2, backward=7, optimiser=0.5)
+
+
+def test_steps_without_a_call_of_the_model_are_in_no_phase_and_a_note_says_so(loop):
+    told = []
+    one = loop(on_unseen=lambda: told.append(1))
+    for _ in range(3):
+        one.passes(5)
+        nn.functional.linear(X, one.model.weight).sum().backward()
+        one.step(0.5)
+    assert one.found() == [phases(other=5.5)] * 3
+    assert told == [1]
+
+
+def test_a_forked_child_writes_nothing_into_its_parents_file(tmp_path):
+    model = nn.Linear(3, 1)
+    with paceline.watch(model, out=tmp_path / "run") as watch:
+        train(model)
+        child = os.fork()
+        if child == 0:
+            try:
+                train(model)
+                watch.close()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        train(model)
+    assert [each.step for each in read_times(times_path(tmp_path / "run", "rank")).steps] == list(range(6))
+
+
+def test_a_model_that_is_deleted_is_freed_and_its_file_ends(tmp_path):
+    model = nn.Linear(3, 1)
+    watch = paceline.watch(model, out=tmp_path / "run")
+    train(model)
+    gone = weakref.ref(model)
+    del model, watch
+    gc.collect()
+    assert gone() is None
+    path, deadline = times_path(tmp_path / "run", "rank"), time.monotonic() + 30
+    while read_times(path).ended is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (len(read_times(path).steps), read_times(path).ended.reason) == (3, "the model was deleted")
+
+
+def test_lines_are_in_the_file_soon_also_when_training_stands_still(tmp_path):
+    model = nn.Linear(3, 1)
+    with paceline.watch(model, out=tmp_path / "run"):
+        train(model)
+        path, deadline = times_path(tmp_path / "run", "rank"), time.monotonic() + 30
+        while len(read_times(path).steps) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(read_times(path).steps) == 3
+
+
+def test_the_last_step_is_found_behind_other_lines(tmp_path):
+    writer = TimesWriter(tmp_path / "rank-0.jsonl")
+    writer.write(StepTimes(step=7, started_seconds=0.0, seconds=1.0))
+    writer.write(BucketsMade(step=7, bytes=tuple(range(30_000))))
+    writer.close()
+    assert (tmp_path / "rank-0.jsonl").stat().st_size > 2 * folders.LOOK_BYTES
+    assert folders.last_step(tmp_path / "rank-0.jsonl") == 7
 
 
 def test_a_launch_that_has_not_been_initialised_is_refused(monkeypatch):

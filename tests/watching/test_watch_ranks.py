@@ -48,9 +48,13 @@ def test_a_rank_that_sleeps_is_found_in_its_phase_and_in_the_others_waits(three,
             assert parts == pytest.approx(each["seconds"], abs=1e-5)
             assert all(ready <= done <= each["seconds"] + 1e-5 for ready, done in each["buckets"])
         for each in times["steps"][1:3]:
-            assert (each[f"{slow}_seconds"] > 0.9 * SLEEP_SECONDS) == (rank == late)
+            if rank == late:
+                assert each[f"{slow}_seconds"] > 0.9 * SLEEP_SECONDS
         starts = [(each["started_seconds"], each["seconds"]) for each in times["steps"]]
         assert all(began + took <= after + 1e-5 for (began, took), (after, _) in itertools.pairwise(starts))
+    for other in (0, 2):  # what the machine does beside meets all ranks alike, over two steps
+        here, there = (sum(found[rank]["steps"][step][f"{slow}_seconds"] for step in (1, 2)) for rank in (late, other))
+        assert here > there
     # A rank's lateness is the largest wait for the first bucket minus its own.
     step = 3 if slow == "optimiser" else 2  # who is late in its optimiser comes late to the next step
     waits = [(times["steps"][step]["buckets"][0]) for times in found]
@@ -65,7 +69,7 @@ def test_a_rank_that_sleeps_is_found_in_its_phase_and_in_the_others_waits(three,
 
 def test_accumulated_gradients_are_one_step(three, tmp_path):
     for times in three.do("phases", folder=str(tmp_path / "run"), steps=5, accumulate=3):
-        assert 5 <= len(times["steps"]) <= 6
+        assert len(times["steps"]) == 5  # no_sync() tells, also before the first optimizer.step()
         assert all(each["forward_seconds"] > 0 for each in times["steps"])
 
 
@@ -86,7 +90,9 @@ def test_hooks_that_come_later_work_as_without_a_watch_and_earlier_ones_are_left
 def test_evaluations_between_steps_are_in_no_phase(three, tmp_path):
     for times in three.do("evaluations", folder=str(tmp_path / "run"), sleep_seconds=SLEEP_SECONDS):
         assert len(times["steps"]) == 4
-        assert [each["other_seconds"] > 0.9 * SLEEP_SECONDS for each in times["steps"]] == [False, False, True, False]
+        other = [each["other_seconds"] for each in times["steps"]]
+        assert other[2] > 0.9 * SLEEP_SECONDS
+        assert max(other) == other[2]
 
 
 def test_a_copy_of_a_watched_model_is_not_watched(three, tmp_path):
@@ -140,6 +146,25 @@ def test_a_folder_that_is_taken_or_named_differently_is_refused_on_all_ranks(thr
         assert f"{taken} holds a run" in first
         assert second.startswith("WatchError: all ranks must watch into the same folder"), rank
     assert not (tmp_path / "a").exists()
+
+
+def test_other_options_on_one_rank_are_refused_on_all_before_a_group_is_made(three, tmp_path):
+    for found in three.do("other_options", folder=str(tmp_path)):
+        assert all("all ranks must call watch() with the same" in each for each in found["errors"])
+        assert [each.split("same ")[1].split(":")[0] for each in found["errors"]] == ["probe_links", "buckets"]
+        assert found["sum"] == RANKS
+
+
+def test_a_closed_watch_leaves_no_threads_and_no_connections(three, tmp_path):
+    for found in three.do("closed_again", folder=str(tmp_path)):
+        assert all(last <= first for first, last in zip(found[0], found[-1], strict=True)), found
+
+
+def test_optimisers_with_shards_end_the_same_steps_on_all_ranks(three, tmp_path):
+    for times in three.do("sharded_optimiser", folder=str(tmp_path / "run")):
+        assert [each["step"] for each in times["steps"]] == list(range(12))
+        assert len(times["links"]) == 4
+        assert times["notes"] == []
 
 
 def test_a_killed_ranks_file_can_be_read_also_when_it_was_on_another_machine(tmp_path):

@@ -16,11 +16,12 @@ there, the next model, the average. A bucket is `ready` when its gradients are, 
 bucket's time on the wire is the least of all ranks' (done - ready), for the last to come waits for nobody; the rest of
 a rank's is its wait; and a rank's lateness is the largest wait minus its own.
 
-The first line says whose file it is. A line is given to the operating system before training goes on, so that a process
-that is killed loses at most the line it was writing. A file stays small: from step LINES_AT_A_STRIDE on, a line is the
-sum of two steps, from twice that step on of four, then of eight, ... (`stride_at`). The step's number alone says so:
-lines are of the same steps on every rank, whatever else a rank has written. Where lines are sums, a process that is
-killed also loses the sum it was making.
+The first line says whose file it is. A line is given to the operating system at once, so that a process that is killed
+loses at most the line it was writing; `paceline.watch` collects lines first, and loses at most the last fifth of a
+second. It times buckets in the first 50 steps, and then in every tenth. A file stays small: from step LINES_AT_A_STRIDE
+on, a line is the sum of two steps, from twice that step on of four, then of eight, ... (`stride_at`). The step's number
+alone says so: lines are of the same steps on every rank, whatever else a rank has written. Where lines are sums, a
+process that is killed also loses the sum it was making.
 
     {"kind":"step_timed","times":[step, steps, version or null, started, seconds, input, forward, backward, wait,
                                   optimiser, processor or null, [[ready, done], ...], trip or null]}
