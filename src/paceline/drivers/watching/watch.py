@@ -85,8 +85,8 @@ def watch(
     with `figures()` after each step (paceline.loggers). A rank that does not call watch() within `timeout_seconds` is
     named in an error on the others, and so is one that calls it with other options.
 
-    It costs some 0.1 ms of processor time in a step, with `buckets` some 0.3 ms and one more pass over the gradients; `python -m
-    benchmarks watch` measures both.
+    It costs some 0.1 ms of processor time in a step, with `buckets` some 0.3 ms and one more pass over the gradients;
+    `python -m benchmarks watch` measures both.
 
     >>> import tempfile
     >>> model = torch.nn.Linear(4, 1)
