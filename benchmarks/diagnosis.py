@@ -77,12 +77,12 @@ def cases_of(driver: str, first_seed: int, *, quick: bool) -> list[Case]:
     """Return all cases of a driver; who is slow is drawn from the seed.
 
     >>> [case.name for case in cases_of("ddp", 0, quick=True)]
-    ['+200 ms, input', '+200 ms, forward', '+200 ms, backward', 'half a link', 'balanced', '+50 ms, input', ...]
+    ['+200 ms, input', 'half a link', 'balanced']
     """
     times, balanced, steps = (1, 1, 12) if quick else (5, 10, 30)
-    kinds = [(f"+200 ms, {place}", place, 0.2) for place in PLACES for _ in range(times)]
+    kinds = [(f"+200 ms, {place}", place, 0.2) for place in PLACES[: 1 if quick else None] for _ in range(times)]
     kinds += [("half a link", "link", 0.0)] * times + [("balanced", "", 0.0)] * balanced
-    kinds += [(f"+50 ms, {place}", place, 0.05) for place in PLACES for _ in range(times)]
+    kinds += [(f"+50 ms, {place}", place, 0.05) for place in (() if quick else PLACES) for _ in range(times)]
     found = []
     for number, (name, place, seconds) in enumerate(kinds):
         seed = seed_for(first_seed, f"diagnosis of {driver}, case {number}") % 2**31
@@ -150,6 +150,6 @@ def _bars(rows: Sequence[dict[str, Any]]) -> str:
     verdicts = (coloured(RIGHT.verdict(right)), coloured(FALSE_ALARMS.verdict(named)))
     small = [row for row in rows if row["seconds"] == 0.05]
     return (
-        f"right: {right} of {len(judged)} ({RIGHT}): {verdicts[0]}; named in {named} of {len(balanced)} balanced runs "
+        f"bars: right {right} of {len(judged)} ({RIGHT}): {verdicts[0]}; named in {named} of {len(balanced)} balanced runs "
         f"({FALSE_ALARMS}): {verdicts[1]}; +50 ms: {sum(row['right'] for row in small)} of {len(small)}"
     )

@@ -202,7 +202,7 @@ def _stand_in(address: str, signature: str, payload: torch.Tensor, number: int, 
     connection.ready(signature, Discarded(memoryview(bytearray(MOST_BODY_BYTES))), slots)
     with suppress(TrainingOver):
         while True:
-            version = connection.take_model(lambda incoming: None)
+            version = connection.take_model(lambda incoming: None).message.version
             place, slot = connection.free_slot() or (None, None)
             gradient = Gradient(
                 version=version,

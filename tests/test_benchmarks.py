@@ -26,6 +26,7 @@ RUNS = [
 ]
 RUNS += [["claims", "timing", "codecs", "pruning", "pruning-overhead", "false-alarms"]]
 RUNS += [["pipeline-balance", "pipeline-idle", "pipeline-placement", "plan-beside-load"]]
+RUNS += [["diagnosis", "--only", "ddp"]]
 RUNS += [["corrupt"]]  # it forks, and must not have computed before
 RUNS += [["hostile", "scale", "averaging-accuracy", "optimizers", "large-batch"]]
 

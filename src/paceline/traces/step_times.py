@@ -376,6 +376,7 @@ class TimesWriter:
     def __init__(self, path: Path, *, copy: Callable[[bytes], None] | None = None) -> None:
         self.path, self.error, self.lost, self._copy = path, "", 0, copy
         self._file, self._closed = -1, False
+        self._opened: tuple[int, int] | None = None  # device and inode of the file
         self._began, self._needs_began = b"", False  # the last TimesBegan line, and whether the file lacks it
         self._sum: StepTimes | ServerTimes | None = None
         try:
@@ -384,8 +385,17 @@ class TimesWriter:
             self._note(error)
 
     def _open(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        """Open the file; one that was open before must still be there: the folder may be another run's by now."""
+        how = os.O_RDWR | os.O_APPEND
+        if self._opened is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            how |= os.O_CREAT
+        file = os.open(self.path, how, 0o666)
+        about = os.fstat(file)
+        if self._opened not in (None, (about.st_dev, about.st_ino)):
+            os.close(file)
+            raise OSError(errno.ESTALE, "another file is there now")
+        self._file, self._opened = file, (about.st_dev, about.st_ino)
         self._cut_torn_line()
         self._needs_began = self._needs_began or os.fstat(self._file).st_size == 0
 
