@@ -150,6 +150,6 @@ def _bars(rows: Sequence[dict[str, Any]]) -> str:
     verdicts = (coloured(RIGHT.verdict(right)), coloured(FALSE_ALARMS.verdict(named)))
     small = [row for row in rows if row["seconds"] == 0.05]
     return (
-        f"bars: right {right} of {len(judged)} ({RIGHT}): {verdicts[0]}; named in {named} of {len(balanced)} balanced runs "
-        f"({FALSE_ALARMS}): {verdicts[1]}; +50 ms: {sum(row['right'] for row in small)} of {len(small)}"
+        f"bars: right {right} of {len(judged)} ({RIGHT}): {verdicts[0]}; named in {named} of {len(balanced)} balanced "
+        f"runs ({FALSE_ALARMS}): {verdicts[1]}; +50 ms: {sum(row['right'] for row in small)} of {len(small)}"
     )
