@@ -16,12 +16,9 @@ from hypothesis import strategies as st
 
 from paceline.diagnosis import diagnose, evidence, timings_of, verdict
 from paceline.reports.diagnosis_page import headline
-from paceline.reports.report import report_html
 from paceline.traces import Round, Trace, Work, step_times
 from paceline.traces.recorded_run import NoRunError, read_run
-from paceline.traces.step_times import read_all_times
 from paceline.traces.trace_files import write_traces
-from paceline.traces.watched import trace_of_times
 from tests.diagnosis.recordings import USUAL, Delay, served, watched
 from tests.reports.race_traces import race
 
@@ -355,26 +352,6 @@ def test_few_synchronisations_are_too_few_however_many_steps_they_are():
     found = diagnose(dataclasses.replace(run, times={"rank": windows}), skip=0)
     assert (found.synchronisations, found.steps, found.status) == (7, 140, "cannot tell")
     assert "7 synchronisations after the warm-up are too few" in verdict(found)[0]
-
-
-# -- the trace of a watched script -------------------------------------------------------------------------------------
-
-
-def test_a_watched_script_has_a_trace_that_a_report_draws(tmp_path):
-    folder = watched(tmp_path, 4, 30, seed=1, delays=[Delay(rank=2)], killed=[0])
-    trace = trace_of_times(read_all_times(folder)["rank"])
-    assert (trace.workers, trace.rounds_done, trace.used) == (4, 30, 110)
-    waits = {
-        number: sum(line.wait_seconds for line in times.steps)
-        for number, times in read_run(folder).times["rank"].items()
-    }
-    least = min(waits, key=waits.get)
-    assert least == 2
-    for each in trace.works:
-        assert each.started_seconds <= each.finished_seconds <= each.sent_seconds <= each.arrived_seconds
-        assert each.worker != 2 or np.isclose(each.finished_seconds, each.sent_seconds)
-    assert [absence.worker for absence in trace.absences] == [0]
-    assert "ddp" in report_html([trace])
 
 
 # -- runs without a journal --------------------------------------------------------------------------------------------
