@@ -21,6 +21,7 @@ RUNS = [
     ["soak"],
     ["links", "plans", "codec-losses", "slow-link", "trainer"],  # the last is skipped where transformers is missing
     ["averaging", "watch"],
+    ["shares", "shares-lgc"],
     ["lgc-ranks"],
     ["gradients", "--only", "mlp,lenet"],
 ]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from paceline.data.pruning.policy import PruningError
     from paceline.data.pruning.sampler import FinePruning, InfoBatch
     from paceline.drivers.averaging.averager import BMUF, HPSGD, PSGD, SSGD, DiLoCo, LocalSGD
+    from paceline.drivers.balancing.balance import Balance
     from paceline.drivers.ddp import compress
     from paceline.drivers.pipelining.pipeline import Pipeline
     from paceline.drivers.pipelining.planning import plan_pipeline
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from paceline.runs.serving import serve
     from paceline.runs.training import train
     from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full
+    from paceline.strategies.shares import SharesBySpeed
 
 _HOMES = {
     "Race": "runs",
@@ -58,6 +60,7 @@ _HOMES = {
     "RecipeError": "recipes",
     "Result": "runs",
     "Worker": "drivers.served.worker",
+    "Balance": "drivers.balancing.balance",
     "compress": "drivers.ddp",
     "plan_pipeline": "drivers.pipelining.planning",
     "pruning_page": "analysis.pruning",
@@ -94,6 +97,7 @@ _HOMES = {
     "Async": "strategies",
     "FastestK": "strategies",
     "Full": "strategies",
+    "SharesBySpeed": "strategies.shares",
 }
 
 __all__ = [
@@ -106,6 +110,7 @@ __all__ = [
     "STRATEGIES",
     "Accumulate",
     "Async",
+    "Balance",
     "Device",
     "DiLoCo",
     "FastestK",
@@ -126,6 +131,7 @@ __all__ = [
     "Recipe",
     "RecipeError",
     "Result",
+    "SharesBySpeed",
     "Worker",
     "compress",
     "layer_ratios",

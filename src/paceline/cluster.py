@@ -4,6 +4,8 @@ serve, Worker                      a parameter server and its workers, each in a
 LGCSync, FastestKSync, FullSync    the same strategies on the ranks of a launch, without a server (docs/rounds.md)
 train, replay                      a recipe carried out in real processes, and computed again from its trace
 LGC, FastestK, Full, Async         the strategies of a server
+Balance, ShareTable                batches by speed under DistributedDataParallel (docs/balance.md)
+SharesBySpeed                      the same for workers and ranks in rounds
 compress                           a codec for DistributedDataParallel (docs/codecs.md)
 watch, Watch                       where the time of a script's steps goes, on every rank (docs/watching.md)
 """
@@ -16,6 +18,8 @@ from paceline.lazy import lazy_names
 
 if TYPE_CHECKING:
     from paceline.distributed import RankGoneError
+    from paceline.drivers.balancing.balance import Balance, BalanceError
+    from paceline.drivers.balancing.report import ShareTable
     from paceline.drivers.ddp import compress
     from paceline.drivers.rounds.loop import RoundsError
     from paceline.drivers.rounds.synchronizer import FastestKSync, FullSync, LGCSync
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from paceline.runs.serving import serve
     from paceline.runs.training import train
     from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full
+    from paceline.strategies.shares import SharesBySpeed
 
 _HOMES = {
     "serve": "paceline.runs.serving",
@@ -42,6 +47,10 @@ _HOMES = {
     "train": "paceline.runs.training",
     "Trained": "paceline.runs.cluster",
     "replay": "paceline.runs.replaying",
+    "Balance": "paceline.drivers.balancing.balance",
+    "BalanceError": "paceline.drivers.balancing.balance",
+    "ShareTable": "paceline.drivers.balancing.report",
+    "SharesBySpeed": "paceline.strategies.shares",
     "compress": "paceline.drivers.ddp",
     "LGC": "paceline.strategies",
     "FastestK": "paceline.strategies",
@@ -59,6 +68,8 @@ __all__ = [
     "LGC",
     "STRATEGIES",
     "Async",
+    "Balance",
+    "BalanceError",
     "FastestK",
     "FastestKSync",
     "Full",
@@ -69,6 +80,8 @@ __all__ = [
     "RoundsError",
     "RunOutcome",
     "ServeError",
+    "ShareTable",
+    "SharesBySpeed",
     "Trained",
     "Watch",
     "WatchError",

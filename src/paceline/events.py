@@ -5,7 +5,7 @@ follow. Nothing here or in a strategy reads a clock, opens a socket, draws a ran
 gradient is known by who computed it and at which version of the model.
 
     driver  -- Joined, Left, GradientArrived, LossSeen -->  strategy
-    driver  <-- Step, Send, Drop -------------------------  strategy
+    driver  <-- Step, Assign, Send, Drop -----------------  strategy
 
 A *version* of the model is the number of steps it has taken. In a synchronous strategy every round is one step, so the
 version is also the number of the round.
@@ -63,6 +63,9 @@ class GradientArrived:
     `work_seconds` is how long the worker computed on the blocks it did, `transfer_seconds` how long the model and the
     gradient were on the wire; `None` where nobody measured it.
 
+    `samples` is the size of the whole batch: gradients are weighed by it. 0 is not said, and counts as much as the
+    others do.
+
     >>> GradientArrived(worker=0, version=4, blocks_done=3, blocks=4).whole
     False
     """
@@ -74,6 +77,7 @@ class GradientArrived:
     at_seconds: float = 0.0
     work_seconds: float | None = None
     transfer_seconds: float = 0.0
+    samples: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.blocks_done <= self.blocks:
@@ -142,6 +146,19 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Assign:
+    """From now on the next batch that a worker begins has so many samples, given as (worker, samples).
+
+    A worker that none was ever assigned has the size that its driver began with.
+
+    >>> dict(Assign(samples=((0, 48), (1, 16))).samples)[1]
+    16
+    """
+
+    samples: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
     """The driver is to send these workers the current model; each then begins on its next batch.
 
@@ -165,7 +182,7 @@ class Drop:
     reason: str
 
 
-Action: TypeAlias = Step | Send | Drop
+Action: TypeAlias = Step | Assign | Send | Drop
 
 
 # -- without a server: workers that average among themselves ---------------------------------------------------------

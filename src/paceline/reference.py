@@ -10,6 +10,8 @@ is shared with the code it specifies. Averaging is in `reference_averaging.py`, 
                 e = (1/N) * sum of the M late gradients of the round before
                     - (M/N) * mean of the K first of the round before
     async       update = gradient / (1 + staleness)
+                Where batches differ in size, a mean is the mean over samples: b_i / (sum of b) in place of 1/N and 1/K,
+                and in e (sum of b over the late) / (sum of b over all N) in place of M/N.
     lars        v = momentum v + lr local (g + decay w); w = w - v           (large batches, You et al. 2017)
                 local = trust_coefficient |w| / (|g| + decay |w|), layer by layer
 
@@ -36,6 +38,8 @@ class PlainRound:
     `block_gradients[i]` holds the mean gradient of each of worker i's equal blocks. `order` is the order in which the
     workers come to an end. `late_blocks_done[i]` is how many blocks worker i had done when it stopped, for those
     stragglers whose gradient arrives before the next round closes; a straggler not named there misses it too.
+    `samples[i]` is the size of worker i's batch, or of a straggler that misses it what the server takes for its size;
+    without, all batches are of one size.
 
     >>> PlainRound(block_gradients=[[[1.0], [3.0]]], order=[0]).gradient(0)
     [2.0]
@@ -44,6 +48,7 @@ class PlainRound:
     block_gradients: Sequence[Sequence[Vector]]
     order: Sequence[int]
     late_blocks_done: Mapping[int, int] = field(default_factory=dict)
+    samples: Sequence[float] = ()
 
     @property
     def workers(self) -> int:
@@ -53,6 +58,26 @@ class PlainRound:
         2
         """
         return len(self.order)
+
+    def size(self, worker: int) -> float:
+        """Return the size of a worker's batch, 1 if all are of one size.
+
+        >>> PlainRound(block_gradients=[[[1.0]], [[5.0]]], order=[1, 0], samples=[30, 10]).size(1)
+        10
+        """
+        return self.samples[worker] if self.samples else 1
+
+    def mean_of(self, workers: Sequence[int]) -> list[float]:
+        """Return the mean gradient over all samples of several workers.
+
+        >>> PlainRound(block_gradients=[[[1.0]], [[5.0]]], order=[1, 0], samples=[30, 10]).mean_of([0, 1])
+        [2.0]
+        """
+        sizes = [self.size(worker) for worker in workers]
+        weighed = [
+            [size * value for value in self.gradient(worker)] for worker, size in zip(workers, sizes, strict=True)
+        ]
+        return [value / math.fsum(sizes) for value in total(weighed)]
 
     def gradient(self, worker: int) -> list[float]:
         """Return a whole gradient: the mean over all blocks.
@@ -98,7 +123,7 @@ def full(rounds: Sequence[PlainRound]) -> list[list[float]]:
     >>> full([PlainRound(block_gradients=[[[1.0]], [[5.0]]], order=[1, 0])])
     [[3.0]]
     """
-    return [mean([plain.gradient(worker) for worker in plain.order]) for plain in rounds]
+    return [plain.mean_of(plain.order) for plain in rounds]
 
 
 def fastest_k(rounds: Sequence[PlainRound], *, k: int, warmup_rounds: int = 0) -> list[list[float]]:
@@ -110,7 +135,7 @@ def fastest_k(rounds: Sequence[PlainRound], *, k: int, warmup_rounds: int = 0) -
     updates = []
     for number, plain in enumerate(rounds):
         first = plain.order if number < warmup_rounds else plain.order[:k]
-        updates.append(mean([plain.gradient(worker) for worker in first]))
+        updates.append(plain.mean_of(first))
     return updates
 
 
@@ -127,11 +152,14 @@ def lgc(
     updates = [fresh_means[0]]
     for number in range(1, len(rounds)):
         before = rounds[number - 1]
-        late = [before.late_gradient(worker, scale_partial=scale_partial) for worker in before.late_blocks_done]
-        late_sum = total(late) if late else [0.0 for _ in fresh_means[0]]
-        update = []
-        for fresh, late_part, fresh_before in zip(fresh_means[number], late_sum, fresh_means[number - 1], strict=True):
-            update.append(fresh + late_part / before.workers - len(late) / before.workers * fresh_before)
+        everybody = math.fsum(before.size(worker) for worker in before.order)
+        missing, update = 0.0, list(fresh_means[number])
+        for worker in before.late_blocks_done:
+            share = before.size(worker) / everybody
+            missing += share
+            late = before.late_gradient(worker, scale_partial=scale_partial)
+            update = [so_far + share * value for so_far, value in zip(update, late, strict=True)]
+        update = [value - missing * fresh for value, fresh in zip(update, fresh_means[number - 1], strict=True)]
         updates.append(update)
     return updates
 

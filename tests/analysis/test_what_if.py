@@ -64,7 +64,7 @@ def test_a_run_in_which_somebody_is_late_is_played_again_nearly_always_exactly(s
 
 
 @pytest.mark.parametrize("late_work", ["partial", "complete"])
-@pytest.mark.parametrize("name", ["full", "lgc", "fastest-k", "async", "lgc@ranks"])
+@pytest.mark.parametrize("name", ["full", "lgc", "fastest-k", "async", "lgc@ranks", "full+speed", "lgc+speed@ranks"])
 def test_a_simulated_run_is_played_again_exactly(tmp_path, name, late_work) -> None:
     recipe = Recipe(rounds=30).with_strategy(name).with_settings(
         cluster={"workers": 5, "late_work": late_work}, strategy={"k": 3}, network={"latency_seconds": 0.004}
@@ -74,6 +74,9 @@ def test_a_simulated_run_is_played_again_exactly(tmp_path, name, late_work) -> N
     found = what_if(tmp_path, Wanted(without=(1,)))
     assert found.replayed_seconds == pytest.approx(found.run.seconds, rel=0.01 if "@" in name else 1e-5)
     assert found.error.median_round < 1e-5
+    assert any("every remedy is played with the sizes that the run had" in note for note in found.notes) == (
+        "+speed" in name
+    )
 
 
 @pytest.mark.parametrize(("name", "period"), [("local-sgd", 4), ("ssgd", "auto")])

@@ -285,7 +285,7 @@ class Working(threading.Thread):
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
 
-    def _stop_if_asked(self, worker, draw):
+    def _stop_if_asked(self, worker, draw, samples):
         if not self._going:
             raise _Stopped
         return 0.0

@@ -1,12 +1,13 @@
 """Random histories of a cluster, and what a strategy makes of them.
 
 A history is a list of moves. A gradient's version is given by its age, so that one list makes sense for every
-strategy, whatever version it has come to.
+strategy, whatever version it has come to. Batches are of one size that nobody says, or (`sized_histories`) each of its
+own; then worker 0 takes three times as long for a sample.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from hypothesis import strategies as st
@@ -31,6 +32,7 @@ class Deliver:
     worker: int
     age: int = 0
     blocks_done: int = 4
+    samples: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,19 @@ _LOSSES: list[Move] = [TellLoss(worker, age) for worker in _EVERYBODY for age in
 _MOVES = 8 * _ON_TIME + 2 * _LATE + _ODD + _COMING_AND_GOING + _LOSSES
 
 
+_SIZES = (4, 8, 8, 20)
+
+
 def _of_bytes(drawn: bytes) -> list[Move]:
     """A move for each byte: hypothesis draws all bytes at once, and moves one by one in several times as long."""
     return [_MOVES[byte % len(_MOVES)] for byte in drawn]
+
+
+def _sized(moves: list[Move]) -> list[Move]:
+    return [
+        replace(move, samples=_SIZES[(place + move.worker) % len(_SIZES)]) if isinstance(move, Deliver) else move
+        for place, move in enumerate(moves)
+    ]
 
 
 histories = st.builds(
@@ -61,6 +73,8 @@ histories = st.builds(
     st.integers(0, WORKERS),
     st.binary(max_size=8) | st.binary(min_size=20, max_size=40),
 )
+sized_histories = histories.map(_sized)
+any_histories = histories | sized_histories
 
 
 def event_of(move: Move, version: int, at_seconds: float) -> Event:
@@ -69,13 +83,16 @@ def event_of(move: Move, version: int, at_seconds: float) -> Event:
             return Joined(worker=worker, at_seconds=at_seconds)
         case Leave(worker):
             return Left(worker=worker, at_seconds=at_seconds)
-        case Deliver(worker, age, blocks_done):
+        case Deliver(worker, age, blocks_done, samples):
+            seconds = samples * (3.0 if worker == 0 else 1.0)
             return GradientArrived(
                 worker=worker,
                 version=max(0, version - age),
                 blocks_done=blocks_done,
                 blocks=4,
                 at_seconds=at_seconds,
+                work_seconds=seconds * blocks_done / 4 if samples else None,
+                samples=samples,
             )
         case TellLoss(worker, age):
             return LossSeen(worker=worker, version=max(0, version - age), mean=1.0 + worker, variance=0.5, samples=8)

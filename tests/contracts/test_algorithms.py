@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from paceline.events import Drop, GradientArrived, Joined, Send, Step
 from paceline.strategies import LGC, Async, FastestK, Full
 from paceline.strategies.combine import Combiner
+from paceline.strategies.shares import SharesBySpeed
 from tests.contracts.play import Deliver, Join, Leave, histories, play, steps_of
 
 quick = settings(deadline=None, max_examples=40, derandomize=True)
@@ -21,14 +22,15 @@ quick = settings(deadline=None, max_examples=40, derandomize=True)
 class Server:
     """A strategy and a combiner; gradients are given by (worker, version)."""
 
-    def __init__(self, strategy, workers, gradient):
-        self.running, self.combiner, self.gradient = strategy.start(), Combiner(), gradient
+    def __init__(self, strategy, workers, gradient, samples=lambda worker, version: 0):
+        self.running, self.combiner, self.gradient, self.samples = strategy.start(), Combiner(), gradient, samples
         self.updates, self.steps = [], []
         for worker in range(workers):
             self.running.handle(Joined(worker=worker))
 
     def arrives(self, worker, version):
-        for action in self.running.handle(GradientArrived(worker=worker, version=version)):
+        event = GradientArrived(worker=worker, version=version, samples=self.samples(worker, version))
+        for action in self.running.handle(event):
             if isinstance(action, Step):
                 self.steps.append(action)
                 self.updates.append(
@@ -36,9 +38,9 @@ class Server:
                 )
 
 
-def updates_of(strategy, orders, gradient):
+def updates_of(strategy, orders, gradient, **sizes):
     """Every round all workers come in the order given; those that miss their round arrive in the next, first."""
-    server = Server(strategy, len(orders[0]), gradient)
+    server = Server(strategy, len(orders[0]), gradient, **sizes)
     late = []
     for version, order in enumerate(orders):
         for worker in late:
@@ -100,6 +102,38 @@ def test_lgc_telescopes_to_the_full_means_and_the_last_fresh_mean(data, workers)
     last = len(arrivals) - 1
     last_fresh = torch.stack([gradient(worker, last) for worker in arrivals[last][:k]]).mean(0)
     torch.testing.assert_close(found, sum(full_means, last_fresh), rtol=0, atol=1e-12)
+
+
+@quick
+@given(data=st.data(), workers=st.integers(1, 6))
+def test_lgc_telescopes_to_the_means_over_all_samples_whatever_the_sizes_of_batches(data, workers):
+    arrivals = data.draw(orders(workers))
+    k = data.draw(st.integers(1, workers))
+    sizes = data.draw(st.lists(st.integers(1, 60), min_size=workers * len(arrivals), max_size=workers * len(arrivals)))
+    gradient, last = made_up_gradient(), len(arrivals) - 1
+
+    def samples(worker, version):
+        return sizes[version * workers + worker]
+
+    def mean(of, version):
+        total = sum(samples(worker, version) for worker in of)
+        return sum(samples(worker, version) / total * gradient(worker, version) for worker in of)
+
+    for strategy in (LGC(k=k), LGC(k=k, shares=SharesBySpeed(batch_size=8))):
+        found = torch.stack(updates_of(strategy, arrivals, gradient, samples=samples)).sum(0)
+        full_means = [mean(range(workers), version) for version in range(last)]
+        torch.testing.assert_close(found, sum(full_means, mean(arrivals[last][:k], last)), rtol=0, atol=1e-12)
+
+
+@quick
+@given(data=st.data(), workers=st.integers(1, 6), size=st.integers(1, 64))
+def test_batches_that_are_said_to_be_equal_give_the_bits_of_those_whose_size_nobody_says(data, workers, size):
+    arrivals, k = data.draw(orders(workers)), data.draw(st.integers(1, workers))
+    gradient = made_up_gradient(torch.float32)
+    for strategy in (Full(), FastestK(k=k), LGC(k=k)):
+        unsaid = updates_of(strategy, arrivals, gradient)
+        said = updates_of(strategy, arrivals, gradient, samples=lambda worker, version: size)
+        assert all(torch.equal(one, other) for one, other in zip(unsaid, said, strict=True))
 
 
 # Four workers on skewed data: worker i's gradient is always SKEWED[i]. What matters is the mean update.

@@ -12,10 +12,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.events import Drop, GradientArrived, Joined, Left, LossSeen, Send, Step
+from paceline.events import Assign, Drop, GradientArrived, Joined, Left, LossSeen, Send, Step
 from paceline.strategies import STRATEGIES
-from tests.contracts.play import WORKERS, Deliver, Join, Leave, histories, members, play, steps_of
-from tests.contracts.variants import VARIANTS, every_strategy, every_synchronous_strategy
+from tests.contracts.play import (
+    WORKERS,
+    Deliver,
+    Join,
+    Leave,
+    any_histories,
+    histories,
+    members,
+    play,
+    sized_histories,
+    steps_of,
+)
+from tests.contracts.variants import (
+    VARIANTS,
+    every_strategy,
+    every_strategy_with_shares,
+    every_synchronous_strategy,
+)
 
 quick = settings(deadline=None, max_examples=40, derandomize=True)
 
@@ -33,7 +49,7 @@ def test_importing_the_strategies_does_not_import_torch():
 
 @every_strategy
 @quick
-@given(moves=histories)
+@given(moves=any_histories)
 def test_every_gradient_that_arrives_ends_in_one_step_or_in_one_drop_or_still_waits(settings, moves):
     running = settings.start()
     arrived, ended = Counter(), Counter()
@@ -54,7 +70,7 @@ def test_every_gradient_that_arrives_ends_in_one_step_or_in_one_drop_or_still_wa
 
 @every_strategy
 @quick
-@given(moves=histories)
+@given(moves=any_histories)
 def test_a_drop_is_of_the_gradient_that_just_arrived(settings, moves):
     for event, actions in play(settings.start(), moves):
         for action in actions:
@@ -64,7 +80,7 @@ def test_a_drop_is_of_the_gradient_that_just_arrived(settings, moves):
 
 @every_strategy
 @quick
-@given(moves=histories)
+@given(moves=any_histories)
 def test_versions_count_the_steps(settings, moves):
     running = settings.start()
     steps = steps_of(play(running, moves))
@@ -74,7 +90,7 @@ def test_versions_count_the_steps(settings, moves):
 
 @every_strategy
 @quick
-@given(moves=histories)
+@given(moves=any_histories)
 def test_the_new_model_goes_to_workers_that_are_alive_and_to_one_that_joins(settings, moves):
     played = play(settings.start(), moves)
     for count, (event, actions) in enumerate(played, start=1):
@@ -89,14 +105,14 @@ def test_the_new_model_goes_to_workers_that_are_alive_and_to_one_that_joins(sett
 
 @every_strategy
 @quick
-@given(moves=histories)
+@given(moves=any_histories)
 def test_a_loss_that_is_told_asks_for_nothing(settings, moves):
     assert all(actions == [] for event, actions in play(settings.start(), moves) if isinstance(event, LossSeen))
 
 
 @every_synchronous_strategy
 @quick
-@given(moves=histories)
+@given(moves=any_histories)
 def test_a_synchronous_step_is_sent_to_everybody_alive(settings, moves):
     played = play(settings.start(), moves)
     for count, (_, actions) in enumerate(played, start=1):
@@ -106,7 +122,7 @@ def test_a_synchronous_step_is_sent_to_everybody_alive(settings, moves):
 
 @every_strategy
 @quick
-@given(moves=histories)
+@given(moves=any_histories)
 def test_shares_are_sorted_by_worker_and_name_each_once(settings, moves):
     for step in steps_of(play(settings.start(), moves)):
         for shares in (step.fresh, step.late):
@@ -139,7 +155,7 @@ def test_the_compensation_never_weighs_more_than_the_part_of_the_round_that_was_
 
 @every_synchronous_strategy
 @quick
-@given(moves=histories)
+@given(moves=any_histories)
 def test_a_round_is_never_left_open_when_everybody_alive_has_delivered(settings, moves):
     running = settings.start()
     alive, delivered, version = set(), set(), 0
@@ -157,7 +173,7 @@ def test_a_round_is_never_left_open_when_everybody_alive_has_delivered(settings,
 
 @every_synchronous_strategy
 @quick
-@given(moves=histories)
+@given(moves=any_histories)
 def test_a_step_takes_at_least_k_gradients_or_everybody_alive(settings, moves):
     # K is what the strategy said before the event; a worker that leaves can only lower it.
     running = settings.start()
@@ -171,7 +187,7 @@ def test_a_step_takes_at_least_k_gradients_or_everybody_alive(settings, moves):
 
 @every_synchronous_strategy
 @quick
-@given(moves=histories)
+@given(moves=any_histories)
 def test_whatever_happened_before_the_round_closes_once_the_alive_deliver(settings, moves):
     running = settings.start()
     played = play(running, moves)
@@ -211,7 +227,7 @@ def test_with_nobody_left_nothing_closes_and_it_goes_on_when_one_joins(settings)
 
 @every_strategy
 @quick
-@given(moves=histories)
+@given(moves=any_histories)
 def test_the_same_events_give_the_same_actions(settings, moves):
     first, second = settings.start(), settings.start()
     assert play(first, moves) == play(second, moves)
@@ -220,7 +236,7 @@ def test_the_same_events_give_the_same_actions(settings, moves):
 
 @every_strategy
 @quick
-@given(moves=histories, cut=st.integers(0, 40))
+@given(moves=any_histories, cut=st.integers(0, 40))
 def test_a_copy_loaded_from_json_at_any_point_goes_on_identically(settings, moves, cut):
     running, copy = settings.start(), settings.start()
     play(running, moves[:cut])
@@ -232,7 +248,7 @@ def test_a_copy_loaded_from_json_at_any_point_goes_on_identically(settings, move
 
 @every_strategy
 @quick
-@given(moves=histories, ahead=st.integers(1, 3), worker=st.integers(0, WORKERS - 1))
+@given(moves=any_histories, ahead=st.integers(1, 3), worker=st.integers(0, WORKERS - 1))
 def test_a_gradient_from_the_future_is_refused_and_changes_nothing(settings, moves, ahead, worker):
     running = settings.start()
     play(running, moves)
@@ -240,3 +256,76 @@ def test_a_gradient_from_the_future_is_refused_and_changes_nothing(settings, mov
     with pytest.raises(ValueError, match=f"version {running.version + ahead}.* version {running.version}"):
         running.handle(GradientArrived(worker=worker, version=running.version + ahead))
     assert json.dumps(running.state_dict()) == before
+
+
+# -- batches of different sizes ------------------------------------------------------------------------------------
+
+
+@every_synchronous_strategy
+@quick
+@given(moves=sized_histories)
+def test_fresh_shares_are_the_samples_of_each_in_those_of_all(settings, moves):
+    sizes = {}
+    for event, actions in play(settings.start(), moves):
+        if isinstance(event, GradientArrived) and not any(isinstance(action, Drop) for action in actions):
+            sizes[event.worker, event.version] = event.samples  # one that came twice is dropped
+        for step in (action for action in actions if isinstance(action, Step)):
+            taken = [sizes[share.worker, share.version] for share in step.fresh]
+            assert [share.weight for share in step.fresh] == [size / sum(taken) for size in taken]
+
+
+@every_synchronous_strategy
+@quick
+@given(moves=sized_histories)
+def test_the_late_weigh_what_was_missing_of_their_round(settings, moves):
+    sizes = {}
+    for event, actions in play(settings.start(), moves):
+        if isinstance(event, GradientArrived) and not any(isinstance(action, Drop) for action in actions):
+            sizes[event.worker, event.version] = event
+        for step in (action for action in actions if isinstance(action, Step)):
+            scaled = getattr(settings, "scale_partial", True)
+            late = [sizes[share.worker, share.version] for share in step.late]
+            scales = [1.0 if scaled else each.blocks / each.blocks_done for each in late]
+            unscaled = [share.weight / scale for share, scale in zip(step.late, scales, strict=True)]
+            assert sum(unscaled) == pytest.approx(step.previous_mean_weight, abs=1e-12)
+            assert step.previous_mean_weight < 1
+            for one, other in itertools.combinations(range(len(late)), 2):
+                assert unscaled[one] * late[other].samples == pytest.approx(unscaled[other] * late[one].samples)
+
+
+@every_strategy_with_shares
+@quick
+@given(moves=sized_histories)
+def test_assigned_samples_are_a_whole_batch_of_those_alive_and_come_between_step_and_model(settings, moves):
+    played = play(settings.start(), moves)
+    for count, (_, actions) in enumerate(played, start=1):
+        for place, action in enumerate(actions):
+            if isinstance(action, Assign):
+                alive = sorted(members(played[:count]))
+                assert [type(each) for each in actions[place - 1 : place + 2]] == [Step, Assign, Send]
+                assert [worker for worker, _ in action.samples] == alive
+                assert sum(samples for _, samples in action.samples) == settings.shares.batch_size * len(alive)
+                assert all(samples >= 4 and samples % 4 == 0 for _, samples in action.samples)
+
+
+@every_synchronous_strategy
+@quick
+@given(moves=histories)
+def test_where_nobody_says_a_size_nothing_is_assigned(settings, moves):
+    assert not any(isinstance(action, Assign) for _, actions in play(settings.start(), moves) for action in actions)
+
+
+@every_strategy_with_shares
+def test_a_worker_that_is_slow_for_a_sample_gets_fewer_of_them(settings):
+    running = settings.start()
+    play(running, [Join(worker) for worker in range(WORKERS)])
+    assigned = dict.fromkeys(range(WORKERS), 8)
+    for version in range(12):
+        fast = [worker for worker in range(WORKERS) if worker]
+        for move in [*(Deliver(worker, samples=assigned[worker]) for worker in fast), Deliver(0, samples=assigned[0])]:
+            late = running.version > version
+            for _, actions in play(running, [Deliver(move.worker, int(late), 4, move.samples)]):
+                for action in actions:
+                    if isinstance(action, Assign):
+                        assigned = dict(action.samples)
+    assert assigned[0] == 4 < min(samples for worker, samples in assigned.items() if worker)

@@ -26,6 +26,8 @@ SHORTER = {
     "range(200)": "range(2)",
     "batch_size=128": "batch_size=8",
     "batch_size=64": "batch_size=8",
+    "batch_size=256": "batch_size=16",
+    "batch_size=32": "batch_size=8",
     "shares = [2, 2, 1, 1]": "shares = [2, 1]",
     "num_workers=4": "num_workers=1",
     "batch, parts = 8192, 16": "batch, parts = 64, 4",
@@ -61,6 +63,7 @@ def readers_names(**more):
         "dist": dist,
         "os": os,
         "paceline": paceline,
+        "DataLoader": DataLoader,
         "DistributedDataParallel": DistributedDataParallel,
         "model": model,
         "network": model,
@@ -101,7 +104,7 @@ def trained(code, page, **more):
 
 
 def first_blocks():
-    hook, averages, rounds = code_of("../README.md", "test_first_blocks")
+    hook, balanced, averages, rounds = code_of("../README.md", "test_first_blocks")
     names = readers_names()
     before = losses_of(names)
     run(hook, names, "README.md")
@@ -110,7 +113,19 @@ def first_blocks():
         names["loss_function"](names["model"](inputs), targets).backward()
         names["optimizer"].step()
     compressed = {"before": before, "after": losses_of(names), "parameters": numbers_of(names["model"])}
-    return [compressed, trained(averages, "README.md")[0], trained(rounds, "README.md")[0]]
+    return [compressed, *(trained(code, "README.md")[0] for code in (balanced, averages, rounds))]
+
+
+def balance():
+    """Run the page's blocks one after the other; all have the names of the first."""
+    first, *others = code_of("balance.md", "test_balance")
+    found, names = trained(first, "balance.md")
+    losses = [found["before"], found["after"]]
+    for code in others:
+        run(code, names, "balance.md")
+        losses.append(losses_of(names))
+    names["balance"].close()
+    return {"losses": losses, "parameters": numbers_of(names["model"]), "state": names["state"]}
 
 
 def averaging():
@@ -141,6 +156,11 @@ def shares_by_speed():
         "distance": float((model.weight[0] - expected).abs().max()),
         "moved": float(expected.abs().max()),
     }
+
+
+def shares_in_rounds():
+    (loop,) = code_of("guides/mixed-machines.md", "test_shares_in_rounds")
+    return trained(loop, "mixed-machines.md")[0]
 
 
 def rounds(folder):

@@ -37,11 +37,21 @@ def learned(answers):
 
 
 def test_first_blocks(ranks):  # README.md, index.md
-    compressed, averaged, rounds = zip(*ranks.do("first_blocks"), strict=True)
-    for answers in (compressed, averaged, rounds):
+    for answers in zip(*ranks.do("first_blocks"), strict=True):
         learned(answers)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert blocks_run_by("index.md", f"{HERE}::test_first_blocks")[0] in readme
+
+
+def test_balance(ranks):  # balance.md
+    answers = ranks.do("balance")
+    for answer in answers:
+        before, after, *others, last = answer["losses"]
+        assert before > after > min(others), "the first block trains, and so do those with tokens"
+        assert last == others[-1], "the block that keeps and loads states trains nothing"
+    assert answers[0]["parameters"] == answers[1]["parameters"]
+    assert answers[0]["state"] == answers[1]["state"]
+    assert answers[0]["state"]["sampler"]["epoch"] == 4
 
 
 def test_averaging(ranks):  # averaging.md
@@ -53,6 +63,10 @@ def test_shares_by_speed(ranks):  # guides/mixed-machines.md
     assert [answer["samples"] for answer in answers] == [64, 32]
     assert [answer["steps"] for answer in answers] == [8, 4]
     assert all(answer["distance"] < 1e-5 < 0.01 < answer["moved"] for answer in answers), "every sample weighs the same"
+
+
+def test_shares_in_rounds(ranks):  # guides/mixed-machines.md
+    learned(ranks.do("shares_in_rounds"))
 
 
 def test_rounds(ranks, tmp_path):  # rounds.md

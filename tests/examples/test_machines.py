@@ -50,6 +50,19 @@ def test_the_slow_ranks_are_late_instead_of_waited_for():
     assert float(re.search(r"accuracy ([\d.]+)%", lgc)[1]) > 40
 
 
+def test_the_slow_rank_is_dealt_less_instead_of_waited_for():
+    first, *others = run("balance_ddp.py", "--epochs", 4, "--slower", 4, ranks=3)
+    assert not any(re.search("Error|samples", text) for text in others), "rank 0 alone prints"
+    paces = [int(pace.replace(",", "")) for pace in re.findall(r": ([\d,]+) samples a second", first)]
+    assert len(paces) == 2
+    assert paces[1] > 1.15 * paces[0], "the ideal is 2.25 times DDP's pace"
+    accuracies = [float(found) for found in re.findall(r"accuracy ([\d.]+)%", first)]
+    assert min(accuracies) > 80
+    shares = [int(found) for found in re.findall(r"^ +\d +(\d+) +\d+ %", first, re.MULTILINE)]
+    assert sum(shares) == 96
+    assert shares[2] < min(shares[:2]) / 2
+
+
 def test_a_killed_worker_is_replaced_and_all_rounds_are_done(tmp_path):
     make_keys(tmp_path / "keys")
     with _machines(tmp_path) as machines:

@@ -265,3 +265,25 @@ def test_the_models_own_module_is_left_alone():
     engine.compute(model.parameters, model.buffers, assignments(GREY))
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert all(parameter.grad is None for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("network", ["plain", "batch norm"])
+def test_batches_of_different_sizes_are_those_of_the_loop_and_alike_ones_still_share_a_pass(network):
+    """Workers that have shares by their speed: some of one size, one of another, one that is alone with its own."""
+    module = small_network() if network == "batch norm" else build_model("mlp", input_shape=GREY, classes=10)
+    engine, loop = make_engine(module), LoopGradients(copy.deepcopy(module))
+    start = loop.model.parameters.clone(), loop.model.buffers
+    sizes = (16, 8, 12, 8, 16)
+    for seed in range(2):
+        work = [
+            assignments(GREY, workers=len(sizes), batch_size=size, seed=seed)[place] for place, size in enumerate(sizes)
+        ]
+        expected, found = loop.compute(*start, work), engine.compute(*start, work)
+        assert engine.in_one_pass
+        assert apart(expected.gradients, found.gradients) < 1e-5
+        assert apart(expected.buffers, found.buffers) < 1e-5
+        torch.testing.assert_close(expected.losses, found.losses)
+        torch.testing.assert_close(expected.loss_variances, found.loss_variances)
+        assert [len(losses) for losses in found.sample_losses] == [each.samples_done for each in work]
+        assert not engine.takes_one_pass(work)
+        assert engine.takes_one_pass([work[0]] * 2)

@@ -19,6 +19,7 @@ from paceline.drivers.simulated.delays import Recorded, ShiftedExponential, read
 from paceline.drivers.simulated.network import Network
 from paceline.reports import write_report
 from paceline.strategies import LGC, Async, FastestK, Full
+from paceline.strategies.shares import SharesBySpeed
 from paceline.traces import Trace, history, summarise
 from paceline.traces.history import recorded_delays, trace_of, write_recorded
 from paceline.traces.journal import (
@@ -73,7 +74,9 @@ class Recording(Cluster):
                 transfer_seconds=2 * (self.now_seconds - task.finished_seconds),
                 loss_mean=None,
                 loss_variance=None,
-                samples=8,
+                samples=(task.samples or 8) * task.blocks_done // task.blocks,
+                batch_samples=task.samples,
+                first_sample=task.first,
             )
         )
         super()._arrived(task)
@@ -146,6 +149,26 @@ def test_a_journal_of_a_simulation_replays_its_delays(tmp_path: Path) -> None:
     for draw, row in enumerate(rows):
         assert row == pytest.approx([drawn.seconds(w, draw).item() for w in range(3)], abs=1e-9)  # type: ignore[arg-type]
     assert len(list(again.run(30))) == 30
+
+
+def test_batches_by_speed_replay_as_the_delays_of_equal_ones() -> None:
+    """Of a batch of b samples that takes 0.3 + 0.1 b seconds, or three times that: what one of batch_size takes."""
+    sizes = [(12, 12)] * 4 + [(18, 6)] * 4
+    records = [
+        stepped(
+            draw,
+            float(draw + 1),
+            arrivals=tuple(
+                arrival(
+                    worker, draw, draw + 0.5, work_seconds=(1 + 2 * worker) * (0.3 + 0.1 * size), batch_samples=size
+                )
+                for worker, size in enumerate(of_workers)
+            ),
+        )
+        for draw, of_workers in enumerate(sizes)
+    ]
+    rows = recorded_delays(journal_of(*records, recipe={"worker": {"batch_size": 12}}))
+    assert [row[:2] for row in rows] == [pytest.approx((1.5, 4.5))] * len(sizes)
 
 
 def test_every_fate_is_told_where_arrivals_wait_for_a_later_record() -> None:
@@ -438,3 +461,42 @@ def test_rounds_of_a_simulation_follow_each_other() -> None:
     trace = trace_of(simulated("lgc")[0])
     assert all(before.closed_seconds <= after.closed_seconds for before, after in pairwise(trace.rounds))
     assert Counter(work.outcome for work in trace.works)["late"] > 0
+
+
+@pytest.mark.parametrize(("on", "label"), [("server", "lgc+speed"), ("ranks", "lgc+speed@ranks")])
+def test_a_journal_of_shares_by_speed_tells_what_they_came_to_as_the_simulator_does(on: Any, label: str) -> None:
+    shares = SharesBySpeed(batch_size=8, least=4, multiple=4)
+    setup = Setup(
+        name=label,
+        strategy=LGC(k=2, shares=shares),
+        workers=3,
+        rounds=40,
+        blocks=4,
+        delays=Recorded(rows=((1.0, 1.1, 3.0),)),
+        on=on,
+    )
+    cluster, records, seen = Recording(setup), [], 0
+    for closed in cluster.run(40):
+        records.append(
+            stepped(
+                closed.step.version,
+                closed.step.at_seconds,
+                opened_seconds=closed.opened_seconds,
+                fresh=tuple((share.worker, share.version) for share in closed.step.fresh),
+                late=tuple((share.worker, share.version) for share in closed.step.late),
+                arrivals=tuple(cluster.arrivals[seen:]),
+            )
+        )
+        seen = len(cluster.arrivals)
+    recipe = {"worker": {"shares": "speed", "batch_size": 8}}
+    trace = trace_of(journal_of(*records, strategy="lgc@ranks" if on == "ranks" else "lgc", recipe=recipe))
+    assert trace.strategy == label
+    ours, theirs = trace.shares, cluster.record.shares.summary()  # type: ignore[union-attr]
+    assert ours is not None
+    assert [(each.worker, each.samples) for each in ours.workers] == [
+        (each.worker, each.samples) for each in theirs.workers
+    ]
+    assert (ours.changes, ours.since) == (theirs.changes, theirs.since)
+    assert ours.round_seconds == pytest.approx(theirs.round_seconds, rel=1e-6)
+    assert ours.equal_seconds == pytest.approx(theirs.equal_seconds, rel=1e-6)
+    assert trace_of(journal_of(*records)).shares is None, "a journal of before says nothing of shares"

@@ -55,12 +55,15 @@ def arrivals(draw: st.DrawFn) -> Arrival:
         loss_mean=draw(st.none() | LOSSES),
         loss_variance=draw(st.none() | LOSSES.map(abs)),
         samples=draw(COUNTS),
+        batch_samples=draw(st.just(0) | COUNTS),
+        first_sample=draw(st.just(0) | COUNTS),
     )
 
 
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("worker", "shard"), SMALL),
     **dict.fromkeys(("first_draw", "version", "round", "rounds", "rounds_done"), COUNTS),
+    "first_sample": st.none() | COUNTS,
     "threads": st.integers(1, journal.MOST_THREADS),
     **dict.fromkeys(("sent_bytes", "received_bytes"), COUNTS),
     **dict.fromkeys(("workers", "blocks"), st.integers(1, MOST_BLOCKS)),

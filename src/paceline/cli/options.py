@@ -20,7 +20,7 @@ import re
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from paceline.recipes import Recipe, read_recipe
 from paceline.recipes.reading import RecipeError
 from paceline.renaming import RENAMED_SETTINGS
 from paceline.settings import Rule, convert
-from paceline.strategies import STRATEGIES
+from paceline.strategies import STRATEGIES, bare_name
 from paceline.strategies.averaging import AVERAGING
 
 Command = TypeVar("Command")
@@ -228,7 +228,15 @@ def options_of(command: Any, *, with_recipe: bool) -> tuple[Option, ...]:
         )
         for field in dataclasses.fields(command)
     ]
-    return (*own, *(recipe_options() if with_recipe else ()))
+    taken = {each.name.replace("_", "-") for each in own}
+    return (*own, *(_unless_taken(each, taken) for each in (recipe_options() if with_recipe else ())))
+
+
+def _unless_taken(option: Option, taken: Collection[str]) -> Option:
+    """Return a setting of a recipe without its short form where the command has an option of that name."""
+    if option.rule.alias not in taken:
+        return option
+    return dataclasses.replace(option, rule=dataclasses.replace(option.rule, alias=""))
 
 
 def _without_none(hint: Any) -> Any:
@@ -274,7 +282,7 @@ def refuse_strategies(file: str, flag: str) -> None:
 
 
 def _is_strategy(word: str) -> bool:
-    return word.partition("@")[0] in (*STRATEGIES, *AVERAGING)
+    return bare_name(word) in (*STRATEGIES, *AVERAGING)
 
 
 def parse(

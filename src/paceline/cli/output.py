@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -99,13 +101,19 @@ def write_result(out: Path, name: str, text: str) -> Path:
 def show_results(recipe: Recipe, results: Sequence[Result], out: Path, notes: Console, *, as_json: bool) -> None:
     """Print the results, and write results.json and report.html; ResultsNotKept if the disk does not take them."""
     from paceline.reports import results_table, write_report
+    from paceline.reports.results import group_traces
+    from paceline.reports.shares import share_table
 
     document = json.dumps(as_document(recipe, results), indent=2, allow_nan=False)
     traces = [result.trace for result in results]
     if as_json:
         print(document)
     else:
-        Console().print(results_table(traces))
+        console = Console()
+        console.print(results_table(traces))
+        if (shares := share_table(group_traces(traces))) is not None:
+            console.print(replace(shares, caption="").rich())
+            note(console, textwrap.fill(shares.caption, min(80, console.width)))
     try:
         write_result(out, RESULTS, document + "\n")
         if not (out / TRACE).is_file():

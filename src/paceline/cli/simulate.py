@@ -22,7 +22,8 @@ from paceline.cli.options import (
 from paceline.cli.output import ResultsNotKept, new_folder, note, show_results
 from paceline.cli.progress import RunBars
 from paceline.recipes import Recipe
-from paceline.runs import Race, check_strategies
+from paceline.runs import Race, check_strategies, with_strategies
+from paceline.strategies import bare_name
 
 WITH_K = ("fastest-k", "lgc")
 
@@ -36,6 +37,12 @@ class RaceOptions:
         "full,fastest-k,lgc,async",
         "the strategies that race, with commas between; NAME@ranks: the ranks of a launch add up, without a server",
         metavar="LIST",
+    )
+    shares: str = option(
+        "",
+        "equal,speed: each strategy with the same batch for every worker, and with shares by speed",
+        metavar="LIST",
+        shown="as the recipe says",
     )
     seeds: int = option(1, "how many seeds, counting up from the recipe's; the table shows means")
     timing_only: bool = option(
@@ -66,12 +73,12 @@ def race(options: RaceOptions, overrides: dict[str, str]) -> None:
     names = [name.strip() for name in options.strategies.split(",") if name.strip()]
     check_strategies(names)
     # The recipe's own strategy need not race, so its K must not stand in the way; a bad K of one that races is refused.
-    bare = [name.partition("@")[0] for name in names]
+    bare = [bare_name(name) for name in names]
     with_k = next((name for name in bare if name in WITH_K), bare[0])
     recipe = given_recipe(options.recipe_file, {**overrides, "strategy.name": with_k})
-    for name in names:
-        recipe.with_strategy(name)  # raises for a K that this strategy cannot have
-    _run(options, recipe, names, seeds=options.seeds, out=new_folder(options.out, "race"))
+    shares = [name.strip() for name in options.shares.split(",") if name.strip()] or None
+    with_strategies(recipe, names, shares)  # raises for a K, or for shares, that a strategy cannot have
+    _run(options, recipe, names, shares=shares, seeds=options.seeds, out=new_folder(options.out, "race"))
 
 
 def simulate(options: SimulateOptions, overrides: dict[str, str]) -> None:
@@ -97,12 +104,18 @@ def _write_pruning_record(finished: Race, out: Path) -> None:
 
 
 def _run(
-    options: RaceOptions | SimulateOptions, recipe: Recipe, names: Sequence[str], *, seeds: int, out: Path
+    options: RaceOptions | SimulateOptions,
+    recipe: Recipe,
+    names: Sequence[str],
+    *,
+    seeds: int,
+    out: Path,
+    shares: Sequence[str] | None = None,
 ) -> Race:
     notes = Console(stderr=True)
     loading = "making ready" if options.timing_only else f"loading torch, {recipe.data.name} and {recipe.model.name}"
     with notes.status(loading):
-        running = Race(recipe, strategies=names, seeds=seeds, timing_only=options.timing_only)
+        running = Race(recipe, strategies=names, shares=shares, seeds=seeds, timing_only=options.timing_only)
     try:
         with RunBars(notes, running.lanes, rounds=recipe.rounds) as bars:
             for lane, progress in running:

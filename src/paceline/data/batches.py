@@ -59,14 +59,15 @@ class BatchOrder:
         """
         return len(self._shard)
 
-    def next(self) -> torch.Tensor:
-        """Return the indices of the next batch, exactly `batch_size` of them.
+    def next(self, samples: int | None = None) -> torch.Tensor:
+        """Return the indices of the next batch: `samples` of them, or else exactly `batch_size`.
 
-        >>> len(BatchOrder(torch.arange(3), 8, seed=0, worker=0).next())
-        8
+        >>> order = BatchOrder(torch.arange(3), 8, seed=0, worker=0)
+        >>> len(order.next()), len(order.next(5))
+        (8, 5)
         """
         pieces: list[torch.Tensor] = []
-        missing = self._batch_size
+        missing = self._batch_size if samples is None else samples
         while missing > 0:
             piece = self._permuted[self._position : self._position + missing]
             pieces.append(piece)

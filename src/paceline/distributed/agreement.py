@@ -176,6 +176,25 @@ class Meetings:
         sentence = f"ranks do not agree when they {moment}: {{key}} is {{theirs}} on {{who}}, {{ours}} on {{other}}; "
         raise_difference(rows, sentence + remedy, reference=0, error=error)
 
+    def gather(self, moment: str, words: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return every rank's words, in the order of the ranks."""
+        return gather_rows(words, self._meet(moment), torch.device("cpu"))
+
+    def gather_at_once(self, moment: str, words: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return every rank's words, without the barrier that would name who is missing. Call `gather` before it.
+
+        It takes a third of the time, for what ranks tell each other again and again.
+        """
+        if self._group is None:
+            raise RuntimeError("gather_at_once comes after a gather: that makes the group")
+        try:
+            return gather_rows(words, self._group, torch.device("cpu"))
+        except RuntimeError as error:
+            raise MeetingTimeoutError(
+                f"rank {self.rank} waited for all ranks to {moment} in {self._purpose}, and not all came (it waits for "
+                f"{self._timeout_seconds:g} s at most): {error}"
+            ) from error
+
     def add_up(self, values: NDArray[np.float32]) -> None:
         """Replace the values by their sum over all ranks, in place. Call `compare` first: it makes the group."""
         dist.all_reduce(torch.from_numpy(values), group=self._group)

@@ -23,13 +23,17 @@ group's first part is much smaller than its others.
 Which part is the last must be known before its forward pass: that is when DDP makes ready to average. So the loop looks
 one part ahead, within a group; the first part of the next group is not asked for before the optimiser has stepped.
 
+Where ranks have batches of different sizes (paceline.Balance), a part weighs by the samples of all ranks: N_i, the
+samples of this rank's group, becomes the mean of N_i over the ranks, which all know, and the average over the ranks is
+the mean over all samples of the group. Where `samples` are given, ranks add them up once, before the last part.
+
 Nothing here imports torch.distributed: a module that has a `no_sync` (DDP, FSDP) is asked to be quiet.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, TypeVar
@@ -38,6 +42,7 @@ import torch
 
 from paceline.lookup import unknown
 from paceline.optim.norms import entries
+from paceline.optim.rank_samples import RANK_SAMPLES, RankSamples
 from paceline.optim.sample_counts import checked_samples, count_samples
 
 REDUCTIONS = ("mean", "sum")
@@ -129,7 +134,7 @@ class Accumulate:
             for part, last in self._looking_ahead(parts):
                 self._counted = count_samples(part) if self.reduction == "mean" else None
                 self._stage, self._last = _Stage.OPEN, last
-                with self._without_averaging():
+                with self._without_averaging(), self._weighing_group():
                     yield part
                 if self._stage is _Stage.OPEN:
                     raise RuntimeError(
@@ -164,6 +169,16 @@ class Accumulate:
         for module in self._quiet if not self._last else ():
             held.enter_context(module.no_sync())
         return held
+
+    def _weighing_group(self) -> contextlib.AbstractContextManager[None]:
+        ranks = self._ranks
+        return contextlib.nullcontext() if ranks is None else ranks.weighing_groups(self.steps)
+
+    @property
+    def _ranks(self) -> RankSamples | None:
+        """Who knows the samples of all ranks, if batches differ in size."""
+        found = (RANK_SAMPLES.get(module) for one in self._modules for module in one.modules())
+        return next((each for each in found if each is not None), None)
 
     def _check_beginning(self) -> None:
         if self._running:
@@ -230,9 +245,15 @@ class Accumulate:
                 f"samples was {'given' if group.given else 'not given'} for {others} of this group, and is "
                 f"{'given' if given else 'not'} for part {self.part}: give it for all parts of a group, or for none"
             )
-        weights = group.add(checked_samples(samples, self._counted), last=self._last)
-        group.given = given
-        return weights
+        ranks, group.given = self._ranks, given
+        dealt = None if ranks is None else ranks.rank_samples()
+        if ranks is None or (dealt is None and not given):
+            return group.add(checked_samples(samples, self._counted), last=self._last)
+        if given or dealt is None:
+            filled = dealt is not None and not dealt[0]  # with samples of others, which count there
+            own = 0.0 if filled else checked_samples(samples, None)
+            return group.add(own, of=own or 1.0, last=self._last, total=ranks.mean_of)
+        return group.add(dealt[0], of=dealt[1], last=self._last)
 
     def _refusal(self) -> str:
         return self._stage.value.format(part=self.part)
@@ -310,18 +331,32 @@ class PartWeights:
     steps: int
     parts: int = 0
     samples: float = 0.0
+    of: float = 0
     expected: float = 0.0
     given: bool = False  # whether the caller said how many samples its parts have
 
-    def add(self, samples: float, *, last: bool) -> tuple[float, float]:
-        """Return what the gradients so far, and the mean of this part, are multiplied with."""
+    def add(
+        self,
+        samples: float,
+        *,
+        last: bool,
+        of: float | None = None,
+        total: Callable[[float], float] | None = None,
+    ) -> tuple[float, float]:
+        """Return what the gradients so far, and the mean of this part, are multiplied with.
+
+        Where several ranks have parts of different sizes, `of` is the mean over the ranks of the part's samples; or
+        else `total` returns, for the samples of the whole group, their mean over the ranks.
+        """
         self.parts += 1
         self.samples += samples
+        self.of += samples if of is None else of
         if self.parts == 1:
-            self.expected = samples * (1 if last else self.steps)
+            self.expected = self.of * (1 if last else self.steps)
         if not last:
             return 1.0, samples / self.expected
-        return self.expected / self.samples, samples / self.samples
+        whole = self.of if total is None else total(self.samples)
+        return 1.0 if self.parts == 1 else self.expected / whole, samples / whole
 
 
 # -- gradients that are not as a group of parts left them: there too early, gone, or changed in its middle -----------

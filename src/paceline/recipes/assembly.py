@@ -15,9 +15,11 @@ from paceline.drivers.simulated.delays import Delays, Pareto, ShiftedExponential
 from paceline.models import MODELS
 from paceline.optim import OPTIMIZERS
 from paceline.recipes.recipe import Recipe, RecipeChanges
+from paceline.recipes.sections import fixed_seconds_refusal
 from paceline.strategies import STRATEGIES, Strategy
 from paceline.strategies.averaging import AVERAGING, Averaging, make_averaging
 from paceline.strategies.averaging.members import SETTINGS
+from paceline.strategies.shares import SharesBySpeed
 from paceline.user_code import UserCodeError, find, is_code, name_of
 
 if TYPE_CHECKING:
@@ -37,7 +39,22 @@ def make_strategy(recipe: Recipe) -> Strategy:
     if averages(recipe):
         raise ValueError(f"{recipe.strategy.name} has no server; choose from {', '.join(STRATEGIES)}")
     kind, settings = STRATEGIES[recipe.strategy.name], dataclasses.replace(recipe.strategy, k=recipe.k)
-    return kind(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(kind)})
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        values[field.name] = make_shares(recipe) if field.name == "shares" else getattr(settings, field.name)
+    return kind(**values)
+
+
+def make_shares(recipe: Recipe) -> SharesBySpeed | None:
+    """Return how workers get batches by their speed; None where all of them have the same.
+
+    >>> make_shares(Recipe()) is None, make_shares(Recipe().with_settings(worker={"shares": "speed"})).multiple
+    (True, 4)
+    """
+    worker = recipe.worker
+    if worker.shares == "equal":
+        return None
+    return SharesBySpeed(batch_size=worker.batch_size, least=worker.blocks, multiple=worker.blocks)
 
 
 def averages(recipe: Recipe) -> bool:
@@ -78,6 +95,8 @@ def make_delays(recipe: Recipe) -> Delays:
                 f"{delay.file} has times for {recorded.workers} workers, and the cluster has {workers}; "
                 f"give cluster.workers {recorded.workers} or fewer"
             )
+        if delay.fixed_seconds > recorded.mean_seconds:
+            raise ValueError(f"{delay.file}: {fixed_seconds_refusal(delay.fixed_seconds, recorded.mean_seconds)}")
         return recorded
     base = ShiftedExponential(
         shift_seconds=delay.shift_seconds,
@@ -522,7 +541,7 @@ def make_setup(recipe: Recipe) -> Setup:
     10
     """
     return Setup(
-        name=recipe.strategy.label,
+        name=recipe.label,
         strategy=make_strategy(recipe),
         workers=recipe.cluster.workers,
         rounds=recipe.rounds,
@@ -531,6 +550,7 @@ def make_setup(recipe: Recipe) -> Setup:
         late_work=recipe.cluster.late_work,
         blocks=recipe.worker.blocks,
         on=recipe.strategy.on,
+        fixed_seconds=recipe.delay.fixed_seconds,
         seed=recipe.seed,
         recipe=recipe.to_dict(),
     )

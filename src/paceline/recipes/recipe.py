@@ -29,6 +29,9 @@ from paceline.recipes.sections import (
 )
 from paceline.renaming import RENAMED_SETTINGS
 from paceline.settings import Checked, SettingError, setting
+from paceline.strategies import STRATEGIES
+from paceline.strategies.averaging import AVERAGING
+from paceline.traces.records import labelled_with_shares
 
 
 class RecipeChanges(TypedDict, total=False):
@@ -134,12 +137,47 @@ class Recipe(Checked):
                 f"microbatches must divide the batch evenly (microbatches={parts}, batch_size={batch})",
                 beside=("worker", "batch_size"),
             )
+        self._refuse_shares()
         held, classes = self.data.classes_per_worker, self.classes
         if held is not None and classes is not None and self.data.split in ("auto", "non-iid") and held > classes:
             raise SettingError(
                 ("data", "classes_per_worker"),
                 f"classes_per_worker must be between 1 and classes (classes_per_worker={held}, classes={classes})",
             )
+
+    def _refuse_shares(self) -> None:
+        """Refuse shares by speed where they cannot be right, or where there is nothing that they could help."""
+        name = self.strategy.name
+        if self.worker.shares == "equal":
+            return
+        if self.pipeline.on:
+            why, beside = (
+                "ranks of a pipeline are stages, not workers with batches of their own",
+                ("pipeline", "stages"),
+            )
+        elif name in AVERAGING:
+            beside = ("strategy", "name")
+            why = f"{name} averages steps on batches of one size; full with on = ranks is ssgd with shares by speed"
+        elif name == "async":
+            why, beside = "async waits for nobody, so a slow worker holds up nobody", ("strategy", "name")
+        elif name in STRATEGIES and "shares" not in (each.name for each in dataclasses.fields(STRATEGIES[name])):
+            why, beside = f"{name} has no shares", ("strategy", "name")
+        elif self.pruning.on:
+            why, beside = "the batches of a pruned shard are of one size", ("pruning", "name")
+        else:
+            return
+        raise SettingError(
+            ("worker", "shares"), f"{why} (shares={self.worker.shares}); give shares = equal", beside=beside
+        )
+
+    @property
+    def label(self) -> str:
+        """The strategy with its shares and its place, as tables and charts name it.
+
+        >>> Recipe().label, Recipe().with_strategy("lgc+speed@ranks").label
+        ('lgc', 'lgc+speed@ranks')
+        """
+        return labelled_with_shares(self.strategy.label, {"worker": {"shares": self.worker.shares}})
 
     @property
     def k(self) -> int | Literal["auto"]:
@@ -218,15 +256,19 @@ class Recipe(Checked):
         return Recipe(**known)
 
     def with_strategy(self, name: str) -> Recipe:
-        """Return the same run under another strategy; NAME@ranks is that strategy on ranks.
+        """Return the same run under another strategy; NAME@ranks is one on ranks, NAME+speed one with such shares.
 
         >>> Recipe().with_strategy("full").strategy.name, Recipe().with_strategy("full@ranks").strategy.on
         ('full', 'ranks')
+        >>> Recipe().with_strategy("full+speed").worker.shares
+        'speed'
         """
         name, at, place = name.partition("@")
+        name, plus, shares = name.partition("+")
         if not at:  # async has a server, whatever the recipe says of the others
             place = "server" if name == "async" else self.strategy.on
-        return self.with_settings(strategy={"name": name, "on": place})
+        worker = {"shares": shares} if plus else {}
+        return self.with_settings(strategy={"name": name, "on": place}, worker=worker)
 
     def with_seed(self, seed: int) -> Recipe:
         """Return the same run with another seed.

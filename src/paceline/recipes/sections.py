@@ -102,6 +102,13 @@ class WorkerSection(Checked):
     blocks: int = setting(
         4, "equal parts of a batch; a late worker stops between two", least=1, most=1_000_000, alias="blocks"
     )
+    shares: Literal["equal", "speed"] = setting(
+        "equal",
+        "full, fastest-k, lgc: equal: the same batch for every worker; speed: a slow one gets fewer samples, a fast "
+        "one more, batch_size on average",
+        choices=lambda: ("equal", "speed"),
+        alias="shares",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,6 +154,9 @@ class DelaySection(Checked):
     shape: float = setting(2.5, "pareto: smaller is a heavier tail", above=1, most=1e6)
     slow_workers: int = setting(1, "slow-worker: how many are slow for ever", least=0, most=10_000_000)
     slow_factor: float = setting(5.0, "slow-worker: how many times slower they are", above=0, most=1e6)
+    fixed_seconds: float = setting(
+        0.0, "the part of a batch's seconds that is the same for a batch of any size", least=0, most=1e6
+    )
     inject: bool = setting(False, "real runs: slow the workers down to these times", alias="inject-delays")
     file: str = setting(
         "",
@@ -162,6 +172,28 @@ class DelaySection(Checked):
             )
         if self.name == "recorded" and not self.file:
             raise SettingError(("file",), "recorded delays need a file; give delay.file")
+        usual = self.usual_seconds
+        if usual is not None and self.fixed_seconds > usual:
+            raise SettingError(("fixed_seconds",), fixed_seconds_refusal(self.fixed_seconds, usual))
+
+    @property
+    def usual_seconds(self) -> float | None:
+        """The mean delay of a worker that is not slow; None where it is in a file.
+
+        >>> DelaySection(shift_seconds=0.5, mean_seconds=0.25).usual_seconds
+        0.75
+        """
+        if self.name == "pareto":
+            return self.scale_seconds * self.shape / (self.shape - 1)
+        return None if self.name == "recorded" else self.shift_seconds + self.mean_seconds
+
+
+def fixed_seconds_refusal(fixed_seconds: float, usual_seconds: float) -> str:
+    """Return why delays cannot have so large a fixed part."""
+    return (
+        f"fixed_seconds must be at most the mean delay, {usual_seconds:.6g} s, of which it is a part "
+        f"(fixed_seconds={fixed_seconds:g})"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

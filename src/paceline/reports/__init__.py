@@ -5,7 +5,7 @@ written down, so a report can be made again years later. The same traces give th
 page asks the network for nothing.
 
     traces -> results.py (groups, one per strategy; rows of means)
-                -> table.py                                      the terminal's table
+                -> table.py, shares.py                           the terminal's tables
                 -> sentences.py, curves.py, timeline.py,
                    arrivals.py                  -> report.py     report.html
     page.py and chart.py are the shell and the figures of every page, also those of codecs, pipelines and pruning.

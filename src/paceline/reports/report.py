@@ -23,6 +23,7 @@ from paceline.reports.results import (
     results,
 )
 from paceline.reports.sentences import conditions, dropped_sentences, further_sentences, headline, target_losses
+from paceline.reports.shares import share_table
 from paceline.reports.table import PlainTable
 from paceline.reports.timeline import ACTIVITY_NAMES, MOST_REASON, timeline_chart
 from paceline.terminal import shortened
@@ -89,6 +90,7 @@ def report_html(traces: Sequence[Trace], *, title: str = "") -> str:
         tiles=tiles(rows),
         table=result_table(rows, ", ".join(phrases) + "."),
         workers=worker_table(groups),
+        shares=share_table(groups, most=MOST_ROWS),
         membership=membership_table(groups),
         no_charts=_no_charts(traces),
         recipes=[_recipe(index, group) for index, group in enumerate(groups)],

@@ -2,7 +2,7 @@
 
 Traces that differ in nothing but their seed form a group, and each group becomes a row. What a row saved is measured
 against the strategy that waits for everybody at every step: `full` where there is a server, and `ssgd` or `full@ranks`
-where there is none.
+where there is none; with shares by speed only where nobody ran without.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from paceline.errors import PacelineError
 from paceline.quantities import count_text, loss_text, percent_text, seconds_text
 from paceline.traces import Trace, summarise
 
-BASELINES = ("full", "ssgd", "full@ranks")  # the first of them that ran is what the others are compared with
+BASELINES = (  # the first of them that ran is what the others are compared with
+    "full",
+    "ssgd",
+    "full@ranks",
+    "full+speed",
+    "full+speed@ranks",
+)
 WITHOUT_A_SERVER = {"ssgd", "local-sgd", "bmuf", "diloco", "hpsgd", "psgd"}
 
 

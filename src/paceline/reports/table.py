@@ -51,7 +51,8 @@ def results_table(traces: Sequence[Trace]) -> Table:
     groups = group_traces(traces)
     paragraphs = [", ".join(conditions(groups)), *dropped_sentences(groups)]
     caption = "\n".join(line for paragraph in paragraphs for line in textwrap.wrap(paragraph, CAPTION_WIDTH))
-    against = baseline_name(group.strategy for group in groups).removesuffix("@ranks")  # a column of 80 is short
+    against = baseline_name(group.strategy for group in groups)
+    against = against.removesuffix("@ranks").removesuffix("+speed")  # a column of 80 is short
     headings = [heading.format(baseline=against) for heading in HEADINGS]
     rows = results(groups)
     return rich_table(

@@ -393,15 +393,19 @@ def _reads_directory(recipe: Recipe) -> bool:
 
 def delay_of(recipe: Recipe) -> Delay:
     """Return how many seconds a worker is slowed down, for each worker and draw."""
-    from paceline.workers.paced import no_delay
+    from paceline.workers.paced import no_delay, seconds_of_batch
 
     if not recipe.delay.inject:
         return no_delay
     delays = make_delays(recipe)
 
-    def delay_seconds(worker: int, draw: int) -> float:
+    def delay_seconds(worker: int, draw: int, samples: int | None = None, /) -> float:
         column = worker % recipe.cluster.workers  # a worker beyond the shards is as slow as one of them
-        return float(delays.seconds(np.asarray(column, dtype=np.int64), np.asarray(draw, dtype=np.int64)))
+        seconds = float(delays.seconds(np.asarray(column, dtype=np.int64), np.asarray(draw, dtype=np.int64)))
+        size = recipe.worker.batch_size
+        return seconds_of_batch(
+            seconds, size if samples is None else samples, batch_size=size, fixed_seconds=recipe.delay.fixed_seconds
+        )
 
     return delay_seconds
 

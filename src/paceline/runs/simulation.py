@@ -225,11 +225,33 @@ def make_run(
 
 def _make_timing(recipe: Recipe, given: Given) -> Run:
     setup = make_setup(recipe)
+    if setup.shares is not None:
+        return _make_timing_with_shares(recipe, given)
     if setup.on == "ranks":
         return RoundTimes(setup, round_traffic=_round_traffic(recipe, given, free=setup.network.free))
     if not setup.network.free:
         return _make_timing_by_event(recipe, given)
     return AsyncTimes(setup) if isinstance(setup.strategy, Async) else RoundTimes(setup)
+
+
+def _make_timing_with_shares(recipe: Recipe, given: Given) -> Run:
+    """Play every gradient: the strategy hears of each, and assigns shares by what it has heard."""
+    from paceline.drivers.simulated.simulation import Simulation
+
+    _refuse_many_gradients(recipe, "shares by speed", "give shares = equal")
+    setup = make_setup(recipe)
+    if setup.on == "ranks":
+        return Simulation(setup, round_traffic=_round_traffic(recipe, given, free=setup.network.free))
+    return Simulation(setup) if setup.network.free else _make_timing_by_event(recipe, given)
+
+
+def _refuse_many_gradients(recipe: Recipe, reason: str, otherwise: str) -> None:
+    gradients = recipe.cluster.workers * recipe.rounds
+    if gradients > MOST_GRADIENTS_BY_EVENT:
+        raise ValueError(
+            f"timing with {reason} plays every gradient: workers x rounds must be at most "
+            f"{MOST_GRADIENTS_BY_EVENT:,} (it is {gradients:,}); lower one, or {otherwise}"
+        )
 
 
 def _make_timing_by_event(recipe: Recipe, given: Given) -> Run:
@@ -238,12 +260,7 @@ def _make_timing_by_event(recipe: Recipe, given: Given) -> Run:
     from paceline.training.outgoing import change_bytes
     from paceline.workers.flat import FlatModel
 
-    gradients = recipe.cluster.workers * recipe.rounds
-    if gradients > MOST_GRADIENTS_BY_EVENT:
-        raise ValueError(
-            f"timing with limited bandwidth plays every gradient: workers x rounds must be at most "
-            f"{MOST_GRADIENTS_BY_EVENT:,} (it is {gradients:,}); lower one, or leave the bandwidth unlimited"
-        )
+    _refuse_many_gradients(recipe, "limited bandwidth", "leave the bandwidth unlimited")
     model = FlatModel(make_model(recipe, load_data(recipe, given), given))
     up, down = _payload_bytes(recipe, model), change_bytes(make_codec_of(recipe).fresh(model.shapes), model.shapes)
     buffer_bytes = 4 * model.buffers.numel()
@@ -316,6 +333,7 @@ def as_document(recipe: Recipe | None, results: Sequence[Result]) -> dict[str, o
             dataclasses.asdict(result.summary)
             | {name: getattr(result.trace, name) for name in FROM_TRACE}
             | ({"pruned": dataclasses.asdict(result.trace.pruned)} if result.trace.pruned else {})
+            | ({"shares": dataclasses.asdict(result.trace.shares)} if result.trace.shares else {})
             for result in results
         ],
     }

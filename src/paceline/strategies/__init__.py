@@ -16,6 +16,7 @@ from paceline.strategies.asynchronous import Async
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.full import Full
 from paceline.strategies.lgc import LGC
+from paceline.strategies.shares import SharesBySpeed
 
 Strategy: TypeAlias = Full | FastestK | LGC | Async
 
@@ -25,6 +26,25 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "lgc": LGC,
     "async": Async,
 }
+
+
+def bare_name(label: str) -> str:
+    """Return the name of a strategy without the shares and the place that a label may have.
+
+    >>> bare_name("lgc+speed@ranks"), bare_name("lgc")
+    ('lgc', 'lgc')
+    """
+    return label.partition("@")[0].partition("+")[0]
+
+
+def shares_of(strategy: Strategy) -> SharesBySpeed | None:
+    """Return how a strategy gives workers batches by their speed; None where it does not, or has no such setting.
+
+    >>> shares_of(Full(shares=SharesBySpeed(batch_size=8))).batch_size, shares_of(Full()), shares_of(Async())
+    (8, None, None)
+    """
+    shares: SharesBySpeed | None = getattr(strategy, "shares", None)
+    return shares
 
 
 class Running(Protocol):
@@ -43,6 +63,10 @@ class Running(Protocol):
     def form(self) -> dict[str, Any]:
         """The types of a `state_dict` that was kept as JSON, between two rounds."""
 
+    @property
+    def added(self) -> dict[str, Any]:
+        """What a `state_dict` of an earlier release lacks, as it is to be read."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to go on later, as plain values."""
 
@@ -50,4 +74,4 @@ class Running(Protocol):
         """Go on from a `state_dict`."""
 
 
-__all__ = ["LGC", "STRATEGIES", "Async", "FastestK", "Full", "Running", "Strategy"]
+__all__ = ["LGC", "STRATEGIES", "Async", "FastestK", "Full", "Running", "Strategy", "bare_name", "shares_of"]

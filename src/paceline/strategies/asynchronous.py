@@ -90,6 +90,11 @@ class AsyncSteps:
         """The types of a `state_dict` that was kept as JSON."""
         return {"version": Count, "alive": Workers}
 
+    @property
+    def added(self) -> dict[str, Any]:
+        """What a `state_dict` of an earlier release lacks: nothing."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to go on later, as plain values."""
         return {"version": self.version, "alive": sorted(self._alive)}

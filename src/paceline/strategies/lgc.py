@@ -16,20 +16,28 @@ A late worker stops at the next block boundary and its gradient is the sum over 
 all blocks, so one that did r of s blocks counts r/s: the paper's linear scaling. `scale_partial=False`
 takes the unscaled mean over the r blocks instead: then a late gradient has the weight s / (r * N).
 
+Batches of b_i samples weigh by their samples. With B = sum of b_i over everybody who was in round t-1,
+
+    e_{t-1}  = sum over late i of (b_i / B) * g_i  -  (sum over late i of b_i / B) * fresh mean of t-1
+
+which is the above where all b_i are equal, and sums up to the mean over all samples in the same way. Of a member that
+has not delivered, b_i is that of its last batch.
+
 Where we differ from the paper: the server never waits for late gradients. M is the number of late gradients of round
 t-1 that have arrived when round t closes; the paper takes all N - K. One that arrives after that is dropped.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from paceline.events import Action, Drop, GradientArrived, Share, Step
 from paceline.strategies.auto_k import COMPENSATED, COMPENSATED_UNSCALED, make_chooser
 from paceline.strategies.choose_k import Chooser, check_k
 from paceline.strategies.forms import Nothing, Workers
-from paceline.strategies.rounds import Rounds, RoundStrategy
+from paceline.strategies.rounds import Rounds, RoundStrategy, Sizes, comparable
+from paceline.strategies.shares import SharesBySpeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +45,8 @@ class LGC(RoundStrategy):
     """The fastest K of N workers, with the late work of the others added one round later.
 
     `k` is how many gradients close a round; with "auto" it is learned (auto_k.py). The first `warmup_rounds` run as
-    `full`. With `scale_partial` a late gradient of r out of s blocks counts r/s of a whole one.
+    `full`. With `scale_partial` a late gradient of r out of s blocks counts r/s of a whole one. With `shares` workers
+    get batches by their speed; without, all of them have the same.
 
     >>> LGC(k=7, warmup_rounds=10)
     LGC(k=7, warmup_rounds=10, scale_partial=True)
@@ -46,6 +55,7 @@ class LGC(RoundStrategy):
     k: int | Literal["auto"]
     warmup_rounds: int = 0
     scale_partial: bool = True
+    shares: SharesBySpeed | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_k(self.k, self.warmup_rounds)
@@ -56,6 +66,7 @@ class LGC(RoundStrategy):
             chooser=make_chooser(self.k, COMPENSATED if self.scale_partial else COMPENSATED_UNSCALED),
             warmup_rounds=self.warmup_rounds,
             scale_partial=self.scale_partial,
+            shares=self.shares,
         )
 
 
@@ -67,43 +78,59 @@ class CompensatedRounds(Rounds):
     0
     """
 
-    def __init__(self, *, chooser: Chooser, warmup_rounds: int, scale_partial: bool) -> None:
-        super().__init__(chooser=chooser, warmup_rounds=warmup_rounds)
+    def __init__(
+        self, *, chooser: Chooser, warmup_rounds: int, scale_partial: bool, shares: SharesBySpeed | None = None
+    ) -> None:
+        super().__init__(chooser=chooser, warmup_rounds=warmup_rounds, shares=shares)
         self._scale_partial = scale_partial
         self._late_scales: dict[int, float] = {}  # late gradients that have arrived, by worker: 1 (scaled), or s/r
         self._previous_fresh: set[int] = set()
-        self._previous_members: set[int] = set()
+        self._previous_members: dict[int, int] = {}  # and the samples of their batches in that round
 
     def _late_arrived(self, event: GradientArrived) -> list[Action]:
         if event.worker in self._late_scales or event.worker in self._previous_fresh:
             return [Drop(worker=event.worker, version=event.version, reason="it came twice")]
         if event.worker not in self._previous_members:
             return [Drop(worker=event.worker, version=event.version, reason="its worker was not in that round")]
+        if event.samples:
+            self._previous_members[event.worker] = event.samples
         self._late_scales[event.worker] = 1.0 if self._scale_partial else event.blocks / event.blocks_done
         return []
 
     def _step(self, at_seconds: float) -> Step:
-        members = len(self._previous_members)
+        sizes = comparable(self._previous_members)
+        total, late = sum(sizes.values()), sum(sizes[worker] for worker in self._late_scales)
         return Step(
             version=self.version,
             fresh=self._fresh_shares(),
             late=tuple(
-                Share(worker=worker, version=self.version - 1, weight=scale / members)
+                Share(worker=worker, version=self.version - 1, weight=scale / (total / sizes[worker]))
                 for worker, scale in sorted(self._late_scales.items())
             ),
-            previous_mean_weight=len(self._late_scales) / members if self._late_scales else 0.0,
+            previous_mean_weight=late / total if late else 0.0,
             at_seconds=at_seconds,
         )
 
     def _round_closed(self) -> None:
         self._late_scales = {}
         self._previous_fresh = set(self._fresh)
-        self._previous_members = self._alive | self._fresh
+        self._previous_members = {
+            worker: self._fresh.get(worker) or self._sizes.get(worker, 0) for worker in self._alive | self._fresh.keys()
+        }
 
     @property
     def form(self) -> dict[str, Any]:
         """The types of a `state_dict` that was kept as JSON."""
-        return {**super().form, "late_scales": Nothing, "previous_fresh": Workers, "previous_members": Workers}
+        return super().form | {
+            "late_scales": Nothing,
+            "previous_fresh": Workers,
+            "previous_members": Workers,
+            "previous_sizes": Sizes,
+        }
+
+    @property
+    def added(self) -> dict[str, Any]:
+        return super().added | {"previous_sizes": []}
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to go on later, as plain values."""
@@ -111,6 +138,7 @@ class CompensatedRounds(Rounds):
             "late_scales": sorted(self._late_scales.items()),
             "previous_fresh": sorted(self._previous_fresh),
             "previous_members": sorted(self._previous_members),
+            "previous_sizes": sorted((worker, size) for worker, size in self._previous_members.items() if size),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -118,4 +146,5 @@ class CompensatedRounds(Rounds):
         super().load_state_dict(state)
         self._late_scales = {int(worker): float(scale) for worker, scale in state["late_scales"]}
         self._previous_fresh = set(state["previous_fresh"])
-        self._previous_members = set(state["previous_members"])
+        sizes = {int(worker): int(size) for worker, size in state.get("previous_sizes", ())}
+        self._previous_members = {worker: sizes.get(worker, 0) for worker in state["previous_members"]}

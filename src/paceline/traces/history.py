@@ -10,13 +10,14 @@ from __future__ import annotations
 import csv
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from paceline.files import replacing
+from paceline.strategies.shares import SpeedEstimate
 from paceline.traces.journal import (
     Arrival,
     Arrived,
@@ -25,13 +26,25 @@ from paceline.traces.journal import (
     JournalError,
     JournalRecord,
     Resumed,
+    RunBegan,
     RunEnded,
     StepRecord,
     WorkerJoined,
     WorkerLeft,
 )
 from paceline.traces.journal_files import Journal, effective
-from paceline.traces.records import NOT_YET, Absence, Evaluation, Outcome, Round, Trace, Work
+from paceline.traces.records import (
+    NOT_YET,
+    Absence,
+    Evaluation,
+    Outcome,
+    Round,
+    Trace,
+    Work,
+    labelled_with_shares,
+    shares_of,
+)
+from paceline.traces.share_recorder import ShareRecorder
 from paceline.traces.worker_counts import WorkerCounts, with_gradient
 
 KEPT_WORKS = 100_000
@@ -57,16 +70,19 @@ def trace_of(journal: Journal) -> Trace:
     began = journal.began
     records = effective(journal.records)
     gradients, presence = _Gradients(on_ranks=began.on == "ranks"), _Presence()
+    shares = ShareRecorder() if shares_of(began.recipe) == "speed" else None
     for record in records:
         gradients.take(record)
         presence.take(record)
+        if shares is not None:
+            _hear_of_shares(shares, record)
     gradients.drop_pending("the run ended")
     steps = [record for record in records if isinstance(record, StepRecord)]
     evaluated = [record for record in records if isinstance(record, Evaluated)]
     ended = records[-1].reason if isinstance(records[-1], RunEnded) else ""
     versions = steps[-1].version + 1 if steps else 0
     return Trace(
-        strategy=began.strategy,
+        strategy=labelled_with_shares(began.strategy, began.recipe),
         seed=began.seed,
         workers=began.workers,
         recipe=began.recipe,
@@ -87,7 +103,25 @@ def trace_of(journal: Journal) -> Trace:
         absences=presence.absences(began.workers),
         ended=ended,
         by_worker=tuple(counts for _, counts in sorted(gradients.by_worker.items())),
+        shares=None if shares is None else shares.summary(),
     )
+
+
+def _hear_of_shares(shares: ShareRecorder, record: JournalRecord) -> None:
+    if isinstance(record, StepRecord | Arrived):
+        for arrival in record.arrivals:
+            if arrival.work_seconds is not None and arrival.batch_samples:
+                whole = arrival.blocks / arrival.blocks_done
+                shares.arrived(
+                    worker=arrival.worker,
+                    version=arrival.version,
+                    samples=arrival.batch_samples,
+                    seconds=arrival.work_seconds * whole + arrival.transfer_seconds,
+                )
+    if isinstance(record, StepRecord):
+        shares.closed(_round(record))
+    elif isinstance(record, WorkerLeft):
+        shares.left(record.worker)
 
 
 def _round(step: StepRecord) -> Round:
@@ -253,8 +287,9 @@ def _last_seconds(record: JournalRecord) -> float:
 def recorded_delays(journal: Journal) -> tuple[tuple[float, ...], ...]:
     """Return how long the workers computed: a row per draw, a column per worker, as the simulator reads delays.
 
-    Work that stopped early is scaled to all blocks. A draw that was not measured gets its worker's median, a worker
-    that was never measured the median of all.
+    Work that stopped early is scaled to all blocks, and a batch by speed to `batch_size` samples, by what its worker's
+    batches of several sizes tell of its speed. A draw that was not measured gets its worker's median, a worker that was
+    never measured the median of all.
 
     >>> from paceline.traces.journal import RunBegan
     >>> began = RunBegan(format=1, paceline="0.1.0", strategy="full", seed=0, workers=2, blocks=4, recipe={},
@@ -265,12 +300,17 @@ def recorded_delays(journal: Journal) -> tuple[tuple[float, ...], ...]:
     ((2.0, 2.0), (2.0, 2.0))
     """
     measured: defaultdict[int, dict[int, float]] = defaultdict(dict)
+    sizes: defaultdict[int, dict[int, int]] = defaultdict(dict)  # where batches are by speed
     for record in effective(journal.records):
         if isinstance(record, StepRecord | Arrived):
             for arrival in record.arrivals:
                 if arrival.work_seconds is not None:
                     seconds = arrival.work_seconds * arrival.blocks / arrival.blocks_done
                     measured[arrival.worker][arrival.draw] = max(seconds, SHORTEST_SECONDS)
+                    if arrival.batch_samples:
+                        sizes[arrival.worker][arrival.draw] = arrival.batch_samples
+    for worker, of_draws in sizes.items():
+        _scale_to(_batch_size(journal.began), measured[worker], of_draws)
     if not measured:
         raise JournalError("the journal holds no measured work to replay")
     draws = 1 + max(draw for column in measured.values() for draw in column)
@@ -284,6 +324,22 @@ def recorded_delays(journal: Journal) -> tuple[tuple[float, ...], ...]:
         tuple(column.get(draw, typical) for column, typical in zip(columns, usual, strict=True))
         for draw in range(draws)
     )
+
+
+def _batch_size(began: RunBegan) -> int | None:
+    settings = began.recipe.get("worker")
+    found = settings.get("batch_size") if isinstance(settings, Mapping) else None
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def _scale_to(batch_size: int | None, seconds: dict[int, float], sizes: Mapping[int, int]) -> None:
+    """Scale the times of one worker's draws, of so many samples, to those of `batch_size`; None: the mean size."""
+    estimate = SpeedEstimate()
+    for draw, samples in sorted(sizes.items()):
+        estimate.observe(samples, seconds[draw])
+    offset, size = estimate.offset, batch_size or fmean(sizes.values())
+    for draw, samples in sizes.items():
+        seconds[draw] = max(seconds[draw] * (offset + size) / (offset + samples), SHORTEST_SECONDS)
 
 
 def write_recorded(path: str | Path, rows: Sequence[Sequence[float]]) -> None:

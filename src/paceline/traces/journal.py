@@ -17,6 +17,9 @@ Arrivals are by far the most numerous, so each is an array instead of an object,
 
     [worker, version, draw, blocks_done, blocks, at, work or null, transfer, loss_mean, loss_variance, samples]
 
+Where workers have batches by their speed two more numbers follow: the samples of the whole batch, and its place in the
+worker's order, [..., batch_samples, first_sample]. Where batches are equal both follow from the recipe.
+
 A dropped gradient is [worker, version, reason], any other [worker, version]. Times are rounded to microseconds; all
 other numbers survive to the last bit. JSON has no NaN: a loss that is not finite is null. A duration below zero or not
 finite is an error of a clock and no event; it is written as 0, an unknown `work_seconds` as null.
@@ -116,6 +119,9 @@ class RunBegan:
 class WorkerJoined:
     """A worker takes part from now on; it takes over a shard of the data, from batch number `first_draw` on.
 
+    `first_sample` is where that batch begins in the order of the worker's samples, which a journal says where workers
+    have batches by their speed; None: there are `batch_size` samples in each batch before it.
+
     >>> WorkerJoined(at_seconds=0.5, worker=2, shard=2, first_draw=0, threads=4, host="node-7").host
     'node-7'
     """
@@ -126,6 +132,7 @@ class WorkerJoined:
     first_draw: Count
     threads: Threads
     host: str
+    first_sample: Count | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +153,10 @@ class Arrival:
     """A gradient that arrived. Not a record of its own: `StepRecord` and `Arrived` hold arrivals.
 
     `work_seconds` is how long the worker computed, `transfer_seconds` how long model and gradient were on the wire.
-    What was not measured is None.
+    What was not measured is None. `samples` is how many losses are in `loss_mean`.
+
+    `batch_samples` is the size of the whole batch, by which its gradient is weighed, and `first_sample` where the batch
+    begins in the order of its worker's samples; both are 0 where batches are equal.
 
     >>> Arrival(worker=0, version=4, draw=4, blocks_done=4, blocks=4, at_seconds=2.5, work_seconds=0.4,
     ...         transfer_seconds=0.01, loss_mean=0.7, loss_variance=0.2, samples=32).samples
@@ -164,6 +174,8 @@ class Arrival:
     loss_mean: Loss | None
     loss_variance: LossVariance | None
     samples: Count
+    batch_samples: Count = 0
+    first_sample: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,11 +191,15 @@ class Dropped:
     reason: str
 
 
+_PLACED = len(fields(Arrival))  # values of an arrival that says the place of its batch
+_UNPLACED = _PLACED - 2
 _read_arrival = reader_of(Annotated[Arrival, AS_ARRAY])
 
 
 def _whole_arrival(value: Any) -> Arrival:
-    arrival: Arrival = _read_arrival(value)
+    if not isinstance(value, list | tuple) or len(value) not in (_UNPLACED, _PLACED):
+        raise must_be(f"a list of {_UNPLACED} values or of {_PLACED}", value)
+    arrival: Arrival = _read_arrival(value if len(value) == _PLACED else [*value, 0, 0])
     if 1 <= arrival.blocks_done <= arrival.blocks:
         return arrival
     raise DecodingError(f" must have between 1 and all blocks done, not {arrival.blocks_done} of {arrival.blocks}")
@@ -334,7 +350,10 @@ KINDS: dict[str, type[JournalRecord]] = {
     "extended": Extended,
     "run_ended": RunEnded,
 }
-_OF_A_SERVER = {"on": "server", "torch": ""}  # what a journal's first line leaves out
+_LEFT_OUT: dict[type[JournalRecord], dict[str, Any]] = {  # fields that a line leaves out where they are these
+    RunBegan: {"on": "server", "torch": ""},
+    WorkerJoined: {"first_sample": None},
+}
 _text = reader_of(str)
 _KIND_OF = {record: kind for kind, record in KINDS.items()}
 
@@ -352,9 +371,9 @@ def line_of(record: JournalRecord) -> bytes:
     paceline.decoding.DecodingError: checkpointed: version must be a whole number between 0 and 9007199254740992, not -7
     """
     kind = _KIND_OF[type(record)]
-    written = {}
+    written, left_out = {}, _LEFT_OUT.get(type(record), {})
     for name in (each.name for each in fields(record)):
-        if isinstance(record, RunBegan) and name in _OF_A_SERVER and getattr(record, name) == _OF_A_SERVER[name]:
+        if name in left_out and getattr(record, name) == left_out[name]:
             continue
         try:
             written[name] = _written(name, getattr(record, name))
@@ -444,6 +463,7 @@ def _plain(value: Any) -> Any:
 def _packed(arrival: Arrival) -> list[Any]:
     whole = (arrival.worker, arrival.version, arrival.draw, arrival.blocks_done, arrival.blocks)
     at = arrival.at_seconds
+    place = (arrival.batch_samples, arrival.first_sample)
     return [
         *map(operator.index, whole),
         round(round(at, 6) * MICRO) if math.isfinite(at) else None,  # as other times: no arrival after its own step
@@ -452,6 +472,7 @@ def _packed(arrival: Arrival) -> list[Any]:
         _finite(arrival.loss_mean),
         _finite(arrival.loss_variance),
         operator.index(arrival.samples),
+        *(map(operator.index, place) if any(place) else ()),
     ]
 
 

@@ -111,13 +111,58 @@ class Pruned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerShare:
+    """The samples of a worker's batches, as its speed allows, and the seconds of such a batch.
+
+    `predicted_seconds` are by its batches of the size before; `seconds` are the median of those that it has had since;
+    `equal_seconds` are what a batch of the mean size would take it.
+
+    >>> WorkerShare(worker=1, samples=14, predicted_seconds=1.3, seconds=1.31, equal_seconds=3.0).samples
+    14
+    """
+
+    worker: int
+    samples: int
+    predicted_seconds: float
+    seconds: float
+    equal_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareSummary:
+    """The shares by speed that a run came to, and how long its rounds take with them.
+
+    They hold since round `since`, after so many `changes`, and the mean of the rounds since then is `round_seconds`.
+    `predicted_seconds` is what was predicted of a round, by the median batch of each worker; `equal_seconds` is how
+    long the same rounds would have been open with equal shares. A time is None where no round is there to tell it by.
+
+    >>> share = WorkerShare(worker=0, samples=8, predicted_seconds=1.0, seconds=1.0, equal_seconds=1.0)
+    >>> ShareSummary(workers=(share,), changes=0, since=0).batch
+    8
+    """
+
+    workers: tuple[WorkerShare, ...]
+    changes: int
+    since: int
+    predicted_seconds: float | None = None
+    round_seconds: float | None = None
+    equal_seconds: float | None = None
+
+    @property
+    def batch(self) -> int:
+        """The samples of a batch of all workers together."""
+        return sum(share.samples for share in self.workers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """A whole run. `works` may be cut to the first rounds on large clusters; the counts never are.
 
     An `averaged` run has no server: a round is an average of all workers, a work is a window of local steps.
     `absences` says when workers of a real run were away. `ended` is why the server of a real run ended it, in its own
     words; it is empty where the server was killed. `pruned` is None where nothing was, or nobody knows: the server of a
-    real run is not told whom its workers leave out. `by_worker` are the counts of a real run's workers.
+    real run is not told whom its workers leave out. `by_worker` are the counts of a real run's workers. `shares` is
+    None where all workers have batches of the same size.
 
     >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=0, seconds=0.0)
     >>> trace.clock, trace.late_work
@@ -146,6 +191,7 @@ class Trace:
     ended: str = ""
     pruned: Pruned | None = None
     by_worker: tuple[WorkerCounts, ...] = ()
+    shares: ShareSummary | None = None
 
     @property
     def rounds_asked(self) -> int | None:
@@ -186,6 +232,29 @@ class Summary:
     used: int
     late: int
     dropped: int
+
+
+def shares_of(recipe: Mapping[str, Any]) -> str:
+    """Return how a recipe's workers share a batch; one of before there were such shares says nothing, and is equal.
+
+    >>> shares_of({"worker": {"shares": "speed"}}), shares_of({})
+    ('speed', 'equal')
+    """
+    worker = recipe.get("worker")
+    return str(worker.get("shares", "equal")) if isinstance(worker, Mapping) else "equal"
+
+
+def labelled_with_shares(strategy: str, recipe: Mapping[str, Any]) -> str:
+    """Return a strategy's name as tables have it: with the shares of its recipe, before the place.
+
+    >>> labelled_with_shares("lgc@ranks", {"worker": {"shares": "speed"}}), labelled_with_shares("lgc", {})
+    ('lgc+speed@ranks', 'lgc')
+    """
+    shares = shares_of(recipe)
+    if shares == "equal" or "+" in strategy:
+        return strategy
+    name, at, place = strategy.partition("@")
+    return f"{name}+{shares}{at}{place}"
 
 
 def summarise(trace: Trace) -> Summary:

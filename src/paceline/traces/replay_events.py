@@ -19,6 +19,7 @@ def events_of(arrival: Arrival) -> tuple[Event, ...]:
             at_seconds=arrival.at_seconds,
             work_seconds=arrival.work_seconds,
             transfer_seconds=arrival.transfer_seconds,
+            samples=arrival.batch_samples,
         )
     ]
     if arrival.loss_mean is not None and arrival.loss_variance is not None and arrival.samples:

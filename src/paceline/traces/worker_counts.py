@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from paceline.strategies import bare_name
+
 if TYPE_CHECKING:
     from paceline.traces.journal import Arrival
     from paceline.traces.records import Outcome
@@ -72,7 +74,7 @@ def mostly_dropped(counts: Iterable[WorkerCounts]) -> list[WorkerCounts]:
 def drop_remedy(strategy: str, counts: WorkerCounts) -> str:
     """Return what helps a worker that is mostly dropped; "" where the strategy drops nothing for being late.
 
-    `strategy` is its name in a recipe or a trace: "lgc", "lgc@ranks", "fastest-k", ...
+    `strategy` is its name in a recipe or a trace: "lgc", "lgc@ranks", "fastest-k+speed", ...
 
     >>> drop_remedy("lgc", WorkerCounts(worker=3, blocks=4, batch_samples=32))
     'more blocks than 4, so that it stops sooner, or a larger K, which waits for it'
@@ -81,7 +83,7 @@ def drop_remedy(strategy: str, counts: WorkerCounts) -> str:
     >>> drop_remedy("fastest-k", WorkerCounts(worker=3))
     'lgc, which adds late work one round later, or a larger K, which waits for it'
     """
-    name = strategy.removesuffix("@ranks")
+    name = bare_name(strategy)
     if name == "fastest-k":
         return "lgc, which adds late work one round later, or a larger K, which waits for it"
     if name != "lgc":

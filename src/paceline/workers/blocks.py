@@ -24,6 +24,16 @@ def cut_batch(batch: tuple[Any, ...], most_blocks: int) -> list[Any]:
     return [block if len(block) > 1 else block[0] for block in _cut(batch, most_blocks)]
 
 
+def count_samples(batch: tuple[Any, ...]) -> int:
+    """Return how many samples a batch has that `cut_batch` can cut.
+
+    >>> count_samples((torch.zeros(6, 2), torch.zeros(6))), count_samples(({"ids": torch.tensor([3, 4])},))
+    (6, 2)
+    """
+    parts = batch[0].values() if isinstance(batch[0], Mapping) else batch
+    return len(next(iter(parts)))
+
+
 def _cut(batch: tuple[Any, ...], most_blocks: int) -> list[tuple[torch.Tensor, ...]]:
     for part in batch:
         if not isinstance(part, torch.Tensor):

@@ -49,7 +49,7 @@ class CheckedGradients:
     A module can do what its layers do not show: use a weight twice, or mix the samples of a batch. So the two engines
     are compared once, in float64 (where rounding hides nothing) and at shifted parameters (where a zero hides nothing).
     The choice depends on the model and on shapes alone, never on a clock: it is part of what makes a result the same
-    to the last bit.
+    to the last bit. Batches of different sizes, where workers have shares by their speed, are as many passes.
 
     >>> engine = make_engine(nn.Sequential(nn.Linear(2, 2)))
     >>> batch = Assignment(inputs=torch.eye(2), targets=torch.tensor([0, 1]))
@@ -69,9 +69,24 @@ class CheckedGradients:
     def compute(self, parameters: torch.Tensor, buffers: torch.Tensor, assignments: Sequence[Assignment]) -> Gradients:
         """Return the gradient of each assignment at the given parameters."""
         if len(assignments) > 1 and self._output_bytes_per_sample is None:
+            compared = cut_alike(assignments[:COMPARED_WORKERS])
             self._output_bytes_per_sample, self.in_one_pass = _compare(
-                self._loop.model.module, self._loss, parameters, buffers, assignments[:COMPARED_WORKERS]
+                self._loop.model.module, self._loss, parameters, buffers, compared
             )
+        sizes = [(len(assignment.inputs), assignment.blocks) for assignment in assignments]
+        if len(set(sizes)) <= 1:
+            return self._compute_alike(parameters, buffers, assignments)
+        found: dict[int, tuple[Gradients, int]] = {}  # by place among the assignments: where its row is
+        for size in dict.fromkeys(sizes):
+            places = [place for place, each in enumerate(sizes) if each == size]
+            rows = self._compute_alike(parameters, buffers, [assignments[place] for place in places])
+            found |= {place: (rows, row) for row, place in enumerate(places)}
+        return _in_order([found[place] for place in range(len(assignments))])
+
+    def _compute_alike(
+        self, parameters: torch.Tensor, buffers: torch.Tensor, assignments: Sequence[Assignment]
+    ) -> Gradients:
+        """Return the gradient of each assignment; all have one size and one number of blocks."""
         if not self.takes_one_pass(assignments):
             return self._loop.compute(parameters, buffers, assignments)
         try:
@@ -84,10 +99,44 @@ class CheckedGradients:
         """Return whether these would be computed in one pass, as far as is known yet."""
         if not self.in_one_pass or self._output_bytes_per_sample is None or len(assignments) == 1:
             return False
+        if len({(len(assignment.inputs), assignment.blocks) for assignment in assignments}) > 1:
+            return False
         samples = sum(len(assignment.inputs) for assignment in assignments)
         done = [assignment.blocks_done for assignment in assignments]
         wasted = 1 - sum(done) / (len(done) * max(done))  # a pass goes as far as whoever got furthest
         return samples * self._output_bytes_per_sample <= LARGEST_OUTPUT_BYTES and wasted <= MOST_WASTED
+
+
+def cut_alike(assignments: Sequence[Assignment]) -> list[Assignment]:
+    """Return the assignments with as many samples each as the smallest has.
+
+    >>> batches = [Assignment(inputs=torch.zeros(samples, 2), targets=torch.zeros(samples)) for samples in (6, 4)]
+    >>> [len(each.inputs) for each in cut_alike(batches)]
+    [4, 4]
+    """
+    samples = min(len(assignment.inputs) for assignment in assignments)
+    if all(len(assignment.inputs) == samples for assignment in assignments):
+        return list(assignments)
+    return [
+        replace(
+            assignment,
+            inputs=assignment.inputs[:samples],
+            targets=assignment.targets[:samples],
+            weights=None if assignment.weights is None else assignment.weights[:samples],
+        )
+        for assignment in assignments
+    ]
+
+
+def _in_order(rows: Sequence[tuple[Gradients, int]]) -> Gradients:
+    """Return rows of several results as one."""
+    return Gradients(
+        gradients=torch.stack([found.gradients[row] for found, row in rows]),
+        buffers=torch.stack([found.buffers[row] for found, row in rows]),
+        losses=torch.stack([found.losses[row] for found, row in rows]),
+        loss_variances=torch.stack([found.loss_variances[row] for found, row in rows]),
+        sample_losses=tuple(found.sample_losses[row] for found, row in rows),
+    )
 
 
 def _compare(

@@ -15,13 +15,18 @@ from paceline.drivers.served.coordinator import Coordinator, ReceivedGradient
 from paceline.drivers.served.membership import NoSeatError, Seats
 from paceline.drivers.served.messages import Gradient, ProtocolError
 from paceline.strategies import LGC, Async, FastestK, Full
+from paceline.strategies.shares import SharesBySpeed
 from paceline.traces.journal import StepRecord
 from paceline.training import TrainState
 
 SHARDS, MOST = 3, 5
 FOREVER = 10**6
 
-strategies = st.sampled_from(
+SHARES = SharesBySpeed(batch_size=32, least=4, multiple=4, period=2)
+strategies_by_speed = st.sampled_from(
+    [Full(shares=SHARES)] + [kind(k=k, shares=SHARES) for kind in (FastestK, LGC) for k in (1, 2, 3, "auto")]
+)
+strategies = strategies_by_speed | st.sampled_from(
     [Full(), Async(), Async(staleness_scaling=False)]
     + [kind(k=k) for kind in (FastestK, LGC) for k in (1, 2, 3, 9, "auto")]
     + [LGC(k=2, warmup_rounds=2), LGC(k=2, scale_partial=False)]
@@ -108,7 +113,7 @@ class Table:
         message = Gradient(
             version=max(version, 0), draw=draw, blocks_done=blocks_done, blocks=4, work_seconds=0.01 * (worker + 1),
             held_seconds=0.02, samples=8, loss_mean=1.0 + worker + draw, loss_variance=0.5, payload_bytes=12,
-            buffer_bytes=0,
+            buffer_bytes=0, batch_samples=self.asked(worker, version),
         )  # fmt: skip
 
         def release():
@@ -122,13 +127,16 @@ class Table:
         self.received, self.draws[worker] = number + 1, draw + 1
         self.held[worker, version] += 1
 
+    def asked(self, worker, version):
+        return self.coordinator.members[worker].asked_samples.get(version, 0)
+
     def send(self):
         """What the server does with what the coordinator asks."""
         workers, self.coordinator.to_send = self.coordinator.to_send, []
         for worker in workers:
             member, version = self.coordinator.members[worker], self.coordinator.train_state.version
             if member.alive and not self.coordinator.done:
-                member.sent(version, self.now)
+                member.sent(version, self.now, self.coordinator.sizes.samples(worker))
                 self.sent[worker].append(version)
 
     @property

@@ -17,6 +17,7 @@ from paceline.recipes import Recipe
 from paceline.recipes.assembly import load_data, make_training
 from paceline.traces.journal import Resumed
 from paceline.training import Batches, TrainState, WorkerCodecs
+from paceline.training.batches import BatchPlace
 from paceline.workers.gradients import LoopGradients
 from tests.drivers.served.table import MOST, SHARDS, Table, decisions, histories, on_disk, strategies
 
@@ -66,11 +67,15 @@ class RealTable(Table):
 
     def deliver(self, worker, version, blocks_done=4, *, bad=False):
         draw, shard = self.draws[worker], self.coordinator.members[worker].seat.shard
-        batch = self._batches.assignment(worker=worker, shard=shard, draw=draw, blocks=4, blocks_done=blocks_done)
+        samples = self.asked(worker, version)
+        place = BatchPlace(first=self.coordinator.seats.next_sample(worker), samples=samples) if samples else None
+        batch = self._batches.assignment(
+            worker=worker, shard=shard, draw=draw, blocks=4, blocks_done=blocks_done, place=place
+        )
         found = self._engine.compute(*self.models[version], [batch])
         message = Gradient(
             version=version, draw=draw, blocks_done=blocks_done, blocks=4,
-            work_seconds=0.01 * (1 + (worker + draw) % 3), held_seconds=0.02, samples=32,
+            work_seconds=0.01 * (1 + (worker + draw) % 3), held_seconds=0.02, samples=32, batch_samples=samples,
             loss_mean=float(found.losses[0]), loss_variance=float(found.loss_variances[0]), payload_bytes=1,
             buffer_bytes=0,
         )  # fmt: skip

@@ -29,7 +29,7 @@ def training():
 class Scripted:
     """A worker whose server is a script: 3 and 9 are not finite, 5 ends early, 7 is lost with its connection, once."""
 
-    number, shard = 1, 1
+    number, shard, samples = 1, 1, 0
 
     def __init__(self):
         self.draw, self.welcome, self.losses = 0, object(), {}
@@ -37,7 +37,7 @@ class Scripted:
     def running(self):
         return self.draw < DRAWS
 
-    def begin_batch(self, blocks):
+    def begin_batch(self, blocks, *, samples):
         pass
 
     def block_done(self):

@@ -312,7 +312,7 @@ def test_nothing_piles_up_for_a_peer_that_never_reads_and_its_goodbye_is_not_wai
             stream.send_model(3, [model], whole=True)
             stream._enqueue(b"beat")
         assert len(stream._queue) <= MOST_QUEUED
-        assert list(stream._models) == [model]
+        assert list(stream._models) == [(model, 0)]
         stream.end(StreamEnd("return", "no progress"))
 
     end, _, far = play(*JOINED, reads=False, close=False, then=then)

@@ -4,6 +4,7 @@ from tests.rounds.jobs.checkpoints import resumed, wrong_states
 from tests.rounds.jobs.epochs import broken_off, epochs, second_loader
 from tests.rounds.jobs.faults import beyond_the_codec, drifts, fails_first, overflows, raises, until_it_ends
 from tests.rounds.jobs.misuse import misused, misused_loops, steps_scheduler_too
+from tests.rounds.jobs.shares import by_speed, like_one_process, refused_shares, taken, weights
 from tests.rounds.jobs.times import apart, watched
 from tests.rounds.jobs.training import alike, like_plain, schedules, some_close_first
 
@@ -12,20 +13,25 @@ __all__ = [
     "apart",
     "beyond_the_codec",
     "broken_off",
+    "by_speed",
     "drifts",
     "epochs",
     "fails_first",
+    "like_one_process",
     "like_plain",
     "misused",
     "misused_loops",
     "overflows",
     "raises",
+    "refused_shares",
     "resumed",
     "schedules",
     "second_loader",
     "some_close_first",
     "steps_scheduler_too",
+    "taken",
     "until_it_ends",
     "watched",
+    "weights",
     "wrong_states",
 ]

@@ -19,7 +19,7 @@ from paceline.analysis.what_if.measured_run import MeasuredRun, WhatIfError, mea
 from paceline.analysis.what_if.remedies import MOST_UNSEEN, Mark, Remedy
 from paceline.analysis.what_if.replayed_times import MOST_ERROR, ReplayDifference, play, played_error
 from paceline.quantities import percent_text, seconds_text
-from paceline.strategies import LGC, Async, FastestK, Full
+from paceline.strategies import LGC, Async, FastestK, Full, bare_name
 from paceline.strategies.averaging import AVERAGING
 from paceline.strategies.averaging.members import SETTINGS
 from paceline.traces.recorded_run import read_run
@@ -179,7 +179,7 @@ def what_if(
 
 
 def _preference(remedy: Remedy) -> int:
-    name = remedy.run.label.partition("@")[0]
+    name = bare_name(remedy.run.label)
     return ORDER.index(name) if name in ORDER else len(ORDER)
 
 
@@ -214,10 +214,10 @@ def _asked(run: MeasuredRun, wanted: Wanted) -> Iterable[Remedy]:
                 yield remedies.with_strategy(run, name, period=period)
             continue
         placed = f"{name}@ranks" if wanted.on_ranks and "@" not in name else name
-        waits = name.partition("@")[0] in ("lgc", "fastest-k")
+        waits = bare_name(name) in ("lgc", "fastest-k")
         for k in wanted.k if waits and wanted.k else (None,):
             yield remedies.with_strategy(run, placed, k=k)
-    if wanted.k and not any(name.partition("@")[0] in ("lgc", "fastest-k") for name in wanted.strategies):
+    if wanted.k and not any(bare_name(name) in ("lgc", "fastest-k") for name in wanted.strategies):
         for k in wanted.k:
             yield remedies.with_k(run, k)
     if wanted.period and not averaging:
@@ -237,7 +237,8 @@ def _asked(run: MeasuredRun, wanted: Wanted) -> Iterable[Remedy]:
 def _on_ranks(run: MeasuredRun) -> Remedy:
     if run.on == "ranks":
         raise WhatIfError("the run had no server: leave --on ranks out")
-    name = run.label if run.label in ("full", "lgc", "fastest-k") else "lgc"
+    name = bare_name(run.label)
+    name = name if name in ("full", "lgc", "fastest-k") else "lgc"
     return remedies.with_strategy(run, f"{name}@ranks", k=_k_of(run))
 
 

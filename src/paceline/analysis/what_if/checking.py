@@ -93,6 +93,7 @@ def _recipe(answer: Answer, prediction: PredictedRemedy, options: WorkerOptions)
     run = prediction.remedy.run
     settings: dict[str, Any] = {name: dict(values) for name, values in (prediction.remedy.settings or {}).items()}
     settings.setdefault("cluster", {})["workers"] = run.workers
+    settings["worker"] = {**settings.get("worker", {}), "shares": "equal"}  # recorded delays are of the sizes they were
     if "strategy" in settings and "name" in settings["strategy"]:
         settings["strategy"] = {"on": "server", "period": "auto", **settings["strategy"]}
     return recipe.with_settings(rounds=run.rounds, target_loss=None, **settings)

@@ -19,7 +19,8 @@ close). In a DDP script that was watched S is the least wait of all ranks, for t
 
 A worker's draws stay in their order, so that who was slow for a while is slow for as long again. A batch that was cut
 short is taken as long as its blocks say ("extrapolated"). A draw that nobody measured is as long as the one before it
-("guessed"), and one that the run's end cut off at least as long as it had taken by then.
+("guessed"), and one that the run's end cut off at least as long as it had taken by then. Where workers had batches by
+their speed, a draw is as long as the batch that it was: nothing is dealt anew, and a note says so.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from paceline.drivers.simulated.network import BITS_PER_BYTE, OneWayLink, Worker
 from paceline.errors import PacelineError
 from paceline.recipes.assembly import averages, make_member, make_strategy
 from paceline.recipes.recipe import Recipe
-from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full, Strategy
+from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full, Strategy, bare_name
 from paceline.strategies.averaging import Averaging
 from paceline.traces.history import SHORTEST_SECONDS
 from paceline.traces.journal import Arrived, StepRecord, WorkerJoined
@@ -214,14 +215,17 @@ def _journaled(run: RecordedRun, journal: Journal) -> MeasuredRun:
         recipe=dict(began.recipe) or None,
         codec=began.codec if began.codec not in ("", "none") else "identity",
         hosts=frozenset(hosts.values()),
-        notes=(f"{len(away)} times a {measured.names} was away, which the simulator does not play",) if away else (),
+        notes=(
+            *((f"{len(away)} times a {measured.names} was away, which the simulator does not play",) if away else ()),
+            *_notes_of_shares(began.recipe),
+        ),
     )
 
 
 def _simulated(run: RecordedRun, trace: Trace) -> MeasuredRun:
     if not trace.rounds or not trace.works:
         raise WhatIfError(f"{run.folder} has no works of single workers: simulate it again with at most 100,000")
-    strategy = _strategy_of(trace.recipe, trace.strategy.partition("@")[0], [each.k for each in trace.rounds])
+    strategy = _strategy_of(trace.recipe, bare_name(trace.strategy), [each.k for each in trace.rounds])
     begun: Counter[int] = Counter()
     gradients = []
     for work in sorted(trace.works, key=lambda work: (work.worker, work.version)):
@@ -259,7 +263,15 @@ def _simulated(run: RecordedRun, trace: Trace) -> MeasuredRun:
         rounds=max(1, len(trace.rounds) // strategy.updates_per_round(trace.workers)),
         late_work=trace.late_work,
         recipe=dict(trace.recipe) or None,
+        notes=_notes_of_shares(trace.recipe),
     )
+
+
+def _notes_of_shares(recipe: Mapping[str, Any]) -> tuple[str, ...]:
+    worker = recipe.get("worker")
+    if not isinstance(worker, Mapping) or worker.get("shares", "equal") == "equal":
+        return ()
+    return ("batches were by speed, and every remedy is played with the sizes that the run had",)
 
 
 def _strategy_of(recipe: Mapping[str, Any], name: str, fresh: Sequence[int]) -> Strategy:
@@ -271,7 +283,7 @@ def _strategy_of(recipe: Mapping[str, Any], name: str, fresh: Sequence[int]) -> 
         if isinstance(cluster, Mapping):
             document["cluster"] = {key: value for key, value in cluster.items() if key == "workers"}
         return make_strategy(Recipe.from_document(document))
-    plain = name.partition("@")[0]
+    plain = bare_name(name)
     if plain not in STRATEGIES:
         raise WhatIfError(
             f"the run's strategy is {name!r:.60}, of which no times are known; known: {', '.join(STRATEGIES)}"

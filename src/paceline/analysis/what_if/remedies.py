@@ -22,7 +22,7 @@ from paceline.analysis.what_if.measured_run import Draw, MeasuredRun, WhatIfErro
 from paceline.drivers.simulated.network import OneWayLink, WorkerLink
 from paceline.lookup import unknown
 from paceline.quantities import counted
-from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full, Strategy
+from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full, Strategy, bare_name
 from paceline.strategies.averaging import AVERAGING, make_averaging
 from paceline.strategies.averaging.members import SETTINGS
 
@@ -163,7 +163,7 @@ def _averaging(run: MeasuredRun, name: str, period: int | None) -> Remedy:
 
 def with_k(run: MeasuredRun, k: K) -> Remedy:
     """Return the run with another K; one that waits for everybody becomes lgc."""
-    name = run.label.partition("@")[0] if isinstance(run.strategy, LGC | FastestK) else "lgc"
+    name = bare_name(run.label) if isinstance(run.strategy, LGC | FastestK) else "lgc"
     return with_strategy(run, name, k=k)
 
 

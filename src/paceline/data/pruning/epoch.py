@@ -8,6 +8,9 @@ The policy treats a step (the batches of all ranks together) as one batch, so it
 process with batch_size * ranks. The sample that fills up the last step is trained on twice, and its second loss is not
 judged.
 
+Where ranks have batches of different sizes (`deal`, of a balance), a step has the same samples, and only who computes
+which of them differs. There no rank's batch is filled up: one for which there is none gets the epoch's first samples.
+
 On the CPU losses are checked at once, and one that is not finite is an error. On an accelerator a check in every step
 would wait for the device, so losses are copied there and fetched together, FETCHED_TOGETHER batches at a time; one that
 is not finite is then a warning, and is not judged, because its step has been taken already.
@@ -18,7 +21,7 @@ from __future__ import annotations
 import operator
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,9 +37,13 @@ SAME_ORDER = 1  # retries in the same order; later ones are shuffled anew, so th
 DAMAGED = "the state is damaged, or not one of a pruning sampler"
 
 
+Deal = Callable[[int, int], tuple[int, int]]
+"""Returns where a rank's batch begins and ends in a step, given the step's number and how many samples it has."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLayout:
-    """How an order of samples is cut into batches of `batch_size` for one of `ranks` ranks.
+    """How an order of samples is cut into batches of `batch_size` for one of `ranks` ranks, or as `deal` says.
 
     >>> layout = BatchLayout(batch_size=2, rank=2, ranks=3)
     >>> layout.steps(17), layout.places(2, 17)
@@ -47,6 +54,7 @@ class BatchLayout:
     rank: int = 0
     ranks: int = 1
     drop_last: bool = False
+    deal: Deal | None = None
 
     def __post_init__(self) -> None:
         whole_number("batch_size", self.batch_size, least=1)
@@ -73,6 +81,9 @@ class BatchLayout:
         (8, 9)
         """
         start, size = step * self.step_size, self.batch_size
+        if self.deal is not None:
+            first, end = self.deal(step, min(self.step_size, samples - start))
+            return start + first, start + end
         if start + self.step_size > samples:
             size = -(-(samples - start) // self.ranks)
         return start + self.rank * size, start + (self.rank + 1) * size
@@ -189,7 +200,7 @@ class PreparedEpoch:
     def places(self, step: int) -> tuple[int, int]:
         """Return where this rank's batch begins and ends in the order."""
         layout = self.layout
-        if step < self._whole_steps:  # nearly always: this is asked for every batch
+        if step < self._whole_steps and layout.deal is None:  # nearly always: this is asked for every batch
             start = (step * layout.ranks + layout.rank) * layout.batch_size
             return start, start + layout.batch_size
         return layout.places(step, len(self.order))

@@ -44,6 +44,7 @@ from paceline.data.pruning.epoch import (
     DAMAGED,
     BaseSampler,
     BatchLayout,
+    Deal,
     EpochLosses,
     PreparedEpoch,
     prepare,
@@ -114,6 +115,7 @@ class PrunedBatches(Sampler[list[int]]):
         self._finished: OutstandingBatches | None = None
         self._to_judge: tuple[PreparedEpoch, NDArray[np.float32]] | None = None
         self._last_losses: weakref.ref[torch.Tensor] | None = None
+        self._deal: Deal | None = None
         self._share_sitting_out = 0.0  # in the last epoch that has begun
 
     @property
@@ -231,7 +233,15 @@ class PrunedBatches(Sampler[list[int]]):
     def _layout(self) -> BatchLayout:
         ranks = self._find_ranks()
         rank, number = (0, 1) if ranks is None else (ranks.rank, ranks.ranks)
-        return BatchLayout(batch_size=self.batch_size, rank=rank, ranks=number, drop_last=self.drop_last)
+        return BatchLayout(
+            batch_size=self.batch_size, rank=rank, ranks=number, drop_last=self.drop_last, deal=self._deal
+        )
+
+    def deal_by(self, deal: Deal) -> None:
+        """Let somebody else say which part of every step this rank computes; before anything is handed out."""
+        if self._pass is not None:
+            raise PruningError("a pass over the loader has begun: batches are dealt by speed from the first one on")
+        self._deal = deal
 
     # -- losses ----------------------------------------------------------------------------------------------------
 

@@ -4,15 +4,18 @@
                                                       the same weights?     (a fingerprint after every step)
 
 Gradients are computed as the workers computed them: the same batches, block by block, with as many threads. So what
-differs is found, and the first step that does is named. Where the codec has a memory, or samples are pruned, dropped
-gradients are computed too: they changed the memory of their worker. A gradient that was refused is not in the journal:
-its worker drew its batch, and did not judge it.
+differs is found, and the first step that does is named. Where workers have batches by their speed the strategy assigns
+their sizes again, and each arrival must be of the size that its worker was given. Where the codec has a memory, or
+samples are pruned, dropped gradients are computed too: they changed the memory of their worker. A gradient that was
+refused is not in the journal: its worker drew its batch, and did not judge it.
 """
 
 from __future__ import annotations
 
+import bisect
 import copy
 import functools
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,9 +25,10 @@ import torch
 
 from paceline.codecs.payload import NotFiniteError
 from paceline.errors import PacelineError
-from paceline.events import Drop, Event, Joined, Left, Step
+from paceline.events import Assign, Drop, Event, Joined, Left, Step
 from paceline.optim import make_optimizer, make_schedule
-from paceline.strategies import Strategy
+from paceline.strategies import Strategy, shares_of
+from paceline.strategies.shares import BatchSizes, SharesBySpeed
 from paceline.traces.journal import (
     Arrival,
     Arrived,
@@ -38,6 +42,7 @@ from paceline.traces.journal import (
 )
 from paceline.traces.replay_events import events_of, without_workers
 from paceline.training import Batches, Training, TrainState, WorkerCodecs, fingerprint
+from paceline.training.batches import BatchPlace
 from paceline.workers.gradients import Assignment, LoopGradients
 from paceline.workers.threads import can_start
 
@@ -87,6 +92,70 @@ class RunDifference(Exception):  # noqa: N818 - a finding, not a fault
     """The first thing that came out differently from the run that was recorded."""
 
 
+class PlaceCheck:
+    """Holds the places of batches in a journal against the sizes that the strategy assigns when it is replayed.
+
+    >>> places = PlaceCheck(SharesBySpeed(batch_size=12))
+    >>> places.assign(Assign(samples=((0, 18), (1, 6))), version=5)
+    >>> places.expected(worker=1, version=4), places.expected(worker=1, version=9)
+    (12, 6)
+    """
+
+    def __init__(self, shares: SharesBySpeed | None) -> None:
+        self._shares = shares
+        self._sizes = [(0, BatchSizes(shares))]  # from which version on
+        self._next: dict[int, tuple[int, int]] = {}  # of each worker: its next draw, and where that begins
+
+    def assign(self, action: Assign, *, version: int) -> None:
+        """Take over what the strategy assigns for batches from this version on."""
+        sizes = BatchSizes(self._shares)
+        sizes.assign(action)
+        self._sizes.append((version, sizes))
+
+    def go_back(self, version: int) -> None:
+        """Forget what was assigned after this version, from which the run goes on."""
+        self._sizes = [(first, sizes) for first, sizes in self._sizes if first <= version]
+        self._next = {}
+
+    def joined(self, record: WorkerJoined) -> None:
+        """Note where a worker begins."""
+        first_sample = record.first_sample
+        if first_sample is None:
+            first_sample = record.first_draw * (0 if self._shares is None else self._shares.batch_size)
+        self._check_place(record.worker, record.first_draw, first_sample)
+        self._next[record.worker] = record.first_draw, first_sample
+
+    def expected(self, *, worker: int, version: int) -> int:
+        """Return the size of a worker's batch at a version; 0 where batches are equal."""
+        place = bisect.bisect_right(self._sizes, version, key=operator.itemgetter(0)) - 1
+        return self._sizes[place][1].samples(worker)
+
+    def check(self, arrival: Arrival) -> None:
+        """Raise RunDifference for a batch of another size than the strategy gives, or one that lies elsewhere."""
+        worker, version = arrival.worker, arrival.version
+        expected = self.expected(worker=worker, version=version)
+        if arrival.batch_samples != expected:
+            raise RunDifference(
+                f"round {version}: the strategy gives worker {worker} a batch of {_size(expected)}, and the run had "
+                f"one of {_size(arrival.batch_samples)}"
+            )
+        if expected:
+            self._check_place(worker, arrival.draw, arrival.first_sample)
+            self._next[worker] = arrival.draw + 1, arrival.first_sample + arrival.batch_samples
+
+    def _check_place(self, worker: int, draw: int, first: int) -> None:
+        next_draw, end = self._next.get(worker, (draw, first))
+        # A batch whose gradient was refused is in no arrival: its samples were drawn all the same.
+        if first < end or (draw == next_draw and first != end):
+            raise RunDifference(
+                f"batch {draw} of worker {worker} begins at sample {first}, and the one before ends at {end}"
+            )
+
+
+def _size(samples: int) -> str:
+    return f"{samples} samples" if samples else "the recipe's size"
+
+
 class Replay:
     """A journal being replayed: iterate over it (it yields the steps taken), then ask for the `verdict`.
 
@@ -114,6 +183,7 @@ class Replay:
         self._engine = LoopGradients(copy.deepcopy(training.module), training.loss, block_by_block=True)
         self.batches = Batches(training)
         self._at_once = self._codecs.remember or self.batches.pruned is not None
+        self._places = PlaceCheck(shares_of(strategy))
         self._joins: dict[int, WorkerJoined] = {}
         self._waiting: set[int] = set()
         self._startable = os.cpu_count() or 1  # threads that this machine is known to start
@@ -198,6 +268,7 @@ class Replay:
             raise ReplayError(f"{why}; this machine cannot start as many: replay the run on a larger one")
         self._startable = max(self._startable, record.threads)
         self._joins[record.worker] = record
+        self._places.joined(record)
 
     def _begin(self) -> None:
         for worker in sorted(self._waiting):
@@ -224,6 +295,7 @@ class Replay:
             if self._at_once:
                 gradient()
             self._pending.setdefault((arrival.worker, arrival.version), []).append(gradient)
+            self._places.check(arrival)
             for event in events_of(arrival):
                 self._handle(event)
 
@@ -231,6 +303,8 @@ class Replay:
         for action in self._strategy.handle(event):
             if isinstance(action, Step):
                 self._steps.append(action)
+            elif isinstance(action, Assign):
+                self._places.assign(action, version=self._steps[-1].version + 1)
             elif isinstance(action, Drop):
                 self._pending[action.worker, action.version].pop()
 
@@ -276,6 +350,9 @@ class Replay:
             draw=arrival.draw,
             blocks=arrival.blocks,
             blocks_done=arrival.blocks_done,
+            place=BatchPlace(first=arrival.first_sample, samples=arrival.batch_samples)
+            if arrival.batch_samples
+            else None,
         )
         torch.set_num_threads(joined.threads)
         try:
@@ -319,6 +396,7 @@ class Replay:
             self._follow(self._trainings[record.version], steps_done=0)
         self.train_state.load_state(plain, tensors)
         self._strategy.load_state_dict(without_workers(strategy))
+        self._places.go_back(record.version)
         self._pending, self._steps, self._joins, self._waiting = {}, [], {}, set()
         self._started_seconds, self._models = record.at_seconds, {}
         self.snapshot = None if record.version < (self._snapshot_version or 0) else self.snapshot

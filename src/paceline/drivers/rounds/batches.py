@@ -64,7 +64,8 @@ def rounds_in(loader: Iterable[Any], rounds: int | None) -> int:
 class OpenBatch:
     """The batch that a rank computes: how many blocks it has, how many are done, and since when it computes.
 
-    A script that does not cut its batches computes one block, since it took the model.
+    A script that does not cut its batches computes one block, since it took the model. `samples` is the size of the
+    whole batch, 0 where nobody has said it, and `first_sample` where it begins in the rank's order.
 
     >>> batch = OpenBatch()
     >>> batch.begin(4)
@@ -75,11 +76,13 @@ class OpenBatch:
 
     def __init__(self) -> None:
         self.blocks, self.done = 1, 0
+        self.samples = self.first_sample = 0
         self.left_early = False  # the loop over its blocks was not followed to its end
         self._began: float | None = None
 
-    def begin(self, blocks: int) -> None:
+    def begin(self, blocks: int, *, samples: int = 0, first_sample: int = 0) -> None:
         """Begin a batch of so many blocks."""
+        self.samples, self.first_sample = samples, first_sample
         self.blocks, self.done, self.left_early, self._began = blocks, 0, False, time.perf_counter()
 
     def end(self, *, held_since: float) -> tuple[int, int, float]:
@@ -87,4 +90,5 @@ class OpenBatch:
         began = held_since if self._began is None else self._began
         ended = min(self.done or self.blocks, self.blocks), self.blocks, time.perf_counter() - began
         self.blocks, self.done, self._began = 1, 0, None
+        self.samples = self.first_sample = 0
         return ended

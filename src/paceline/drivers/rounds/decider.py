@@ -1,6 +1,7 @@
 """The strategy, on one rank: reports of all ranks go in, notices for all ranks come out.
 
-    GradientReady ──> fingerprint equal to the others'? ──> strategy ──> Step: RoundClosed   Drop: told with the next
+    GradientReady ──> fingerprint equal to the others'? ──> strategy ──> Step, Assign: RoundClosed
+                                                                         Drop: told with the next
     Waiting       ──> are all waiting? ──> AllWaiting
     Overdue       ──> who has not come? ──> Failed
 
@@ -34,7 +35,7 @@ from paceline.drivers.rounds.messages import (
     Waiting,
 )
 from paceline.drivers.rounds.outcomes import NOT_FINITE
-from paceline.events import Drop, Event, Joined, Left, Step
+from paceline.events import Assign, Drop, Event, Joined, Left, Step
 from paceline.strategies import Strategy
 from paceline.traces.journal import Arrival
 from paceline.traces.replay_events import events_of
@@ -116,10 +117,12 @@ class Decider:
             blocks=report.blocks,
             at_seconds=now,
             work_seconds=round(max(0.0, report.work_seconds), 6),
-            transfer_seconds=round(max(0.0, now - opened - report.held_seconds), 6),
+            transfer_seconds=round(max(0.0, now - opened - report.held_seconds - report.behind_seconds), 6),
             loss_mean=report.loss_mean,
             loss_variance=report.loss_variance,
             samples=report.samples,
+            batch_samples=report.batch_samples,
+            first_sample=report.first_sample,
         )
         self._arrivals.append(arrival)
         self._undelivered.add((report.rank, report.version))
@@ -130,15 +133,17 @@ class Decider:
     def _decide(self, events: Sequence[Event]) -> list[Notice]:
         notices: list[Notice] = []
         for event in events:
-            for action in self.state.handle(event):
+            actions = self.state.handle(event)
+            assign = next((action for action in actions if isinstance(action, Assign)), None)  # follows from the step
+            for action in actions:
                 if isinstance(action, Step):
-                    notices.append(self._close(action))
+                    notices.append(self._close(action, assign))
                 elif isinstance(action, Drop):
                     self._undelivered.discard((action.worker, action.version))
                     self._dropped.append(action)
         return notices
 
-    def _close(self, step: Step) -> RoundClosed:
+    def _close(self, step: Step, assign: Assign | None) -> RoundClosed:
         for share in (*step.fresh, *step.late):
             self._undelivered.discard((share.worker, share.version))
         dropped, self._dropped = tuple(self._dropped), []
@@ -150,7 +155,7 @@ class Decider:
             del self._fingerprints[old]
         for old in [epoch for epoch, (_, ends) in self._epoch_ends.items() if ends < step.version - KEPT_VERSIONS]:
             del self._epoch_ends[old]
-        return RoundClosed(step=step, dropped=dropped)
+        return RoundClosed(step=step, dropped=dropped, assign=assign)
 
     def take_arrivals(self) -> tuple[Arrival, ...]:
         """Return the arrivals since the last call: right after a round has closed, those of that round."""
@@ -267,7 +272,8 @@ class Decider:
         form = self.state.form
         if "late_scales" in form:
             form = {**form, "late_scales": tuple[tuple[WorkerNumber, Annotated[float, Between(0, MOST_SCALE)]], ...]}
-        held = decode(form, state["strategy"], "strategy")
+        kept = decode(dict[str, Any], state["strategy"], "strategy")
+        held = decode(form, self.state.added | kept, "strategy")
         if held["version"] != version:
             raise ValueError(f"the strategy's state is of round {held['version']}, and the rank's of round {version}")
         undelivered = decode(frozenset[tuple[WorkerNumber, Count]], state["undelivered"], "undelivered")

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from paceline import __version__
+from paceline.decoding import Count, decode
 from paceline.distributed import first_line
 from paceline.distributed.stores import StoreGather
 from paceline.drivers.ranks.checkpoints import RankCheckpoints
@@ -48,6 +49,7 @@ from paceline.traces.journal import FORMAT, TRACE, RunBegan
 from paceline.traces.journal_files import read_journal
 from paceline.traces.records import Evaluation, Trace
 from paceline.training import Batches
+from paceline.training.batches import BatchPlace
 from paceline.training.saved_state import check_model
 from paceline.training.training import MeasuredCopy, measure
 from paceline.workers.flat import FlatModel
@@ -77,6 +79,7 @@ class RoundsRun:
             training.optimizer, self._module.parameters(), total_steps=job.rounds
         )
         self._batches = Batches(training)
+        self._next_sample = 0  # where this rank's next batch begins, where batches are by speed
         self._checkpoints = RankCheckpoints(job.folder, ranks.rank)
         self._kept_version = 0
         self._sync = RoundSync(
@@ -139,7 +142,7 @@ class RoundsRun:
     def _begin(self, *, goes_on: bool) -> None:
         """Wait until all ranks are ready, so that their clocks start together."""
         sync, host = self._sync, f"{platform.node()[:200]} pid {os.getpid()}"
-        words = {"threads": torch.get_num_threads(), "host": host, "draw": sync.draws}
+        words = {"threads": torch.get_num_threads(), "host": host, "draw": sync.draws, "sample": self._next_sample}
         if self._rank == 0:
             self._journal = self._open_journal(goes_on=goes_on)
         ranks = self._ranks.gather("begin its first round", words)
@@ -152,6 +155,7 @@ class RoundsRun:
                 threads=[each["threads"] for each in ranks],
                 hosts=[each["host"] for each in ranks],
                 draws=[each["draw"] for each in ranks],
+                samples=[each["sample"] for each in ranks] if sync.samples else None,
             )
             if sync.version % self._job.evaluate_every == 0 and sync.version not in self._journal.measured:
                 self._measurements.begin(sync.version, sync.seconds)
@@ -179,8 +183,11 @@ class RoundsRun:
 
     def _take_batch(self) -> None:
         sync, training, draw = self._sync, self._job.training, self._sync.draws
-        assignment = self._batches.assignment(worker=self._rank, draw=draw, blocks_done=training.blocks)
-        sync.begin_batch(training.blocks)
+        first, samples = self._next_sample, sync.samples
+        place = BatchPlace(first=first, samples=samples) if samples else None
+        assignment = self._batches.assignment(worker=self._rank, draw=draw, blocks_done=training.blocks, place=place)
+        sync.begin_batch(training.blocks, samples=samples, first_sample=first)
+        self._next_sample += samples  # whatever becomes of this batch, the next begins after it
         self._flat.gradient.zero_()
         self._flat.attach_gradient()
         with self._times.computing("forward"):
@@ -188,7 +195,7 @@ class RoundsRun:
                 self._module,
                 assignment,
                 training.loss,
-                least_seconds=self._job.delay_seconds(self._rank, draw),
+                least_seconds=self._job.delay_seconds(self._rank, draw, samples or None),
                 block_done=sync.block_done,
             )
         if sync.step(losses):
@@ -255,6 +262,7 @@ class RoundsRun:
             "sync": sync,
             "pruning": self._batches.state_dict(),
             "recipe": dict(self._job.recipe),
+            **({"next_sample": self._next_sample} if self._sync.samples else {}),
         }
 
     def _keep(self, state: dict[str, Any]) -> None:
@@ -270,6 +278,7 @@ class RoundsRun:
             self._module.load_state_dict(state["model"])
             self._sync.load_state_dict(state["sync"])
             self._batches.load_state_dict(state["pruning"])
+            self._next_sample = decode(Count, state.get("next_sample", 0), "next_sample")
             check_rounds(state, self._sync.version)
         self._kept_version = self._sync.version
 

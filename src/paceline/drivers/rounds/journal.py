@@ -78,12 +78,31 @@ class RoundsJournal:
         valid = effective(read_journal(self._path).records)
         self.measured = {record.round for record in valid if isinstance(record, Evaluated)}
 
-    def join(self, *, at_seconds: float, threads: Sequence[int], hosts: Sequence[str], draws: Sequence[int]) -> None:
-        """Note the ranks, in their order: the threads of each, its machine, and its next batch."""
+    def join(
+        self,
+        *,
+        at_seconds: float,
+        threads: Sequence[int],
+        hosts: Sequence[str],
+        draws: Sequence[int],
+        samples: Sequence[int] | None = None,
+    ) -> None:
+        """Note the ranks, in their order: the threads of each, its machine, and its next batch.
+
+        `samples` is where these batches begin, where batches are by speed.
+        """
         self._hosts = list(hosts)
         for rank, (count, host, draw) in enumerate(zip(threads, hosts, draws, strict=True)):
             self.writer.write(
-                WorkerJoined(at_seconds=at_seconds, worker=rank, shard=rank, first_draw=draw, threads=count, host=host)
+                WorkerJoined(
+                    at_seconds=at_seconds,
+                    worker=rank,
+                    shard=rank,
+                    first_draw=draw,
+                    threads=count,
+                    host=host,
+                    first_sample=None if samples is None else samples[rank],
+                )
             )
 
     def round_closed(self, closed: ClosedRound) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from paceline.events import Drop, Share, Step
+from paceline.events import Assign, Drop, Share, Step
 
 FOREVER = datetime.timedelta(days=365)  # of a `get`: whoever waits is woken by a notice, also of a failure
 
@@ -38,6 +38,11 @@ class GradientReady:
     `work_seconds` is how long the rank computed, `held_seconds` how long ago it took the model. A gradient that is not
     `finite` is in no step; the rank goes on with its next batch, at the same version. `epoch` counts the epochs of the
     rank from 1, and `epoch_ends` is the round after the last of this one; 0 where the script has no epochs.
+
+    `samples` is how many losses are in `loss_mean`; `batch_samples` the size of the whole batch, 0 where nobody knows,
+    and `first_sample` where the batch begins in the rank's order, where that is known. `behind_seconds` is how long the
+    model lay there before the rank took it, being busy: said where batches are by speed, since it is no part of the
+    time that a batch takes.
 
     >>> GradientReady(rank=1, version=4, draw=4, blocks_done=3, blocks=4, work_seconds=0.4, held_seconds=0.5,
     ...         fingerprint=17).finite
@@ -58,6 +63,9 @@ class GradientReady:
     finite: bool = True
     epoch: int = 0
     epoch_ends: int = 0
+    batch_samples: int = 0
+    first_sample: int = 0
+    behind_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +108,15 @@ class Stop:
 class RoundClosed:
     """A round has closed with this step; `dropped` are the gradients that were dropped since the step before.
 
+    `assign` is what the strategy assigns for the batches that begin at the version after it, if that is something new.
+
     >>> RoundClosed(step=Step(version=0, fresh=(Share(worker=0, version=0, weight=1.0),))).dropped
     ()
     """
 
     step: Step
     dropped: tuple[Drop, ...] = ()
+    assign: Assign | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +177,7 @@ def encode(message: Report | Notice) -> str:
                 "previous": step.previous_mean_weight,
                 "at": step.at_seconds,
                 "dropped": [[drop.worker, drop.version, drop.reason] for drop in message.dropped],
+                "assigned": None if message.assign is None else message.assign.samples,
             }
         )
     fields = asdict(message)
@@ -178,7 +190,8 @@ def decode(text: str | bytes) -> Any:
     """Return the message of a JSON text.
 
     >>> shares = tuple(Share(worker=worker, version=3, weight=0.5) for worker in (0, 2))
-    >>> notice = RoundClosed(step=Step(version=3, fresh=shares), dropped=(Drop(worker=1, version=1, reason="old"),))
+    >>> notice = RoundClosed(step=Step(version=3, fresh=shares), dropped=(Drop(worker=1, version=1, reason="old"),),
+    ...                      assign=Assign(samples=((0, 12), (2, 4))))
     >>> decode(encode(notice)) == notice
     True
     """
@@ -195,7 +208,9 @@ def decode(text: str | bytes) -> Any:
         previous_mean_weight=fields["previous"],
         at_seconds=fields["at"],
     )
-    return RoundClosed(step=step, dropped=fields["dropped"])
+    assigned = fields["assigned"]
+    assign = None if assigned is None else Assign(samples=tuple((worker, samples) for worker, samples in assigned))
+    return RoundClosed(step=step, dropped=fields["dropped"], assign=assign)
 
 
 def _pack(shares: tuple[Share, ...]) -> list[Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,7 @@ from paceline.drivers.ranks.group import ROUNDS
 from paceline.drivers.ranks.tracked_model import IN_USE, TrackedModel
 from paceline.exchanges.plans import check_plan
 from paceline.strategies import LGC, FastestK, Full, Strategy
+from paceline.strategies.shares import SharesBySpeed
 
 
 class Scheduler(Protocol):
@@ -38,11 +40,16 @@ def prepare(
     plan: str,
     blocks: int,
     most_behind: int,
+    shares: SharesBySpeed | None = None,
 ) -> tuple[Strategy, TrackedModel, Codec]:
     """Return the strategy, what is trained, and how it travels; an error says why this rank cannot take part."""
     made = strategy if isinstance(strategy, LGC | FastestK | Full) else strategy()  # type: ignore[operator]
     if not isinstance(made, LGC | FastestK | Full):
         raise ValueError(f"rounds are of LGC, FastestK or Full ({made!r}): the others have no round to add up")
+    if shares is not None:
+        if not isinstance(shares, SharesBySpeed):
+            raise ValueError(f"shares must be a SharesBySpeed, or None for equal ones (shares={shares!r:.60})")
+        made = replace(made, shares=shares.in_blocks(blocks) if isinstance(blocks, int) and blocks > 0 else shares)
     found = resolve_codec(codec)
     check_plan(plan, found)
     for name, value in (("blocks", blocks), ("most_behind", most_behind)):

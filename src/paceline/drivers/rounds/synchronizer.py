@@ -25,9 +25,10 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +42,7 @@ from paceline.codecs.floats import Identity
 from paceline.decoding import Count, decode
 from paceline.distributed import check_limits
 from paceline.distributed.agreement import describe
+from paceline.distributed.stores import private_store
 from paceline.drivers.ranks.group import ROUNDS, RankGroup
 from paceline.drivers.ranks.lifecycle import RankLifecycle, reason_of
 from paceline.drivers.ranks.tracked_model import IN_USE, TrackedModel, plain_optimizer
@@ -56,23 +58,25 @@ from paceline.drivers.rounds.preparation import (
     prepare,
     refuse_collective_sampler,
 )
+from paceline.drivers.rounds.sampler import SampleCounter, TakenBatches
 from paceline.drivers.rounds.switching import release_lock_often, release_lock_rarely
 from paceline.events import Drop, Step
 from paceline.exchanges.plans import ALL_REDUCE, AUTO
 from paceline.loggers import GuardedLog, Log
 from paceline.strategies import LGC, STRATEGIES, FastestK, Full, Strategy
+from paceline.strategies.shares import BatchSizes, SharesBySpeed
 from paceline.traces.journal import Arrival, Seconds
 from paceline.traces.step_clock import clock_of, in_phase
 from paceline.training.rank_model import RankModel
 from paceline.training.round_sums import make_round_sum
 from paceline.training.saved_state import refusing
 from paceline.training.train_state import all_finite
-from paceline.workers.blocks import cut_batch
+from paceline.workers.blocks import count_samples, cut_batch
 
 log = logging.getLogger("paceline.rounds")
 
 TIMEOUT_SECONDS = 600.0
-CODEC = "codec"  # in what ranks, and states, must have alike
+CODEC, SHARES = "codec", "shares"  # in what ranks, and states, must have alike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +149,7 @@ class RoundSync(RankLifecycle):
         timeout_seconds: The longest that a round may stay open.
         silence_seconds: A rank without a heartbeat for so long counts as gone.
         seed: The seed of codecs that round at random.
+        shares: How ranks get batches by their speed (`samples`); None: all of them have the same size.
         record: Whether to keep every `ClosedRound` in `history`.
         on_round: Called with each `ClosedRound`, when this rank has applied it.
         on_flush: Called with each `Flushed`, when all ranks are at one place.
@@ -168,6 +173,7 @@ class RoundSync(RankLifecycle):
         timeout_seconds: float = TIMEOUT_SECONDS,
         silence_seconds: float = 15.0,
         seed: int = 0,
+        shares: SharesBySpeed | None = None,
         record: bool = False,
         on_round: OnRound | None = None,
         on_flush: OnFlush | None = None,
@@ -188,6 +194,7 @@ class RoundSync(RankLifecycle):
                 plan=plan,
                 blocks=blocks,
                 most_behind=most_behind,
+                shares=shares,
             )
         except Exception as error:  # the others must hear of it, whatever it is: they would wait
             made = error
@@ -196,15 +203,16 @@ class RoundSync(RankLifecycle):
         if isinstance(made, Exception):
             raise made
         self.strategy, self._tracked, self._codec = made
+        self._sizes = BatchSizes(getattr(self.strategy, SHARES))
         self._blocks, self._watched = blocks, model
         self._optimizer, ranks, rank = optimizer, self._group.ranks, self._group.rank
-        self._schedulers = as_list(scheduler)
+        self._schedulers, self._place = as_list(scheduler), ranks.index(rank)
         self._scheduled: dict[int, int | None] = {}  # of each scheduler: where it stood after its last step here
-        self._place = ranks.index(rank)
         tracked = self._tracked
         try:
             description = {"model": tracked.description(), "strategy": describe(self.strategy)}
-            name = self._group.agree(description | {CODEC: describe(self._codec), "plan": plan}, tracked.device)
+            travel = {CODEC: describe(self._codec), "plan": plan, SHARES: describe(self._sizes.shares)}
+            self._name = name = self._group.agree(description | travel, tracked.device)
             check_k(self.strategy, self._group.world)
             self._group.begin_equal(tracked.everything())
             self._model = RankModel(tracked.parameters, tracked.buffers, self._take_step, variances=tracked.variances)
@@ -238,10 +246,11 @@ class RoundSync(RankLifecycle):
         self.history: list[ClosedRound] = []
         self._record, self._on_round, self._on_flush = record, on_round, on_flush
         self._batch, self._warned_of_blocks = OpenBatch(), False
-        self._held_since = time.perf_counter()
+        self._held_since, self._behind_seconds = time.perf_counter(), 0.0  # and how long the model had lain there
         self._source: BatchSource | None = None
-        self._epochs = 0  # begun
-        self._epoch_ends = 0  # the round after the last of the epoch that this rank is in; 0: in none
+        # Samplers, and the states of a checkpoint for those that are still to be made.
+        self._samplers, self._sampler_states = list[TakenBatches](), list[dict[str, Any]]()
+        self._epochs = self._epoch_ends = 0  # begun; the round after the last of the one that this rank is in, or 0
         self._aligned = 0  # the last round at which all ranks have been, or will be
         self._agreed_rounds = 0  # of an epoch of this loader
         self._stepping = False
@@ -292,7 +301,33 @@ class RoundSync(RankLifecycle):
         """The number of ranks."""
         return self._group.world
 
+    @property
+    def samples(self) -> int:
+        """How many samples the next batch of this rank should have, by its speed; 0 where shares are equal."""
+        return self._sizes.samples(self._place)
+
     # -- batches ---------------------------------------------------------------------------------------------------
+
+    def sampler(self, data: int | Sized, *, shuffle: bool = True, seed: int = 0) -> TakenBatches:
+        """Return a batch sampler whose batches follow this rank's speed: `DataLoader(data, batch_sampler=...)`.
+
+        All ranks take their batches from one order of the data, and each sample is taken once in an epoch. Where the
+        epoch stands is part of `state_dict`. `data` is the data set, or how many samples it has.
+        """
+        if self._sizes.shares is None:
+            raise RoundsError(
+                "sampler() deals batches by speed: give shares=paceline.SharesBySpeed(batch_size=...), or a loader of "
+                "your own to epoch()"
+            )
+        number = len(self._samplers)
+        words = f"{data if isinstance(data, int) else len(data):,} samples, seed {seed}, shuffle {shuffle}"
+        counter = SampleCounter(private_store(f"rounds/{self._name}/taken/{number}"), words)
+        whole = self._sizes.shares.batch_size * self._group.world
+        made = TakenBatches(data, counter, lambda: self.samples, whole=whole, shuffle=shuffle, seed=seed)
+        if number < len(self._sampler_states):
+            made.load_state_dict(self._sampler_states[number])
+        self._samplers.append(made)
+        return made
 
     def epoch(self, loader: Iterable[Any], rounds: int | None = None) -> Iterator[Any]:
         """Yield batches until the epoch's last round has closed: at the same round on all ranks.
@@ -324,6 +359,8 @@ class RoundSync(RankLifecycle):
                 yield self._next_batch()
                 if self.draws == before:
                     raise RoundsError("a batch of epoch() was not followed by step()")
+                if isinstance(sampler := getattr(loader, "batch_sampler", None), TakenBatches):
+                    sampler.mark_trained()
         finally:
             if self._epochs == number:  # a generator that is kept may end long after the next epoch has begun
                 self._epoch_ends = 0
@@ -357,7 +394,7 @@ class RoundSync(RankLifecycle):
                 "%d divides",
                 self._blocks,
             )
-        self.begin_batch(len(blocks))
+        self.begin_batch(len(blocks), samples=count_samples(batch))
         self._batch.left_early = True
         for block in blocks:
             yield block
@@ -369,14 +406,18 @@ class RoundSync(RankLifecycle):
                 if parameter.grad is not None:
                     parameter.grad.div_(len(blocks))  # the sum over the blocks done of a block's mean, by all blocks
 
-    def begin_batch(self, blocks: int) -> None:
-        """Begin a batch of so many blocks, for a loop that does not use `blocks`: what is left in .grad is dropped."""
+    def begin_batch(self, blocks: int, *, samples: int = 0, first_sample: int = 0) -> None:
+        """Begin a batch of so many blocks, for a loop that does not use `blocks`: what is left in .grad is dropped.
+
+        `samples` is the size of the whole batch, by which its gradient is weighed; `first_sample` is where it begins in
+        this rank's order, for the journal.
+        """
         self._check_alive()
         with self._guarded():
             self._start()
         for parameter in self._tracked.parameters:
             parameter.grad = None
-        self._batch.begin(blocks)
+        self._batch.begin(blocks, samples=samples, first_sample=first_sample)
 
     def block_done(self) -> bool:
         """Note that a block is done, and return whether to go on with the next: not once the round has closed."""
@@ -385,11 +426,13 @@ class RoundSync(RankLifecycle):
 
     # -- rounds ----------------------------------------------------------------------------------------------------
 
-    def step(self, losses: torch.Tensor | None = None) -> bool:
+    def step(self, losses: torch.Tensor | None = None, *, samples: int | None = None) -> bool:
         """Report the gradient in `.grad`, wait until its round has closed, and apply all updates that have come.
 
-        `losses`, of every sample done, help to choose K where it is "auto". Return whether the gradient was reported:
-        not if it is not finite; then the next batch is computed at the same model, unless its round has closed.
+        `losses`, of every sample done, help to choose K where it is "auto". `samples` is the size of the whole batch,
+        where the script does not use `blocks`, which counts it: gradients weigh as much as their batches have samples,
+        and alike where that is not known. Return whether the gradient was reported: not if it is not finite; then the
+        next batch is computed at the same model, unless its round has closed.
         """
         self._check_alive()
         if self._batch.left_early:
@@ -403,9 +446,15 @@ class RoundSync(RankLifecycle):
                 "block_done() is true"
             )
         self._tracked.check_trained()
+        batch_samples = self._batch.samples if samples is None else samples
+        if batch_samples < 0 or (self._sizes.by_speed and not batch_samples):
+            raise RoundsError(
+                f"step() needs the size of the batch where shares are by speed: go through sync.blocks(...), or give "
+                f"step(samples=len(inputs)) (samples={batch_samples})"
+            )
         with self._guarded():
             self._start()
-            finite = self._report(losses)
+            finite = self._report(losses, batch_samples)
             if finite:
                 began = time.perf_counter()
                 with in_phase(self._watched, "wait"):
@@ -416,7 +465,8 @@ class RoundSync(RankLifecycle):
             self._apply_updates()
         return finite
 
-    def _report(self, losses: torch.Tensor | None) -> bool:
+    def _report(self, losses: torch.Tensor | None, batch_samples: int) -> bool:
+        first_sample = self._batch.first_sample
         blocks_done, blocks, work_seconds = self._batch.end(held_since=self._held_since)
         message = self._model.pack(self._loop.vectors.take())
         layout = self._model.layout
@@ -444,18 +494,23 @@ class RoundSync(RankLifecycle):
                 finite=finite,
                 epoch=self._epochs if self._epoch_ends else 0,
                 epoch_ends=self._epoch_ends,
+                batch_samples=batch_samples,
+                first_sample=first_sample,
+                behind_seconds=self._behind_seconds if self._sizes.by_speed else 0.0,
             )
         )
         return finite
 
     def _apply_updates(self, *, beyond_epoch: bool = False) -> None:
         """Apply what has come, in order; in an epoch no further than to its end, where all ranks are equal."""
+        began, done = time.perf_counter(), math.inf
         while (update := self._loop.exchange.next_update()) is not None:
             if self._epoch_ends and self.version >= self._epoch_ends and not beyond_epoch:
                 break
             with in_phase(self._watched, "optimiser"):
                 self._apply(update)
-        self._held_since = time.perf_counter()
+            done = update.done
+        self._held_since, self._behind_seconds = time.perf_counter(), max(0.0, began - done)
 
     def _apply(self, update: Update) -> None:
         if (clock := clock_of(self._watched)) is not None:
@@ -468,6 +523,8 @@ class RoundSync(RankLifecycle):
         self._loop.exchange.applied(update)
         self.outcomes.add(step, dropped)
         self._k = len(step.fresh)
+        if update.notice.assign is not None:
+            self._sizes.assign(update.notice.assign)
         arrivals = self._loop.next_arrivals()
         if self._loop.deciding is not None:
             self.outcomes.warn_of_drops(arrivals)
@@ -610,6 +667,8 @@ class RoundSync(RankLifecycle):
             "decider": self._loop.decider_state(),
             "outcomes": self.outcomes.state_dict(),
             "fingerprint": self._model.fingerprint(),
+            **({"assigned": self._sizes.state_dict()} if self._sizes.by_speed else {}),
+            **({"samplers": [sampler.state_dict() for sampler in self._samplers]} if self._samplers else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -617,8 +676,9 @@ class RoundSync(RankLifecycle):
         if self._loop.started:
             raise RoundsError("a state is loaded before the first round: construct, load, then train")
         with refusing("the state of the rounds"):
-            before = {CODEC: describe(Identity())} | state["about"]  # the last release had no codec, and said none
-            for key, text in self.about().items():
+            # Earlier releases had no codec, and say none; nor do rounds of equal shares say theirs.
+            before = {CODEC: describe(Identity()), SHARES: describe(None)} | state["about"]
+            for key, text in ({SHARES: describe(None)} | self.about()).items():
                 if before.get(key) != text:
                     raise ValueError(f"it is of other rounds: its {key} is {before.get(key)}, and this one's is {text}")
             if state["fingerprint"] != self._model.fingerprint():
@@ -635,14 +695,20 @@ class RoundSync(RankLifecycle):
                 seconds=decode(Seconds, state["seconds"], "seconds"),
             )
             self._model.take_buffers()
+            self._sizes.load_state_dict(state.get("assigned", ()))
+            self._sampler_states = list(state.get("samplers", ()))
+            for sampler, kept in zip(self._samplers, self._sampler_states, strict=False):
+                sampler.load_state_dict(kept)
             self.version, self._aligned, self.draws = version, version, draws
             self.outcomes.load_state_dict(state["outcomes"])
 
     def about(self) -> dict[str, str]:
         """Return what all ranks must have alike to take rounds together, and what a state must fit, in words."""
+        shares = self._sizes.shares
         return {
             "model": self._tracked.description(),
             "strategy": describe(self.strategy),
+            **({} if shares is None else {SHARES: describe(shares)}),
             CODEC: describe(self._codec),
             "rank": str(self._group.rank),
             "number of ranks": str(self._group.world),
@@ -706,6 +772,7 @@ class LGCSync(RoundSync):
         timeout_seconds: float = TIMEOUT_SECONDS,
         silence_seconds: float = 15.0,
         seed: int = 0,
+        shares: SharesBySpeed | None = None,
         record: bool = False,
         on_round: OnRound | None = None,
         on_flush: OnFlush | None = None,
@@ -725,6 +792,7 @@ class LGCSync(RoundSync):
             timeout_seconds=timeout_seconds,
             silence_seconds=silence_seconds,
             seed=seed,
+            shares=shares,
             record=record,
             on_round=on_round,
             on_flush=on_flush,
@@ -751,6 +819,7 @@ class FastestKSync(RoundSync):
         timeout_seconds: float = TIMEOUT_SECONDS,
         silence_seconds: float = 15.0,
         seed: int = 0,
+        shares: SharesBySpeed | None = None,
         record: bool = False,
         on_round: OnRound | None = None,
         on_flush: OnFlush | None = None,
@@ -769,6 +838,7 @@ class FastestKSync(RoundSync):
             timeout_seconds=timeout_seconds,
             silence_seconds=silence_seconds,
             seed=seed,
+            shares=shares,
             record=record,
             on_round=on_round,
             on_flush=on_flush,
@@ -793,6 +863,7 @@ class FullSync(RoundSync):
         timeout_seconds: float = TIMEOUT_SECONDS,
         silence_seconds: float = 15.0,
         seed: int = 0,
+        shares: SharesBySpeed | None = None,
         record: bool = False,
         on_round: OnRound | None = None,
         on_flush: OnFlush | None = None,
@@ -811,6 +882,7 @@ class FullSync(RoundSync):
             timeout_seconds=timeout_seconds,
             silence_seconds=silence_seconds,
             seed=seed,
+            shares=shares,
             record=record,
             on_round=on_round,
             on_flush=on_flush,

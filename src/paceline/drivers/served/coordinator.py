@@ -3,6 +3,7 @@
 `server.py` calls it, and sends the model to the workers in `to_send`. All events and steps go into a journal.
 
     joined, left, gradient  ->  strategy  ->  Step: the model moves
+                                              Assign: `sizes` has the samples of each worker's next batch
                                               Send: `to_send` names the workers that are to get it
                                               Drop: the gradient is let go, and the journal says why
 
@@ -21,8 +22,9 @@ import torch
 from paceline.codecs import Codec
 from paceline.drivers.served.membership import Member, Seat, Seats
 from paceline.drivers.served.messages import Gradient, ProtocolError
-from paceline.events import Action, Drop, Event, Joined, Left, Send, Share, Step
-from paceline.strategies import Strategy
+from paceline.events import Action, Assign, Drop, Event, Joined, Left, Send, Share, Step
+from paceline.strategies import Strategy, shares_of
+from paceline.strategies.shares import BatchSizes
 from paceline.traces.journal import (
     Arrival,
     Arrived,
@@ -94,6 +96,7 @@ class Coordinator:
     ) -> None:
         self.strategy, self.train_state, self.codec, self.seats = strategy.start(), train_state, codec, seats
         self.total_steps, self.wait_for = total_steps, wait_for
+        self.sizes = BatchSizes(shares_of(strategy))
         self.begun = self.diverged = self.stopped = False
         self.members: dict[int, Member] = {}
         self.sent_bytes = self.received_bytes = 0  # since the last step
@@ -140,6 +143,7 @@ class Coordinator:
                 first_draw=seat.first_draw,
                 threads=threads,
                 host=host,
+                first_sample=seat.first_sample if self.sizes.by_speed else None,
             )
         )
         if self.begun:
@@ -177,7 +181,11 @@ class Coordinator:
         message, member = received.message, self.members[received.worker]
         self._check_version(member, message)
         member.answered_version = message.version
-        self.seats.drawn(received.worker, message.draw)
+        first_sample = self.seats.next_sample(received.worker)
+        # Samples that nobody asked for are no weight: without shares by speed all batches count alike, whatever a
+        # worker says of its own, and no worker can make those of the others count for nothing.
+        batch_samples = message.batch_samples if self.sizes.by_speed else 0
+        self.seats.drawn(received.worker, message.draw, batch_samples)
         if self.over:
             received.release()
             return
@@ -199,6 +207,8 @@ class Coordinator:
             loss_mean=message.loss_mean,
             loss_variance=message.loss_variance,
             samples=message.samples,
+            batch_samples=batch_samples,
+            first_sample=first_sample,
         )
         member.note_arrival(arrival)
         self._arrivals.append(arrival)
@@ -220,6 +230,12 @@ class Coordinator:
         expected = self.seats.next_draw(member.seat.worker)
         if message.draw != expected:  # whoever has this number next goes on after it
             raise ProtocolError(f"batch {message.draw} cannot be: the worker's next is batch {expected}")
+        asked = member.asked_samples[message.version]
+        if asked and not 1 <= message.batch_samples <= asked:  # a gradient weighs as much as its batch has samples
+            raise ProtocolError(
+                f"a batch of {message.batch_samples} samples cannot be: with version {message.version} the worker was "
+                f"asked for {asked} (worker.samples)"
+            )
 
     def _refuse(self, received: ReceivedGradient, now: float) -> None:
         """Refuse a gradient that is not finite: it never comes near the model, and the worker gets another try."""
@@ -256,10 +272,11 @@ class Coordinator:
             match action:
                 case Step():
                     self._step(action)
-                    if self.done:
-                        return
+                case Assign():  # also after the last step: the run may be extended
+                    self.sizes.assign(action)
                 case Send():
-                    self.to_send.extend(action.workers)
+                    if not self.done:
+                        self.to_send.extend(action.workers)
                 case Drop():
                     self._drop(action)
 
@@ -330,10 +347,15 @@ class Coordinator:
 
     def _boundary_state(self) -> dict[str, Any]:
         """Return where strategy and batches stand between two rounds; gradients of an open round are computed again."""
-        return {"strategy": self.strategy.state_dict(), "roster": self.seats.state_dict()}
+        roster = self.seats.state_dict()
+        if self.sizes.by_speed:
+            roster["assigned"] = self.sizes.state_dict()
+        return {"strategy": self.strategy.state_dict(), "roster": roster}
 
     def load_boundary(self, state: dict[str, Any]) -> None:
         """Go on from a state between two rounds, with no worker there."""
         self.strategy.load_state_dict(without_workers(state["strategy"]))
         self.seats.load_state_dict(state["roster"])
+        if self.sizes.by_speed:
+            self.sizes.load_state_dict(state["roster"].get("assigned", ()))
         self.boundary = self._boundary_state()

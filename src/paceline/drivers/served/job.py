@@ -13,6 +13,7 @@ from torch import nn
 from paceline.drivers.served.messages import Welcome
 from paceline.drivers.served.worker import Worker
 from paceline.training import Batches, Training
+from paceline.training.batches import BatchPlace
 from paceline.workers.paced import Delay, compute_blocks, no_delay
 
 
@@ -37,13 +38,16 @@ def work(
         if worker.welcome is not welcome:  # a connection of its own has its own
             welcome = worker.welcome
             batches.joined(number, draw=draw)
-        assignment = batches.assignment(worker=number, shard=worker.shard, draw=draw, blocks_done=training.blocks)
-        worker.begin_batch(training.blocks)
+        place = BatchPlace(first=worker.first_sample, samples=worker.samples) if worker.samples else None
+        assignment = batches.assignment(
+            worker=number, shard=worker.shard, draw=draw, blocks_done=training.blocks, place=place
+        )
+        worker.begin_batch(training.blocks, samples=worker.samples)
         losses = compute_blocks(
             module,
             assignment,
             training.loss,
-            least_seconds=delay_seconds(number, draw),
+            least_seconds=delay_seconds(number, draw, worker.samples or None),
             block_done=worker.block_done,
         )
         if worker.send(losses):

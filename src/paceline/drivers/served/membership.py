@@ -2,7 +2,9 @@
 
 A shard is what one worker of the recipe holds. Workers get the number of a shard that nobody holds, the one they had
 before if it is free; a worker for whom there is no such shard left gets a number above, and shares the shard that has
-the fewest holders. Whoever takes a number goes on with its batches where the one before stopped.
+the fewest holders. Whoever takes a number goes on with its batches where the one before stopped. Where batches are by
+speed that is a place in the number's order of samples, which only moves forward: by the samples of every batch that has
+arrived, whatever became of it.
 
 Nothing here reads a clock or a socket.
 """
@@ -18,6 +20,7 @@ from paceline.errors import PacelineError
 from paceline.traces.run_status import WorkerStatus
 
 MOST_SENT = 64
+_Numbers = tuple[tuple[WorkerNumber, Count], ...]
 
 
 class NoSeatError(PacelineError, ValueError):
@@ -31,7 +34,9 @@ class NoSeatError(PacelineError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """A worker's place: its number, the shard it holds, the number of its first batch.
+    """A worker's place: its number, the shard it holds, the number of its first batch, and where that batch begins.
+
+    `first_sample` counts where batches are by speed alone, and is 0 elsewhere.
 
     >>> Seat(worker=3, shard=3, first_draw=0).shard
     3
@@ -40,6 +45,7 @@ class Seat:
     worker: int
     shard: int
     first_draw: int
+    first_sample: int = 0
 
 
 class Seats:
@@ -50,7 +56,7 @@ class Seats:
     ([0, 1, 2], 1)
     >>> seats.release(1)
     >>> seats.take()
-    Seat(worker=1, shard=1, first_draw=0)
+    Seat(worker=1, shard=1, first_draw=0, first_sample=0)
     """
 
     def __init__(self, *, shards: int, most: int) -> None:
@@ -59,6 +65,7 @@ class Seats:
         self.shards, self.most = shards, most
         self._held: dict[int, int] = {}
         self._next_draws: dict[int, int] = {}
+        self._next_samples: dict[int, int] = {}  # where the next batch begins, where batches are by speed
 
     def take(self, wish: int | None = None) -> Seat:
         """Give a new worker a seat, the one it wishes if that is free."""
@@ -67,7 +74,12 @@ class Seats:
         worker = wish if wish is not None and self._may_have(wish) else self._lowest_free()
         shard = worker if worker < self.shards else self._fewest_holders()
         self._held[worker] = shard
-        return Seat(worker=worker, shard=shard, first_draw=self._next_draws.get(worker, 0))
+        return Seat(
+            worker=worker,
+            shard=shard,
+            first_draw=self.next_draw(worker),
+            first_sample=self.next_sample(worker),
+        )
 
     def _may_have(self, wish: int) -> bool:
         if wish in self._held or wish >= self.most:
@@ -85,22 +97,33 @@ class Seats:
         """Free the seat of a worker."""
         self._held.pop(worker, None)
 
-    def drawn(self, worker: int, draw: int) -> None:
-        """Note that a worker's batch has arrived; whoever has its number next goes on after it."""
+    def drawn(self, worker: int, draw: int, samples: int = 0) -> None:
+        """Note that a worker's batch has arrived; whoever has its number next goes on after it.
+
+        `samples` is its size where batches are by speed.
+        """
         self._next_draws[worker] = max(draw + 1, self._next_draws.get(worker, 0))
+        if samples:
+            self._next_samples[worker] = self.next_sample(worker) + samples
 
     def next_draw(self, worker: int) -> int:
         """Return the number of a worker's first batch that has not arrived."""
         return self._next_draws.get(worker, 0)
 
+    def next_sample(self, worker: int) -> int:
+        """Return where a worker's first batch that has not arrived begins; 0 where batches are equal."""
+        return self._next_samples.get(worker, 0)
+
     def state_dict(self) -> dict[str, Any]:
         """Return how far each number has drawn; who is there is not part of it."""
-        return {"next_draws": sorted(self._next_draws.items())}
+        placed = {"next_samples": sorted(self._next_samples.items())} if self._next_samples else {}
+        return {"next_draws": sorted(self._next_draws.items()), **placed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`, with every seat free."""
         self._held = {}
-        self._next_draws = dict(decode(tuple[tuple[WorkerNumber, Count], ...], state["next_draws"], "next_draws"))
+        self._next_draws = dict(decode(_Numbers, state["next_draws"], "next_draws"))
+        self._next_samples = dict(decode(_Numbers, state.get("next_samples", ()), "next_samples"))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,6 +134,7 @@ class Member(WorkerStatus):
     host: str
     sent_version: int = -1
     sent_at: dict[int, float] = field(default_factory=dict)
+    asked_samples: dict[int, int] = field(default_factory=dict)  # of the batch at each version of `sent_at`; 0: any
     answered_version: int = -1
     bad_in_a_row: int = 0
 
@@ -119,8 +143,11 @@ class Member(WorkerStatus):
         """A copy of its status."""
         return WorkerStatus(**{each.name: getattr(self, each.name) for each in fields(WorkerStatus)})
 
-    def sent(self, version: int, now: float) -> None:
-        """Note that it is sent this version of the model: the next, or the same for another try."""
+    def sent(self, version: int, now: float, samples: int = 0) -> None:
+        """Note that it is sent this version of the model: the next, or the same for another try.
+
+        `samples` is the size of the batch that it is asked for, where batches are by speed.
+        """
         if version == self.sent_version:
             self.answered_version = version - 1
         self.sent_version = version
@@ -128,6 +155,8 @@ class Member(WorkerStatus):
         while len(self.sent_at) >= MOST_SENT:  # it has not answered for long; of those between it will get none
             del self.sent_at[list(self.sent_at)[1]]
         self.sent_at[version] = now
+        self.asked_samples[version] = samples
+        self.asked_samples = {sent: asked for sent, asked in self.asked_samples.items() if sent in self.sent_at}
 
     @property
     def owes(self) -> bool:

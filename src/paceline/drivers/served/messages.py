@@ -1,4 +1,4 @@
-"""The protocol between server and workers, version 4: its messages, and how they are cut into frames.
+"""The protocol between server and workers, version 5: its messages, and how they are cut into frames.
 
 A message is one frame, and a vector is the body of one frame or of several:
 
@@ -11,7 +11,7 @@ is room for a Goodbye.
       Hello(protocol, wish)          ->
                                      <-   Welcome(worker, shard, recipe, ...)      or Goodbye(reason)
       Ready(signature)               ->
-                                     <-   Model(version) + body, Chunk ...
+                                     <-   Model(version, samples) + body, Chunk ...
       Gradient(version, draw) + body ->
       Chunk ...                      ->
       Taken(slot)                    ->   <-  Taken(slot)          shared memory may be used again
@@ -43,7 +43,7 @@ from paceline.decoding import decode as decode_fields
 from paceline.errors import PacelineError
 from paceline.traces.journal import Loss, LossVariance, Threads
 
-PROTOCOL = 4
+PROTOCOL = 5
 MOST_HEADER_BYTES = 64 * 1024
 MOST_WELCOME_BYTES = 1024 * 1024
 MOST_BODY_BYTES = 4 * 1024 * 1024
@@ -89,6 +89,7 @@ class Welcome:
 
     `handover`: where a worker on the server's machine asks for shared memory, and with which token (`handover.py`).
     `tensors`: the model's, in words, so that a worker with another model can say what differs.
+    `first_sample`: where its first batch begins, if workers have batches by their speed.
     """
 
     KIND: ClassVar[int] = 2
@@ -103,6 +104,7 @@ class Welcome:
     silence_seconds: Annotated[float, Between(1e-3, _SECONDS)]
     handover: Line = ""
     tensors: tuple[Line, ...] = ()
+    first_sample: Count = 0
     recipe: dict[str, Any]
 
 
@@ -121,6 +123,10 @@ class Model:
 
     `since`: the payload is what changed since that version, the last one sent; None: it is the whole. `more`: so many
     changes follow at once, and nobody is to work with this version. `slot`: the body lies there, in shared memory.
+
+    `samples`: how many the batch shall have that the worker begins with this version; 0: as many as the recipe, or the
+    script, says. Where it begins is the worker's to count: of several models that it was sent while it was busy the
+    worker takes the last, so that the server does not know which of them the batch before was of.
     """
 
     KIND: ClassVar[int] = 4
@@ -130,6 +136,7 @@ class Model:
     payload_bytes: Count
     buffer_bytes: Count
     slot: Slot | None = None
+    samples: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +145,8 @@ class Gradient:
 
     `work_seconds`: computing. `held_seconds`: from having the whole model to sending this; the other times say what
     happened in it, and how the model came (`times.py`). No bytes at all: the gradient is not finite, and cannot be
-    sent. `slot`: the body lies there, in shared memory.
+    sent. `slot`: the body lies there, in shared memory. `samples`: how many losses are in `loss_mean`. `batch_samples`:
+    the size of the whole batch; 0: the worker does not say it.
     """
 
     KIND: ClassVar[int] = 5
@@ -161,6 +169,7 @@ class Gradient:
     processor_seconds: Duration | None = None
     down_seconds: Duration = 0.0
     down_bytes: Count = 0
+    batch_samples: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +332,7 @@ def frames(message: Model | Gradient, payload: torch.Tensor, buffers: torch.Tens
 
     >>> begin = Model(version=0, since=None, more=0, payload_bytes=2, buffer_bytes=0)
     >>> [(len(head), len(body)) for head, body in frames(begin, torch.zeros(2, dtype=torch.uint8), torch.zeros(0))]
-    [(91, 2)]
+    [(103, 2)]
     """
     first: Model | Gradient | Chunk = message
     for part in (payload, buffers.contiguous().view(torch.uint8)):

@@ -176,7 +176,9 @@ def _load(settings: ServerSettings, checkpoint: Checkpoint, coordinator: Coordin
         raise ServeError(f"rounds must be at least {done}, which are done (rounds={settings.rounds})")
     with refusing(name):
         try:
-            decode(coordinator.strategy.form, state["strategy"], "strategy")
+            strategy = coordinator.strategy
+            held = decode(dict[str, Any], state["strategy"], "strategy")
+            decode(strategy.form, strategy.added | held, "strategy")
         except DecodingError as error:
             raise ServeError(f"it is of another strategy, or of none: {error}") from None
         if not state["trainee"]["version"] == state["strategy"]["version"] == checkpoint.version:

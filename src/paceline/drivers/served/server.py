@@ -329,6 +329,7 @@ class Server:
             tensors=self._tensors,
             silence_seconds=self.limits.silence_seconds,
             handover=invitation,
+            first_sample=seat.first_sample,
             recipe=self._settings.recipe_of_workers,
         )
 
@@ -348,8 +349,9 @@ class Server:
 
     def arrived(self, stream: WorkerStream, received: ReceivedGradient) -> None:
         """Give a whole gradient to the coordinator."""
-        self._check_blocks(received.message.blocks)
         member, message, now = self.coordinator.members[received.worker], received.message, self.now()
+        self._check_blocks(message.blocks)
+        self._check_samples(message.batch_samples, member.asked_samples.get(message.version, 0))
         sent = member.sent_at.get(message.version, now)
         self.coordinator.gradient(received, now=now)
         self._decode_seconds += received.decode_seconds
@@ -384,6 +386,11 @@ class Server:
         most = self._settings.blocks
         if blocks > most or (blocks < most and self._settings.recipe):
             raise ProtocolError(f"a batch has {most} blocks here (blocks={blocks})")
+
+    def _check_samples(self, samples: int, asked: int) -> None:
+        """Refuse a batch of another size than a recipe's worker was asked for; a script's may have fewer samples."""
+        if asked and samples != asked and self._settings.recipe:
+            raise ProtocolError(f"the worker was asked for a batch of {asked} samples (batch_samples={samples})")
 
     # -- gradients ---------------------------------------------------------------------------------------------
 
@@ -464,8 +471,9 @@ class Server:
             stream, member = self._members.get(worker), self.coordinator.members[worker]
             if stream is None or self.coordinator.over:
                 continue
-            member.sent(self.coordinator.train_state.version, self.now())
-            self._deliver(stream)
+            samples = self.coordinator.sizes.samples(worker)
+            member.sent(self.coordinator.train_state.version, self.now(), samples)
+            self._deliver(stream, samples)
         sent = self.now()
         self.changed()
         version, before = self.coordinator.train_state.version, self._timed_version
@@ -483,10 +491,11 @@ class Server:
                 )
             )
 
-    def _deliver(self, stream: WorkerStream) -> None:
+    def _deliver(self, stream: WorkerStream, samples: int) -> None:
         """Send the model: as the changes since the version that the worker was last sent, or whole if that is smaller.
 
-        A new worker, and one for which too many changes wait already, gets the whole model.
+        A new worker, and one for which too many changes wait already, gets the whole model. `samples` is the size of
+        the batch that the worker is to begin with it.
         """
         train_state = self.coordinator.train_state
         changes = train_state.outgoing.changes_since(stream.promised) if stream.promised is not None else []
@@ -495,11 +504,11 @@ class Server:
         few = len(backlog) + len(changes) <= MOST_CHANGES
         if changes and few and waiting < train_state.outgoing.whole_bytes + buffers:
             messages = [self._message(payload, version, more=newest - version) for version, payload in changes]
-            stream.send_model(newest, messages, whole=False)
+            stream.send_model(newest, messages, whole=False, samples=samples)
         else:
             if self._whole is None or self._whole.message.version != newest:
                 self._whole = self._whole_message(newest)
-            stream.send_model(newest, [self._whole], whole=True)
+            stream.send_model(newest, [self._whole], whole=True, samples=samples)
 
     def _whole_message(self, version: int) -> ModelMessage:
         """Return the whole model on its way out, in memory that nobody reads any more if there is some."""

@@ -133,7 +133,7 @@ class WorkerStream:
         self._moved_bytes = 0  # what had come by then
         self._progress = -1  # of the last Beat
         self._queue: deque[bytes] = deque()  # small messages to write
-        self._models: deque[ModelMessage] = deque()  # models, or changes of one, to write
+        self._models: deque[tuple[ModelMessage, int]] = deque()  # models, or changes of one, to write, with `samples`
         self.invited: asyncio.Future[GradientSlots] | None = None  # to share memory with the server
         self._slots: GradientSlots | None = None
         self._lent: dict[int, ModelMessage] = {}  # models in shared memory, by slot, that the worker has not taken yet
@@ -152,7 +152,7 @@ class WorkerStream:
     @property
     def backlog_bytes(self) -> list[int]:
         """The sizes of the models, or changes of one, that wait to be sent after the one that is being sent."""
-        return [model.bytes for model in self._models]
+        return [model.bytes for model, _ in self._models]
 
     @property
     def shares_memory(self) -> bool:
@@ -163,13 +163,16 @@ class WorkerStream:
         """Return the least round trip that the system has seen on the connection; None where it does not tell."""
         return None if self._wire is None else self._wire.least_round_trip_seconds()
 
-    def send_model(self, version: int, messages: Sequence[ModelMessage], *, whole: bool) -> None:
-        """Send a model: after what is being sent, and, if it is a whole one, instead of what comes next."""
+    def send_model(self, version: int, messages: Sequence[ModelMessage], *, whole: bool, samples: int = 0) -> None:
+        """Send a model: after what is being sent, and, if it is a whole one, instead of what comes next.
+
+        `samples` is what this worker is asked for: all streams share the rest of a message.
+        """
         if whole:
             self._forget_models()
         for model in messages:
             model.users += 1
-        self._models.extend(messages)
+        self._models.extend((model, samples) for model in messages)
         self.promised = version
         if not self.owes:  # a worker that owes a gradient already gets no more time because of a newer model
             self.owes = self._delivering = True
@@ -178,7 +181,7 @@ class WorkerStream:
 
     def _forget_models(self) -> None:
         while self._models:
-            self._models.pop().users -= 1
+            self._models.pop()[0].users -= 1
 
     def end(self, end: StreamEnd) -> None:
         """End the stream, and tell the worker why."""
@@ -290,22 +293,23 @@ class WorkerStream:
     async def _write_model(self, wire: Wire) -> None:
         if not self._models:
             return
-        model = self._models.popleft()
+        model, samples = self._models.popleft()
         if self._slots is not None and model.message.slot is not None:
             if (before := self._lent.get(model.message.slot)) is not None:  # it gets the same once more
                 before.users -= 1
             self._lent[model.message.slot] = model
-            await wire.write(encode(model.message))
+            await wire.write(encode(replace(model.message, samples=samples)))
             self._server.count(model.bytes, 0)
         else:
             try:
-                await self._write_body(wire, model)
+                await self._write_body(wire, model, samples)
             finally:
                 model.users -= 1
         self._delivering = self._delivering and bool(self._models)
 
-    async def _write_body(self, wire: Wire, model: ModelMessage) -> None:
-        for frame in frames(replace(model.message, slot=None), model.payload, model.buffers):
+    async def _write_body(self, wire: Wire, model: ModelMessage, samples: int) -> None:
+        message = replace(model.message, slot=None, samples=samples)
+        for frame in frames(message, model.payload, model.buffers):
             await wire.write(*frame)
             if self._delivering:
                 self._progressed(self._server.clock())

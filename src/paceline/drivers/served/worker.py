@@ -57,7 +57,7 @@ from paceline.traces.step_clock import StepClock, in_phase
 from paceline.traces.step_times import StepTimes
 from paceline.training import all_finite, gradient_generator
 from paceline.training.outgoing import warm_up
-from paceline.workers.blocks import cut_batch
+from paceline.workers.blocks import count_samples, cut_batch
 from paceline.workers.flat import FlatModel
 
 log = logging.getLogger("paceline.served")
@@ -101,6 +101,7 @@ class Worker:
         self.address = join_address(host, port)
         self.version = -1
         self.draw = 0
+        self.first_sample = 0  # where the next batch begins, where batches are by speed
         self._credentials = worker_credentials(tls) if tls is not None else None
         self._patience_seconds = patience_seconds
         self._without_progress_since: float | None = None  # when the server was first lost after the last model
@@ -110,7 +111,7 @@ class Worker:
         self._over = False
         self._sent = threading.Event()
         self._sent.set()
-        self._blocks_done = self._blocks = 0
+        self._blocks_done = self._blocks = self._batch_samples = 0
         self._batch_ended = True
         self._started = 0.0
         self._taken: StagedModel | None = None  # the model that is worked with
@@ -150,6 +151,11 @@ class Worker:
     def shard(self) -> int:
         """The number of the shard of the data that this worker holds."""
         return self.welcome.shard
+
+    @property
+    def samples(self) -> int:
+        """How many samples the server wishes the next batch to have, by this worker's speed; 0: it does not care."""
+        return 0 if self._taken is None else self._taken.message.samples
 
     @property
     def training_may_begin(self) -> bool:
@@ -198,7 +204,7 @@ class Worker:
         A batch that does not divide evenly comes in fewer blocks, at the least in one.
         """
         blocks = cut_batch(batch, self.welcome.blocks)
-        self.begin_batch(len(blocks))
+        self.begin_batch(len(blocks), samples=count_samples(batch))
         self._batch_ended = False
         for block in blocks:
             self._clock.enter("forward")
@@ -210,8 +216,11 @@ class Worker:
         self._held().gradient_from_parameters()
         self._held().gradient.div_(len(blocks))  # the sum over the blocks done of a block's mean, divided by all blocks
 
-    def begin_batch(self, blocks: int) -> None:
-        """Begin a batch: wait until the last gradient is sent, and set the gradient to zero."""
+    def begin_batch(self, blocks: int, *, samples: int = 0) -> None:
+        """Begin a batch: wait until the last gradient is sent, and set the gradient to zero.
+
+        `samples` is the size of the whole batch, by which the server weighs its gradient if it has asked for a size.
+        """
         began = time.monotonic()
         self._clock.enter("other")
         self._wait_sent()
@@ -219,6 +228,7 @@ class Worker:
         self._held().gradient.zero_()
         self._held().attach_gradient()
         self._blocks, self._blocks_done, self._batch_ended = blocks, 0, True
+        self._batch_samples = samples
         self._started = time.monotonic()
         self._hooks.attach()
         self._clock.enter("forward")
@@ -245,6 +255,7 @@ class Worker:
         self._clock.enter("other")
         self._hooks.detach()
         draw, self.draw = self.draw, self.draw + 1
+        self.first_sample += self._batch_samples
         connection, went_out = self._connection, False
         if connection is not None and connection.end is None:
             number, slot = connection.free_slot() or (None, None)
@@ -272,6 +283,7 @@ class Worker:
                 processor_seconds=None if times is None else times.processor_seconds,
                 down_seconds=0.0 if taken is None else taken.down_seconds,
                 down_bytes=0 if taken is None else taken.down_bytes,
+                batch_samples=self._batch_samples,
             )
             if number is not None and slot is not None:
                 if went_out:
@@ -361,7 +373,7 @@ class Worker:
             connection.close()
             raise
         self._welcome = connection.welcome
-        self.draw = connection.welcome.first_draw
+        self.draw, self.first_sample = connection.welcome.first_draw, connection.welcome.first_sample
         self.version = -1
         self._sent.set()
         if self._model is not None:

@@ -37,10 +37,14 @@ busy after every step (S), and what arrives meanwhile waits; a worker does more 
 
     server        |SSS|                 |SSS|           on ranks S is all that passes until everybody has the update
     w0            |    ~~oo######~~>....|    ~~oo####
+
+Where the strategy gives workers shares by their speed, a task has as many samples as its worker was last assigned
+(`Assign`). A delay is that of a batch of `batch_size` samples; `seconds_of_batch` says what another takes.
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 from collections import Counter
@@ -51,11 +55,13 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.drivers.simulated.delays import Delays, check_columns
+from paceline.drivers.simulated.delays import Delays, check_columns, check_not_negative
 from paceline.drivers.simulated.network import Direction, Network, WorkerLink, traffic_seconds
-from paceline.events import Action, Drop, GradientArrived, Joined, LossSeen, Send, Step
-from paceline.strategies import Async, Running, Strategy
+from paceline.events import Action, Assign, Drop, GradientArrived, Joined, LossSeen, Send, Step
+from paceline.strategies import Async, Running, Strategy, shares_of
+from paceline.strategies.shares import SharesBySpeed
 from paceline.traces import Outcome, Round, Work
+from paceline.traces.share_recorder import ShareRecorder
 from paceline.traffic import NO_TRAFFIC, Traffic
 
 LateWork: TypeAlias = Literal["partial", "complete"]
@@ -111,6 +117,8 @@ class MeasuredCosts:
 class Setup(BaseSetup):
     """All that decides the times of a run in rounds, not what it trains; `on` says who adds up.
 
+    `fixed_seconds` of a delay are the same for a batch of any size; it plays a part where shares are by speed.
+
     >>> from paceline.drivers.simulated.delays import ShiftedExponential
     >>> from paceline.strategies import Full
     >>> Setup(name="full", strategy=Full(), workers=3, rounds=10, delays=ShiftedExponential()).late_work
@@ -123,9 +131,16 @@ class Setup(BaseSetup):
     blocks: int = 1
     on: Place = "server"
     costs: MeasuredCosts = field(default_factory=MeasuredCosts)
+    fixed_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_not_negative("fixed_seconds", self.fixed_seconds)
+        if self.shares is not None and self.shares.multiple % self.blocks:
+            raise ValueError(
+                f"shares must be multiples of the blocks, which are equal (multiple={self.shares.multiple}, "
+                f"blocks={self.blocks})"
+            )
         if self.costs.links and len(self.costs.links) != self.workers:
             raise ValueError(f"every worker needs a link (workers={self.workers}, links={len(self.costs.links)})")
         if self.costs.worker_seconds is not None:
@@ -133,12 +148,18 @@ class Setup(BaseSetup):
         if self.on == "ranks" and isinstance(self.strategy, Async):
             raise ValueError(f"{self.name!r} has no rounds that ranks could add up (on={self.on!r})")
 
+    @property
+    def shares(self) -> SharesBySpeed | None:
+        """How workers get batches by their speed; None where all of them have the same."""
+        return shares_of(self.strategy)
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Task:
     """One worker's work on one batch at one version of the model, and how many of its blocks the worker gets done.
 
-    `draw` is the number of the batch in the worker's own sequence: 0 for its first batch.
+    `draw` is the number of the batch in the worker's own sequence: 0 for its first batch. Where shares are by speed,
+    the batch has so many `samples`, and the worker has drawn `first` samples before it; else both are 0.
 
     >>> Task(worker=0, version=0, draw=0, started_seconds=0.0, seconds=2.0, blocks=4,
     ...      finished_seconds=2.0, blocks_done=4).arrived_seconds is None
@@ -155,6 +176,8 @@ class Task:
     blocks_done: int
     delivery_seconds: float = 0.0  # how long the model took to the worker
     arrived_seconds: float | None = None
+    samples: int = 0
+    first: int = 0
 
 
 def blocks_by(
@@ -237,22 +260,24 @@ class ClusterRecord:
         self.sent_bytes = self.received_bytes = 0  # by the server; on ranks, sent by all of them
         self.rounds: list[Round] = []
         self.works: list[Work] = []
+        self.shares: ShareRecorder | None = None  # where they are by speed
 
     def add_step(self, taken: TakenStep) -> None:
         """Note that a round closed with these tasks in its update."""
         step, fresh, late = taken.step, len(taken.fresh), len(taken.late)
         self.used += fresh
         self.late += late
-        self.rounds.append(
-            Round(
-                version=step.version,
-                opened_seconds=taken.opened_seconds,
-                closed_seconds=step.at_seconds,
-                k=fresh,
-                used=fresh,
-                late=late,
-            )
+        closed = Round(
+            version=step.version,
+            opened_seconds=taken.opened_seconds,
+            closed_seconds=step.at_seconds,
+            k=fresh,
+            used=fresh,
+            late=late,
         )
+        self.rounds.append(closed)
+        if self.shares is not None:
+            self.shares.closed(closed)
         for task in taken.fresh:
             self._keep(task, "used")
         for task in taken.late:
@@ -286,6 +311,8 @@ class _Worker:
 
     delays: Iterator[float]
     costs: Iterator[float]  # besides computing
+    samples: int = 0  # of its next batch, where shares are by speed
+    drawn: int = 0  # samples of all batches begun, where shares are by speed
     task: Task | None = None  # that it computes now
     draws: int = 0  # batches begun
     held_version: int = -1  # newest model that has arrived
@@ -299,6 +326,15 @@ class _Worker:
         has_begun = self.task is not None and self.task.version == self.held_version
         versions = [-1 if has_begun else self.held_version, self.version_on_the_wire]
         return [version for version in versions if version is not None and version >= 0]
+
+
+def _seconds_of_batches(setup: Setup) -> Callable[[float, int], float]:
+    """Return the seconds of a batch, given its delay and its samples."""
+    if (shares := setup.shares) is None:
+        return lambda seconds, samples: seconds
+    from paceline.workers.paced import seconds_of_batch  # it loads torch
+
+    return functools.partial(seconds_of_batch, batch_size=shares.batch_size, fixed_seconds=setup.fixed_seconds)
 
 
 class Cluster:
@@ -316,16 +352,20 @@ class Cluster:
         self.record = ClusterRecord()
         self.now_seconds = 0.0
         self._setup = setup
+        if setup.shares is not None:
+            self.record.shares = ShareRecorder()
         self._strategy: Running = setup.strategy.start()
         self._trainer: Trainer = trainer if trainer is not None else NoTraining()
         links = setup.costs.links
         self._up = Direction(setup.network, setup.workers, [link.up for link in links])
         self._down = Direction(setup.network, setup.workers, [link.down for link in links])
         beside = setup.costs.worker_seconds
+        self._seconds_of = _seconds_of_batches(setup)
         self._workers = [
             _Worker(
                 worker_delays(setup.delays, worker),
                 itertools.repeat(0.0) if beside is None else worker_delays(beside, worker),
+                samples=0 if setup.shares is None else setup.shares.batch_size,
             )
             for worker in range(setup.workers)
         ]
@@ -396,7 +436,8 @@ class Cluster:
 
     def _begin(self, worker: int) -> None:
         state = self._workers[worker]
-        seconds, started = next(state.delays), self.now_seconds + next(state.costs)
+        seconds = self._seconds_of(next(state.delays), state.samples)
+        started = self.now_seconds + next(state.costs)
         task = Task(
             worker=worker,
             version=state.held_version,
@@ -407,8 +448,10 @@ class Cluster:
             finished_seconds=started + seconds,
             blocks_done=self._setup.blocks,
             delivery_seconds=state.delivery_seconds,
+            samples=state.samples,
+            first=state.drawn,
         )
-        state.task, state.draws = task, state.draws + 1
+        state.task, state.draws, state.drawn = task, state.draws + 1, state.drawn + state.samples
         self._tasks[worker, task.version] = task
         self._schedule_finish(task)
 
@@ -457,7 +500,15 @@ class Cluster:
             at_seconds=self.now_seconds,
             work_seconds=task.seconds * task.blocks_done / task.blocks,
             transfer_seconds=task.delivery_seconds + (self.now_seconds - task.finished_seconds),
+            samples=task.samples,
         )
+        if self.record.shares is not None:
+            self.record.shares.arrived(
+                worker=task.worker,
+                version=task.version,
+                samples=task.samples,
+                seconds=task.seconds + event.transfer_seconds,
+            )
         self._carry_out(self._strategy.handle(event))
 
     # -- what the strategy asks for ----------------------------------------------------------------------------
@@ -467,6 +518,9 @@ class Cluster:
             match action:
                 case Step():
                     self._step(action)
+                case Assign():
+                    for worker, samples in action.samples:
+                        self._workers[worker].samples = samples
                 case Send():
                     for worker in action.workers:
                         self._send(worker)

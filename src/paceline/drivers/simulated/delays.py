@@ -148,6 +148,11 @@ class Recorded:
         """How many workers were recorded."""
         return len(self.rows[0])
 
+    @property
+    def mean_seconds(self) -> float:
+        """The mean of all times."""
+        return float(self._table.mean())
+
     def seconds(self, workers: Indices, draws: Indices) -> Seconds:
         """Compute time of each (worker, draw)."""
         return np.asarray(self._table[np.asarray(draws) % len(self.rows), workers])

@@ -31,7 +31,7 @@ from paceline.exchanges.lockstep import sum_in_lockstep, traffic_of_requests
 from paceline.exchanges.plans import adds_plainly
 from paceline.optim import make_optimizer
 from paceline.traffic import NO_TRAFFIC, Traffic, all_reduce_traffic
-from paceline.training import Batches, Training, TrainState, WorkerCodecs, measure
+from paceline.training import Batches, BatchPlace, Training, TrainState, WorkerCodecs, measure
 from paceline.training.contributions import MessageLayout, RankGradients, VectorPool
 from paceline.training.round_sums import EncodedSum
 from paceline.workers.engine import make_engine
@@ -217,7 +217,11 @@ class Learner:
         """Compute the gradients of tasks of one version, and put them into `_sent`."""
         assignments = [
             self.batches.assignment(
-                worker=task.worker, draw=task.draw, blocks=task.blocks, blocks_done=task.blocks_done
+                worker=task.worker,
+                draw=task.draw,
+                blocks=task.blocks,
+                blocks_done=task.blocks_done,
+                place=BatchPlace(first=task.first, samples=task.samples) if task.samples else None,
             )
             for task in tasks
         ]

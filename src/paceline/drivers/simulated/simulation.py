@@ -91,4 +91,5 @@ class Simulation:
             works=tuple(record.works),
             evaluations=tuple(self._evaluations.all),
             pruned=pruned_of(self.batches),
+            shares=None if record.shares is None else record.shares.summary(),
         )

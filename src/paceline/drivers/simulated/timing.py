@@ -39,9 +39,15 @@ Times = NDArray[np.float64]
 
 
 def _refuse_costs(setup: Setup) -> None:
-    """Refuse measured costs: while a server is busy gradients wait, and only the event queue knows for how long."""
+    """Refuse what only the event queue knows.
+
+    While a server is busy gradients wait, for as long as it takes; and shares by speed are the strategy's, which is not
+    run here.
+    """
     if setup.costs:
         raise ValueError("a run with measured costs is played event by event: use Cluster or Simulation")
+    if setup.shares is not None:
+        raise ValueError("a run with shares by speed is played event by event: use Cluster or Simulation")
 
 
 class RoundTimes:

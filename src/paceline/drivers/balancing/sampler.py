@@ -1,0 +1,220 @@
+"""The batches of an epoch, each rank its own part of every step, as large as its share.
+
+An epoch is one order of all samples, the same on all ranks, and a step is the next `batch_size` of them. So every
+sample comes once in an epoch, whoever computes it; and an epoch goes on where it was left with any number of ranks: all
+there is to know is how many samples are done.
+
+Epochs count themselves: a pass over the loader of which something was trained is one, a look at its first batch is
+none. `set_epoch`, where a script calls it as for a DistributedSampler, says the number instead.
+"""
+
+from __future__ import annotations
+
+import operator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Sampler
+
+from paceline.data.pruning.sampler import PrunedBatches
+from paceline.decoding import Count, decode
+from paceline.drivers.balancing.passes import BatchPass
+from paceline.drivers.balancing.schedule import DealtBatch
+from paceline.randomness import torch_generator
+
+if TYPE_CHECKING:
+    from paceline.drivers.balancing.balance import Balance
+
+STATE = {"epoch": Count, "done_samples": Count, "samples": Count, "seed": int, "shuffle": bool}
+
+
+class BalancedBatches(Sampler[list[int]]):
+    """A batch sampler over a data set, of which each rank gets batches of its share. `Balance.sampler` makes it.
+
+    `len()` is the number of batches of the next pass, the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        balance: Balance,
+        data: int | Sized | Iterable[int],
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        self._balance, self._seed, self._drop_last = balance, operator.index(seed), bool(drop_last)
+        self._base: Iterable[int] | None = None
+        if isinstance(data, Sampler):
+            if hasattr(data, "num_replicas"):
+                raise TypeError(
+                    f"a sampler must draw for all ranks (this is a {type(data).__name__}, which draws for one of "
+                    "several): give the data set; Balance deals its samples to the ranks"
+                )
+            if isinstance(data, torch.utils.data.BatchSampler):
+                raise TypeError("give the data set or a sampler of single samples: Balance makes the batches")
+            self._base = data
+        if isinstance(data, Iterator) or not isinstance(data, int | Sized):
+            raise TypeError(
+                f"Balance.sampler takes a data set or a sampler with a length, a number of samples, or FinePruning or "
+                f"InfoBatch (this is a {type(data).__name__})"
+            )
+        self._shuffle = bool(shuffle) and self._base is None
+        self.samples = len(data) if isinstance(data, Sized) else data
+        balance.check_samples(self.samples, drop_last=self._drop_last)
+        self._epoch = 0  # of the next pass
+        self._done_samples = 0  # of that epoch, before the next pass
+        self._pass: BatchPass | None = None
+        self._pass_began_at = 0  # samples of its epoch that were done before it
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is under way, or comes next; counts from 0."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say the number of the next epoch, from which its order follows; a resumed one is gone on with."""
+        self._settle()
+        if epoch != self._epoch:
+            self._epoch, self._done_samples = operator.index(epoch), 0
+
+    def __len__(self) -> int:
+        """Return the batches of the pass that is under way, or, between passes, of the next one."""
+        if self._pass is not None and self._pass.done < self._pass.steps:
+            return self._pass.steps
+        left = self.samples - (0 if self._pass is not None else self._done_samples)
+        return self._steps(left)
+
+    def _steps(self, samples: int) -> int:
+        size = self._balance.batch_size
+        return samples // size if self._drop_last else -(-samples // size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._settle()
+        if self._done_samples and not self._steps(self.samples - self._done_samples):  # less than a batch is left
+            self._epoch, self._done_samples = self._epoch + 1, 0
+        order, began = self._order(), self._done_samples
+        rest = order[began:]
+        steps, size = self._steps(len(rest)), self._balance.batch_size
+
+        def take(step: int) -> tuple[list[int], DealtBatch] | None:
+            if step >= steps:
+                return None
+            start = step * size
+            dealt = self._balance.deal((new.number, step), min(size, len(rest) - start))
+            first = start + dealt.first
+            indices = rest[first : first + dealt.samples]
+            # One that gets none computes on the epoch's first samples, and its gradient counts for nothing.
+            return (indices if dealt.samples else order[: self._balance.least]).tolist(), dealt
+
+        facts = {"epoch": self._epoch, "samples done": began, "samples": len(order), "steps": steps}
+        new = self._balance.begin_pass(take, steps, lambda: facts | {"order": zlib.crc32(order.tobytes())})
+        self._pass, self._pass_began_at = new, began
+        return new
+
+    def _order(self) -> NDArray[np.int64]:
+        if self._base is not None:
+            set_epoch = getattr(self._base, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(self._epoch)
+            order = np.fromiter((operator.index(index) for index in self._base), np.int64)
+            self.samples = len(order)
+            return order
+        if not self._shuffle:
+            return np.arange(self.samples)
+        generator = torch_generator(self._seed, "balance", "order", self._epoch)
+        return np.asarray(torch.randperm(self.samples, generator=generator).numpy())
+
+    def _settle(self) -> None:
+        """Count the pass before as an epoch, if anything of it was trained."""
+        ended, self._pass = self._pass, None
+        if ended is not None and ended.done:
+            self._epoch, self._done_samples = self._epoch + 1, 0
+
+    # -- going on later --------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this epoch stands, after the last batch that was trained; the same on all ranks.
+
+        It can be loaded with any number of ranks, and with another batch size.
+        """
+        epoch, done = self._epoch, self._done_samples
+        if self._pass is not None:
+            done = min(self.samples, self._pass_began_at + self._pass.done * self._balance.batch_size)
+            if self._pass.done >= self._pass.steps:
+                epoch, done = epoch + 1, 0
+        return {
+            "epoch": epoch,
+            "done_samples": done,
+            "samples": self.samples,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another sampler of the same data stood: the rest of its epoch comes next."""
+        held = decode(STATE, dict(state), "the state of the balanced sampler")
+        for name, ours in (("samples", self.samples), ("seed", self._seed), ("shuffle", self._shuffle)):
+            if held[name] != ours:
+                raise ValueError(
+                    f"this state is of a sampler with {name}={held[name]}, and here it is {ours}: an epoch would not "
+                    "go on with the samples that are left; give the same data set and settings"
+                )
+        if held["done_samples"] >= held["samples"]:
+            raise ValueError(
+                f"done_samples must be below samples (done_samples={held['done_samples']}, samples={held['samples']})"
+            )
+        self._pass = None
+        self._epoch, self._done_samples = held["epoch"], held["done_samples"]
+
+
+class BalancedPruning(Sampler[list[int]]):
+    """The batches of a pruning sampler, of which each rank gets its share. `Balance.sampler` makes it.
+
+    Who sits out, weights, epochs and states are the pruning sampler's, which the script goes on to use.
+    """
+
+    def __init__(self, balance: Balance, pruning: PrunedBatches) -> None:
+        size = pruning.batch_size * balance.ranks
+        if size != balance.batch_size:
+            raise ValueError(
+                f"batch_size of {type(pruning).__name__} is that of one rank, and Balance's is of all of them: "
+                f"{pruning.batch_size} x {balance.ranks} ranks = {size} must be {balance.batch_size}"
+            )
+        self._balance, self._pruning = balance, pruning
+        self._pass: BatchPass | None = None
+        self._dealt: dict[int, DealtBatch] = {}
+        pruning.deal_by(self._deal)
+
+    def __len__(self) -> int:
+        return len(self._pruning)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say so to the pruning sampler, which counts epochs by what was observed."""
+        self._pruning.set_epoch(epoch)
+
+    def _deal(self, step: int, samples: int) -> tuple[int, int]:
+        """Return where this rank's batch begins and ends in a step of so many samples."""
+        number = self._balance.next_pass if self._pass is None else self._pass.number
+        dealt = self._balance.deal((number, step), samples)
+        self._dealt[step] = dealt
+        return (dealt.first, dealt.first + dealt.samples) if dealt.samples else (samples, samples + self._balance.least)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._pass, self._dealt = None, {}
+        batches: Iterator[list[int]] = iter(self._pruning)
+        first = self._pruning.observed_batches
+
+        def take(step: int) -> tuple[list[int], DealtBatch] | None:
+            indices = next(batches, None)
+            for past in [each for each in self._dealt if each < first + step]:
+                del self._dealt[past]
+            return None if indices is None else (indices, self._dealt[first + step])
+
+        steps = len(self._pruning)
+        self._pass = self._balance.begin_pass(take, steps, dict, first=first)  # facts: the pruning sampler compares
+        return self._pass
