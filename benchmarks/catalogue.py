@@ -74,6 +74,10 @@ BENCHMARKS = MappingProxyType(
         "lgc-ranks": Benchmark(
             "benchmarks.lgc_ranks:run", "lgc without a server beside DDP, all-reduce and the server"
         ),
+        "shares": Benchmark("benchmarks.shares:run", "batches by speed under DDP: pace against the ideal, overhead"),
+        "shares-lgc": Benchmark(
+            "benchmarks.shares_lgc:run", "one rank always slow, all now and then: shares by speed, lgc, and both"
+        ),
         "trainer": Benchmark(
             "benchmarks.trainer:run", "Hugging Face's Trainer over 200 Mbit/s: hpsgd with qsgd against its DDP"
         ),

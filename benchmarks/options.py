@@ -17,11 +17,11 @@ class Options:
     """A tiny version that takes seconds: shows that it runs, its figures mean nothing."""
     seeds: int | None = None
     """claims, choice-of-k, codec-losses, large-batch, pruning, lgc-ranks, trainer: runs that are averaged; 3 if not
-    given."""
+    given. shares: runs with jitter and of accuracy; 5 and 3 if not given."""
     only: str = ""
     """With commas between; empty: all. choice-of-k: delay models. gradients, pipeline-balance, plan-beside-load:
-    networks. server-memory: sizes. corrupt: files, without commas in their names. lgc-ranks: parts. soak: words in the
-    names of faults. diagnosis: ddp, server. what-if: numbers of runs, from 0 on."""
+    networks. server-memory: sizes. corrupt: files, without commas in their names. lgc-ranks, shares: parts. soak:
+    words in the names of faults. diagnosis: ddp, server. what-if: numbers of runs, from 0 on."""
     strategies: str = ""
     """choice-of-k, server-memory: strategies, with commas between; empty: all."""
     workers: str = ""
@@ -29,7 +29,7 @@ class Options:
     rounds: int | None = None
     """cluster, lgc-ranks: rounds of each run that trains; 300 and, by part, 180, 150 and 300 if not given."""
     repeat: int | None = None
-    """cluster: runs of each strategy; 2 if not given. pipeline-*, lgc-ranks: turns, of which the best counts.
+    """cluster: runs of each strategy; 2 if not given. pipeline-*, lgc-ranks, shares: turns, of which the best counts.
     plan-beside-load: turns, of which the worst counts; 3 if not given."""
     faults: int | None = None
     """soak: how many; 1000 if not given."""
@@ -61,7 +61,7 @@ class Options:
     policies: str = ""
     """pruning: policies, with commas between; empty: all."""
     first_seed: int = 0
-    """pruning, trainer: the seed of the first of the runs that are averaged."""
+    """pruning, trainer: the seed of the first of the runs that are averaged. shares: the same; 200 if it is 0."""
     jobs: int | None = None
     """pruning: runs at once, one thread each; as many as there are cores if not given."""
     resume: bool = True
