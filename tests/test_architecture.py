@@ -22,6 +22,7 @@ LEVELS = [
     {"__main__"},
     {"cli"},
     {"huggingface", "lightning", "ray", "slurm"},
+    {"reproduce"},
     {"analysis", "averaging", "cluster", "live"},
     {"runs", "bench"},
     {"recipes"},

@@ -92,7 +92,7 @@ class Dataset:
     """Training and test samples of one kind.
 
     `classes` is how many a model tells apart: the labels, or the values that a position of a sequence may take. Where
-    targets are numbers, it is how many a sample has.
+    targets are numbers, it is how many a sample has. `remark` is what results on it should say, if anything.
 
     >>> few = Samples(inputs=torch.zeros(5, 3, 8, 8), targets=torch.arange(5))
     >>> Dataset(name="few", train=few, test=few, classes=5).input_shape
@@ -103,6 +103,7 @@ class Dataset:
     train: Samples
     test: Samples
     classes: int
+    remark: str = ""
 
     @property
     def input_shape(self) -> tuple[int, ...]:

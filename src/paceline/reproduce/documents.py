@@ -1,0 +1,142 @@
+"""Findings for people and for programs: lines of the terminal, a page, results.json; many of them as one page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.quantities import counted
+from paceline.reports.chart import Chart, palette
+from paceline.reports.page import page_html
+from paceline.reproduce.experiment import Experiment, Findings, Plan
+
+TEMPLATE = "reproduction.html"
+TOY = "A toy size: its figures mean nothing."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """An experiment that was run: its plan, what it came to, and what is to be said of its data.
+
+    >>> Reproduction.__dataclass_fields__["data_remarks"].default
+    ()
+    """
+
+    experiment: Experiment
+    plan: Plan
+    findings: Findings
+    data_remarks: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """The claims that hold, in a sentence."""
+        judged = [claim for claim in self.findings.claims if claim.judged]
+        missed = len(self.findings.missed)
+        if not judged:
+            return "Nothing is claimed that could be judged."
+        held = f"{len(judged) - missed} of {counted(len(judged), 'claim')} came out"
+        return f"{held}." if not missed else f"{held}; {missed} did not."
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is not as in the source."""
+        return (*((TOY,) if self.plan.toy else ()), *self.data_remarks, *self.findings.remarks)
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The setting in a few phrases."""
+        seeds = self.plan.seeds
+        shown = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
+        return (self.experiment.source, f"{self.plan.size} size", shown)
+
+
+def claim_lines(reproduction: Reproduction) -> list[str]:
+    """Return a line for each claim, and the verdict."""
+    return [*(claim.line for claim in reproduction.findings.claims), reproduction.verdict]
+
+
+def document(reproduction: Reproduction) -> dict[str, Any]:
+    """Return what was found as plain values, for results.json."""
+    experiment, findings = reproduction.experiment, reproduction.findings
+    return {
+        "experiment": experiment.name,
+        "source": experiment.source,
+        "question": experiment.question,
+        "size": reproduction.plan.size,
+        "seeds": list(reproduction.plan.seeds),
+        "claims": [dataclasses.asdict(claim) for claim in findings.claims],
+        "missed": len(findings.missed),
+        "tables": [
+            {"title": table.title, "headings": list(table.headings), "rows": [list(row) for row in table.rows]}
+            for table in findings.tables
+        ],
+        "remarks": list(reproduction.remarks),
+        "numbers": json.loads(json.dumps(findings.numbers)),
+    }
+
+
+def page(reproductions: Sequence[Reproduction]) -> str:
+    """Return one experiment, or all of them, as a page."""
+    only = reproductions[0] if len(reproductions) == 1 else None
+    charts: list[Chart] = []
+    parts = []
+    series = list(dict.fromkeys(name for each in reproductions for name in each.findings.series))
+    for each in reproductions:
+        drawn = tuple(_recoloured(chart, each, series, alone=only is not None) for chart in each.findings.charts)
+        charts += drawn
+        parts.append(
+            {
+                "name": each.experiment.name,
+                "question": each.experiment.question,
+                "source": each.experiment.source,
+                "verdict": each.verdict,
+                "charts": drawn,
+                "tables": each.findings.tables,
+                "claims": each.findings.claims,
+                "remarks": each.remarks,
+            }
+        )
+    missed = sum(len(each.findings.missed) for each in reproductions)
+    judged = sum(claim.judged for each in reproductions for claim in each.findings.claims)
+    every = f"{judged - missed} of {counted(judged, 'claim')} came out"
+    return page_html(
+        TEMPLATE,
+        title=f"paceline reproduce {only.experiment.name if only else 'all'}",
+        headline=f"{only.experiment.name}: {only.experiment.question}" if only else f"Five sources: {every}",
+        conditions=only.conditions if only else (counted(len(parts), "experiment"),),
+        sentences=[only.verdict] if only else [],
+        figures=charts,
+        colours=palette(series),
+        experiments=parts,
+    )
+
+
+def _recoloured(chart: Chart, reproduction: Reproduction, series: Sequence[str], *, alone: bool) -> Chart:
+    """Return a chart whose series have the page's colours, and whose name is the page's only one."""
+    own = reproduction.findings.series
+    places = {f"s{index}": f"s{series.index(name)}" for index, name in enumerate(own)}
+    name = chart.name if alone else f"{reproduction.experiment.name}-{chart.name}"
+    if all(old == new for old, new in places.items()):
+        return dataclasses.replace(chart, name=name)
+    return dataclasses.replace(
+        chart,
+        name=name,
+        data=_with_tokens(chart.data, places),
+        layout=_with_tokens(chart.layout, places),
+        keys=tuple(dataclasses.replace(key, series=places.get(key.series, key.series)) for key in chart.keys),
+    )
+
+
+def _with_tokens(value: Any, places: dict[str, str]) -> Any:
+    """Return plain values with other tokens of series: `s0`, or `s0/0.3`."""
+    if isinstance(value, dict):
+        return {key: _with_tokens(held, places) for key, held in value.items()}
+    if isinstance(value, list):
+        return [_with_tokens(held, places) for held in value]
+    if isinstance(value, str):
+        token, slash, rest = value.partition("/")
+        return f"{places[token]}{slash}{rest}" if token in places else value
+    return value

@@ -1,0 +1,46 @@
+"""A job that most experiments have: a recipe, simulated, and what its trace says in plain figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.recipes import Recipe
+from paceline.reproduce.experiment import Job
+from paceline.runs.simulation import Result, simulate
+
+
+def run_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Simulate the recipe in `settings`; with `timing_only`, nothing is trained.
+
+    >>> run_recipe({"recipe": {"rounds": 3}, "timing_only": True})["rounds"]
+    3
+    """
+    recipe = Recipe.from_document(settings["recipe"])
+    return figures(simulate(recipe, timing_only=bool(settings.get("timing_only", False))))
+
+
+def figures(result: Result) -> dict[str, Any]:
+    """Return a run's figures and its curve as plain values; what is not finite is None."""
+    summary = {name: _finite(value) for name, value in dataclasses.asdict(result.summary).items()}
+    curve = [
+        {name: _finite(value) for name, value in dataclasses.asdict(point).items()}
+        for point in result.trace.evaluations
+    ]
+    return {**summary, "diverged": result.trace.diverged, "curve": curve}
+
+
+def recipe_job(name: str, recipe: Recipe, *, seconds: float = 1.0, timing_only: bool = False) -> Job:
+    """Return the job that simulates a recipe.
+
+    >>> recipe_job("lgc", Recipe(rounds=3)).settings["recipe"]["rounds"]
+    3
+    """
+    settings = {"recipe": recipe.to_document(), **({"timing_only": True} if timing_only else {})}
+    return Job(name=name, run=run_recipe, settings=settings, seconds=seconds)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
