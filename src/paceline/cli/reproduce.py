@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ALL = "all"
 MOST_SEEDS = 100
-PAGE = "report.html"
+PAGE, MARKDOWN = "report.html", "report.md"
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def plan_for(experiment: Experiment, options: ReproduceOptions) -> Plan:
 
 def run_all(options: ReproduceOptions, experiments: Sequence[Experiment]) -> None:
     """Run experiments one after the other; each is shown and written when it is done."""
-    from paceline.reproduce.documents import document, page
+    from paceline.reproduce.documents import document, markdown, page
 
     notes, out = Console(stderr=True), Path(options.out or Path(RUNS, "reproduce"))
     done: list[Reproduction] = []
@@ -122,6 +122,7 @@ def run_all(options: ReproduceOptions, experiments: Sequence[Experiment]) -> Non
         print(json.dumps(documents if options.name == ALL else documents[0], indent=2, allow_nan=False))
     if options.name == ALL:
         try:
+            write_result(out, MARKDOWN, markdown(documents))
             note(notes, f"everything on one page: {write_result(out, PAGE, page(done))}")
         except OSError as error:
             raise ResultsNotKept(out, error) from error

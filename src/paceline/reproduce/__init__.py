@@ -43,7 +43,7 @@ def experiment_named(name: str) -> Experiment:
 
     >>> experiment_named("lgc-33")
     Traceback (most recent call last):
-    ValueError: unknown experiment 'lgc-33'; did you mean 'lgc-3'? choose from lgc-1, lgc-3, ...
+    ValueError: unknown experiment 'lgc-33'; did you mean 'lgc-3'? choose from lgc-1...
     """
     if name not in EXPERIMENTS:
         raise unknown("experiment", name, EXPERIMENTS)

@@ -92,6 +92,19 @@ def within(
     return Claim(kind=kind, text=text, holds=holds, because=because, judged=judged)
 
 
+def equals(
+    text: str, value: float | None, published: float, *, tolerance: float = 1e-6, write: Writer = figure
+) -> Claim:
+    """Return the claim that a figure is the published one.
+
+    >>> equals("lgc takes 4.0 s", 4.2, 4.0).line
+    'same value: no, because 4.2 is not 4 (lgc takes 4.0 s)'
+    """
+    holds = value is not None and abs(value - published) <= tolerance
+    because = f"{write(value)} is{'' if holds else ' not'} {write(published)}"
+    return Claim(kind="value", text=text, holds=holds, because=because)
+
+
 def falling(
     text: str,
     values: Sequence[float | None],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,12 +70,71 @@ def document(reproduction: Reproduction) -> dict[str, Any]:
         "claims": [dataclasses.asdict(claim) for claim in findings.claims],
         "missed": len(findings.missed),
         "tables": [
-            {"title": table.title, "headings": list(table.headings), "rows": [list(row) for row in table.rows]}
+            {
+                "title": table.title,
+                "headings": list(table.headings),
+                "rows": [list(row) for row in table.rows],
+                "caption": table.caption,
+            }
             for table in findings.tables
         ],
         "remarks": list(reproduction.remarks),
         "numbers": json.loads(json.dumps(findings.numbers)),
     }
+
+
+def markdown(found: Sequence[Mapping[str, Any]]) -> str:
+    """Return documents as a page of Markdown, in their order: a table of verdicts, then each experiment.
+
+    >>> claim = {"kind": "winner", "text": "lgc first", "holds": False, "because": "41 and 47 %", "judged": True}
+    >>> found = {"experiment": "lgc-3", "source": "LGC, figure 3", "question": "who wins", "size": "laboratory",
+    ...          "seeds": [200], "claims": [claim], "missed": 1, "tables": [], "remarks": ["LeNet."], "numbers": {}}
+    >>> print(markdown([found]))
+    | experiment | source | claims that came out | missed |
+    |---|---|---|---|
+    | [lgc-3](#lgc-3) | LGC, figure 3 | 0 of 1 | lgc first |
+    <BLANKLINE>
+    ## lgc-3
+    <BLANKLINE>
+    LGC, figure 3: who wins. Laboratory size, seed 200.
+    <BLANKLINE>
+    - **MISS**: lgc first (same winner: 41 and 47 %)
+    <BLANKLINE>
+    LeNet.
+    <BLANKLINE>
+    """
+    lines = ["| experiment | source | claims that came out | missed |", "|---|---|---|---|"]
+    for each in found:
+        judged = [claim for claim in each["claims"] if claim["judged"]]
+        missed = "; ".join(_cell(claim["text"]) for claim in judged if not claim["holds"])
+        name, held = each["experiment"], sum(claim["holds"] for claim in judged)
+        lines.append(f"| [{name}](#{name}) | {_cell(each['source'])} | {held} of {len(judged)} | {missed or '-'} |")
+    lines.append("")
+    for each in found:
+        lines += _markdown_section(each)
+    return "\n".join(lines)
+
+
+def _markdown_section(found: Mapping[str, Any]) -> list[str]:
+    seeds = found["seeds"]
+    shown = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
+    setting = f"{found['source']}: {found['question']}. {found['size'].capitalize()} size, {shown}."
+    lines = [f"## {found['experiment']}", "", setting, ""]
+    for table in found["tables"]:
+        headings = [" ".join(heading.split()) for heading in table["headings"]]
+        lines += [f"**{table['title']}**", "", f"| {' | '.join(map(_cell, headings))} |", "|---" * len(headings) + "|"]
+        lines += [f"| {' | '.join(map(_cell, row))} |" for row in table["rows"]]
+        lines += ["", *([table["caption"], ""] if table.get("caption") else [])]
+    for claim in found["claims"]:
+        word = "reported" if not claim["judged"] else "yes" if claim["holds"] else "**MISS**"
+        lines.append(f"- {word}: {claim['text']} (same {claim['kind']}: {claim['because']})")
+    for remark in found["remarks"]:
+        lines += ["", remark]
+    return [*lines, ""]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def page(reproductions: Sequence[Reproduction]) -> str:
