@@ -18,8 +18,9 @@ from paceline.lazy import lazy_names
 
 if TYPE_CHECKING:
     from paceline.distributed import RankGoneError
-    from paceline.drivers.balancing.balance import Balance, BalanceError
+    from paceline.drivers.balancing.balance import Balance
     from paceline.drivers.balancing.report import ShareTable
+    from paceline.drivers.balancing.schedule import BalanceError
     from paceline.drivers.ddp import compress
     from paceline.drivers.rounds.loop import RoundsError
     from paceline.drivers.rounds.synchronizer import FastestKSync, FullSync, LGCSync
@@ -48,7 +49,7 @@ _HOMES = {
     "Trained": "paceline.runs.cluster",
     "replay": "paceline.runs.replaying",
     "Balance": "paceline.drivers.balancing.balance",
-    "BalanceError": "paceline.drivers.balancing.balance",
+    "BalanceError": "paceline.drivers.balancing.schedule",
     "ShareTable": "paceline.drivers.balancing.report",
     "SharesBySpeed": "paceline.strategies.shares",
     "compress": "paceline.drivers.ddp",

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from paceline.drivers.balancing.balance import BalanceError
+from paceline.drivers.balancing.schedule import BalanceError
 
 SAMPLES, BATCH = 98, 24  # the last step has 2 samples, of which the third rank gets none
 

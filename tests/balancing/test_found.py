@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from paceline.drivers.balancing.balance import BalanceError
+from paceline.drivers.balancing.schedule import BalanceError
 from paceline.strategies.shares.sharing import PERIOD
 
 

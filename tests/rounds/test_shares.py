@@ -66,3 +66,4 @@ def test_each_sample_is_taken_once_in_an_epoch_by_one_rank_and_a_slow_one_takes_
     assert 3 <= results[0]["fewest"] <= results[0]["most"] <= results[0]["fewest"] + 1
     assert any(size > SHARES.batch_size for found in results for size in found["sizes"])
     assert results[1]["samples"] < min(results[0]["samples"], results[2]["samples"])
+    assert not any(found["trained and open"] for found in results)

@@ -183,17 +183,24 @@ class Meetings:
     def gather_at_once(self, moment: str, words: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return every rank's words, without the barrier that would name who is missing. Call `gather` before it.
 
-        It takes a third of the time, for what ranks tell each other again and again.
+        It takes a third of the time, for what ranks tell each other again and again. Where ranks come with words of
+        different moments, all of them hear which.
         """
         if self._group is None:
             raise RuntimeError("gather_at_once comes after a gather: that makes the group")
         try:
-            return gather_rows(words, self._group, torch.device("cpu"))
+            rows = gather_rows({"moment": moment, **words}, self._group, torch.device("cpu"))
         except RuntimeError as error:
             raise MeetingTimeoutError(
                 f"rank {self.rank} waited for all ranks to {moment} in {self._purpose}, and not all came (it waits for "
                 f"{self._timeout_seconds:g} s at most): {error}"
             ) from error
+        moments = [{"moment": row.pop("moment")} for row in rows]
+        raise_difference(
+            moments,
+            f"ranks of {self._purpose} do not do the same: {{who}} is to {{theirs}}, and {{other}} to {{ours}}",
+        )
+        return rows
 
     def add_up(self, values: NDArray[np.float32]) -> None:
         """Replace the values by their sum over all ranks, in place. Call `compare` first: it makes the group."""

@@ -8,6 +8,10 @@ There are two kinds:
 
 torch has no good way to let go of groups of some of the ranks, and each costs connections: so two pipelines of the same
 ranks share theirs, and so do two samplers.
+
+A group has threads, and a process that is forked (a DataLoader's worker) has none of them. Its garbage collector would
+destroy groups that the parent had let go of, and their destructors wait for those threads: the worker dies with signal
+11. So from the first group on, what a forked process has inherited is no garbage of its own (`gc.freeze`).
 """
 
 from __future__ import annotations
@@ -15,6 +19,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
+import functools
+import gc
+import os
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -29,6 +36,7 @@ def make_group(ranks: Sequence[int], backend: str, timeout_seconds: float) -> di
 
     `backend` is a name, or what torch calls a backend's config: "cpu:gloo,cuda:nccl".
     """
+    _protect_forked_processes()
     kinds = {part.split(":")[-1] for part in backend.split(",")}
     backend = kinds.pop() if len(kinds) == 1 else backend  # torch warns of every group that is named by a config
     among_others = len(ranks) < dist.get_world_size()  # those do not come here, and are not waited for
@@ -37,6 +45,12 @@ def make_group(ranks: Sequence[int], backend: str, timeout_seconds: float) -> di
     if not isinstance(group, dist.ProcessGroup):
         raise RuntimeError(f"rank {dist.get_rank()} is not among the ranks of this group ({list(ranks)})")
     return group
+
+
+@functools.cache
+def _protect_forked_processes() -> None:
+    """Let no process that is forked from now on collect what it has inherited."""
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 def never_destroy(item: object) -> None:
@@ -95,6 +109,7 @@ def shared_group(
 def _make_shared(
     sets: Sequence[Sequence[int]], backend: str, timeout: datetime.timedelta, *, together: bool
 ) -> dist.ProcessGroup | None:
+    _protect_forked_processes()
     rank, found = dist.get_rank(), None
     if together:
         for ranks in sets:

@@ -117,7 +117,7 @@ def taken(kind, rounds, samples, slow, workers, **settings):
     rank, seen = dist.get_rank(), []
     data = TensorDataset(torch.randn(samples, 6), torch.arange(samples) % 3, torch.arange(samples))
     state = weights = kept = None
-    sizes = set()
+    sizes, twice = set(), False
     for _ in range(2):
         model, optimizer, sync = setup(kind, shares=SHARES, blocks=4, **settings)
         with sync:
@@ -133,13 +133,10 @@ def taken(kind, rounds, samples, slow, workers, **settings):
                 sync.step()
                 seen += numbers.tolist()
                 sizes.add(len(numbers))
+                twice |= numbers.tolist() in open_batches(sync, sync._samplers[0].state_dict())
             state = sync.state_dict()
             weights, kept = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
-    open_now = [
-        sample
-        for epoch, first, size in state["samplers"][0]["open"]
-        for sample in sync._samplers[0]._order(epoch)[first : first + size].tolist()
-    ]
+    open_now = [sample for batch in open_batches(sync, state["samplers"][0]) for sample in batch]
     everybody = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, seen + open_now)
     counts = torch.bincount(torch.tensor([each for of_rank in everybody for each in of_rank]), minlength=samples)
@@ -149,4 +146,11 @@ def taken(kind, rounds, samples, slow, workers, **settings):
         "samples": len(seen),
         "sizes": sorted(sizes),
         "rounds": sync.version,
+        "trained and open": twice,
     }
+
+
+def open_batches(sync, state):
+    """The batches that ranks would train again that go on from this state."""
+    order = sync._samplers[0]._order
+    return [order(epoch)[first : first + size].tolist() for epoch, first, size in state["open"]]

@@ -31,7 +31,7 @@ import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
@@ -145,6 +145,11 @@ class PrunedBatches(Sampler[list[int]]):
         """The batches of the epoch under way that were observed or skipped; 0 between epochs."""
         return self._resume_at if self._pass is None else self._pass.observed
 
+    @property
+    def begins_anew(self) -> bool:
+        """Whether the next pass begins its epoch at the first batch: it is a new one, or was broken off."""
+        return self._pass.begun if self._pass is not None else not self._resume_at
+
     def set_epoch(self, epoch: int) -> None:
         """Take it that a new pass comes next, so that `len` is of that; epochs are counted by what was observed."""
         self._finished = None
@@ -242,6 +247,8 @@ class PrunedBatches(Sampler[list[int]]):
         if self._pass is not None:
             raise PruningError("a pass over the loader has begun: batches are dealt by speed from the first one on")
         self._deal = deal
+        if self._prepared is not None:  # of a state that was loaded: the same order, dealt otherwise
+            self._prepared = replace(self._prepared, layout=self._layout)
 
     # -- losses ----------------------------------------------------------------------------------------------------
 

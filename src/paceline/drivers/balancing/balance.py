@@ -22,6 +22,7 @@ import logging
 import statistics
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
@@ -36,8 +37,7 @@ from paceline.drivers.balancing.hooks import BalanceHooks, BatchTimes
 from paceline.drivers.balancing.passes import BatchPass, Habits
 from paceline.drivers.balancing.report import ShareTable
 from paceline.drivers.balancing.sampler import BalancedBatches, BalancedPruning
-from paceline.drivers.balancing.schedule import DealtBatch, Place, ShareSchedule
-from paceline.errors import PacelineError
+from paceline.drivers.balancing.schedule import BalanceError, DealtBatch, Place, ShareSchedule
 from paceline.loggers import GuardedLog, Log
 from paceline.lookup import unknown
 from paceline.optim.rank_samples import RANK_SAMPLES
@@ -53,10 +53,6 @@ TIMEOUT_SECONDS = 600.0
 REDUCTIONS = ("mean", "sum")
 KEPT_STEPS = 50
 REMEDY = "give all ranks the same settings, data set and seed, and let them take the same steps"
-
-
-class BalanceError(PacelineError, RuntimeError):
-    """Ranks that share batches do not agree, or batches are not trained as they were dealt."""
 
 
 class Balance:
@@ -103,7 +99,8 @@ class Balance:
         self._most: list[int | None] = [most]
         self._agree_on_settings(model, shares, least, reduction)
         self._reduction, self._log = reduction, GuardedLog(log)
-        self._schedule = ShareSchedule(self._first_shares(shares), least=self.least)
+        self._schedule = ShareSchedule(self._first_shares(shares), least=self.least, most=self._most)
+        self._closed = False
         self._lock = threading.RLock()
         self._pass: BatchPass | None = None
         self._habits = Habits()
@@ -116,6 +113,7 @@ class Balance:
         self._speed, self._speeds = SpeedEstimate(), list[Speed]()
         self._given_weight: float | None = None
         self._without_sampler = 0  # batches that were trained before any was dealt
+        self._elsewhere = False  # the batch under way is of no loader of this Balance
         self._in_batch = False  # between a forward pass and the end of its backward pass
         self._by_group = 0  # how many loops weigh the samples of whole groups of batches themselves
         self._group_steps, self._parts = 1, 0  # batches of a group that have begun since the last forward pass
@@ -137,8 +135,9 @@ class Balance:
         return self._schedule.newest
 
     def close(self) -> None:
-        """Take the hooks off the model: from now on it is trained as if this had never been."""
+        """Take the hooks off the model: from now on it is trained as if this had never been. Its loaders end."""
         self._hooks.close()
+        self._closed = True
         for module in [module for module, held in RANK_SAMPLES.items() if held is self]:
             del RANK_SAMPLES[module]
 
@@ -149,8 +148,10 @@ class Balance:
     ) -> None:
         """Refuse settings that cannot be right, on all ranks or on none."""
         refusal: Exception | None = None
+        proportions: tuple[float, ...] | None = None
         try:
             self._check_settings(model, shares, reduction)
+            proportions = None if shares is None else tuple(map(float, shares))
             if least is None and any(isinstance(each, _BatchNorm) for each in model.modules()):
                 self.least = min(2, max(1, self.batch_size // self.ranks))  # BatchNorm refuses a batch of one
         except (TypeError, ValueError) as error:
@@ -159,7 +160,6 @@ class Balance:
             if refusal is not None:
                 raise refusal
             return
-        proportions = None if shares is None else tuple(map(float, shares))
         settings = self.batch_size, self.least, self._period, proportions, reduction
         told = {
             "settings": short_text(repr(settings)),
@@ -211,7 +211,7 @@ class Balance:
         return divide(self.batch_size, costs, least=self.least, most=self._most)
 
     def check_samples(self, samples: int, *, drop_last: bool) -> None:
-        """Refuse a data set that no epoch can be made of."""
+        """Refuse samples that no epoch, or rest of an epoch, can be made of."""
         if samples < 1 or (drop_last and samples < self.batch_size):
             raise ValueError(
                 f"a step takes {self.batch_size if drop_last else 1} samples, and there are {samples}: give a smaller "
@@ -254,6 +254,8 @@ class Balance:
         """Begin a pass over the batches that `take` gives; ranks compare `facts` when its first batch is trained."""
 
         def take_if_current(step: int) -> tuple[list[int], DealtBatch] | None:
+            if self._closed:
+                raise BalanceError("this Balance is closed: its loaders hand out no more batches; make a plain one")
             if self._pass is not new:
                 raise BalanceError(
                     "this loader is asked for its next batch, and meanwhile another pass over a loader of the same "
@@ -263,6 +265,12 @@ class Balance:
             return take(step)
 
         with self._lock:
+            if self.ranks > 1 and self._pass is not None and self._pass.last_is_held:
+                raise BalanceError(
+                    "a pass over the loader begins, and the last batch of the pass before is fetched and not trained: "
+                    "train each batch before the next one is drawn, also at the end of an epoch (or leave the rest "
+                    "out: drop_last=True)"
+                )
             self._schedule.forget((self.next_pass, 0))
             new = BatchPass(
                 take_if_current, number=self.next_pass, steps=steps, lock=self._lock, first=first, habits=self._habits
@@ -288,6 +296,10 @@ class Balance:
             raise ValueError(f"samples must be 0 or more, and finite (samples={samples})")
         if not self._in_batch:
             raise BalanceError("weigh() belongs between the forward and the backward pass of a batch")
+        if self._by_group:
+            raise BalanceError(
+                "Accumulate weighs its parts: give accumulate.backward(loss, samples=...) in place of weigh()"
+            )
         dealt = self.rank_samples()
         if dealt is not None and not dealt[0]:  # it computes on samples of others, which count there
             number = 0.0
@@ -295,17 +307,17 @@ class Balance:
 
     def mean_of(self, samples: float) -> float:
         """Return the mean over all ranks of what each of them gives. All must call it."""
-        if self._meetings is None:
-            return samples
-        rows = self._meetings.gather_at_once("say how much its batch weighs", {"samples": samples})
-        mean = sum(float(row["samples"]) for row in rows) / self.ranks
+        mean = samples
+        if self._meetings is not None:
+            rows = self._meetings.gather_at_once("say how much its batch weighs", {"samples": samples})
+            mean = sum(float(row["samples"]) for row in rows) / self.ranks
         if not mean > 0:
             raise ValueError("no rank has anything to weigh: samples are 0 on all of them")
         return mean
 
     def rank_samples(self) -> tuple[float, float] | None:
         """Return the samples of the batch under way, of this rank and on average over the ranks; None outside."""
-        if self._pass is None or self._pass.trained < 0:
+        if self._pass is None or self._pass.trained < 0 or self._elsewhere:
             return None
         dealt = self._pass.dealt
         return float(dealt.samples), dealt.total / self.ranks
@@ -327,16 +339,19 @@ class Balance:
     # -- what the hooks tell ---------------------------------------------------------------------------------------
 
     def _begin_forward(self) -> float:
-        batches, self._in_batch = self._pass, True
+        batches, self._in_batch, self._elsewhere = self._pass, True, False
         if batches is None:
             return 1.0
         before, parts = batches.trained, self._parts if self._by_group else None
         self._parts = 0
-        if batches.begin_forward(parts) != before:
-            self._begin_batch(batches)
-        if self._by_group:
+        trained = batches.begin_forward(parts)
+        self._elsewhere = trained is None
+        if self._elsewhere:
             return 1.0
-        if self._reduction == "sum":
+        if trained != before:
+            self._given_weight = None  # of a batch that had no backward pass
+            self._begin_batch(batches)
+        if self._by_group or self._reduction == "sum":
             return 1.0 if batches.dealt.samples else 0.0
         return batches.dealt.weight
 
@@ -344,7 +359,8 @@ class Balance:
         if self._compared != batches.number:
             self._compared, self.next_pass = batches.number, batches.number + 1
             if self._meetings is not None:
-                facts = {"pass": batches.number, **self._facts()}
+                shares = zlib.crc32(repr(self._schedule.newest).encode())
+                facts = {"pass": batches.number, "fingerprint of shares": shares, **self._facts()}
                 self._meetings.compare("begin an epoch", facts, remedy=REMEDY, error=BalanceError)
             self._times.disturb()
             self._step_ended = None
@@ -352,7 +368,7 @@ class Balance:
     def _backward_over(self) -> None:
         batches = self._pass
         self._given_weight, self._in_batch = None, False
-        if batches is None:
+        if batches is None or self._elsewhere:
             self._count_without_sampler()
         elif batches.trained >= 0:
             batches.end_backward()
@@ -482,11 +498,16 @@ class Balance:
         return {"batch_size": self.batch_size, "shares": list(self.shares)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin with the shares of another run; with another number of ranks or limits they are dealt anew."""
+        """Go on with the shares of another run, from the next pass over a loader on; all ranks must load the same.
+
+        With another number of ranks or limits they are dealt anew.
+        """
         held = decode({"batch_size": Count, "shares": tuple[Count, ...]}, dict(state), "the state of the balance")
         if len(held["shares"]) == self.ranks and all(each >= 1 for each in held["shares"]):
             shares = self._first_shares([float(each) for each in held["shares"]])
-            self._schedule = ShareSchedule(shares, least=self.least)
+            with self._lock:
+                begun = self._pass is not None and self._pass.number == self.next_pass
+                self._schedule.change((self.next_pass + begun, 0), shares)
 
 
 class _Told:
@@ -521,6 +542,10 @@ class _Told:
             "are not weighed by samples. Give Balance the module that the script calls (the DistributedDataParallel, "
             "not what is inside), and compile before: DistributedDataParallel(torch.compile(network))"
         )
+
+    @property
+    def several(self) -> bool:
+        return self._balance.ranks > 1
 
     def waits(self, *, begins: bool) -> None:
         self._balance._times.wait(begins=begins)

@@ -1,13 +1,18 @@
 """Hooks on a model: the weight of what enters its output in a backward pass, and how long a batch keeps its rank busy.
 
     forward pre-hook     which batch this is; its weight
-    forward hook         every tensor of the output is replaced by a view of it, whose gradient is multiplied
+    forward hook         every tensor of the output is replaced by an alias of it, whose gradient is multiplied
     backward is through  the rank has done its part: busy until here
     backward is over     DDP has averaged: the next batch begins
 
 The weight is applied once, to the gradient that comes from outside: a loss that the model itself computes from its
-logits sends its gradient through the model's own tensors, not through the views. So every gradient is multiplied before
-it reaches a parameter, and the hooks of DDP (codecs, watching) have nothing to know of it.
+logits sends its gradient through the model's own tensors, not through the aliases. So every gradient is multiplied
+before it reaches a parameter, and the hooks of DDP (codecs, watching) have nothing to know of it. An alias is no view:
+what a script does in place to an output would cut a view off from its gradient's way.
+
+What would be weighed twice, or not at all, is refused: an output that goes into the model again, a graph of gradients,
+a backward pass through an evaluation, and parameters that a gradient reaches beside the aliases, in something that the
+model returns and nobody here can open.
 
     busy   |input, forward, backward|        |input, forward, ...      the optimiser's step counts with the next batch
            |                        | waits  |
@@ -23,13 +28,19 @@ from __future__ import annotations
 import copy
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from paceline.drivers.balancing.schedule import BalanceError
+
+MOST_DEPTH = 4  # of objects in objects that an output is searched for tensors
+MOST_NODES = 20_000  # of an input's graph that are searched for an output of the model
+WATCHED_PARAMETERS = 3  # at either end of the model: one of them gets a gradient in every backward pass
 
 
 class PassListener(Protocol):
@@ -59,6 +70,10 @@ class PassListener(Protocol):
     def refuse_step(self) -> None:
         """Raise an error: the optimiser is about to step parameters with gradients that were not weighed."""
 
+    @property
+    def several(self) -> bool:
+        """Whether there are several ranks, so that weights matter."""
+
 
 class BalanceHooks:
     """Tells of a model's passes, and weighs what enters its output."""
@@ -66,12 +81,21 @@ class BalanceHooks:
     def __init__(self, model: torch.nn.Module, listener: PassListener) -> None:
         self._listener, self._task, self._seen_training, self._open = listener, -1, False, True
         self._weight: float | None = None
+        self._evaluates = False
+        self._unweighed = False  # a forward pass was seen, and no gradient has entered its output yet
         self._handles: list[Any] = [
-            model.register_forward_pre_hook(Hook(self._before_forward)),
+            model.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
             model.register_forward_hook(Hook(self._after_forward)),
         ]
         self._model = weakref.ref(model)
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        watched = {id(each): each for each in (*trained[:WATCHED_PARAMETERS], *trained[-WATCHED_PARAMETERS:])}
+        self._handles += [
+            parameter.register_post_accumulate_grad_hook(Hook(self._on_parameter))  # type: ignore[no-untyped-call]
+            for parameter in watched.values()
+            if parameter.is_leaf
+        ]
         inner = getattr(model, "module", None)
         if getattr(model, "will_sync_module_buffers", None) and isinstance(inner, torch.nn.Module):
             self._handles.append(inner.register_forward_pre_hook(Hook(self._before_inner)))
@@ -84,14 +108,21 @@ class BalanceHooks:
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
-    def _before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
-        self._weight = None
+    def _before_forward(self, module: torch.nn.Module, inputs: Any, named_inputs: Any) -> None:
+        self._weight, self._evaluates = None, False
         if torch.compiler.is_compiling() or inside_backward():  # there layers are computed again, to save memory
             return
         if not torch.is_grad_enabled() or (self._seen_training and not module.training):
+            self._evaluates = torch.is_grad_enabled() and self._listener.several
             self._listener.evaluated()
             return
         self._seen_training |= module.training
+        if self._listener.several and comes_from_output((inputs, named_inputs)):
+            raise BalanceError(
+                "an output of the model goes into the model again, with its gradient, which would be weighed by "
+                "samples twice: detach it, or give Balance (and DistributedDataParallel) a module whose forward is the "
+                "whole roll-out"
+            )
         self._weight = self._listener.begin_forward()
         self._listener.waits(begins=True)
 
@@ -101,16 +132,18 @@ class BalanceHooks:
 
     def _after_forward(self, module: torch.nn.Module, inputs: Any, output: Any) -> Any:
         weight, self._weight = self._weight, None
-        if weight is None:
+        if weight is None and not self._evaluates:
             return None
-        return replaced(output, partial(self._weighed, weight))
+        self._unweighed |= weight is not None and self._listener.several
+        call = self._refuse_evaluated if weight is None else partial(self._on_gradient, weight)
+        return replaced(output, partial(aliased, call))
 
-    def _weighed(self, weight: float, tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.requires_grad:
-            return tensor
-        view = tensor.view_as(tensor)  # gradients inside of the model do not come through it
-        view.register_hook(partial(self._on_gradient, weight))  # type: ignore[no-untyped-call]
-        return view
+    def _refuse_evaluated(self, gradient: torch.Tensor) -> torch.Tensor:
+        raise BalanceError(
+            "a backward pass comes through an output of the model in eval(), after it was trained in train(): that was "
+            "taken for an evaluation, and belongs to no batch. To train with frozen normalisation, call model.train(), "
+            "and eval() of the layers that are frozen"
+        )
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling() or len(args) > 1 or kwargs:  # a closure: its passes are still to come
@@ -124,8 +157,15 @@ class BalanceHooks:
 
     # -- backward --------------------------------------------------------------------------------------------------
 
-    def _on_gradient(self, weight: float, gradient: torch.Tensor) -> torch.Tensor | None:
+    def _on_gradient(self, weight: float, gradient: torch.Tensor) -> torch.Tensor:
         task = torch._C._current_graph_task_id()
+        if torch.is_grad_enabled() and self._open and self._listener.several:
+            raise BalanceError(
+                "a gradient with a graph of its own (create_graph=True) comes through the model's output: what is "
+                "computed of it, a penalty say, would be of a gradient that is weighed by samples. Balance cannot "
+                "weigh both; train such a model with equal batches"
+            )
+        self._unweighed = False
         if task != self._task and self._open and task != -1:
             self._task = task
             # Callbacks are called in the order in which they are queued; DDP queues its own while backward goes on:
@@ -134,8 +174,16 @@ class BalanceHooks:
         given = self._listener.given_weight()
         weight = weight if given is None else given
         if weight == 1:
-            return None
+            return gradient
         return gradient * weight if weight else torch.zeros_like(gradient)  # also where it is not finite
+
+    def _on_parameter(self, parameter: torch.Tensor) -> None:
+        if self._unweighed and self._open and torch._C._current_graph_task_id() != self._task:
+            raise BalanceError(
+                "a gradient reaches the model's parameters, and none has come through its output: the model returns "
+                "something in which Balance finds no tensor, so its batches would not be weighed by samples. Let it "
+                "return tensors, or tuples, lists, dicts or dataclasses of them"
+            )
 
     def _on_through(self) -> None:
         self._listener.backward_through()
@@ -169,7 +217,67 @@ def queue(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
-def replaced(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+class WeighedOutput(torch.autograd.Function):
+    """The same numbers once more, whose gradient is changed by a function on its way to the original.
+
+    >>> WeighedOutput.apply(torch.ones(1, requires_grad=True), lambda gradient: 2 * gradient)
+    tensor([1.], grad_fn=<WeighedOutputBackward>)
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(tensor: torch.Tensor, call: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Return the tensor itself, as autograd sees it: another one."""
+        return tensor.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep the function for the backward pass."""
+        ctx.call = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Change the gradient."""
+        return ctx.call(gradients[0]), None
+
+
+def aliased(call: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose gradient goes through a function.
+
+    >>> weight = torch.ones(1, requires_grad=True)
+    >>> output = aliased(lambda gradient: 2 * gradient, 1 * weight)
+    >>> output *= 3
+    >>> output.backward()
+    >>> weight.grad
+    tensor([6.])
+    """
+    if not tensor.requires_grad:
+        return tensor
+    alias: torch.Tensor = WeighedOutput.apply(tensor, call)  # type: ignore[no-untyped-call]
+    return alias
+
+
+def comes_from_output(inputs: Any) -> bool:
+    """Return whether the gradient of any of these tensors comes to an output of a model that is weighed here.
+
+    >>> output = aliased(lambda gradient: gradient, torch.ones(1, requires_grad=True) * 2)
+    >>> comes_from_output((output + 1,)), comes_from_output({"hidden": [output.detach()]})
+    (True, False)
+    """
+    starts = [leaf.grad_fn for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.grad_fn]
+    waiting, seen = list[Any](starts), set[Any](starts)
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.pop()
+        if type(node).__name__ == f"{WeighedOutput.__name__}Backward":
+            return True
+        following = [each for each, _ in node.next_functions if each is not None and each not in seen]
+        seen.update(following)
+        waiting += following
+    return False
+
+
+def replaced(output: Any, change: Callable[[torch.Tensor], torch.Tensor], depth: int = MOST_DEPTH) -> Any:
     """Return a model's output with every tensor in it changed: of tuples, lists, dicts, and objects with attributes.
 
     >>> replaced({"loss": torch.zeros(1), "more": (torch.zeros(2), 3)}, torch.ones_like)
@@ -178,24 +286,49 @@ def replaced(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any
     if isinstance(output, torch.Tensor):
         return change(output)
     leaves, shape = tree_flatten(output)
-    return tree_unflatten([_replaced_leaf(leaf, change) for leaf in leaves], shape)
+    changed = [_replaced_leaf(leaf, change, depth) for leaf in leaves]
+    if all(new is old for new, old in zip(changed, leaves, strict=True)):
+        return output
+    return tree_unflatten(changed, shape)
 
 
-def _replaced_leaf(leaf: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _replaced_leaf(leaf: Any, change: Callable[[torch.Tensor], torch.Tensor], depth: int) -> Any:
+    """Return a leaf of a tree, changed: a tensor, or an object that holds some, of a class that no tree knows."""
     if isinstance(leaf, torch.Tensor):
         return change(leaf)
-    held = getattr(leaf, "__dict__", None)
-    if not held or isinstance(leaf, type | torch.nn.Module) or not any(map(_holds_tensor, held.values())):
+    if not depth or leaf is None or isinstance(leaf, str | bytes | int | float | type | torch.nn.Module):
         return leaf
-    changed = copy.copy(leaf)  # a dataclass, say, which may be frozen
-    for name, value in held.items():
-        if _holds_tensor(value):
-            object.__setattr__(changed, name, replaced(value, change))
-    return changed
+    parts = {key: replaced(value, change, depth - 1) for key, value in _parts(leaf)}
+    if all(parts[key] is value for key, value in _parts(leaf)):
+        return leaf
+    if isinstance(leaf, tuple):
+        held = tuple.__new__(type(leaf), (parts["item", place] for place in range(len(leaf))))
+        if (attributes := getattr(leaf, "__dict__", None)) is not None:
+            vars(held).update(attributes)
+        return held
+    made = copy.copy(leaf)  # a dataclass, say, which may be frozen
+    for (kind, key), value in parts.items():
+        if kind == "item":
+            made[key] = value
+        else:
+            object.__setattr__(made, key, value)
+    return made
 
 
-def _holds_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) or any(isinstance(leaf, torch.Tensor) for leaf in tree_flatten(value)[0])
+def _parts(holder: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
+    """Yield what an object holds: ("item", key) of a dict, list or tuple of its own kind, else ("attribute", name)."""
+    if isinstance(holder, MutableMapping):
+        yield from ((("item", key), value) for key, value in list(holder.items()))
+    elif isinstance(holder, list | tuple):
+        yield from ((("item", place), value) for place, value in enumerate(holder))
+    slots = (name for kind in type(holder).__mro__ for name in _names(getattr(kind, "__slots__", ())))
+    for name in (*getattr(holder, "__dict__", ()), *slots):
+        if not name.startswith("__") and hasattr(holder, name):
+            yield ("attribute", name), getattr(holder, name)
+
+
+def _names(slots: str | Iterable[str]) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 # -- how long a rank is busy ---------------------------------------------------------------------------------------

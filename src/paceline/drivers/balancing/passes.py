@@ -16,6 +16,10 @@ told apart from that:
   one; else it is of the same batch once more.
 
 `Accumulate` asks one part ahead within a group, and not for the first of the next group: it tells when a part begins.
+
+What cannot be told is refused: batches that are drawn several at a time and trained one by one look like one that is
+trained several times, and a script that draws its next batch before it trains the last of an epoch begins the next pass
+too early. A forward pass after the last batch, with nothing drawn since, is of a batch from elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.drivers.balancing.schedule import DealtBatch, Place
+from paceline.drivers.balancing.schedule import BalanceError, DealtBatch, Place
 
 
 @dataclass(slots=True)
@@ -67,7 +71,7 @@ class BatchPass(Iterator[list[int]]):
     ) -> None:
         self.number, self.steps, self._first = number, steps, first
         self._take, self._lock = take, lock
-        self._asked = self._asked_at_forward = self.handed_out = 0
+        self._asked = self._asked_at_forward = self._asked_first = self.handed_out = 0
         self._asked_by: int | None = None
         self._exhausted = False
         self._dealt: dict[int, DealtBatch] = {}
@@ -93,19 +97,31 @@ class BatchPass(Iterator[list[int]]):
         """The next place that is handed out."""
         return self.number, self._first + self.handed_out
 
-    def begin_forward(self, parts: int | None = None) -> int:
-        """Note a forward pass in training; return the number of the batch that it is of.
+    def begin_forward(self, parts: int | None = None) -> int | None:
+        """Note a forward pass in training; return the number of the batch that it is of, or None: of none of them.
 
         `parts` is how many batches the script has gone on by since the last forward pass, where somebody tells.
         """
+        if not self.handed_out:
+            raise BalanceError(
+                "the model is trained, and its loader has handed out no batch yet: a pass over a loader of this "
+                "Balance has begun (iter(loader)), and nothing was taken from it"
+            )
         habits = self._habits
+        if parts is None and self._is_elsewhere():
+            return None
         if parts is not None:
             self.trained += parts
         elif self.trained < 0:
-            self.trained = 0
+            self.trained, self._asked_first = 0, self._asked
         elif self._asked_by != threading.get_ident():
             self.trained += self._after_backward
         elif self._asked > self._asked_at_forward:
+            if self._again and self._asked > self._asked_at_forward + 1:
+                raise BalanceError(
+                    "several batches were drawn at once, and trained one after the other: nobody knows which of them a "
+                    "forward pass is of. Draw one batch at a time, or take paceline.Accumulate, which draws groups"
+                )
             habits.in_one |= self._after_backward and not self._again
             self.trained, self._again = self.trained + self._asked - self._asked_at_forward, False
         elif self._after_backward and self._exhausted and habits.in_one and not habits.in_several:
@@ -117,6 +133,22 @@ class BatchPass(Iterator[list[int]]):
         for past in [number for number in self._dealt if number < self.trained]:
             del self._dealt[past]
         return self.trained
+
+    def _is_elsewhere(self) -> bool:
+        """Return whether a forward pass now is of no batch of this pass: all are trained, and none was asked for."""
+        if not (self._exhausted and self._after_backward and self.done >= self.steps) or self._habits.in_several:
+            return False
+        in_thread = self._asked_by != threading.get_ident()
+        return in_thread or self._habits.in_one
+
+    @property
+    def last_is_held(self) -> bool:
+        """Whether the last batch was fetched, and is not trained: a script that draws ahead will train it later."""
+        if not self._exhausted or not 0 <= self.trained < self.steps - 1:
+            return False
+        if self._asked_by != threading.get_ident():
+            return self.done == self.steps - 1
+        return self._asked - self._asked_first >= self.steps - 1
 
     def end_backward(self) -> None:
         """Note that a backward pass is over."""

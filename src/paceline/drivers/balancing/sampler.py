@@ -11,6 +11,7 @@ none. `set_epoch`, where a script calls it as for a DistributedSampler, says the
 from __future__ import annotations
 
 import operator
+import threading
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import TYPE_CHECKING, Any
@@ -23,13 +24,13 @@ from torch.utils.data import Sampler
 from paceline.data.pruning.sampler import PrunedBatches
 from paceline.decoding import Count, decode
 from paceline.drivers.balancing.passes import BatchPass
-from paceline.drivers.balancing.schedule import DealtBatch
+from paceline.drivers.balancing.schedule import BalanceError, DealtBatch
 from paceline.randomness import torch_generator
 
 if TYPE_CHECKING:
     from paceline.drivers.balancing.balance import Balance
 
-STATE = {"epoch": Count, "done_samples": Count, "samples": Count, "seed": int, "shuffle": bool}
+STATE = {"epoch": Count, "done_samples": Count, "samples": Count, "seed": int, "shuffle": bool, "order": Count}
 
 
 class BalancedBatches(Sampler[list[int]]):
@@ -70,6 +71,8 @@ class BalancedBatches(Sampler[list[int]]):
         self._done_samples = 0  # of that epoch, before the next pass
         self._pass: BatchPass | None = None
         self._pass_began_at = 0  # samples of its epoch that were done before it
+        self._fingerprint = 0  # of the order of the epoch that is under way
+        self._expected: int | None = None  # fingerprint of the order that a loaded state goes on with
 
     @property
     def epoch(self) -> int:
@@ -98,7 +101,16 @@ class BalancedBatches(Sampler[list[int]]):
         if self._done_samples and not self._steps(self.samples - self._done_samples):  # less than a batch is left
             self._epoch, self._done_samples = self._epoch + 1, 0
         order, began = self._order(), self._done_samples
+        self._fingerprint = zlib.crc32(order.tobytes())
+        if began and self._expected is not None and self._expected != self._fingerprint:
+            raise BalanceError(
+                f"{began} samples of this epoch are done, and the sampler draws another order than the one that they "
+                "came in: the rest would hold some of them again. Give a sampler whose order follows from "
+                "set_epoch(), or leave the order to Balance"
+            )
+        self._expected = None
         rest = order[began:]
+        self._balance.check_samples(len(rest), drop_last=self._drop_last)
         steps, size = self._steps(len(rest)), self._balance.batch_size
 
         def take(step: int) -> tuple[list[int], DealtBatch] | None:
@@ -111,8 +123,9 @@ class BalancedBatches(Sampler[list[int]]):
             # One that gets none computes on the epoch's first samples, and its gradient counts for nothing.
             return (indices if dealt.samples else order[: self._balance.least]).tolist(), dealt
 
+        fingerprint = self._fingerprint
         facts = {"epoch": self._epoch, "samples done": began, "samples": len(order), "steps": steps}
-        new = self._balance.begin_pass(take, steps, lambda: facts | {"order": zlib.crc32(order.tobytes())})
+        new = self._balance.begin_pass(take, steps, lambda: facts | {"order": fingerprint})
         self._pass, self._pass_began_at = new, began
         return new
 
@@ -153,6 +166,7 @@ class BalancedBatches(Sampler[list[int]]):
             "samples": self.samples,
             "seed": self._seed,
             "shuffle": self._shuffle,
+            "order": self._fingerprint if done else 0,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -169,7 +183,7 @@ class BalancedBatches(Sampler[list[int]]):
                 f"done_samples must be below samples (done_samples={held['done_samples']}, samples={held['samples']})"
             )
         self._pass = None
-        self._epoch, self._done_samples = held["epoch"], held["done_samples"]
+        self._epoch, self._done_samples, self._expected = held["epoch"], held["done_samples"], held["order"]
 
 
 class BalancedPruning(Sampler[list[int]]):
@@ -185,9 +199,14 @@ class BalancedPruning(Sampler[list[int]]):
                 f"batch_size of {type(pruning).__name__} is that of one rank, and Balance's is of all of them: "
                 f"{pruning.batch_size} x {balance.ranks} ranks = {size} must be {balance.batch_size}"
             )
+        if pruning.prunes_alone and balance.ranks > 1:
+            raise ValueError(
+                f"{type(pruning).__name__} was told that it is the only one (rank=0, world_size=1), and "
+                f"{balance.ranks} ranks share its batches: leave rank and world_size out"
+            )
         self._balance, self._pruning = balance, pruning
         self._pass: BatchPass | None = None
-        self._dealt: dict[int, DealtBatch] = {}
+        self._last = threading.local()  # `dealt`: the batch that this thread was dealt last
         pruning.deal_by(self._deal)
 
     def __len__(self) -> int:
@@ -200,21 +219,19 @@ class BalancedPruning(Sampler[list[int]]):
     def _deal(self, step: int, samples: int) -> tuple[int, int]:
         """Return where this rank's batch begins and ends in a step of so many samples."""
         number = self._balance.next_pass if self._pass is None else self._pass.number
-        dealt = self._balance.deal((number, step), samples)
-        self._dealt[step] = dealt
+        self._last.dealt = dealt = self._balance.deal((number, step), samples)
         return (dealt.first, dealt.first + dealt.samples) if dealt.samples else (samples, samples + self._balance.least)
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._pass, self._dealt = None, {}
+        self._pass = None
         batches: Iterator[list[int]] = iter(self._pruning)
-        first = self._pruning.observed_batches
 
         def take(step: int) -> tuple[list[int], DealtBatch] | None:
             indices = next(batches, None)
-            for past in [each for each in self._dealt if each < first + step]:
-                del self._dealt[past]
-            return None if indices is None else (indices, self._dealt[first + step])
+            return None if indices is None else (indices, self._last.dealt)  # by _deal, which was just asked
 
+        # The first place: of a new epoch 0, of a resumed one where it was left. A pass that was broken off begins anew.
+        first = 0 if self._pruning.begins_anew else self._pruning.observed_batches
         steps = len(self._pruning)
         self._pass = self._balance.begin_pass(take, steps, dict, first=first)  # facts: the pruning sampler compares
         return self._pass

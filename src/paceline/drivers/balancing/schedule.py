@@ -22,9 +22,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeAlias
 
+from paceline.errors import PacelineError
 from paceline.strategies.shares import deal_rest
 
 Place: TypeAlias = tuple[int, int]  # the number of a pass, and of a step in it
+
+
+class BalanceError(PacelineError, RuntimeError):
+    """Ranks that share batches do not agree, or batches are not trained as they were dealt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +54,7 @@ class DealtBatch:
 
 
 class ShareSchedule:
-    """The shares of all ranks by place; `least` samples at least for a rank that takes part in a step.
+    """The shares of all ranks by place; a rank that takes part in a step has at least `least`, at most its `most`.
 
     >>> schedule = ShareSchedule([40, 40], least=1)
     >>> schedule.change((0, 7), [50, 30])
@@ -59,8 +64,8 @@ class ShareSchedule:
     DealtBatch(samples=3, total=8, first=5, ranks=2)
     """
 
-    def __init__(self, shares: Sequence[int], *, least: int) -> None:
-        self.least = least
+    def __init__(self, shares: Sequence[int], *, least: int, most: Sequence[int | None] | None = None) -> None:
+        self.least, self.most = least, most
         self._changes: list[tuple[Place, tuple[int, ...]]] = [((-1, 0), tuple(shares))]
 
     @property
@@ -86,6 +91,6 @@ class ShareSchedule:
         """Return a rank's batch of a step that has so many samples."""
         shares: Sequence[int] = self.at(place)
         if samples != sum(shares):
-            shares = deal_rest(shares, samples, least=self.least)
+            shares = deal_rest(shares, samples, least=self.least, most=self.most)
         first = list(accumulate(shares, initial=0))[rank]
         return DealtBatch(samples=shares[rank], total=samples, first=first, ranks=len(shares))

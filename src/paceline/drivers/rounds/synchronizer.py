@@ -359,11 +359,18 @@ class RoundSync(RankLifecycle):
                 yield self._next_batch()
                 if self.draws == before:
                     raise RoundsError("a batch of epoch() was not followed by step()")
-                if isinstance(sampler := getattr(loader, "batch_sampler", None), TakenBatches):
-                    sampler.mark_trained()
         finally:
             if self._epochs == number:  # a generator that is kept may end long after the next epoch has begun
                 self._epoch_ends = 0
+
+    @property
+    def _sampler_in_use(self) -> TakenBatches | None:
+        """The sampler whose batches are trained: that of the loader of epoch(), or the only one that was made."""
+        loader = None if self._source is None else self._source.loader
+        sampler = getattr(loader, "batch_sampler", None)
+        if isinstance(sampler, TakenBatches):
+            return sampler
+        return self._samplers[0] if len(self._samplers) == 1 and loader is None else None
 
     def _next_batch(self) -> Any:
         assert self._source is not None
@@ -472,6 +479,8 @@ class RoundSync(RankLifecycle):
         layout = self._model.layout
         finite = all_finite(message[: layout.gradient + layout.buffers])
         draw, self.draws = self.draws, self.draws + 1
+        if (sampler := self._sampler_in_use) is not None:
+            sampler.mark_trained()
         if finite:
             self._loop.gradients.keep(self.version, message)
         else:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -124,21 +124,41 @@ def _level(units: int, costs: Sequence[Cost], lows: Sequence[int], tops: Sequenc
     return below
 
 
-def deal_rest(shares: Sequence[int], samples: int, *, least: int = 1) -> list[int]:
+def deal_rest(
+    shares: Sequence[int], samples: int, *, least: int = 1, most: Sequence[int | None] | None = None
+) -> list[int]:
     """Return how a smaller batch, the last of an epoch, is dealt: in proportion to the shares.
 
-    Where there are too few for `least` each, some ranks get none: those with the smallest shares.
+    Where there are too few for `least` each, some ranks get none: those with the smallest shares. Where those that are
+    left cannot hold the rest within their `most`, more of them take part, some with fewer than `least`.
 
     >>> deal_rest([30, 30, 10], 35), deal_rest([30, 30, 10], 2)
     ([15, 15, 5], [1, 1, 0])
+    >>> deal_rest([8, 8, 8], 15, least=8), deal_rest([8, 8, 8], 15, least=8, most=[8, 8, 8])
+    ([15, 0, 0], [8, 7, 0])
     """
     if samples > sum(shares):
         raise ValueError(f"the rest must be at most a batch (samples={samples}, batch={sum(shares)})")
     by_share = sorted(range(len(shares)), key=lambda rank: (-shares[rank], rank))
-    taking = sorted(by_share[: max(1, min(len(shares), samples // least))])
-    most = [max(shares[rank], -(-samples // len(taking))) for rank in taking]
+    limits = [None] * len(shares) if most is None else list(most)
+    count = max(1, min(len(shares), samples // least))
+    while count < len(shares) and _room(limits[rank] for rank in by_share[:count]) < samples:
+        count += 1
+    taking = sorted(by_share[:count])
+    highs = [_less(max(shares[rank], -(-samples // count)), limits[rank]) for rank in taking]
+    if sum(highs) < samples:  # limits differ: all that there is room for
+        highs = [_less(samples, limits[rank]) for rank in taking]
+    lows = min(least, samples // count)
     costs = [Cost(sample_seconds=1 / shares[rank]) for rank in taking]
     dealt = [0] * len(shares)
-    for rank, each in zip(taking, divide(samples, costs, least=min(least, samples), most=most), strict=True):
+    for rank, each in zip(taking, divide(samples, costs, least=lows, most=highs), strict=True):
         dealt[rank] = each
     return dealt
+
+
+def _less(samples: int, limit: int | None) -> int:
+    return samples if limit is None else min(samples, limit)
+
+
+def _room(limits: Iterable[int | None]) -> float:
+    return sum(math.inf if limit is None else limit for limit in limits)

@@ -221,6 +221,10 @@ class SpeedShares(EqualShares):
     def _known_speeds(self, workers: Sequence[int]) -> list[Speed] | None:
         """Return the speed of each worker; one of which nothing is known is as quick as the median of the others."""
         found = {worker: self._speeds[worker].speed for worker in workers if worker in self._speeds}
+        if self.assigned:  # one that came later is known when it was seen a few times
+            found = {
+                worker: speed for worker, speed in found.items() if speed.known >= FEWEST or worker in self.assigned
+            }
         newcomers = {worker for worker in workers if worker not in found and worker not in self.assigned}
         if not found or (newcomers and not self.assigned):
             return None  # at the beginning everybody is waited for
