@@ -84,7 +84,7 @@ def curve_charts(groups: Sequence[TraceGroup]) -> list[Chart]:
                     height=320,
                     xaxis=seconds_axis,
                     yaxis=axis("test accuracy", tickformat=".0%", range=[0, 1.03]),
-                    **(_target_lines(targets, log=False) if targets else {}),
+                    **(_target_lines(targets, log=False, label="top") if targets else {}),
                 ),
                 legend="strategies",
             )
@@ -200,7 +200,8 @@ def _loss_range(groups: Sequence[TraceGroup], name: str) -> dict[str, Any]:
     return {"range": [max(0.0, low - room) if low >= 0 else low - room, high + room]}
 
 
-def _target_lines(names: Mapping[float, str], *, log: bool) -> dict[str, Any]:
+def _target_lines(names: Mapping[float, str], *, log: bool, label: str = "bottom") -> dict[str, Any]:
+    """Return dashed lines with their names; `label` is the side of a name that touches its line."""
     targets = [target for target in names if target > 0 or not log]
     return {
         "shapes": [
@@ -222,7 +223,7 @@ def _target_lines(names: Mapping[float, str], *, log: bool) -> dict[str, Any]:
                 "xanchor": "right",
                 # On a log axis plotly wants lines in data units, but labels in powers of ten.
                 "y": math.log10(target) if log else target,
-                "yanchor": "bottom",
+                "yanchor": label,
                 "text": names[target],
                 "showarrow": False,
                 "font": {"size": 11, "color": "soft"},

@@ -67,7 +67,10 @@ def report_html(traces: Sequence[Trace], *, title: str = "") -> str:
     """
     groups = group_traces(traces)
     rows, phrases = results(groups), conditions(groups)
-    drawn = [*curve_charts(groups), time_split_chart(groups), timeline_chart(groups), arrivals_chart(groups)]
+    curves = curve_charts(groups)
+    alone = sum(not chart.wide for chart in curves) % 2 == 1  # the last of the narrow ones: there is room beside it
+    split = time_split_chart(groups, wide=not alone)
+    drawn = [*curves, split, timeline_chart(groups), arrivals_chart(groups)]
     return page_html(
         "race.html",
         title=title or (TITLE_OF_ONE if len(traces) == 1 and traces[0].clock == "real" else TITLE),

@@ -17,7 +17,7 @@ from paceline.reports.sentences import clock_words
 from paceline.traces.time_split import time_split
 
 BAR_PIXELS = 34
-LEAST_WRITTEN = 0.06  # of the longest bar: a smaller part has no room for its percentage
+LEAST_WRITTEN = 0.08  # of the longest bar: a smaller part has no room for its percentage
 PARTS = (("computing", "used"), ("network", "split-network"), ("waiting", "waiting"))  # and their swatches
 COLOURS = {"computing": "used", "network": "flight", "waiting": "waiting"}
 
@@ -64,7 +64,7 @@ def mean_splits(groups: Sequence[TraceGroup]) -> list[MeanSplit]:
     return found
 
 
-def time_split_chart(groups: Sequence[TraceGroup]) -> Chart | None:
+def time_split_chart(groups: Sequence[TraceGroup], *, wide: bool = True) -> Chart | None:
     """Return a bar for each strategy, cut into computing, network and waiting; None where no work was recorded.
 
     >>> from paceline.traces import Trace, Work
@@ -98,7 +98,7 @@ def time_split_chart(groups: Sequence[TraceGroup]) -> Chart | None:
                 fixedrange=True,
             ),
         ),
-        wide=True,
+        wide=wide,
         keys=tuple(Key(text=name, swatch=swatch) for name, swatch in PARTS),
     )
 
