@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def serve(
     out: str | Path | None = None,
     resume: bool = False,
     checkpoint_every: int = 50,
-    evaluate: Callable[[nn.Module], tuple[float, float]] | None = None,
+    evaluate: Callable[[nn.Module], Sequence[float | None]] | None = None,
     evaluate_every: int = 10,
     limits: Limits | None = None,
     on_open: Callable[[int], None] = lambda port: None,
