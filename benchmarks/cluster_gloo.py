@@ -92,7 +92,7 @@ def _rank(rank: int, document: dict[str, Any], store: str, out: Any) -> int:
     if rank == 0:
         module.eval()
         with torch.no_grad():
-            out.put((seconds, measure(module, training)[0]))
+            out.put((seconds, measure(module, training).loss))
         out.close()
         out.join_thread()
     dist.destroy_process_group()

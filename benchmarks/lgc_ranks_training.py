@@ -181,15 +181,15 @@ def train(lane: str, recipe: Recipe) -> Row:
     seconds, outcomes = (_train_by_ddp if lane == DDP else _train_in_rounds)(recipe, training)
     training.module.eval()
     with torch.no_grad():
-        loss, accuracy = measure(training.module, training)
+        measured = measure(training.module, training)
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, outcomes)
     return {
         "lane": lane,
         "seed": recipe.seed,
         "seconds": seconds,
-        "loss": loss,
-        "accuracy": accuracy,
+        "loss": measured.loss,
+        "accuracy": measured.accuracy,
         "outcomes": gathered,
     }
 

@@ -312,7 +312,7 @@ def test_the_same_seed_gives_the_same_run_and_it_is_measured_at_its_start_and_it
     assert first.trace == second.trace
     assert torch.equal(first.learner.parameters, second.learner.parameters)
     assert [evaluation.round for evaluation in first.trace.evaluations] == [0, first.trace.rounds_done]
-    assert first.trace.evaluations[-1].loss == first.learner.evaluate()[0] == first.progress[-1].loss
+    assert first.trace.evaluations[-1].loss == first.learner.evaluate().loss == first.progress[-1].loss
     assert (first.trace.averaged, first.trace.stopped) == (True, False)
 
 

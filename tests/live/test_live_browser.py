@@ -60,7 +60,7 @@ def test_a_finished_run_is_drawn_and_what_others_wrote_stays_text(tmp_path, widt
     for version in range(40):
         dropped = (2,) if version else ()
         records.append(step(version, 1.0 + version / 3, fresh=(0, 1), dropped=dropped))
-        measured = {"loss": 2.0 / (1 + version), "accuracy": version / 40}
+        measured = {"loss": 2.0 / (1 + version), "accuracy": version / 40, "test_loss": 2.5 / (1 + version)}
         records.append(Evaluated(at_seconds=1.0 + version / 3, round=version + 1, **measured))
     records.append(Refused(at_seconds=16.0, worker=None, peer=HOSTILE, reason=HOSTILE))
     records.append(WorkerLeft(at_seconds=17.0, worker=1, reason=f"{HOSTILE} {'x' * 300}"))
@@ -71,7 +71,7 @@ def test_a_finished_run_is_drawn_and_what_others_wrote_stays_text(tmp_path, widt
     with served(folder) as address, browser_page(tmp_path, address, width=width, dark=dark) as page:
         page.until(f"{STATE} == 'ended'")
         assert page.value("[...document.querySelectorAll('.plot')].map((plot) => plot.dataset.chart)") == [
-            "loss", "accuracy", "pace", "k",
+            "loss", "accuracy", "test_loss", "pace", "k",
         ]  # fmt: skip
         assert page.value("document.querySelectorAll('#people-rows img, #log-rows img, script').length") == 1
         assert page.value("'hacked' in window") is False

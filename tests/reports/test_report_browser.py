@@ -152,7 +152,7 @@ def test_a_race_is_drawn_on_laptop_and_phone(tmp_path: Path, scheme: str) -> Non
     for name, found in results.items():
         assert found["innerWidth"] == WIDTHS[name]
         check(found)
-        assert len(found["charts"]) == 5
+        assert len(found["charts"]) == 6
         assert {chart["paper"] for chart in found["charts"].values()} == {PAGE_COLOURS[scheme]["card"]}  # type: ignore[index]
         assert set(found["turned"]) == {PAGE_COLOURS["light" if scheme == "dark" else "dark"]["card"]}
         assert found["hover"].startswith("worker 0")
@@ -181,4 +181,4 @@ def test_a_race_that_was_really_run_is_drawn(tmp_path: Path) -> None:
     results = opened(tmp_path, {name: (page, width) for name, width in WIDTHS.items()})
     for found in results.values():
         check(found)
-        assert len(found["charts"]) == 5
+        assert len(found["charts"]) == 7

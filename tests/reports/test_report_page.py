@@ -90,13 +90,14 @@ def test_a_full_race_has_all_charts() -> None:
         "loss-time",
         "loss-rounds",
         "accuracy-time",
+        "time-split",
         "timeline",
         "arrivals",
     ]
 
 
 def test_timing_only_has_no_curves_but_a_timeline() -> None:
-    assert list(figures(report_html(timing_only()))) == ["timeline", "arrivals"]
+    assert list(figures(report_html(timing_only()))) == ["time-split", "timeline", "arrivals"]
 
 
 def test_hostile_names_recipes_and_reasons_stay_text() -> None:

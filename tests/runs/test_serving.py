@@ -75,7 +75,7 @@ def test_a_script_that_has_set_up_logging_decides_itself(handled, monkeypatch, c
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("returned", [0.53, None, (0.5,), (0.5, 0.6, 0.7), "ab", {"loss": 0.5, "accuracy": 1}])
+@pytest.mark.parametrize("returned", [0.53, None, (0.5,), (0.5, 0.6, 0.7, 0.8), "ab", {"loss": 0.5, "accuracy": 1}])
 def test_a_senseless_evaluation_ends_the_run_at_once_and_frees_its_folder(returned, tmp_path):
     with serving(network(), tmp_path, evaluate=lambda module: returned) as (_, ended):
         pass  # nobody has to come for it

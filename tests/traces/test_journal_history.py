@@ -396,7 +396,7 @@ def test_a_real_run_is_summarised_and_drawn_like_any_other(tmp_path: Path) -> No
     page = write_report(traces, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<li>wall-clock seconds since the first round began</li>" in page
     assert "<li>late work" not in page
-    for chart in ("loss-time", "loss-rounds", "accuracy-time", "timeline", "arrivals"):
+    for chart in ("loss-time", "loss-rounds", "accuracy-time", "time-split", "timeline", "arrivals"):
         assert f'id="chart-{chart}"' in page
 
 

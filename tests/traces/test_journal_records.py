@@ -71,7 +71,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("paceline", "strategy", "signature", "codec", "host", "reason", "peer", "torch"), st.text()),
     "on": st.sampled_from(("server", "ranks")),
     **dict.fromkeys(("at_seconds", "opened_seconds"), SECONDS),
-    **dict.fromkeys(("loss", "accuracy"), st.none() | NUMBERS),
+    **dict.fromkeys(("loss", "accuracy", "test_loss"), st.none() | NUMBERS),
     **dict.fromkeys(("fresh", "late"), GRADIENTS),
     "format": st.just(journal.FORMAT),
     "diverged": st.booleans(),

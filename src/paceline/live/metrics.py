@@ -27,6 +27,7 @@ _FIGURES = {
     "paceline_steps_per_second": ("gauge", "steps_per_second", "Steps a second of the slowest rank."),
     "paceline_loss": ("gauge", "loss", "Training loss, as it was measured last."),
     "paceline_accuracy": ("gauge", "accuracy", "Accuracy on the test data, as it was measured last, from 0 to 1."),
+    "paceline_test_loss": ("gauge", "test_loss", "Mean loss on the test data, as it was measured last."),
     "paceline_k": ("gauge", "k", "Gradients that the last round waited for."),
     "paceline_sent_bytes_total": ("counter", "sent_bytes", "Bytes that the server or the ranks have sent."),
     "paceline_received_bytes_total": ("counter", "received_bytes", "Bytes that the server or the ranks have received."),

@@ -173,6 +173,7 @@ class JournalState:
         self.events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)
         self.loss: float | None = None
         self.accuracy: float | None = None
+        self.test_loss: float | None = None
         self.diverged = False
         self._counts = _Counts()
         self._undo: deque[StepRecord | Arrived] = deque()
@@ -209,9 +210,9 @@ class JournalState:
                     self._worker(record.worker).refused += 1
                 self._tell(record.at_seconds, f"refused {who}: {record.reason}")
             case Evaluated():
-                self.loss, self.accuracy = record.loss, record.accuracy
+                self.loss, self.accuracy, self.test_loss = record.loss, record.accuracy, record.test_loss
                 self.diverged = self.diverged or record.loss is None
-                self._losses.add((record.round, record.at_seconds, record.loss, record.accuracy))
+                self._losses.add((record.round, record.at_seconds, record.loss, record.accuracy, record.test_loss))
             case Checkpointed():
                 self._keep_counts(record.version)
             case Resumed():
@@ -288,7 +289,7 @@ class JournalState:
         self._steps.cut(record.version)
         self._losses.cut(record.version // self._versions_a_round + 1)
         last = self._losses.points[-1:]
-        self.loss, self.accuracy = last[0][2:] if last else (None, None)
+        self.loss, self.accuracy, self.test_loss = last[0][2:] if last else (None, None, None)
         self.diverged = any(point[2] is None for point in self._losses.points)
         for worker in self.workers.values():
             worker.alive, worker.last = False, record.reason[:MOST_TEXT]
@@ -370,6 +371,7 @@ class JournalState:
             "rounds_per_second": round(self.pace, 3),
             "loss": self.loss,
             "accuracy": self.accuracy,
+            "test_loss": self.test_loss,
             "k": self.k,
             "sent_bytes": sent,
             "received_bytes": received,
@@ -381,11 +383,9 @@ class JournalState:
         }
 
     def curves(self) -> dict[str, list[list[float]]]:
-        """Return the curves over seconds: loss, accuracy, rounds a second, K."""
-        losses = self._losses.points
+        """Return the curves over seconds: loss, accuracy, test loss, rounds a second, K."""
         return {
-            "loss": [[at, loss] for _, at, loss, _ in losses if loss is not None],
-            "accuracy": [[at, accuracy] for _, at, _, accuracy in losses if accuracy is not None],
+            **measured_curves(self._losses.points),
             "pace": pace_curve(self._steps.points, self._versions_a_round),
             "k": [[at, k] for _, at, k in self._steps.points],
         }
@@ -398,6 +398,21 @@ def _whole(value: Any) -> int | None:
 def _gradients(record: StepRecord | Arrived) -> int:
     held = len(record.dropped) + 1
     return held + len(record.fresh) + len(record.late) if isinstance(record, StepRecord) else held
+
+
+def measured_curves(points: Iterable[tuple[Any, ...]]) -> dict[str, list[list[float]]]:
+    """Return loss, accuracy and test loss over seconds, each where it is known, from points (round, seconds, them).
+
+    >>> measured_curves([(0, 0.0, 2.5, 0.1, None), (10, 1.0, None, None, 2.0)])
+    {'loss': [[0.0, 2.5]], 'accuracy': [[0.0, 0.1]], 'test_loss': [[1.0, 2.0]]}
+    """
+    names = ("loss", "accuracy", "test_loss")
+    found: dict[str, list[list[float]]] = {name: [] for name in names}
+    for _, at, *values in points:
+        for name, value in zip(names, values, strict=True):
+            if value is not None:
+                found[name].append([at, value])
+    return found
 
 
 def pace_curve(points: list[tuple[Any, ...]], versions_a_round: int = 1, most: int = 80) -> list[list[float]]:
@@ -571,7 +586,8 @@ class TraceState:
         for each in trace.rounds:
             self._steps.add((each.version, each.closed_seconds, each.k))
         for evaluation in trace.evaluations:
-            self._losses.add((evaluation.round, evaluation.seconds, _finite(evaluation.loss), evaluation.accuracy))
+            measured = _finite(evaluation.loss), evaluation.accuracy, evaluation.test_loss
+            self._losses.add((evaluation.round, evaluation.seconds, *measured))
 
     def figures(self) -> Json:
         """Return the figures of the whole run."""
@@ -584,6 +600,7 @@ class TraceState:
             "rounds_per_second": round(trace.rounds_done / trace.seconds, 3) if trace.seconds > 0 else 0.0,
             "loss": None if summary.loss is None else _finite(summary.loss),
             "accuracy": None if summary.accuracy is None else _finite(summary.accuracy),
+            "test_loss": None if summary.test_loss is None else _finite(summary.test_loss),
             "k": last[0].k if last and not trace.averaged else None,
             "sent_bytes": trace.sent_bytes,
             "received_bytes": None if trace.averaged and not trace.received_bytes else trace.received_bytes,
@@ -603,11 +620,9 @@ class TraceState:
         ]  # fmt: skip
 
     def curves(self) -> dict[str, list[list[float]]]:
-        """Return the curves over seconds: loss, accuracy, rounds a second, K."""
-        losses = self._losses.points
+        """Return the curves over seconds: loss, accuracy, test loss, rounds a second, K."""
         return {
-            "loss": [[at, loss] for _, at, loss, _ in losses if loss is not None],
-            "accuracy": [[at, accuracy] for _, at, _, accuracy in losses if accuracy is not None],
+            **measured_curves(self._losses.points),
             "pace": pace_curve(self._steps.points),
             "k": [] if self.trace.averaged else [[at, k] for _, at, k in self._steps.points],
         }

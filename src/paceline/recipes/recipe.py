@@ -40,6 +40,7 @@ class RecipeChanges(TypedDict, total=False):
     seed: int
     rounds: int
     target_loss: float | None
+    target_accuracy: float | None
     evaluate_every: int
     evaluation_samples: int
     data: Mapping[str, Any] | DataSection
@@ -78,7 +79,10 @@ class Recipe(Checked):
     target_loss: float | None = setting(
         0.05, "training loss whose arrival is reported; none: no target", above=0, most=1e6
     )
-    evaluate_every: int = setting(10, "rounds between two measurements of loss and accuracy", least=1, most=10**7)
+    target_accuracy: float | None = setting(
+        None, "test accuracy whose arrival is reported, from 0 to 1; none: no target", above=0, most=1
+    )
+    evaluate_every: int = setting(10, "rounds between two measurements of losses and accuracy", least=1, most=10**7)
     evaluation_samples: int = setting(
         5000, "samples measured at most, of training and of test data", least=1, most=10**9
     )

@@ -1,16 +1,16 @@
-"""The curves of training: loss and accuracy against time and rounds, a strong mean line over faint single runs."""
+"""The curves of training: losses and accuracy against time and rounds, a strong mean line over faint single runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from paceline.quantities import loss_text, percent_text, seconds_text
 from paceline.reports.chart import Chart, Json, axis, layout, log_ticks, plot_text, symbol, thinned
-from paceline.reports.results import TraceGroup
-from paceline.reports.sentences import clock_words, target_losses
+from paceline.reports.results import TraceGroup, accuracy_text
+from paceline.reports.sentences import clock_words, target_accuracies, target_losses
 from paceline.traces import Evaluation, Trace
 
 # From this ratio on, a linear axis shows the end of training as a flat line.
@@ -21,28 +21,33 @@ DRAWN: dict[str, Callable[[Evaluation], float | None]] = {
     "rounds": lambda point: point.round,
     "loss": lambda point: float(f"{point.loss:.6g}"),
     "accuracy": lambda point: None if point.accuracy is None else round(point.accuracy, 5),
+    "test_loss": lambda point: None if point.test_loss is None else float(f"{point.test_loss:.6g}"),
 }
 
 
 def curve_charts(groups: Sequence[TraceGroup]) -> list[Chart]:
-    """Return loss against time, loss against rounds, test accuracy against time; none where nothing was evaluated.
+    """Return loss against time and rounds, test accuracy and test loss against time; none where nothing was evaluated.
 
-    Without the last where no accuracy was measured: targets are numbers, or the loss is of a kind of its own.
+    Without the last two where they were not measured: nothing is guessed where targets are numbers, or the loss is of a
+    kind of its own, and older runs have no test loss.
 
     >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=1.0,
-    ...               evaluations=(Evaluation(round=5, seconds=1.0, loss=0.7, accuracy=0.9),))
+    ...               evaluations=(Evaluation(round=5, seconds=1.0, loss=0.7, accuracy=0.9, test_loss=0.8),))
     >>> [chart.name for chart in curve_charts([TraceGroup(label="full", strategy="full", traces=(trace,))])]
-    ['loss-time', 'loss-rounds', 'accuracy-time']
+    ['loss-time', 'loss-rounds', 'accuracy-time', 'test-loss-time']
     """
-    if not any(trace.evaluations for group in groups for trace in group.traces):
+    points = [point for group in groups for trace in group.traces for point in trace.evaluations]
+    if not points:
         return []
     clock = clock_words([trace for group in groups for trace in group.traces])
-    shown = _loss_range(groups)
+    shown = _loss_range(groups, "loss")
     loss_axis = axis("training loss" + (" (log scale)" if "type" in shown else ""), **shown)
-    target = _target_line(groups, log="type" in shown)
+    runs = [trace for group in groups for trace in group.traces]
+    target = _target_lines({value: f"target {value:g}" for value in target_losses(runs)}, log="type" in shown)
     seconds_axis = axis(clock, rangemode="tozero")
     several = any(len(group.traces) > 1 for group in groups)
     seeds = " Strong lines are means over seeds, faint ones the single runs." if several else ""
+    finite = [point for point in points if math.isfinite(point.loss)]
     charts = [
         Chart(
             name="loss-time",
@@ -66,29 +71,52 @@ def curve_charts(groups: Sequence[TraceGroup]) -> list[Chart]:
             layout=layout(height=320, xaxis=axis("rounds", rangemode="tozero"), yaxis=loss_axis, **target),
             legend="strategies",
         ),
-        Chart(
-            name="accuracy-time",
-            title="Test accuracy against time",
-            caption="Higher and further left is better. This is data the model was not trained on.",
-            data=_lines(groups, "seconds", "accuracy"),
-            layout=layout(
-                height=320, xaxis=seconds_axis, yaxis=axis("test accuracy", tickformat=".0%", range=[0, 1.03])
-            ),
-            legend="strategies",
-        ),
     ]
-    guesses = any(point.accuracy is not None for group in groups for run in group.traces for point in _finite(run))
-    return charts if guesses else charts[:2]
+    if any(point.accuracy is not None for point in finite):
+        targets = {value: f"target {accuracy_text(value)}" for value in target_accuracies(runs)}
+        charts.append(
+            Chart(
+                name="accuracy-time",
+                title="Test accuracy against time",
+                caption="Higher and further left is better. This is data the model was not trained on.",
+                data=_lines(groups, "seconds", "accuracy"),
+                layout=layout(
+                    height=320,
+                    xaxis=seconds_axis,
+                    yaxis=axis("test accuracy", tickformat=".0%", range=[0, 1.03]),
+                    **(_target_lines(targets, log=False, label="top") if targets else {}),
+                ),
+                legend="strategies",
+            )
+        )
+    if any(point.test_loss is not None for point in finite):
+        test_shown = _loss_range(groups, "test_loss")
+        charts.append(
+            Chart(
+                name="test-loss-time",
+                title="Test loss against time",
+                caption="The mean loss on the same data as the accuracy. Where it rises while the training loss still "
+                "falls, the model learns its training data by heart.",
+                data=_lines(groups, "seconds", "test_loss"),
+                layout=layout(
+                    height=320,
+                    xaxis=seconds_axis,
+                    yaxis=axis("test loss" + (" (log scale)" if "type" in test_shown else ""), **test_shown),
+                ),
+                legend="strategies",
+            )
+        )
+    return charts
 
 
 def mean_evaluations(traces: Sequence[Trace]) -> list[Evaluation]:
-    """Return the mean run: at every round that all runs evaluated, the mean time, loss and accuracy.
+    """Return the mean run: at every round that all runs evaluated, the mean time, losses and accuracy.
 
     >>> def run(seconds, loss):
     ...     return Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=1.0,
     ...                  evaluations=(Evaluation(round=5, seconds=seconds, loss=loss, accuracy=0.5),))
     >>> mean_evaluations([run(1.0, 0.4), run(2.0, 0.6)])
-    [Evaluation(round=5, seconds=1.5, loss=0.5, accuracy=0.5)]
+    [Evaluation(round=5, seconds=1.5, loss=0.5, accuracy=0.5, test_loss=None)]
     """
     runs = [{point.round: point for point in _finite(trace)} for trace in traces]
     shared = sorted(set.intersection(*(set(run) for run in runs)))
@@ -98,6 +126,7 @@ def mean_evaluations(traces: Sequence[Trace]) -> list[Evaluation]:
             seconds=fmean(run[number].seconds for run in runs),
             loss=fmean(run[number].loss for run in runs),
             accuracy=_mean_or_none([run[number].accuracy for run in runs]),
+            test_loss=_mean_or_none([run[number].test_loss for run in runs]),
         )
         for number in shared
     ]
@@ -122,6 +151,7 @@ def _lines(groups: Sequence[TraceGroup], x: str, y: str) -> list[Json]:
         line["hovertext"] = [
             f"<b>{plot_text(group.label)}</b>, round {point.round:,}<br>{seconds_text(point.seconds)} s"
             f"<br>loss {loss_text(point.loss)}<br>test accuracy {percent_text(point.accuracy, 1)}"
+            + ("" if point.test_loss is None else f"<br>test loss {loss_text(point.test_loss)}")
             for point in points
         ]
         lines.append(line)
@@ -151,11 +181,12 @@ def _line(
     return {**line, "marker": marker, "hovertemplate": "%{hovertext}<extra></extra>"}
 
 
-def _loss_range(groups: Sequence[TraceGroup]) -> dict[str, Any]:
-    """Return the axis that shows the runs that went well; one that diverged leaves it at the top."""
+def _loss_range(groups: Sequence[TraceGroup], name: str) -> dict[str, Any]:
+    """Return the axis of a loss that shows the runs that went well; one that diverged leaves it at the top."""
     traces = [trace for group in groups for trace in group.traces]
     sound = [trace for trace in traces if not trace.diverged] or traces
-    losses = [point.loss for trace in sound for point in _finite(trace)]
+    found = [getattr(point, name) for trace in sound for point in _finite(trace)]
+    losses = [loss for loss in found if loss is not None]
     if not losses:
         return {}
     low, high = min(losses), max(losses)
@@ -169,9 +200,9 @@ def _loss_range(groups: Sequence[TraceGroup]) -> dict[str, Any]:
     return {"range": [max(0.0, low - room) if low >= 0 else low - room, high + room]}
 
 
-def _target_line(groups: Sequence[TraceGroup], *, log: bool) -> dict[str, Any]:
-    targets = target_losses([trace for group in groups for trace in group.traces])
-    targets = [target for target in targets if target > 0 or not log]
+def _target_lines(names: Mapping[float, str], *, log: bool, label: str = "bottom") -> dict[str, Any]:
+    """Return dashed lines with their names; `label` is the side of a name that touches its line."""
+    targets = [target for target in names if target > 0 or not log]
     return {
         "shapes": [
             {
@@ -192,8 +223,8 @@ def _target_line(groups: Sequence[TraceGroup], *, log: bool) -> dict[str, Any]:
                 "xanchor": "right",
                 # On a log axis plotly wants lines in data units, but labels in powers of ten.
                 "y": math.log10(target) if log else target,
-                "yanchor": "bottom",
-                "text": f"target {target:g}",
+                "yanchor": label,
+                "text": names[target],
                 "showarrow": False,
                 "font": {"size": 11, "color": "soft"},
             }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from paceline.files import write_file
-from paceline.quantities import UNKNOWN, percent_text, seconds_text
+from paceline.quantities import UNKNOWN, count_text, loss_text, percent_text, seconds_text
 from paceline.reports.arrivals import arrivals_chart
 from paceline.reports.chart import Chart, Key, palette
 from paceline.reports.curves import curve_charts
@@ -16,15 +17,17 @@ from paceline.reports.results import (
     BASELINES,
     ResultRow,
     TraceGroup,
+    accuracy_text,
     baseline_name,
-    cells,
     final_loss_text,
     group_traces,
     results,
+    target_text,
 )
-from paceline.reports.sentences import conditions, dropped_sentences, further_sentences, headline, target_losses
+from paceline.reports.sentences import conditions, dropped_sentences, further_sentences, headline, target_words
 from paceline.reports.shares import share_table
 from paceline.reports.table import PlainTable
+from paceline.reports.time_split import time_split_chart
 from paceline.reports.timeline import ACTIVITY_NAMES, MOST_REASON, timeline_chart
 from paceline.terminal import shortened
 from paceline.traces import Trace
@@ -33,20 +36,9 @@ from paceline.traces.worker_counts import WorkerCounts, mostly_dropped
 
 TITLE = "paceline race"
 TITLE_OF_ONE = "paceline run on a real cluster"
-HEADINGS = (
-    "Strategy",
-    "Rounds",
-    "Time (s)",
-    "Saved against {baseline}",
-    "To target (s)",
-    "Final loss",
-    "Test accuracy",
-    "Used",
-    "Late",
-    "Dropped",
-)
 MOST_ROWS = 30
 MOST_NAMES = 6
+Column: TypeAlias = tuple[str, Callable[[ResultRow], str]]
 
 
 def write_report(traces: Sequence[Trace], path: str | Path, *, title: str = "") -> Path:
@@ -74,14 +66,17 @@ def report_html(traces: Sequence[Trace], *, title: str = "") -> str:
     True
     """
     groups = group_traces(traces)
-    rows, phrases, targets = results(groups), conditions(groups), target_losses(traces)
-    drawn = [*curve_charts(groups), timeline_chart(groups), arrivals_chart(groups)]
+    rows, phrases = results(groups), conditions(groups)
+    curves = curve_charts(groups)
+    alone = sum(not chart.wide for chart in curves) % 2 == 1  # the last of the narrow ones: there is room beside it
+    split = time_split_chart(groups, wide=not alone)
+    drawn = [*curves, split, timeline_chart(groups), arrivals_chart(groups)]
     return page_html(
         "race.html",
         title=title or (TITLE_OF_ONE if len(traces) == 1 and traces[0].clock == "real" else TITLE),
         headline=headline(rows),
         sentences=[
-            *further_sentences(rows, targets[0] if len(targets) == 1 else None),
+            *further_sentences(rows, target_words(traces)),
             *dropped_sentences(groups),
         ],
         conditions=phrases,
@@ -127,6 +122,8 @@ def _tile(index: int, row: ResultRow, share: float, against: str) -> Tile:
         facts.append(f"loss {loss}" if row.loss is not None else loss)
     if row.accuracy is not None:
         facts.append(f"test accuracy {percent_text(row.accuracy, 1)}")
+    elif row.test_loss is not None:  # nothing is guessed
+        facts.append(f"test loss {loss_text(row.test_loss)}")
     return Tile(
         name=row.label,
         number=seconds_text(row.seconds),
@@ -140,24 +137,48 @@ def _tile(index: int, row: ResultRow, share: float, against: str) -> Tile:
 
 
 def result_table(rows: Sequence[ResultRow], caption: str) -> PlainTable:
-    """Return the results as a table.
+    """Return the results as a table; the test loss and the time to an accuracy where there are any.
 
-    >>> len(result_table([], "virtual seconds").headings)
-    10
+    >>> row = ResultRow(label="lgc", strategy="lgc", target_accuracy=0.9, seconds_to_accuracy=1.5, test_loss=0.25)
+    >>> table = result_table([row], "virtual seconds")
+    >>> [f"{heading}: {cell}" for heading, cell in zip(table.headings, table.rows[0])][4:8]
+    ['To target loss (s): -', 'To 90 % accuracy (s): 1.50', 'Final loss: -', 'Test loss: 0.2500']
     """
-    against = baseline_name(row.strategy for row in rows)
+    columns = [*_columns(rows)]
+    counts: list[Column] = [
+        ("Used", lambda row: count_text(row.used)),
+        ("Late", lambda row: count_text(row.late)),
+        ("Dropped", lambda row: count_text(row.dropped)),
+    ]
     return PlainTable(
         title="Results",
-        headings=[heading.format(baseline=against) for heading in HEADINGS],
-        rows=[[row.label, *cells(row)] for row in rows],
+        headings=["Strategy", *(heading for heading, _ in [*columns, *counts])],
+        rows=[[row.label, *(text(row) for _, text in [*columns, *counts])] for row in rows],
         caption=caption,
         warned=frozenset(index for index, row in enumerate(rows) if row.diverged),
-        over=(("", 7), ("Gradients", 3)),
+        over=(("", 1 + len(columns)), ("Gradients", 3)),
         dots=[f"s{index}" for index, _ in enumerate(rows)],
     )
 
 
+def _columns(rows: Sequence[ResultRow]) -> Iterator[Column]:
+    asked = {row.target_accuracy for row in rows if row.target_accuracy is not None}
+    yield "Rounds", lambda row: count_text(row.rounds)
+    yield "Time (s)", lambda row: seconds_text(row.seconds)
+    yield f"Saved against {baseline_name(row.strategy for row in rows)}", lambda row: percent_text(row.saved)
+    yield "To target loss (s)" if asked else "To target (s)", target_text
+    if asked:
+        which = accuracy_text(min(asked)) if len(asked) == 1 else "target"
+        yield f"To {which} accuracy (s)", lambda row: target_text(row, "accuracy")
+    yield "Final loss", final_loss_text
+    if any(row.test_loss is not None for row in rows):
+        yield "Test loss", lambda row: loss_text(row.test_loss)
+    yield "Test accuracy", lambda row: percent_text(row.accuracy, 1)
+
+
 def _legend_keys(chart: Chart, groups: Sequence[TraceGroup]) -> tuple[Key, ...]:
+    if chart.keys:
+        return chart.keys
     if chart.legend == "work":
         drawn = {item.get("name") for item in chart.data}
         return tuple(

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from paceline.errors import PacelineError
 from paceline.quantities import count_text, loss_text, percent_text, seconds_text
@@ -24,6 +24,7 @@ BASELINES = (  # the first of them that ran is what the others are compared with
     "full+speed",
     "full+speed@ranks",
 )
+Goal: TypeAlias = Literal["loss", "accuracy"]
 WITHOUT_A_SERVER = {"ssgd", "local-sgd", "bmuf", "diloco", "hpsgd", "psgd"}
 
 
@@ -106,7 +107,8 @@ class ResultRow:
 
     `saved` is the share of the time of the baseline that was saved; it is None for the baseline itself, where there is
     none on the same clock, and where either diverged or was stopped: a run that broke off early saved nothing.
-    `stopped` counts the runs that did fewer rounds than the `asked` ones without diverging.
+    `stopped` counts the runs that did fewer rounds than the `asked` ones without diverging. `target_accuracy` is None
+    where the recipe asks for none; `reached` and `reached_accuracy` count the runs that came to their targets.
 
     >>> ResultRow(label="lgc", strategy="lgc", seconds=6.5, saved=0.35).saved
     0.35
@@ -126,6 +128,10 @@ class ResultRow:
     seconds_to_target: float | None = None
     loss: float | None = None
     accuracy: float | None = None
+    test_loss: float | None = None
+    target_accuracy: float | None = None
+    reached_accuracy: int = 0
+    seconds_to_accuracy: float | None = None
     used: float = 0.0
     late: float = 0.0
     dropped: float = 0.0
@@ -188,6 +194,8 @@ def _result(group: TraceGroup, baseline_seconds: float | None) -> ResultRow:
     stopped = sum(trace.stopped for trace in group.traces)
     seconds = fmean(row.seconds for row in rows)
     reached = [row.seconds_to_target for row in rows if row.seconds_to_target is not None]
+    accurate = [row.seconds_to_accuracy for row in rows if row.seconds_to_accuracy is not None]
+    asked = group.traces[0].recipe.get("target_accuracy")
     return ResultRow(
         label=group.label,
         strategy=group.strategy,
@@ -204,6 +212,10 @@ def _result(group: TraceGroup, baseline_seconds: float | None) -> ResultRow:
         seconds_to_target=fmean(reached) if len(reached) == len(rows) else None,
         loss=_mean_or_none([row.loss for row in rows]),
         accuracy=_mean_or_none([row.accuracy for row in rows]),
+        test_loss=_mean_or_none([row.test_loss for row in rows]),
+        target_accuracy=float(asked) if isinstance(asked, int | float) else None,
+        reached_accuracy=len(accurate),
+        seconds_to_accuracy=fmean(accurate) if len(accurate) == len(rows) else None,
         used=fmean(row.used for row in rows),
         late=fmean(row.late for row in rows),
         dropped=fmean(row.dropped for row in rows),
@@ -218,8 +230,25 @@ def _mean_or_none(values: Sequence[float | None]) -> float | None:
 # -- cells -------------------------------------------------------------------------------------------------------------
 
 
-def cells(row: ResultRow) -> list[str]:
-    """Return a row's cells after its name, as the terminal and the page show them.
+def goal_of(rows: Iterable[ResultRow]) -> Goal:
+    """Return which target the runs of a report are compared by: the accuracy where somebody asks for one.
+
+    A recipe has a target loss unless it says otherwise, and a target accuracy only if it says so.
+
+    >>> lgc = ResultRow(label="lgc", strategy="lgc", target_accuracy=0.9)
+    >>> goal_of([lgc]), goal_of([])
+    ('accuracy', 'loss')
+    """
+    return "accuracy" if any(row.target_accuracy is not None for row in rows) else "loss"
+
+
+def seconds_to_goal(row: ResultRow, goal: Goal) -> float | None:
+    """Return the seconds to the target, of all runs of a row; None where one did not come to it."""
+    return row.seconds_to_target if goal == "loss" else row.seconds_to_accuracy
+
+
+def cells(row: ResultRow, goal: Goal = "loss") -> list[str]:
+    """Return a row's cells after its name, as the terminal shows them; `goal` says which target the fourth is of.
 
     >>> row = ResultRow(label="lgc", strategy="lgc", rounds=10, seconds=6.5, saved=0.35, seconds_to_target=4.0,
     ...                 loss=0.2, accuracy=0.9, used=70, late=30)
@@ -230,7 +259,7 @@ def cells(row: ResultRow) -> list[str]:
         count_text(row.rounds),
         seconds_text(row.seconds),
         percent_text(row.saved),
-        target_text(row),
+        target_text(row, goal),
         final_loss_text(row),
         percent_text(row.accuracy, 1),
         count_text(row.used),
@@ -252,12 +281,20 @@ def final_loss_text(row: ResultRow) -> str:
     return "diverged" if row.diverged == row.runs else f"{row.diverged}/{row.runs} div."
 
 
-def target_text(row: ResultRow) -> str:
-    """Return the seconds to the target loss, or how many runs reached it where not all did.
+def target_text(row: ResultRow, goal: Goal = "loss") -> str:
+    """Return the seconds to the target loss or accuracy, or how many runs reached it where not all did.
 
     >>> target_text(ResultRow(label="lgc", strategy="lgc", runs=3, reached=2))
     '2/3'
     """
-    if row.seconds_to_target is None and row.reached:
-        return f"{row.reached}/{row.runs}"
-    return seconds_text(row.seconds_to_target)
+    seconds, reached = seconds_to_goal(row, goal), row.reached if goal == "loss" else row.reached_accuracy
+    return f"{reached}/{row.runs}" if seconds is None and reached else seconds_text(seconds)
+
+
+def accuracy_text(share: float) -> str:
+    """Return a target accuracy as it was given, as a percentage.
+
+    >>> accuracy_text(0.9), accuracy_text(0.985)
+    ('90 %', '98.5 %')
+    """
+    return f"{100 * share:.10g} %"

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from paceline.quantities import count_text, loss_text, percent_text, seconds_text
-from paceline.reports.results import ResultRow, TraceGroup, baseline
+from paceline.reports.results import Goal, ResultRow, TraceGroup, accuracy_text, baseline, goal_of, seconds_to_goal
 from paceline.traces import Trace
 from paceline.traces.worker_counts import dropped_sentence, mostly_dropped
 from paceline.user_code import is_code
@@ -34,9 +34,9 @@ def headline(rows: Sequence[ResultRow]) -> str:
     >>> headline([row("full", None, 0.2, 4.0), row("lgc", 0.33, 0.202, 3.0), row("fastest-k", 0.34, 0.3, 2.0)])
     'lgc reached the target loss 25 % sooner than full, and ended with a loss 1 % higher'
     """
-    against, best = baseline(rows), best_row(rows)
-    if best is not None and best.seconds_to_target is not None:
-        return _first_at_target(best, against)
+    against, best, goal = baseline(rows), best_row(rows), goal_of(rows)
+    if best is not None and seconds_to_goal(best, goal) is not None:
+        return _first_at_target(best, against, goal)
     if against is not None and best is not None:
         return comparison(best, against)
     first = min(rows, key=lambda row: (row.diverged, row.stopped, row.seconds))
@@ -54,10 +54,11 @@ def headline(rows: Sequence[ResultRow]) -> str:
 def best_row(rows: Sequence[ResultRow]) -> ResultRow | None:
     """Return the winner: the first at the target loss of those that end nearly as well as the baseline.
 
-    The target is what makes runs comparable, so it decides where several runs of one clock went to their end and one of
-    them reached it. Where none of those that came to it before the baseline keeps the baseline's loss, the first of all
-    wins, and its loss is told. Where nobody came to the target, the winner is the soonest of those that nearly keep the
-    baseline's loss; where all have a higher loss, the one with the least.
+    Where somebody asks for a target accuracy, that is the target. The target is what makes runs comparable, so it
+    decides where several runs of one clock went to their end and one of them reached it. Where none of those that came
+    to it before the baseline keeps the baseline's loss, the first of all wins, and its loss is told. Where nobody came
+    to the target, the winner is the soonest of those that nearly keep the baseline's loss; where all have a higher
+    loss, the one with the least.
 
     >>> best_row([]) is None
     True
@@ -65,13 +66,16 @@ def best_row(rows: Sequence[ResultRow]) -> ResultRow | None:
     against = baseline(rows)
     clock = against.clock if against is not None else rows[0].clock if rows else ""
     racing = [row for row in rows if not row.diverged and not row.stopped and row.clock == clock]
-    there = [row for row in racing if row.seconds_to_target is not None]
+    goal = goal_of(rows)
+    seconds = {id(row): seconds_to_goal(row, goal) for row in rows}
+    there = [row for row in racing if seconds[id(row)] is not None]
     limit = math.inf if against is None or against.loss is None else against.loss * (1.0 + NEARLY)
     if there and len(racing) > 1:
-        theirs = math.inf if against is None or against.seconds_to_target is None else against.seconds_to_target
-        sooner = [row for row in there if row is not against and (row.seconds_to_target or 0.0) < theirs]
+        found = None if against is None else seconds[id(against)]
+        theirs = math.inf if found is None else found
+        sooner = [row for row in there if row is not against and (seconds[id(row)] or 0.0) < theirs]
         as_good = [row for row in sooner if row.loss is not None and row.loss <= limit]
-        return min(as_good or there, key=lambda row: (row.seconds_to_target or 0.0, row.seconds))
+        return min(as_good or there, key=lambda row: (seconds[id(row)] or 0.0, row.seconds))
     rivals = [row for row in racing if row.saved is not None]
     trained = [row for row in rivals if row.loss is not None]
     if against is None or against.loss is None or not trained:
@@ -82,17 +86,18 @@ def best_row(rows: Sequence[ResultRow]) -> ResultRow | None:
     return min(good, key=lambda row: row.seconds)
 
 
-def _first_at_target(best: ResultRow, against: ResultRow | None) -> str:
-    """Return the headline of a race in which somebody reached the target loss."""
-    seconds = seconds_text(best.seconds_to_target)
+def _first_at_target(best: ResultRow, against: ResultRow | None, goal: Goal) -> str:
+    """Return the headline of a race in which somebody reached the target."""
+    ours, theirs = seconds_to_goal(best, goal), None if against is None else seconds_to_goal(against, goal)
+    reached = f"{best.label} reached the target {goal}"
     if against is None or against is best or against.diverged or against.stopped:
-        return f"{best.label} reached the target loss first, in {seconds} s"
-    if against.seconds_to_target is None:
-        return f"{best.label} reached the target loss in {seconds} s, which {against.label} did not"
-    saved = 1.0 - (best.seconds_to_target or 0.0) / against.seconds_to_target if against.seconds_to_target else 0.0
+        return f"{reached} first, in {seconds_text(ours)} s"
+    if theirs is None:
+        return f"{reached} in {seconds_text(ours)} s, which {against.label} did not"
+    saved = 1.0 - (ours or 0.0) / theirs if theirs else 0.0
     time = "as soon as" if abs(saved) < 0.005 else f"{_sooner(saved)} than"
     loss = _loss_phrase(best.loss, against.loss).replace(", with", ", and ended with", 1)
-    return f"{best.label} reached the target loss {time} {against.label}{loss}"
+    return f"{reached} {time} {against.label}{loss}"
 
 
 def comparison(row: ResultRow, against: ResultRow) -> str:
@@ -115,17 +120,17 @@ def comparison(row: ResultRow, against: ResultRow) -> str:
     return f"{sentence} ({count_text(row.rounds)} rounds against {count_text(against.rounds)})"
 
 
-def further_sentences(rows: Sequence[ResultRow], target_loss: float | None) -> list[str]:
-    """Return the sentences after the headline: on the target loss, and on the other strategies.
+def further_sentences(rows: Sequence[ResultRow], target: str) -> list[str]:
+    """Return the sentences after the headline: on the target, as `target_words` has it, and on the other strategies.
 
-    >>> further_sentences([], None)
+    >>> further_sentences([], "")
     []
     """
-    against, best = baseline(rows), best_row(rows)
+    against, best, goal = baseline(rows), best_row(rows), goal_of(rows)
     sentences = []
-    if best is not None and against is not None and target_loss is not None:
-        sentences += _target_sentences(best, against, target_loss)
-    others = [row for row in rows if row is not against and (row is not best or row.seconds_to_target is not None)]
+    if best is not None and against is not None and target:
+        sentences += _target_sentences(best, against, goal, target)
+    others = [row for row in rows if row is not against and (row is not best or seconds_to_goal(row, goal) is not None)]
     if against is not None and others and not all(row.diverged for row in rows):
         sentences.append("; ".join(comparison(row, against) for row in others) + ".")
     return sentences
@@ -157,13 +162,27 @@ def _stopped(row: ResultRow) -> str:
     return f"{row.label} stopped after {count_text(row.rounds)} of {count_text(row.asked or 0)} rounds"
 
 
-def _target_sentences(best: ResultRow, against: ResultRow, target_loss: float) -> list[str]:
-    if best.seconds_to_target is None:
+def target_words(traces: Sequence[Trace]) -> str:
+    """Return the target that the runs of a report are compared by, if they all have the same; else nothing.
+
+    >>> asked = {"target_loss": 0.05, "target_accuracy": 0.9}
+    >>> target_words([Trace(strategy="full", seed=0, workers=2, recipe=asked, rounds_done=5, seconds=1.0)])
+    '90 %'
+    """
+    accuracies, losses = target_accuracies(traces), target_losses(traces)
+    if accuracies:
+        return accuracy_text(accuracies[0]) if len(accuracies) == 1 else ""
+    return f"{losses[0]:g}" if len(losses) == 1 else ""
+
+
+def _target_sentences(best: ResultRow, against: ResultRow, goal: Goal, target: str) -> list[str]:
+    ours, theirs = seconds_to_goal(best, goal), seconds_to_goal(against, goal)
+    if ours is None:
         return []
-    if best is against or against.seconds_to_target is None:
-        return [f"The target loss is {target_loss:g}."]
-    ours, theirs = seconds_text(best.seconds_to_target), seconds_text(against.seconds_to_target)
-    return [f"{best.label} came to the target loss of {target_loss:g} in {ours} s, {against.label} in {theirs} s."]
+    if best is against or theirs is None:
+        return [f"The target {goal} is {target}."]
+    both = f"in {seconds_text(ours)} s, {against.label} in {seconds_text(theirs)} s"
+    return [f"{best.label} came to the target {goal} of {target} {both}."]
 
 
 def _sooner(saved: float) -> str:
@@ -208,6 +227,8 @@ def conditions(groups: Sequence[TraceGroup]) -> list[str]:
     evaluated = any(trace.evaluations for trace in traces)
     if evaluated:
         phrases += [f"target loss {_joined(f'{target:g}' for target in targets)}"] if targets else []
+        accuracies = target_accuracies(traces)
+        phrases += [f"target accuracy {_joined(map(accuracy_text, accuracies))}"] if accuracies else []
     else:
         # A real run trains, also one that ended before its first evaluation.
         phrases.append("no evaluation recorded" if real else "timing only, nothing was trained")
@@ -333,8 +354,21 @@ def target_losses(traces: Sequence[Trace]) -> list[float]:
     >>> target_losses([trace, trace])
     [0.5]
     """
-    named = {trace.recipe.get("target_loss") for trace in traces}
-    return sorted(float(target) for target in named if isinstance(target, int | float))
+    return _named(traces, "target_loss")
+
+
+def target_accuracies(traces: Sequence[Trace]) -> list[float]:
+    """Return the target accuracies of the recipes, as `target_losses` does the losses.
+
+    >>> target_accuracies([Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=1.0)])
+    []
+    """
+    return _named(traces, "target_accuracy")
+
+
+def _named(traces: Sequence[Trace], name: str) -> list[float]:
+    found = {trace.recipe.get(name) for trace in traces}
+    return sorted(float(target) for target in found if isinstance(target, int | float))
 
 
 def _seeds(groups: Sequence[TraceGroup]) -> str:

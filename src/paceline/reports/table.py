@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.reports.results import baseline_name, cells, group_traces, results
+from paceline.reports.results import ResultRow, accuracy_text, baseline_name, cells, goal_of, group_traces, results
 from paceline.reports.sentences import conditions, dropped_sentences
 from paceline.terminal import rich_table
 from paceline.traces import Trace
@@ -21,7 +21,7 @@ HEADINGS = (
     "\nrounds",
     "time\n(s)",
     "saved\nvs {baseline}",
-    "to\ntarget",
+    "to\n{goal}",
     "final\nloss",
     "test\nacc.",
     "grads\nused",
@@ -33,6 +33,8 @@ CAPTION_WIDTH = 64  # rich wraps at the width of the table
 
 def results_table(traces: Sequence[Trace]) -> Table:
     """Return time, loss, accuracy and the fate of the gradients for each strategy, with means over seeds.
+
+    There is room for one target: a target accuracy, which somebody must have asked for, takes the place of the loss.
 
     >>> from rich.console import Console
     >>> full = Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=4.0, used=10)
@@ -53,15 +55,23 @@ def results_table(traces: Sequence[Trace]) -> Table:
     caption = "\n".join(line for paragraph in paragraphs for line in textwrap.wrap(paragraph, CAPTION_WIDTH))
     against = baseline_name(group.strategy for group in groups)
     against = against.removesuffix("@ranks").removesuffix("+speed")  # a column of 80 is short
-    headings = [heading.format(baseline=against) for heading in HEADINGS]
     rows = results(groups)
+    headings = [heading.format(baseline=against, goal=_goal_name(rows)) for heading in HEADINGS]
+    goal = goal_of(rows)
     return rich_table(
         headings,
-        [[row.label, *cells(row)] for row in rows],
+        [[row.label, *cells(row, goal)] for row in rows],
         caption=caption,
         least_name=9,
         warned=[index for index, row in enumerate(rows) if row.diverged],
     )
+
+
+def _goal_name(rows: Sequence[ResultRow]) -> str:
+    if goal_of(rows) == "loss":
+        return "target"
+    targets = {row.target_accuracy for row in rows if row.target_accuracy is not None}
+    return accuracy_text(targets.pop()) if len(targets) == 1 else "acc."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.recipes import Recipe
 from paceline.reproduce.experiment import Job
 from paceline.runs.simulation import Result, simulate
+from paceline.traces.time_split import time_split
 
 
 def run_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,13 +24,19 @@ def run_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def figures(result: Result) -> dict[str, Any]:
-    """Return a run's figures and its curve as plain values; what is not finite is None."""
+    """Return a run's figures, its curve and where its time went as plain values; what is not finite is None."""
     summary = {name: _finite(value) for name, value in dataclasses.asdict(result.summary).items()}
     curve = [
         {name: _finite(value) for name, value in dataclasses.asdict(point).items()}
         for point in result.trace.evaluations
     ]
-    return {**summary, "diverged": result.trace.diverged, "curve": curve}
+    split = time_split(result.trace)
+    return {
+        **summary,
+        "diverged": result.trace.diverged,
+        "curve": curve,
+        "time_split": None if split is None else dataclasses.asdict(split),
+    }
 
 
 def recipe_job(name: str, recipe: Recipe, *, seconds: float = 1.0, timing_only: bool = False) -> Job:

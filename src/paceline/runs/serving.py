@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def serve(
     out: str | Path | None = None,
     resume: bool = False,
     checkpoint_every: int = 50,
-    evaluate: Callable[[nn.Module], tuple[float, float]] | None = None,
+    evaluate: Callable[[nn.Module], Sequence[float | None]] | None = None,
     evaluate_every: int = 10,
     limits: Limits | None = None,
     on_open: Callable[[int], None] = lambda port: None,
@@ -83,8 +83,9 @@ def serve(
     Trace, checkpoints, results.json and report.html go to `out` (runs/serve, or the next that is free); `resume=True`
     goes on from the newest checkpoint there, if it is of the same run: strategy, codec, seed, workers, blocks, and the
     kinds of optimiser and schedule; the optimiser's rate is the checkpoint's. `evaluate` gets a copy of the model, in
-    eval mode, and returns two numbers, its loss and accuracy; anything else ends the run there and then. `codec` is one
-    of `paceline.codecs`, or words that name it ("qsgd levels=7"); `seed` is for its random numbers.
+    eval mode, and returns two numbers, its loss and accuracy, or three, with its test loss; anything else ends the run
+    there and then. `codec` is one of `paceline.codecs`, or words that name it ("qsgd levels=7"); `seed` is for its
+    random numbers.
     Beyond loopback `tls` is needed ("keys/server"; `paceline keys` makes them), or `insecure=True`.
 
     Its address, who joins, a line every few seconds and where the report is are logged (`paceline.served`), and shown

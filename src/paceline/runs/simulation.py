@@ -31,6 +31,7 @@ from paceline.recipes.assembly import (
 from paceline.recipes.recipe import Recipe
 from paceline.strategies import Async
 from paceline.traces import Summary, Trace, summarise
+from paceline.traces.time_split import time_split
 from paceline.traffic import Traffic, all_reduce_traffic
 
 if TYPE_CHECKING:
@@ -109,9 +110,19 @@ class Result:
         return self.summary.accuracy
 
     @property
+    def test_loss(self) -> float | None:
+        """The mean loss on the test data at the end; None if nothing was trained or training diverged."""
+        return self.summary.test_loss
+
+    @property
     def seconds_to_target(self) -> float | None:
         """The time at which the target loss was reached; None if it was not."""
         return self.summary.seconds_to_target
+
+    @property
+    def seconds_to_accuracy(self) -> float | None:
+        """The time at which the target accuracy was reached; None if it was not, or nobody asked for one."""
+        return self.summary.seconds_to_accuracy
 
 
 def simulate(
@@ -334,6 +345,7 @@ def as_document(recipe: Recipe | None, results: Sequence[Result]) -> dict[str, o
             | {name: getattr(result.trace, name) for name in FROM_TRACE}
             | ({"pruned": dataclasses.asdict(result.trace.pruned)} if result.trace.pruned else {})
             | ({"shares": dataclasses.asdict(result.trace.shares)} if result.trace.shares else {})
+            | ({"time_split": dataclasses.asdict(split)} if (split := time_split(result.trace)) else {})
             for result in results
         ],
     }

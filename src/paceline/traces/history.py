@@ -137,7 +137,13 @@ def _round(step: StepRecord) -> Round:
 
 def _evaluation(record: Evaluated) -> Evaluation:
     loss = math.nan if record.loss is None else record.loss
-    return Evaluation(round=record.round, seconds=record.at_seconds, loss=loss, accuracy=record.accuracy)
+    return Evaluation(
+        round=record.round,
+        seconds=record.at_seconds,
+        loss=loss,
+        accuracy=record.accuracy,
+        test_loss=record.test_loss,
+    )
 
 
 class _Gradients:

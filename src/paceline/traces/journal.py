@@ -257,7 +257,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """The model was measured after some rounds. None is a number that was not finite.
+    """The model was measured after some rounds. None is a number that was not finite, or was not measured.
 
     >>> Evaluated(at_seconds=5.0, round=10, loss=0.7, accuracy=0.9).round
     10
@@ -267,6 +267,7 @@ class Evaluated:
     round: Count
     loss: float | None
     accuracy: float | None
+    test_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,6 +354,7 @@ KINDS: dict[str, type[JournalRecord]] = {
 _LEFT_OUT: dict[type[JournalRecord], dict[str, Any]] = {  # fields that a line leaves out where they are these
     RunBegan: {"on": "server", "torch": ""},
     WorkerJoined: {"first_sample": None},
+    Evaluated: {"test_loss": None},
 }
 _text = reader_of(str)
 _KIND_OF = {record: kind for kind, record in KINDS.items()}
@@ -437,7 +439,7 @@ def _written(name: str, value: Any) -> Any:
     """Return a field's value as JSON holds it."""
     if name in ("at_seconds", "opened_seconds"):
         return round(float(value), 6) + 0.0  # adding 0.0 turns -0.0 into 0.0
-    return _finite(value) if name in ("loss", "accuracy") else _plain(value)
+    return _finite(value) if name in ("loss", "accuracy", "test_loss") else _plain(value)
 
 
 def _plain(value: Any) -> Any:

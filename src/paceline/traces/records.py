@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -68,9 +68,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The model measured after some rounds: mean loss on the training data, accuracy on the test data.
+    """The model measured after some rounds: mean loss on the training data, accuracy and mean loss on the test data.
 
-    The accuracy is None where nothing is guessed: targets are numbers, or the loss is of a kind of its own.
+    The accuracy is None where nothing is guessed: targets are numbers, or the loss is of a kind of its own. The test
+    loss is None where nobody measured it, as in the files of older runs.
 
     >>> Evaluation(round=10, seconds=1.5, loss=0.7, accuracy=0.9).loss
     0.7
@@ -80,6 +81,7 @@ class Evaluation:
     seconds: float
     loss: float
     accuracy: float | None
+    test_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +217,10 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The result of a run in one line. `loss` and `accuracy` are None where nothing was trained, or training diverged.
+    """The result of a run in one line.
+
+    `loss`, `accuracy` and `test_loss` are None where nothing was trained, or training diverged. `seconds_to_target` is
+    when the training loss reached the recipe's target, `seconds_to_accuracy` when the test accuracy reached its own.
 
     >>> Summary(strategy="full", seed=0, rounds=1, seconds=2.0, loss=None, accuracy=None,
     ...         seconds_to_target=None, used=3, late=0, dropped=0).seconds
@@ -232,6 +237,8 @@ class Summary:
     used: int
     late: int
     dropped: int
+    test_loss: float | None = None
+    seconds_to_accuracy: float | None = None
 
 
 def shares_of(recipe: Mapping[str, Any]) -> str:
@@ -275,6 +282,8 @@ def summarise(trace: Trace) -> Summary:
         used=trace.used,
         late=trace.late,
         dropped=sum(trace.dropped.values()),
+        test_loss=last.test_loss if last else None,
+        seconds_to_accuracy=seconds_to_accuracy(trace),
     )
 
 
@@ -284,14 +293,33 @@ def seconds_to_target(trace: Trace) -> float | None:
     >>> seconds_to_target(Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=1.0))
     """
     target: float | None = trace.recipe.get("target_loss")
+    return None if target is None else _first_at_most(target, [(each.seconds, each.loss) for each in trace.evaluations])
+
+
+def seconds_to_accuracy(trace: Trace) -> float | None:
+    """When the test accuracy first reached the recipe's target, between evaluations on a straight line.
+
+    >>> points = [Evaluation(round=n, seconds=n, loss=1.0, accuracy=n / 4) for n in range(5)]
+    >>> seconds_to_accuracy(Trace(strategy="full", seed=0, workers=2, recipe={"target_accuracy": 0.625}, rounds_done=5,
+    ...                           seconds=5.0, evaluations=tuple(points)))
+    2.5
+    """
+    target: float | None = trace.recipe.get("target_accuracy")
     if target is None:
         return None
-    before: Evaluation | None = None
-    for evaluation in trace.evaluations:
-        if evaluation.loss <= target:
+    # An accuracy rises to its target as its negative falls; evaluations without one say nothing.
+    points = [(each.seconds, -each.accuracy) for each in trace.evaluations if each.accuracy is not None]
+    return _first_at_most(-target, points)
+
+
+def _first_at_most(target: float, points: Sequence[tuple[float, float]]) -> float | None:
+    """Return when the values of points (seconds, value) first came down to a target; None: they did not."""
+    before: tuple[float, float] | None = None
+    for seconds, value in points:
+        if value <= target:
             if before is None:
-                return evaluation.seconds
-            share = (before.loss - target) / (before.loss - evaluation.loss)
-            return before.seconds + share * (evaluation.seconds - before.seconds)
-        before = evaluation
+                return seconds
+            share = (before[1] - target) / (before[1] - value)
+            return before[0] + share * (seconds - before[0])
+        before = seconds, value
     return None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 LINE_SECONDS = 5.0
 PACE_SECONDS = 10.0
 COUNTED = ("worker", "used", "late", "dropped", "too_late", "blocks", "batch_samples")
+MEASURED = ("loss", "accuracy", "test_loss")  # of a RunStatus
 MOST_NAMED = 5  # workers in a line
 
 
@@ -81,6 +82,7 @@ class RunStatus:
     workers: tuple[WorkerStatus, ...]
     noun: str = "worker"  # or "rank"
     figures: Mapping[str, float] = field(default_factory=dict)  # what else is worth logging
+    test_loss: float | None = None
     begins_within_seconds: float | None = None  # with the workers that are here, however few; None: nobody knows
 
 
@@ -161,16 +163,16 @@ class StatusLog:
 
     def __init__(self, log: Log | None) -> None:
         self._log, self._round = GuardedLog(log), -1
-        self._measured: tuple[float | None, float | None] = (None, None)
+        self._measured: tuple[float | None, ...] = (None, None, None)
 
     def show(self, status: RunStatus) -> None:
         """Log where the run stands, unless that is logged already."""
-        measured = (status.loss, status.accuracy)
+        measured = (status.loss, status.accuracy, status.test_loss)
         if not self._log or not status.begun or (status.round <= self._round and measured == self._measured):
             return
         figures = status_figures(status)
         if measured == self._measured:
-            figures = {name: value for name, value in figures.items() if name not in ("loss", "accuracy")}
+            figures = {name: value for name, value in figures.items() if name not in MEASURED}
         self._round, self._measured = max(status.round, self._round), measured
         self._log(figures, self._round)
 
@@ -184,7 +186,7 @@ def status_figures(status: RunStatus) -> dict[str, float]:
     ... )
     {'seconds': 1.0, 'workers': 1, 'used': 3, 'late': 1, 'dropped': 2, 'refused': 0}
     """
-    measured = {"loss": status.loss, "accuracy": status.accuracy}
+    measured = {name: getattr(status, name) for name in MEASURED}
     figures = {name: value for name, value in measured.items() if value is not None} | {"seconds": status.seconds}
     if status.workers:
         figures[f"{status.noun}s"] = sum(worker.alive for worker in status.workers)
@@ -208,6 +210,8 @@ def status_facts(status: RunStatus, rounds_per_second: float) -> list[str]:
         facts.append(f"loss {status.loss:.4f}")
     if status.accuracy is not None:
         facts.append(f"test {status.accuracy:.1%}")
+    elif status.test_loss is not None:  # nothing is guessed
+        facts.append(f"test loss {status.test_loss:.4f}")
     return facts
 
 

@@ -4,7 +4,7 @@
 
 A run that has a journal needs no such file: its trace is made from that (`paceline.traces.history`). Numbers survive to
 the last bit, so the page that is made from the file is the page of the run. JSON has no NaN and no infinity: a loss
-that is not finite is null, and a recipe is stored as its document is.
+that is not finite is null, as is an accuracy where nothing is guessed, and a recipe is stored as its document is.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ TRACES = "traces.json.gz"
 FORMAT = 1
 MOST_BYTES = 200_000_000  # of the text; a work takes some 200
 MOST_FILE_BYTES = 100_000_000
-Stored = tuple[int, float, float | None, float | None]
-"""An evaluation as it is stored."""
+OlderStored = tuple[int, float, float | None, float | None]
+Stored = tuple[int, float, float | None, float | None, float | None]
+"""An evaluation as it is stored: round, seconds, loss, accuracy, test loss, which older files lack."""
 
 
 class TraceFileError(PacelineError, ValueError):
@@ -82,17 +83,26 @@ def _unpacked(packed: bytes) -> bytes:
 
 
 def _values(trace: Trace) -> dict[str, Any]:
-    evaluations = [(each.round, each.seconds, _finite(each.loss), _finite(each.accuracy)) for each in trace.evaluations]
+    evaluations = [
+        (each.round, each.seconds, _finite(each.loss), _finite(each.accuracy), _finite(each.test_loss))
+        for each in trace.evaluations
+    ]
     return _fields(trace) | {"evaluations": evaluations, "recipe": _finite(trace.recipe)}
 
 
 def _trace(values: Any, where: str) -> Trace:
     if not isinstance(values, dict):
         raise DecodingError(f"{where} must be an object")
-    stored = decode(tuple[Stored, ...], values.get("evaluations", []), f"{where}: evaluations")
+    stored = decode(tuple[Stored | OlderStored, ...], values.get("evaluations", []), f"{where}: evaluations")
     evaluations = [
-        Evaluation(round=at, seconds=seconds, loss=_or_nan(loss), accuracy=_or_nan(accuracy))
-        for at, seconds, loss, accuracy in stored
+        Evaluation(
+            round=at,
+            seconds=seconds,
+            loss=_or_nan(loss),
+            accuracy=accuracy,
+            test_loss=test_loss[0] if test_loss else None,
+        )
+        for at, seconds, loss, accuracy, *test_loss in stored
     ]
     trace: Trace = decode(Trace, values | {"evaluations": []}, where)
     return dataclasses.replace(trace, evaluations=tuple(evaluations))

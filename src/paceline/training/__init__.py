@@ -7,12 +7,13 @@ take the same steps with this code, so that the same step gives the same bits wh
 from paceline.training.batches import Batches, BatchPlace
 from paceline.training.pruned import PruningTotals, pruning_of
 from paceline.training.train_state import TrainState, all_finite, fingerprint
-from paceline.training.training import Training, measure
+from paceline.training.training import Measurement, Training, measure
 from paceline.training.worker_codecs import WorkerCodecs, gradient_generator
 
 __all__ = [
     "BatchPlace",
     "Batches",
+    "Measurement",
     "PruningTotals",
     "TrainState",
     "Training",

@@ -31,7 +31,7 @@ from paceline.traffic import NO_TRAFFIC, Traffic, all_reduce_traffic
 from paceline.training.batches import Batches
 from paceline.training.replica import Flat, averaged_buffers, check_codec, local_gradient, make_replica
 from paceline.training.train_state import all_finite
-from paceline.training.training import Training, measure
+from paceline.training.training import Measurement, Training, measure
 from paceline.workers.threads import threads_for
 
 WINDOW_BYTES = 16  # what a worker says of itself, beside its numbers
@@ -210,8 +210,8 @@ class AveragingWorkers:
 
     # -- how good it is ----------------------------------------------------------------------------------------
 
-    def evaluate(self, worker: int = 0) -> tuple[float, float | None]:
-        """Return loss and accuracy of the shared model as far as a worker has merged, with the buffers that it has."""
+    def evaluate(self, worker: int = 0) -> Measurement:
+        """Measure the shared model as far as a worker has merged, with the buffers that it has."""
         with threads_for(self._size):
             return measure(self._shared_model(worker), self._training)
 

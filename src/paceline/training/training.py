@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -52,16 +53,33 @@ class Training:
     loss: SampleLoss = field(default_factory=CrossEntropy)
 
 
-def measure(module: nn.Module, training: Training) -> tuple[float, float | None]:
-    """Return the mean loss on the training data and the accuracy on the test data, of `evaluation_samples` each.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """How good a model is: its mean loss on the training data, and its accuracy and mean loss on the test data.
 
-    The accuracy is None where nothing is guessed: targets are numbers, or the loss is of another kind.
+    The accuracy is None where nothing is guessed: targets are numbers, or the loss is of another kind. The test loss is
+    None where there is no test data, where it is not finite (the loss says that a run has diverged), and where a user's
+    own `evaluate` does not return one.
+
+    >>> Measurement(loss=0.5, accuracy=0.9).test_loss is None
+    True
+    """
+
+    loss: float
+    accuracy: float | None = None
+    test_loss: float | None = None
+
+
+def measure(module: nn.Module, training: Training) -> Measurement:
+    """Measure a model on the training data and on the test data, on `evaluation_samples` of each at most.
+
+    The accuracy and the test loss are of the same outputs: test data passes through the model once.
 
     >>> from paceline.data import load_dataset
     >>> network, digits = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load_dataset("digits")
     >>> training = Training(module=network, dataset=digits, shards=[], optimizer=OptimizerSettings(), total_steps=1)
-    >>> loss, accuracy = measure(network, training)
-    >>> loss > 0 and 0 <= accuracy <= 1
+    >>> measured = measure(network, training)
+    >>> measured.loss > 0 and measured.test_loss > 0 and 0 <= measured.accuracy <= 1
     True
     """
     module.eval()
@@ -71,16 +89,33 @@ def measure(module: nn.Module, training: Training) -> tuple[float, float | None]
     classes = None if known else training.dataset.classes
     with torch.no_grad():
         total = sum(float(training.loss.total(module(x), y)) for x, y in train.parts(_EVALUATION_BATCH, most))
-        counts = [count_right(module(x), y, classes) for x, y in test.parts(_EVALUATION_BATCH, most)]
+        test_total, counts = 0.0, []
+        for x, y in test.parts(_EVALUATION_BATCH, most):
+            outputs = module(x)
+            test_total += float(training.loss.total(outputs, y))
+            counts.append(count_right(outputs, y, classes))
     found = [count for count in counts if count is not None]
     right, of = sum(each[0] for each in found), sum(each[1] for each in found)
-    return total / min(most, len(train)), right / of if of else None
+    return Measurement(
+        loss=total / min(most, len(train)),
+        accuracy=right / of if of else None,
+        test_loss=finite_or_none(test_total / min(most, len(test))) if len(test) else None,
+    )
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """Return a number, or None if it is not finite.
+
+    >>> finite_or_none(0.5), finite_or_none(float("inf"))
+    (0.5, None)
+    """
+    return value if value is not None and math.isfinite(value) else None
 
 
 class MeasuredCopy:
     """A copy of the model that is measured while training goes on: `load` it, then call it, in any thread."""
 
-    def __init__(self, model: nn.Module, evaluate: Callable[[nn.Module], tuple[float, float | None]]) -> None:
+    def __init__(self, model: nn.Module, evaluate: Callable[[nn.Module], Measurement]) -> None:
         self._copy = FlatModel(copy.deepcopy(model), trained=False)
         self._evaluate = evaluate
 
@@ -88,8 +123,8 @@ class MeasuredCopy:
         """Take over the parameters and buffers of the model that is trained."""
         self._copy.load(model.parameters, model.buffers)
 
-    def __call__(self) -> tuple[float, float | None]:
-        """Return the loss and accuracy of the copy."""
+    def __call__(self) -> Measurement:
+        """Measure the copy."""
         self._copy.module.eval()
         with torch.no_grad():
             return self._evaluate(self._copy.module)

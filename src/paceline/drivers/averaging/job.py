@@ -34,7 +34,7 @@ from paceline.optim import make_optimizer
 from paceline.strategies.averaging import Averaging
 from paceline.traces import Trace
 from paceline.traces.worker_counts import WorkerCounts
-from paceline.training import measure
+from paceline.training import Measurement, measure
 from paceline.training.replica import local_gradient
 from paceline.training.saved_state import check_model, check_tensor
 
@@ -203,7 +203,7 @@ class AveragingRun(RankRun):
             self._sync.history.clear()
         self._sent_bytes = sent_bytes if was_over else self._sync.sent_bytes
 
-    def measure_model(self) -> tuple[float, float | None] | None:
+    def measure_model(self) -> Measurement | None:
         if self.ranks.rank != 0:
             return None
         training, module = self.job.training, copy.deepcopy(self._module)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from paceline.optim import make_optimizer
 from paceline.pipeline.plan import Plan
 from paceline.randomness import seed_for
 from paceline.traces import Trace
-from paceline.training import measure
+from paceline.training import Measurement, measure
 from paceline.training.saved_state import check_model, check_tensor
 
 
@@ -155,19 +155,20 @@ class PipelineRun(RankRun):
     def end(self, *, was_over: bool) -> None:
         """Do nothing: all ranks are at the same model after every step."""
 
-    def measure_model(self) -> tuple[float, float | None]:
+    def measure_model(self) -> Measurement:
         """Measure replica 0's model; all ranks take part, and hear what it came to."""
         training, evaluates = self.job.training, self.job.plan.evaluates
+        measured = Measurement(loss=0.0)
         if evaluates:
-            loss, accuracy = measure(_PipelineModule(self._pipe), training)
+            measured = measure(_PipelineModule(self._pipe), training)
         else:
-            state, loss, accuracy = self._pipe.full_state_dict(), 0.0, 0.0
+            state = self._pipe.full_state_dict()
             if self._whole is not None and state is not None:
                 self._whole.load_state_dict(state)
-                loss, accuracy = measure(self._whole, training)
+                measured = measure(self._whole, training)
         if self.recorder.workers > 1 or not evaluates:
-            loss, accuracy = self.ranks.gather("measure the model", [loss, accuracy])[0]
-        return loss, accuracy
+            measured = Measurement(**self.ranks.gather("measure the model", asdict(measured))[0])
+        return measured
 
     def state(self) -> dict[str, Any]:
         return {"model": dict(self._pipe.state_dict())}

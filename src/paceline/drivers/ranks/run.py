@@ -20,7 +20,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -36,7 +36,7 @@ from paceline.events import Window
 from paceline.traces import Evaluation, Round, Trace, Work
 from paceline.traces.journal import Seconds
 from paceline.traces.run_status import RunStatus, WorkerStatus
-from paceline.training import Batches, Training
+from paceline.training import Batches, Measurement, Training
 from paceline.training.saved_state import (
     SavedStateError,
     check_optimizer,
@@ -118,13 +118,13 @@ class RunRecorder(ABC):
         return {
             "times": self.times(),
             "seconds": self.seconds(now),
-            "evaluations": [[e.round, e.seconds, e.loss, e.accuracy] for e in self.evaluations],
+            "evaluations": [[e.round, e.seconds, e.loss, e.accuracy, e.test_loss] for e in self.evaluations],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`."""
         self._earlier_seconds = decode(Seconds, state["seconds"], "seconds")
-        self.evaluations = list(decode(Evaluations, state["evaluations"], "evaluations"))
+        self.evaluations = list(decode(Evaluations, _with_test_losses(state["evaluations"]), "evaluations"))
 
     def trace(self, **about: Any) -> Trace:
         """Return the whole run, once `every_time` is gathered; `about` is what a Trace says besides."""
@@ -138,6 +138,14 @@ class RunRecorder(ABC):
             evaluations=tuple(self.evaluations),
             **about,
         )
+
+
+def _with_test_losses(stored: object) -> object:
+    """Return the evaluations of a checkpoint; those of an older one have no test loss, which is None then."""
+    if not isinstance(stored, list):
+        return stored
+    before = len(fields(Evaluation)) - 1
+    return [[*each, None] if isinstance(each, list) and len(each) == before else each for each in stored]
 
 
 def rounds_and_works(
@@ -201,6 +209,7 @@ def rank_status(
         seconds=seconds,
         loss=None if measured is None else measured.loss,
         accuracy=None if measured is None else measured.accuracy,
+        test_loss=None if measured is None else measured.test_loss,
         begun=True,
         workers=tuple(replace(worker) for worker in workers),
         noun="rank",
@@ -254,8 +263,8 @@ class RankRun(ABC):
         """Make all ranks' models equal after the last step; `was_over`: the run was loaded when it had ended."""
 
     @abstractmethod
-    def measure_model(self) -> tuple[float, float | None] | None:
-        """Return the loss and accuracy of the model; None on a rank that only takes part in it."""
+    def measure_model(self) -> Measurement | None:
+        """Measure the model; return None on a rank that only takes part in it."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
@@ -347,7 +356,13 @@ class RankRun(ABC):
         measured = self.measure_model()
         if measured is None:
             return
-        evaluation = Evaluation(round=self.rounds_done, seconds=seconds, loss=measured[0], accuracy=measured[1])
+        evaluation = Evaluation(
+            round=self.rounds_done,
+            seconds=seconds,
+            loss=measured.loss,
+            accuracy=measured.accuracy,
+            test_loss=measured.test_loss,
+        )
         check_loss(evaluation.loss, evaluation.round)
         self.recorder.evaluations.append(evaluation)
         self._show(seconds)

@@ -51,7 +51,7 @@ from paceline.traces.records import Evaluation, Trace
 from paceline.training import Batches
 from paceline.training.batches import BatchPlace
 from paceline.training.saved_state import check_model
-from paceline.training.training import MeasuredCopy, measure
+from paceline.training.training import MeasuredCopy, Measurement, measure
 from paceline.workers.flat import FlatModel
 from paceline.workers.paced import compute_blocks
 
@@ -296,7 +296,7 @@ class _Measurements:
         self._beside_nobody = training.dataset.train.reads or training.dataset.test.reads
         self._copy = MeasuredCopy(training.module, lambda module: measure(module, training))
         self._thread = ThreadPoolExecutor(1, "paceline-measurer", lambda: torch.set_num_threads(threads))
-        self._under_way: tuple[int, float, Future[tuple[float, float | None]]] | None = None
+        self._under_way: tuple[int, float, Future[Measurement]] | None = None
 
     def begin(self, rounds_done: int, seconds: float) -> None:
         """Measure the model as it is now, unless the last measurement is still under way."""
@@ -312,11 +312,17 @@ class _Measurements:
             return None
         (rounds_done, seconds, future), self._under_way = self._under_way, None
         try:
-            loss, accuracy = future.result()
+            measured = future.result()
         except Exception as error:  # a user's own network may not like to be measured: training goes on
             log.error("round %d was not measured: %s", rounds_done, first_line(error))
             return None
-        return Evaluation(round=rounds_done, seconds=seconds, loss=loss, accuracy=accuracy)
+        return Evaluation(
+            round=rounds_done,
+            seconds=seconds,
+            loss=measured.loss,
+            accuracy=measured.accuracy,
+            test_loss=measured.test_loss,
+        )
 
     def close(self) -> None:
         """End the thread; a measurement under way is lost."""

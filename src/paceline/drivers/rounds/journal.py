@@ -145,9 +145,14 @@ class RoundsJournal:
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """Note a measurement."""
-        loss, accuracy = evaluation.loss, evaluation.accuracy
         self.writer.write(
-            Evaluated(at_seconds=evaluation.seconds, round=evaluation.round, loss=loss, accuracy=accuracy)
+            Evaluated(
+                at_seconds=evaluation.seconds,
+                round=evaluation.round,
+                loss=evaluation.loss,
+                accuracy=evaluation.accuracy,
+                test_loss=evaluation.test_loss,
+            )
         )
 
     def checkpointed(self, version: int, at_seconds: float) -> None:

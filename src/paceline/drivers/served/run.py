@@ -63,7 +63,7 @@ from paceline.traces.run_folder import check_free, make_folder
 from paceline.traces.run_settings import difference, remedy, with_defaults
 from paceline.traces.run_status import RunStatus
 from paceline.traces.worker_counts import DropWatch
-from paceline.training import TrainState
+from paceline.training import Measurement, TrainState
 from paceline.training.outgoing import warm_up
 from paceline.training.saved_state import refusing
 
@@ -263,7 +263,7 @@ class ServerRun:
         self._journal, self._settings = journal, settings
         self._steps_per_round = coordinator.total_steps // settings.rounds
         self._seen_version = coordinator.train_state.version
-        self._measured: tuple[float | None, float | None] = (None, None)  # the last loss and accuracy
+        self._measured: Measurement | None = None  # the last one
         threads = torch.get_num_threads()  # those who decode have one each, which torch takes for new threads too
         self._measurer = ThreadPoolExecutor(1, "paceline-measurer", lambda: torch.set_num_threads(threads))
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="paceline-saver")
@@ -290,12 +290,14 @@ class ServerRun:
     @property
     def status(self) -> RunStatus:
         """The state of the run, for whoever watches it."""
+        measured = self._measured
         return RunStatus(
             round=self.rounds_done,
             rounds=self._settings.rounds,
             seconds=self.server.now(),
-            loss=self._measured[0],
-            accuracy=self._measured[1],
+            loss=None if measured is None else measured.loss,
+            accuracy=None if measured is None else measured.accuracy,
+            test_loss=None if measured is None else measured.test_loss,
             begun=self.coordinator.begun,
             workers=tuple(member.status for _, member in sorted(self.coordinator.members.items())),
             figures=dict(self.coordinator.figures),
@@ -420,9 +422,17 @@ class ServerRun:
         self._measuring = self._measurer.submit(measure)
         self._when_done(self._measuring, lambda result: self._evaluated(measured, now, result))
 
-    def _evaluated(self, measured: int, now: float, result: tuple[float, float]) -> None:
+    def _evaluated(self, round_measured: int, now: float, result: Measurement) -> None:
         self._measured = result
-        self._journal.write(Evaluated(at_seconds=now, round=measured, loss=result[0], accuracy=result[1]))
+        self._journal.write(
+            Evaluated(
+                at_seconds=now,
+                round=round_measured,
+                loss=result.loss,
+                accuracy=result.accuracy,
+                test_loss=result.test_loss,
+            )
+        )
 
     def _save(self, now: float) -> None:
         if self._saving is not None and not self._saving.done():

@@ -15,6 +15,7 @@ from paceline.decoding import MOST_BLOCKS, MOST_COUNT, MOST_NUMBER
 from paceline.errors import PacelineError
 from paceline.strategies import STRATEGIES, Strategy
 from paceline.training.train_state import Schedule
+from paceline.training.training import Measurement, finite_or_none
 from paceline.workers.flat import FlatModel
 
 
@@ -24,8 +25,8 @@ class Measure(Protocol):
     def load(self, model: FlatModel) -> None:
         """Take over the parameters and buffers of the model that is trained."""
 
-    def __call__(self) -> tuple[float, float | None]:
-        """Return the loss and accuracy of the copy."""
+    def __call__(self) -> Measurement:
+        """Measure the copy."""
 
 
 class ServeError(PacelineError, ValueError):
@@ -41,31 +42,37 @@ class EvaluateError(ServeError):
     """
 
 
-def measured_values(returned: object) -> tuple[float, float | None]:
-    """Return the loss and the accuracy that a user's `evaluate` has returned, or raise EvaluateError.
+def measured_values(returned: object) -> Measurement:
+    """Return the loss, the accuracy and perhaps the test loss that a user's `evaluate` has returned.
 
-    >>> measured_values((0.53, 0.91)), measured_values([torch.tensor(0.5), 1]), measured_values((0.5, None))
-    ((0.53, 0.91), (0.5, 1.0), (0.5, None))
+    Raise EvaluateError if it has returned anything else.
+
+    >>> measured_values((0.53, 0.91))
+    Measurement(loss=0.53, accuracy=0.91, test_loss=None)
+    >>> measured_values([torch.tensor(0.5), None, 0.625])
+    Measurement(loss=0.5, accuracy=None, test_loss=0.625)
     >>> measured_values(0.53)
     Traceback (most recent call last):
     paceline.drivers.served.settings.EvaluateError: evaluate must return two numbers, the loss and the accuracy of the
-    model it is given, as in (0.53, 0.91); it returned a float: 0.53
+    model it is given, as in (0.53, 0.91), and may return its test loss as a third; it returned a float: 0.53
     """
     try:
-        loss, accuracy = (None if value is None else float(value) for value in returned)  # type: ignore[attr-defined]
+        found = [None if value is None else float(value) for value in returned]  # type: ignore[attr-defined]
+        loss, accuracy, test_loss = [*found, None] if len(found) == 2 else found
         if loss is None:
             raise TypeError
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of more than one number
         shown = " ".join(repr(returned).split())
         raise EvaluateError(
-            "evaluate must return two numbers, the loss and the accuracy of the model it is given, as in (0.53, 0.91); "
+            "evaluate must return two numbers, the loss and the accuracy of the model it is given, as in (0.53, 0.91), "
+            "and may return its test loss as a third; "
             f"it returned a {type(returned).__name__}: {shown if len(shown) <= 80 else shown[:79] + '…'}"
         ) from None
-    return loss, accuracy
+    return Measurement(loss=loss, accuracy=accuracy, test_loss=finite_or_none(test_loss))
 
 
-def measured_by(evaluate: Callable[[nn.Module], object], module: nn.Module) -> tuple[float, float | None]:
-    """Return the loss and the accuracy that a user's `evaluate` finds, or raise EvaluateError.
+def measured_by(evaluate: Callable[[nn.Module], object], module: nn.Module) -> Measurement:
+    """Return what a user's `evaluate` finds, or raise EvaluateError.
 
     >>> measured_by(lambda module: 1 / 0, nn.Identity())
     Traceback (most recent call last):

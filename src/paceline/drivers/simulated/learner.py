@@ -31,7 +31,7 @@ from paceline.exchanges.lockstep import sum_in_lockstep, traffic_of_requests
 from paceline.exchanges.plans import adds_plainly
 from paceline.optim import make_optimizer
 from paceline.traffic import NO_TRAFFIC, Traffic, all_reduce_traffic
-from paceline.training import Batches, BatchPlace, Training, TrainState, WorkerCodecs, measure
+from paceline.training import Batches, BatchPlace, Measurement, Training, TrainState, WorkerCodecs, measure
 from paceline.training.contributions import MessageLayout, RankGradients, VectorPool
 from paceline.training.round_sums import EncodedSum
 from paceline.workers.engine import make_engine
@@ -195,8 +195,8 @@ class Learner:
         update = self._ranks.update(step, found)
         return update is not None and self._state.take_sum(step, update, changes)
 
-    def evaluate(self) -> tuple[float, float | None]:
-        """Return the loss on the training data (`evaluation_samples` at most), and the accuracy on the test data."""
+    def evaluate(self) -> Measurement:
+        """Measure the model as it is now."""
         with threads_for(self._model.parameters.numel()):
             return measure(self._model.module, self._training)
 

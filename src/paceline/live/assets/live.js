@@ -47,6 +47,7 @@ const plain = (value) => (Math.abs(value) >= 100 ? count(Math.round(value)) : St
 const CHARTS = [
   { name: "loss", title: "Training loss", text: plain, log: true },
   { name: "accuracy", title: "Test accuracy", text: percent },
+  { name: "test_loss", title: "Test loss", text: plain, log: true },
   { name: "pace", title: "Rounds a second", text: plain, zero: true },
   { name: "k", title: "Gradients a round waited for (K)", text: plain, zero: true, steps: true },
   { name: "step_seconds", second: "wait_seconds", title: "A step of the first {noun}, and its wait", text: seconds, zero: true },
@@ -181,7 +182,9 @@ function tiles(run) {
     made.push(tile("steps", count(it.steps), seconds(it.seconds)));
     made.push(tile("steps a second", plain(it.steps_per_second), `of the slowest ${run.noun}`));
   }
-  if (known(it.loss)) made.push(tile("training loss", digits(it.loss, 4), known(it.accuracy) ? `test accuracy ${percent(it.accuracy)}` : ""));
+  if (known(it.loss)) made.push(tile("training loss", digits(it.loss, 4), [
+    known(it.accuracy) ? `test accuracy ${percent(it.accuracy)}` : "", known(it.test_loss) ? `test loss ${digits(it.test_loss, 4)}` : "",
+  ].filter(Boolean).join(", ")));
   if (run.state === "running" || run.state === "waiting") {
     if (known(it.here)) made.push(tile(`${run.noun}s here`, count(it.here), known(it.workers) ? `of ${count(it.workers)}` : ""));
   }
