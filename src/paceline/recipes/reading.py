@@ -33,7 +33,12 @@ PATHS = (("delay", "file"), ("data", "directory"), ("pipeline", "plan"))  # in a
 
 Path_ = tuple[str, ...]
 
-_OPTIONAL: tuple[Path_, ...] = (("target_loss",), ("data", "classes_per_worker"), ("strategy", "k"))
+_OPTIONAL: tuple[Path_, ...] = (
+    ("target_loss",),
+    ("data", "classes_per_worker"),
+    ("strategy", "k"),
+    ("cluster", "late_blocks"),
+)
 """Settings that may be unset; of any other, null in a document is an infinite number."""
 
 
