@@ -84,6 +84,7 @@ def test_blocks_that_late_workers_were_said_to_have_done_say_nothing_of_their_ti
     recipe = Recipe(rounds=30).with_settings(cluster={"workers": 5}, strategy={"k": 3})
     found = []
     for each in (recipe, recipe.with_settings(cluster={"late_blocks": late_blocks})):
+        (tmp_path / str(each.cluster.late_blocks)).mkdir()
         write_traces(tmp_path / str(each.cluster.late_blocks), [simulate(each).trace])
         found.append(what_if(tmp_path / str(each.cluster.late_blocks), Wanted(without=(1,))))
     plain, some = ([(each.name, each.seconds) for each in answer.predictions] for answer in found)

@@ -10,7 +10,7 @@ from paceline.files import write_file
 from paceline.quantities import UNKNOWN, percent_text, seconds_text
 from paceline.reports.arrivals import arrivals_chart
 from paceline.reports.chart import Chart, Key, palette
-from paceline.reports.curves import curve_charts
+from paceline.reports.curves import curve_charts, frontier_chart
 from paceline.reports.page import Tile, page_html, recipe_text
 from paceline.reports.results import (
     BASELINES,
@@ -75,7 +75,7 @@ def report_html(traces: Sequence[Trace], *, title: str = "") -> str:
     """
     groups = group_traces(traces)
     rows, phrases, targets = results(groups), conditions(groups), target_losses(traces)
-    drawn = [*curve_charts(groups), timeline_chart(groups), arrivals_chart(groups)]
+    drawn = [frontier_chart(groups), *curve_charts(groups), timeline_chart(groups), arrivals_chart(groups)]
     return page_html(
         "race.html",
         title=title or (TITLE_OF_ONE if len(traces) == 1 and traces[0].clock == "real" else TITLE),
