@@ -28,6 +28,9 @@ BENCHMARKS = MappingProxyType(
     {
         "claims": Benchmark("benchmarks.claims:run", "the paper's claims: time saved by lgc, and at what loss"),
         "choice-of-k": Benchmark("benchmarks.choice_of_k:run", "k=auto against every fixed K, by time to target"),
+        "late-weights": Benchmark(
+            "benchmarks.late_weights:run", "partial late work: scaled, unscaled or by samples, by loss and accuracy"
+        ),
         "gradients": Benchmark("benchmarks.gradients:run", "all workers' gradients in one pass against a loop"),
         "timing": Benchmark("benchmarks.timing:run", "seconds and memory for the times of 100,000 workers"),
         "cluster": Benchmark("benchmarks.cluster:run", "real runs: time saved by lgc, replayed, and as simulated"),

@@ -17,11 +17,12 @@ class Options:
     """A tiny version that takes seconds: shows that it runs, its figures mean nothing."""
     seeds: int | None = None
     """claims, choice-of-k, codec-losses, large-batch, pruning, lgc-ranks, trainer: runs that are averaged; 3 if not
-    given. shares: runs with jitter and of accuracy; 5 and 3 if not given."""
+    given. shares: runs with jitter and of accuracy; 5 and 3 if not given. late-weights: 5 if not given."""
     only: str = ""
     """With commas between; empty: all. choice-of-k: delay models. gradients, pipeline-balance, plan-beside-load:
     networks. server-memory: sizes. corrupt: files, without commas in their names. lgc-ranks, shares: parts. soak:
-    words in the names of faults. diagnosis: ddp, server. what-if: numbers of runs, from 0 on."""
+    words in the names of faults. diagnosis: ddp, server. what-if: numbers of runs, from 0 on. late-weights:
+    data sets."""
     strategies: str = ""
     """choice-of-k, server-memory: strategies, with commas between; empty: all."""
     workers: str = ""
@@ -61,9 +62,10 @@ class Options:
     policies: str = ""
     """pruning: policies, with commas between; empty: all."""
     first_seed: int = 0
-    """pruning, trainer: the seed of the first of the runs that are averaged. shares: the same; 200 if it is 0."""
+    """pruning, trainer: the seed of the first of the runs that are averaged. shares, late-weights: the same; 200 if it
+    is 0."""
     jobs: int | None = None
-    """pruning: runs at once, one thread each; as many as there are cores if not given."""
+    """pruning, late-weights: runs at once, one thread each; as many as there are cores if not given."""
     resume: bool = True
     """pruning: take up the runs that are among the raw numbers; --no-resume runs all that are asked for."""
     layers: int | None = None

@@ -25,7 +25,7 @@ RUNS = [
     ["lgc-ranks"],
     ["gradients", "--only", "mlp,lenet"],
 ]
-RUNS += [["claims", "timing", "codecs", "pruning", "pruning-overhead", "false-alarms"]]
+RUNS += [["claims", "late-weights", "timing", "codecs", "pruning", "pruning-overhead", "false-alarms"]]
 RUNS += [["pipeline-balance", "pipeline-idle", "pipeline-placement", "plan-beside-load"]]
 RUNS += [["diagnosis", "--only", "ddp"]]
 RUNS += [["corrupt"]]  # it forks, and must not have computed before

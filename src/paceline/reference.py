@@ -9,6 +9,8 @@ is shared with the code it specifies. Averaging is in `reference_averaging.py`, 
     lgc         update = mean of the K that came first + e                   (live gradient compensation, J. Xu)
                 e = (1/N) * sum of the M late gradients of the round before
                     - (M/N) * mean of the K first of the round before
+                A late gradient of r of s blocks is their sum divided by s (scaled), or by r (unscaled); or (by samples)
+                a batch of r / s as many samples.
     async       update = gradient / (1 + staleness)
                 Where batches differ in size, a mean is the mean over samples: b_i / (sum of b) in place of 1/N and 1/K,
                 and in e (sum of b over the late) / (sum of b over all N) in place of M/N.
@@ -26,7 +28,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 Vector: TypeAlias = Sequence[float]
 
@@ -87,8 +89,17 @@ class PlainRound:
         """
         return mean(self.block_gradients[worker])
 
+    def late_size(self, worker: int) -> float:
+        """Return the samples that a straggler has done.
+
+        >>> blocks = [[[1.0], [3.0], [9.0], [9.0]]]
+        >>> PlainRound(block_gradients=blocks, order=[0], late_blocks_done={0: 3}, samples=[40]).late_size(0)
+        30.0
+        """
+        return self.size(worker) * self.late_blocks_done[worker] / len(self.block_gradients[worker])
+
     def late_gradient(self, worker: int, *, scale_partial: bool) -> list[float]:
-        """Return what a straggler sends: the sum over the r blocks it did, divided by all s, or else by r.
+        """Return what a straggler's work counts as: the sum over the r blocks it did, divided by all s, or else by r.
 
         >>> late = PlainRound(block_gradients=[[[1.0], [3.0], [9.0], [9.0]]], order=[0], late_blocks_done={0: 2})
         >>> late.late_gradient(0, scale_partial=True), late.late_gradient(0, scale_partial=False)
@@ -140,7 +151,7 @@ def fastest_k(rounds: Sequence[PlainRound], *, k: int, warmup_rounds: int = 0) -
 
 
 def lgc(
-    rounds: Sequence[PlainRound], *, k: int, warmup_rounds: int = 0, scale_partial: bool = True
+    rounds: Sequence[PlainRound], *, k: int, warmup_rounds: int = 0, scale_partial: bool | Literal["samples"] = True
 ) -> list[list[float]]:
     """Return the update of every round when late gradients make up for the bias one round later.
 
@@ -152,12 +163,15 @@ def lgc(
     updates = [fresh_means[0]]
     for number in range(1, len(rounds)):
         before = rounds[number - 1]
-        everybody = math.fsum(before.size(worker) for worker in before.order)
+        sizes = {worker: before.size(worker) for worker in before.order}
+        if scale_partial == "samples":
+            sizes |= {worker: before.late_size(worker) for worker in before.late_blocks_done}
+        everybody = math.fsum(sizes.values())
         missing, update = 0.0, list(fresh_means[number])
         for worker in before.late_blocks_done:
-            share = before.size(worker) / everybody
+            share = sizes[worker] / everybody
             missing += share
-            late = before.late_gradient(worker, scale_partial=scale_partial)
+            late = before.late_gradient(worker, scale_partial=scale_partial is True)
             update = [so_far + share * value for so_far, value in zip(update, late, strict=True)]
         update = [value - missing * fresh for value, fresh in zip(update, fresh_means[number - 1], strict=True)]
         updates.append(update)

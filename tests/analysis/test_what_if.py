@@ -79,6 +79,18 @@ def test_a_simulated_run_is_played_again_exactly(tmp_path, name, late_work) -> N
     )
 
 
+@pytest.mark.parametrize("late_blocks", [1, "random"])
+def test_blocks_that_late_workers_were_said_to_have_done_say_nothing_of_their_times(tmp_path, late_blocks) -> None:
+    recipe = Recipe(rounds=30).with_settings(cluster={"workers": 5}, strategy={"k": 3})
+    found = []
+    for each in (recipe, recipe.with_settings(cluster={"late_blocks": late_blocks})):
+        (tmp_path / str(each.cluster.late_blocks)).mkdir()
+        write_traces(tmp_path / str(each.cluster.late_blocks), [simulate(each).trace])
+        found.append(what_if(tmp_path / str(each.cluster.late_blocks), Wanted(without=(1,))))
+    plain, some = ([(each.name, each.seconds) for each in answer.predictions] for answer in found)
+    assert plain == some
+
+
 @pytest.mark.parametrize(("name", "period"), [("local-sgd", 4), ("ssgd", "auto")])
 def test_a_simulated_run_that_averages_is_played_again(tmp_path, name, period) -> None:
     settings = {"cluster": {"workers": 4}, "delay": {"persistence": 20}, "network": {"latency_seconds": 0.004}}

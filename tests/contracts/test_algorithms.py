@@ -17,6 +17,7 @@ from paceline.strategies.shares import SharesBySpeed
 from tests.contracts.play import Deliver, Join, Leave, histories, play, steps_of
 
 quick = settings(deadline=None, max_examples=40, derandomize=True)
+WEIGHTS = (True, False, "samples")  # of partial late work
 
 
 class Server:
@@ -73,7 +74,7 @@ def test_with_k_of_everybody_lgc_fastest_k_and_full_agree_to_the_last_bit(data, 
     gradient = made_up_gradient(torch.float32)
     everybody = updates_of(Full(), arrivals, gradient)
     assert len(everybody) == len(arrivals)
-    for strategy in (FastestK(k=workers), LGC(k=workers), LGC(k=workers, scale_partial=False), LGC(k=99)):
+    for strategy in (FastestK(k=workers), *(LGC(k=workers, scale_partial=how) for how in WEIGHTS), LGC(k=99)):
         for expected, found in zip(everybody, updates_of(strategy, arrivals, gradient), strict=True):
             assert torch.equal(expected, found)
 
@@ -88,13 +89,14 @@ def test_an_update_does_not_depend_on_the_order_of_arrival_within_a_full_round(d
         assert torch.equal(expected, found)
 
 
+@pytest.mark.parametrize("how", WEIGHTS)
 @quick
 @given(data=st.data(), workers=st.integers(1, 6))
-def test_lgc_telescopes_to_the_full_means_and_the_last_fresh_mean(data, workers):
+def test_lgc_telescopes_to_the_full_means_and_the_last_fresh_mean(how, data, workers):
     arrivals = data.draw(orders(workers))
     k = data.draw(st.integers(1, workers))
     gradient = made_up_gradient()
-    found = torch.stack(updates_of(LGC(k=k), arrivals, gradient)).sum(0)
+    found = torch.stack(updates_of(LGC(k=k, scale_partial=how), arrivals, gradient)).sum(0)
     full_means = [
         torch.stack([gradient(worker, version) for worker in range(workers)]).mean(0)
         for version in range(len(arrivals) - 1)
@@ -119,10 +121,50 @@ def test_lgc_telescopes_to_the_means_over_all_samples_whatever_the_sizes_of_batc
         total = sum(samples(worker, version) for worker in of)
         return sum(samples(worker, version) / total * gradient(worker, version) for worker in of)
 
-    for strategy in (LGC(k=k), LGC(k=k, shares=SharesBySpeed(batch_size=8))):
+    for strategy in (*(LGC(k=k, scale_partial=how) for how in WEIGHTS), LGC(k=k, shares=SharesBySpeed(batch_size=8))):
         found = torch.stack(updates_of(strategy, arrivals, gradient, samples=samples)).sum(0)
         full_means = [mean(range(workers), version) for version in range(last)]
         torch.testing.assert_close(found, sum(full_means, mean(arrivals[last][:k], last)), rtol=0, atol=1e-12)
+
+
+@quick
+@given(data=st.data(), workers=st.integers(1, 6))
+def test_with_whole_late_work_all_three_weights_give_the_same_bits(data, workers):
+    arrivals, k = data.draw(orders(workers)), data.draw(st.integers(1, workers))
+    sizes = data.draw(st.lists(st.integers(1, 60), min_size=workers * len(arrivals), max_size=workers * len(arrivals)))
+    gradient = made_up_gradient(torch.float32)
+    for samples in (lambda worker, version: 0, lambda worker, version: sizes[version * workers + worker]):
+        first, *others = (
+            updates_of(LGC(k=k, scale_partial=how), arrivals, gradient, samples=samples) for how in WEIGHTS
+        )
+        for other in others:
+            assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
+
+
+def test_by_samples_a_round_and_what_is_made_up_for_it_are_the_mean_over_all_samples_that_were_computed():
+    batches, done = {0: 8, 1: 16, 2: 40, 3: 12}, {2: 3, 3: 1}  # two are late, with 30 of 40 and 3 of 12 samples
+    means = {worker: torch.tensor([10.0**worker], dtype=torch.float64) for worker in batches}
+    running, combiner, updates = LGC(k=2, scale_partial="samples").start(), Combiner(), []
+    sent = {(worker, 0): done.get(worker, 4) / 4 * means[worker] for worker in batches}
+    sent |= {(worker, 1): torch.zeros(1, dtype=torch.float64) for worker in batches}
+    for worker in batches:
+        running.handle(Joined(worker=worker))
+    for worker, version in ((0, 0), (1, 0), (2, 0), (3, 0), (0, 1), (1, 1)):
+        blocks_done = done.get(worker, 4) if version == 0 else 4
+        event = GradientArrived(
+            worker=worker, version=version, blocks_done=blocks_done, blocks=4, samples=batches[worker]
+        )
+        for action in running.handle(event):
+            if isinstance(action, Step):
+                updates.append(combiner.update(action, lambda share: sent[share.worker, share.version]))
+    computed = {worker: size * done.get(worker, 4) / 4 for worker, size in batches.items()}
+    mean = sum(computed[worker] * means[worker] for worker in batches) / sum(computed.values())
+    torch.testing.assert_close(updates[0] + updates[1], mean)
+
+
+def test_a_weight_that_there_is_not_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match=r"true, false or 'samples' \(scale_partial='blocks'\)"):
+        LGC(k=2, scale_partial="blocks")
 
 
 @quick

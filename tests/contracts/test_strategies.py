@@ -285,12 +285,15 @@ def test_the_late_weigh_what_was_missing_of_their_round(settings, moves):
         for step in (action for action in actions if isinstance(action, Step)):
             scaled = getattr(settings, "scale_partial", True)
             late = [sizes[share.worker, share.version] for share in step.late]
-            scales = [1.0 if scaled else each.blocks / each.blocks_done for each in late]
+            scales = [1.0 if scaled is True else each.blocks / each.blocks_done for each in late]
             unscaled = [share.weight / scale for share, scale in zip(step.late, scales, strict=True)]
+            counted = [
+                each.samples * each.blocks_done / each.blocks if scaled == "samples" else each.samples for each in late
+            ]
             assert sum(unscaled) == pytest.approx(step.previous_mean_weight, abs=1e-12)
             assert step.previous_mean_weight < 1
             for one, other in itertools.combinations(range(len(late)), 2):
-                assert unscaled[one] * late[other].samples == pytest.approx(unscaled[other] * late[one].samples)
+                assert unscaled[one] * counted[other] == pytest.approx(unscaled[other] * counted[one])
 
 
 @every_strategy_with_shares

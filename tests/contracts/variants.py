@@ -32,6 +32,7 @@ VARIANTS: dict[str, list[Any]] = {
         LGC(k=3),
         LGC(k=2, warmup_rounds=2),
         LGC(k=2, scale_partial=False),
+        LGC(k=2, scale_partial="samples"),
         LGC(k=99),
         LGC(k="auto"),
         *WITH_SHARES["lgc"],

@@ -122,7 +122,7 @@ def test_fastest_k_is_the_mean_of_the_first(schedule):
     assert_same(found, reference.fastest_k(rounds, k=k, warmup_rounds=warmup_rounds))
 
 
-@pytest.mark.parametrize("scale_partial", [True, False])
+@pytest.mark.parametrize("scale_partial", [True, False, "samples"])
 @quick
 @given(schedule=any_schedules)
 def test_lgc_is_the_fresh_mean_and_the_compensation(scale_partial, schedule):

@@ -24,6 +24,7 @@ ROUND_STRATEGIES = [
     LGC(k=2),
     LGC(k=3, warmup_rounds=2),
     LGC(k=2, scale_partial=False),
+    LGC(k=2, scale_partial="samples"),
     LGC(k="auto"),
 ]
 
@@ -64,7 +65,9 @@ def test_the_sum_of_all_contributions_is_the_update_of_a_server(strategy, drawn)
         assert all(len(rank._kept) <= 3 for rank in ranks)
 
 
-@pytest.mark.parametrize("strategy", [LGC(k=2), LGC(k=2, scale_partial=False)], ids=str)
+@pytest.mark.parametrize(
+    "strategy", [LGC(k=2), LGC(k=2, scale_partial=False), LGC(k=2, scale_partial="samples")], ids=str
+)
 @settings(max_examples=20)
 @given(st.binary(min_size=20, max_size=60), st.integers(0, 8))
 def test_ranks_go_on_from_a_state_with_the_same_bits(strategy, drawn, after):

@@ -453,7 +453,7 @@ def _unknown_option(flag: str, known: Mapping[str, Option]) -> UsageError:
     paceline.cli.options.UsageError: unknown option --momentum; did you mean --optimizer.momentum?
     >>> raise _unknown_option("--cluster.size", {flag: each for each in recipe_options() for flag in each.flags})
     Traceback (most recent call last):
-    paceline.cli.options.UsageError: unknown option --cluster.size; choose from --cluster.workers, --cluster.late-work
+    paceline.cli.options.UsageError: unknown option --cluster.size; choose from --cluster.workers, ...
     """
     if flag in DEVICES:
         return UsageError(f"unknown option {flag}; recipes run on the CPU; in a script of your own, any device does")

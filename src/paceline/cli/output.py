@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -98,13 +99,21 @@ def write_result(out: Path, name: str, text: str) -> Path:
     return write_file(out / name, text)
 
 
-def show_results(recipe: Recipe, results: Sequence[Result], out: Path, notes: Console, *, as_json: bool) -> None:
+def show_results(
+    recipe: Recipe,
+    results: Sequence[Result],
+    out: Path,
+    notes: Console,
+    *,
+    as_json: bool,
+    varied: Sequence[Mapping[str, Any]] = (),
+) -> None:
     """Print the results, and write results.json and report.html; ResultsNotKept if the disk does not take them."""
     from paceline.reports import results_table, write_report
     from paceline.reports.results import group_traces
     from paceline.reports.shares import share_table
 
-    document = json.dumps(as_document(recipe, results), indent=2, allow_nan=False)
+    document = json.dumps(as_document(recipe, results, varied), indent=2, allow_nan=False)
     traces = [result.trace for result in results]
     if as_json:
         print(document)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -17,12 +20,18 @@ from paceline.cli.options import (
     json_option,
     option,
     out_option,
+    recipe_options,
     refuse_strategies,
 )
 from paceline.cli.output import ResultsNotKept, new_folder, note, show_results
 from paceline.cli.progress import RunBars
+from paceline.decoding import describe
+from paceline.lookup import unknown
+from paceline.quantities import unit_examples, with_unit
 from paceline.recipes import Recipe
-from paceline.runs import Race, check_strategies, with_strategies
+from paceline.runs import Race, Vary, check_strategies, check_vary, with_strategies
+from paceline.runs.race import MOST_VALUES
+from paceline.settings import convert
 from paceline.strategies import bare_name
 
 WITH_K = ("fastest-k", "lgc")
@@ -43,6 +52,12 @@ class RaceOptions:
         "equal,speed: each strategy with the same batch for every worker, and with shares by speed",
         metavar="LIST",
         shown="as the recipe says",
+    )
+    vary: str = option(
+        "",
+        "a race over values of a setting: each strategy with each of them, as strategy.k=5..10 or lr=0.05,0.1",
+        metavar="KEY=VALUES",
+        shown="nothing varies",
     )
     seeds: int = option(1, "how many seeds, counting up from the recipe's; the table shows means")
     timing_only: bool = option(
@@ -78,7 +93,55 @@ def race(options: RaceOptions, overrides: dict[str, str]) -> None:
     recipe = given_recipe(options.recipe_file, {**overrides, "strategy.name": with_k})
     shares = [name.strip() for name in options.shares.split(",") if name.strip()] or None
     with_strategies(recipe, names, shares)  # raises for a K, or for shares, that a strategy cannot have
-    _run(options, recipe, names, shares=shares, seeds=options.seeds, out=new_folder(options.out, "race"))
+    vary = values_to_vary(options.vary) if options.vary else {}
+    check_vary(recipe, names, shares, vary)
+    _run(options, recipe, names, shares=shares, vary=vary, seeds=options.seeds, out=new_folder(options.out, "race"))
+
+
+def values_to_vary(text: str) -> dict[str, list[Any]]:
+    """Return a setting and its values: numbers from one to another, or a list.
+
+    >>> values_to_vary("strategy.k=5..7"), values_to_vary("lr=0.1,0.2"), values_to_vary("k=5,auto")
+    ({'strategy.k': [5, 6, 7]}, {'optimizer.lr': [0.1, 0.2]}, {'strategy.k': [5, 'auto']})
+    >>> values_to_vary("strategy.kk=5")
+    Traceback (most recent call last):
+    paceline.cli.options.UsageError: --vary: unknown setting 'strategy.kk'; did you mean 'strategy.k'? choose from ...
+    >>> values_to_vary("k=some")
+    Traceback (most recent call last):
+    paceline.cli.options.UsageError: --vary: expected a whole number or 'auto' or 'none' for strategy.k, got 'some'
+    """
+    key, equals, values = text.partition("=")
+    flag = f"--{key.strip().replace('_', '-')}"
+    known = {each.name: each for each in recipe_options()}
+    setting = next((each for each in known.values() if flag in each.flags), None)
+    if setting is None:
+        section = f"{key.strip().partition('.')[0]}."
+        sections = dict.fromkeys(f"{each.path[0]}.KEY" if len(each.path) > 1 else each.name for each in known.values())
+        near = difflib.get_close_matches(key.strip(), known, n=3)
+        listed = [name for name in known if name.startswith(section)] or [*near, *sections]
+        raise UsageError(f"--vary: {unknown('setting', key.strip(), listed)}")
+    words = _numbers_between(values) or [word.strip() for word in values.split(",") if word.strip()]
+    if not equals or not words:
+        raise UsageError(f"--vary: expected {key}=VALUES, such as {key}=5..10 or {key}=5,7, got {text!r:.60}")
+    found = []
+    for word in words:
+        try:
+            found.append(convert(with_unit(setting.path[-1], word), setting.hint))
+        except ValueError:
+            expected = describe(setting.hint) + unit_examples(setting.path[-1])
+            raise UsageError(f"--vary: expected {expected} for {setting.name}, got {word!r:.60}") from None
+    return {setting.name: found}
+
+
+def _numbers_between(text: str) -> list[str]:
+    """Return the whole numbers from one to another, both included; none if the text is no such range."""
+    between = re.fullmatch(r"\s*(-?\d{1,9})\s*\.\.\s*(-?\d{1,9})\s*", text)
+    if between is None:
+        return []
+    first, last = map(int, between.groups())
+    if not first <= last < first + MOST_VALUES:
+        raise UsageError(f"--vary: expected at most {MOST_VALUES} numbers, the first below the last, got {text!r:.60}")
+    return [str(number) for number in range(first, last + 1)]
 
 
 def simulate(options: SimulateOptions, overrides: dict[str, str]) -> None:
@@ -111,18 +174,19 @@ def _run(
     seeds: int,
     out: Path,
     shares: Sequence[str] | None = None,
+    vary: Vary | None = None,
 ) -> Race:
     notes = Console(stderr=True)
     loading = "making ready" if options.timing_only else f"loading torch, {recipe.data.name} and {recipe.model.name}"
     with notes.status(loading):
-        running = Race(recipe, strategies=names, shares=shares, seeds=seeds, timing_only=options.timing_only)
+        running = Race(recipe, strategies=names, shares=shares, vary=vary, seeds=seeds, timing_only=options.timing_only)
     try:
-        with RunBars(notes, running.lanes, rounds=recipe.rounds) as bars:
+        with RunBars(notes, running.lanes, rounds=max(each.rounds for each in running.recipes)) as bars:
             for lane, progress in running:
                 bars.show(lane, progress)
     except KeyboardInterrupt:
         notes.print("stopped: what follows is what was done so far")
-        show_results(running.recipe, running.results_so_far, out, notes, as_json=options.json)
+        show_results(running.recipe, running.results_so_far, out, notes, as_json=options.json, varied=running.varied)
         raise
-    show_results(running.recipe, running.results, out, notes, as_json=options.json)
+    show_results(running.recipe, running.results, out, notes, as_json=options.json, varied=running.varied)
     return running

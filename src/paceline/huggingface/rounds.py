@@ -47,6 +47,7 @@ from paceline.huggingface.hooks import TrainerSetupError, around
 from paceline.huggingface.trainer_sync import TrainerPlace, TrainerSync
 from paceline.lookup import unknown
 from paceline.strategies import STRATEGIES
+from paceline.strategies.lgc import ScalePartial
 from paceline.workers.blocks import cut_batch
 
 if TYPE_CHECKING:
@@ -335,7 +336,7 @@ def take_rounds(
     *,
     k: int | Literal["auto"] | None = None,
     warmup_rounds: int | None = None,
-    scale_partial: bool | None = None,
+    scale_partial: ScalePartial | None = None,
     blocks: int = 1,
     most_behind: int = 10,
     codec: Codec | str = "identity",

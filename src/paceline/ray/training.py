@@ -26,7 +26,7 @@ from paceline.ray.connection import (
 )
 from paceline.ray.mirror import FolderCopy
 from paceline.ray.run import Demands, RayRun, delay_file
-from paceline.recipes.assembly import NOTHING_GIVEN, Given
+from paceline.recipes.assembly import NOTHING_GIVEN, Given, refuse_late_blocks
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import OnStanding, Trained, extension_in, folder_to_train
@@ -180,6 +180,7 @@ def refuse_elsewhere(recipe: Recipe) -> None:
             "paceline.LGCSync or paceline.compress in a script under ray.train.torch.TorchTrainer (docs/ray.md), or "
             "leave out --on ray"
         )
+    refuse_late_blocks(recipe)
     launched_place(recipe)  # inside torchrun every rank would start a run
     for name, path in (("data.directory", recipe.data.directory), ("delay.file", delay_file(recipe))):
         if path and not Path(path).is_absolute():

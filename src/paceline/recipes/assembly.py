@@ -16,6 +16,7 @@ from paceline.models import MODELS
 from paceline.optim import OPTIMIZERS
 from paceline.recipes.recipe import Recipe, RecipeChanges
 from paceline.recipes.sections import fixed_seconds_refusal
+from paceline.settings import SettingError
 from paceline.strategies import STRATEGIES, Strategy
 from paceline.strategies.averaging import AVERAGING, Averaging, make_averaging
 from paceline.strategies.averaging.members import SETTINGS
@@ -55,6 +56,21 @@ def make_shares(recipe: Recipe) -> SharesBySpeed | None:
     if worker.shares == "equal":
         return None
     return SharesBySpeed(batch_size=worker.batch_size, least=worker.blocks, multiple=worker.blocks)
+
+
+def refuse_late_blocks(recipe: Recipe) -> None:
+    """Refuse a number of late blocks in a real run, where late workers stop at the block that they are in.
+
+    >>> refuse_late_blocks(Recipe().with_settings(cluster={"late_blocks": 2}))
+    Traceback (most recent call last):
+    paceline.settings.SettingError: late_blocks is of simulated runs (late_blocks=2): real workers stop at the block ...
+    """
+    if (given := recipe.cluster.late_blocks) is not None:
+        raise SettingError(
+            ("cluster", "late_blocks"),
+            f"late_blocks is of simulated runs (late_blocks={given}): real workers stop at the block that they are in; "
+            "leave it out",
+        )
 
 
 def averages(recipe: Recipe) -> bool:
@@ -548,6 +564,7 @@ def make_setup(recipe: Recipe) -> Setup:
         delays=make_delays(recipe),
         network=recipe.network,
         late_work=recipe.cluster.late_work,
+        late_blocks=recipe.cluster.late_blocks,
         blocks=recipe.worker.blocks,
         on=recipe.strategy.on,
         fixed_seconds=recipe.delay.fixed_seconds,

@@ -38,6 +38,7 @@ _OPTIONAL: tuple[Path_, ...] = (
     ("target_accuracy",),
     ("data", "classes_per_worker"),
     ("strategy", "k"),
+    ("cluster", "late_blocks"),
 )
 """Settings that may be unset; of any other, null in a document is an infinite number."""
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from paceline.data import DATASETS
 from paceline.data.pruning import PruningSettings
+from paceline.drivers.simulated.cluster import check_late_blocks
 from paceline.drivers.simulated.network import Network
 from paceline.lookup import unknown
 from paceline.optim import OptimizerSettings
@@ -141,6 +142,11 @@ class Recipe(Checked):
                 f"microbatches must divide the batch evenly (microbatches={parts}, batch_size={batch})",
                 beside=("worker", "batch_size"),
             )
+        try:
+            check_late_blocks(self.cluster.late_blocks, late_work=self.cluster.late_work, blocks=self.worker.blocks)
+        except ValueError as error:
+            beside = ("cluster", "late_work") if self.cluster.late_work == "partial" else ("worker", "blocks")
+            raise SettingError(("cluster", "late_blocks"), str(error), beside=beside) from None
         self._refuse_shares()
         held, classes = self.data.classes_per_worker, self.classes
         if held is not None and classes is not None and self.data.split in ("auto", "non-iid") and held > classes:

@@ -134,6 +134,14 @@ class ClusterSection(Checked):
         choices=lambda: ("complete", "partial"),
         alias="late-work",
     )
+    late_blocks: int | Literal["random"] | None = setting(
+        None,
+        "simulated runs, late_work complete: blocks that a late worker has done, or a random number; none: all",
+        least=1,
+        most=1_000_000,
+        choices=lambda: ("random",),
+        alias="late-blocks",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +231,12 @@ class StrategySection(Checked):
         choices=lambda: ("server", "ranks"),
         alias="on",
     )
-    scale_partial: bool = setting(True, "lgc: weigh late work by the share of blocks done")
+    scale_partial: bool | Literal["samples"] = setting(
+        True,
+        "lgc: weigh late work by the share of blocks done (the paper); samples: by its samples among all that were "
+        "computed; false: as if it were whole",
+        choices=lambda: ("samples",),
+    )
     staleness_scaling: bool = setting(True, "async: weigh a gradient down by its staleness")
     period: int | Literal["auto"] = setting(
         "auto",

@@ -1,15 +1,20 @@
-"""The curves of training: losses and accuracy against time and rounds, a strong mean line over faint single runs."""
+"""The curves of training: losses and accuracy against time and rounds, a strong mean line over faint single runs.
+
+Where a strategy ran with several values of a setting, where each of them ended: a point in time and loss.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 from paceline.quantities import loss_text, percent_text, seconds_text
 from paceline.reports.chart import Chart, Json, axis, layout, log_ticks, plot_text, symbol, thinned
-from paceline.reports.results import TraceGroup, accuracy_text
+from paceline.reports.figures import Series, point_chart
+from paceline.reports.results import TraceGroup, accuracy_text, results
 from paceline.reports.sentences import clock_words, target_accuracies, target_losses
 from paceline.traces import Evaluation, Trace
 
@@ -231,3 +236,60 @@ def _target_lines(names: Mapping[float, str], *, log: bool, label: str = "bottom
             for target in targets
         ],
     }
+
+
+def frontier_chart(groups: Sequence[TraceGroup]) -> Chart | None:
+    """Return where every group ended, in time and loss, if a strategy ran with several values of a setting.
+
+    A point's label is the value and the test accuracy; a faint line joins the points of a strategy.
+
+    >>> def run(k, seconds):
+    ...     trace = Trace(strategy="lgc", seed=0, workers=9, recipe={}, rounds_done=5, seconds=seconds,
+    ...                   evaluations=(Evaluation(round=5, seconds=seconds, loss=0.7, accuracy=0.9),))
+    ...     return TraceGroup(label=f"lgc k={k}", strategy="lgc", traces=(trace,))
+    >>> chart = frontier_chart([run(5, 1.0), run(7, 2.0)])
+    >>> [line["text"] for line in chart.data if "text" in line]
+    [['k=5, 90.0 %'], ['k=7, 90.0 %']]
+    >>> frontier_chart([run(5, 1.0)]) is None
+    True
+    """
+    clocks = {group.traces[0].clock for group in groups}
+    together: dict[str, list[tuple[float, float]]] = {}
+    ends, rows = [], results(groups)
+    for row in rows:
+        if row.loss is not None and not row.stopped:
+            together.setdefault(row.strategy, []).append((row.seconds, row.loss))
+            ends.append(row)
+    if len(clocks) > 1 or all(len(points) < 2 for points in together.values()):
+        return None
+    series = [
+        Series(
+            name=row.label,
+            points=[(row.seconds, row.loss if row in ends else None)],
+            labels=[", ".join(filter(None, [_value_of(row.label, row.strategy), _shown_accuracy(row.accuracy)]))],
+        )
+        for row in rows
+    ]
+    losses = [loss for points in together.values() for _, loss in points]
+    chart = point_chart(
+        "frontier",
+        "Time and loss at the end",
+        "Lower and further left is better. Labels are the setting that varies, and the test accuracy.",
+        series,
+        x=clock_words([trace for group in groups for trace in group.traces]),
+        y="final training loss",
+        log_y=max(losses) > LOG_FROM_RATIO * min(losses) > 0,
+    )
+    for points in together.values():
+        line = {"color": "soft/0.5", "width": 1, "dash": "dot"}
+        x, y = ([float(f"{value:.6g}") for value in column] for column in zip(*sorted(points), strict=True))
+        chart.data.insert(0, {"type": "scatter", "mode": "lines", "x": x, "y": y, "line": line, "hoverinfo": "skip"})
+    return replace(chart, legend="strategies", keys=())
+
+
+def _value_of(label: str, strategy: str) -> str:
+    return label.removeprefix(strategy).strip() or strategy
+
+
+def _shown_accuracy(accuracy: float | None) -> str:
+    return "" if accuracy is None else percent_text(accuracy, 1)

@@ -11,7 +11,7 @@ from paceline.files import write_file
 from paceline.quantities import UNKNOWN, count_text, loss_text, percent_text, seconds_text
 from paceline.reports.arrivals import arrivals_chart
 from paceline.reports.chart import Chart, Key, palette
-from paceline.reports.curves import curve_charts
+from paceline.reports.curves import curve_charts, frontier_chart
 from paceline.reports.page import Tile, page_html, recipe_text
 from paceline.reports.results import (
     BASELINES,
@@ -70,7 +70,7 @@ def report_html(traces: Sequence[Trace], *, title: str = "") -> str:
     curves = curve_charts(groups)
     alone = sum(not chart.wide for chart in curves) % 2 == 1  # the last of the narrow ones: there is room beside it
     split = time_split_chart(groups, wide=not alone)
-    drawn = [*curves, split, timeline_chart(groups), arrivals_chart(groups)]
+    drawn = [frontier_chart(groups), *curves, split, timeline_chart(groups), arrivals_chart(groups)]
     return page_html(
         "race.html",
         title=title or (TITLE_OF_ONE if len(traces) == 1 and traces[0].clock == "real" else TITLE),

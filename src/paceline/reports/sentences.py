@@ -232,7 +232,7 @@ def conditions(groups: Sequence[TraceGroup]) -> list[str]:
     else:
         # A real run trains, also one that ended before its first evaluation.
         phrases.append("no evaluation recorded" if real else "timing only, nothing was trained")
-    phrases += _setting(traces[0].recipe, trained=evaluated or bool(real), served=not all(t.averaged for t in traces))
+    phrases += _setting(traces, trained=evaluated or bool(real), served=not all(t.averaged for t in traces))
     phrases += _pipelines(real)
     phrases += _simulated_delays(simulated) + _injected_delays(real) + _codecs(traces) + _prunings(traces)
     phrases += _stopped_runs(groups)
@@ -261,14 +261,14 @@ def _workers(traces: Sequence[Trace]) -> str:
     return f"{_joined(f'{count:,}' for count in counts)} worker{'' if counts == [1] else 's'}"
 
 
-def _setting(recipe: Mapping[str, Any], *, trained: bool, served: bool) -> list[str]:
-    """Return data, network, a loss of the user's own and K, as far as the recipe has them."""
-    data = _section(recipe, "data")
-    dealt = {
-        "non-iid": f"non-IID({data.get('classes_per_worker')})",
-        "dirichlet": f"Dirichlet({data.get('alpha')})",
-    }.get(str(data.get("split")), data.get("split"))
-    model, k = _section(recipe, "model"), _section(recipe, "strategy").get("k")
+def _setting(traces: Sequence[Trace], *, trained: bool, served: bool) -> list[str]:
+    """Return data, network, a loss of the user's own and K, as far as the recipes have them and agree."""
+    data = _agreed(traces, "data")
+    amounts = {"non-iid": ("non-IID", data.get("classes_per_worker")), "dirichlet": ("Dirichlet", data.get("alpha"))}
+    name, amount = amounts.get(str(data.get("split")), (data.get("split"), None))
+    dealt = name if amount is None else f"{name}({amount})"
+    with_k = [trace for trace in traces if trace.strategy.startswith(("fastest-k", "lgc"))]
+    model, k = _agreed(traces, "model"), _agreed(with_k or traces, "strategy").get("k")
     loss = model.get("loss")
     own_loss = f"loss {loss}" if isinstance(loss, str) and is_code(loss) else ""
     words = [data.get("name"), dealt, model.get("name"), own_loss] if trained else []
@@ -276,7 +276,7 @@ def _setting(recipe: Mapping[str, Any], *, trained: bool, served: bool) -> list[
 
 
 def _simulated_delays(traces: Sequence[Trace]) -> list[str]:
-    delay = _section(traces[0].recipe, "delay") if traces else {}
+    delay = _agreed(traces, "delay")
     words = [f"{delay['name']} delays"] if delay.get("name") else []
     return words + _persistence(delay)
 
@@ -344,6 +344,13 @@ def _section(recipe: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a section of a recipe; a run of a script has none, and a journal can hold anything there."""
     section = recipe.get(name)
     return section if isinstance(section, Mapping) else {}
+
+
+def _agreed(traces: Sequence[Trace], name: str) -> dict[str, Any]:
+    """Return the settings of a section that are the same in all runs: what differs stands in their labels."""
+    sections = [_section(trace.recipe, name) for trace in traces]
+    first = sections[0] if sections else {}
+    return {key: value for key, value in first.items() if all(each.get(key) == value for each in sections)}
 
 
 def target_losses(traces: Sequence[Trace]) -> list[float]:

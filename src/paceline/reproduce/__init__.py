@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["EXPERIMENTS", "experiment_named"]
 
 _MODULES = {
-    "lgc": ("1", "3"),
+    "lgc": ("1", "3", "4", "5", "6", "sizes"),
 }
 
 EXPERIMENTS: dict[str, str] = {f"{module}-{rest}": module for module, names in _MODULES.items() for rest in names}

@@ -19,6 +19,15 @@ LGC_FIGURE_3 = (  # section III-B; the bars are not readable
     "h = 1; LGC is about as good as Full"
 )
 LGC_TIME_SAVED = 0.35  # section III-B, figure 4: up to about 35 %
+LGC_FIGURE_4 = MappingProxyType(  # section III-B; the curves are not readable
+    {"full": "lowest error, longest time", "fastest-k": "higher error", "lgc": "almost the same loss as Full"}
+)
+LGC_FIGURE_5 = (  # section III-C; the points and their labels are not readable
+    "text: as K falls the accuracy of K-SGD degrades substantially and that of LGC slightly; the frontier of LGC "
+    "significantly improves on that of K-SGD"
+)
+LGC_FIGURE_6 = "text: with linear scaling LGC can effectively utilize the partial work"  # section III-C; no number
+LGC_SIZES = "text: different system sizes were evaluated; no result is given"  # section III-C
 LGC_SETTING = MappingProxyType(  # section III-A
     {
         "workers": 10,

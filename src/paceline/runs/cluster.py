@@ -25,6 +25,7 @@ from paceline.recipes.assembly import (
     make_delays,
     make_strategy,
     make_training,
+    refuse_late_blocks,
     resolved,
 )
 from paceline.recipes.extension import Extension
@@ -143,6 +144,7 @@ def refuse_without_server(recipe: Recipe) -> None:
     ValueError: lgc@ranks has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE; ...
     """
     refuse_pipeline(recipe.pipeline, "a pipeline has no server")
+    refuse_late_blocks(recipe)
     how = "use `paceline train`, or torchrun ... -m paceline train RECIPE"
     if recipe.strategy.rounds_on_ranks:
         raise ValueError(f"{recipe.strategy.label} has no server: {how}; or give on = server")

@@ -29,7 +29,7 @@ from paceline.drivers.ranks import launch
 from paceline.errors import PacelineError
 from paceline.processes import check_processes
 from paceline.quantities import counted
-from paceline.recipes.assembly import NOTHING_GIVEN, Given, load_data, make_training, resolved
+from paceline.recipes.assembly import NOTHING_GIVEN, Given, load_data, make_training, refuse_late_blocks, resolved
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import Trained, folder_to_train
@@ -92,6 +92,7 @@ def train_ranks(
 ) -> Trained:
     """Be a rank, or start the ranks and wait for them."""
     recipe = for_world(wanted.recipe, place)
+    refuse_late_blocks(recipe)
     if place is not None and place.rank == 0 and not recipe.pipeline.on and recipe != wanted.recipe:
         LOG.warning(
             "%s were launched, so there are as many workers, not the %d of the recipe",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -332,8 +332,12 @@ def _payload_bytes(recipe: Recipe, model: FlatModel) -> int:
     return codec.most_bytes(model.parameters.numel())
 
 
-def as_document(recipe: Recipe | None, results: Sequence[Result]) -> dict[str, object]:
+def as_document(
+    recipe: Recipe | None, results: Sequence[Result], varied: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, object]:
     """Return results as one machine-readable document; what JSON cannot hold (infinite bandwidth) becomes null.
+
+    `varied` are the settings of each result in which it is not as the recipe says.
 
     >>> sorted(as_document(Recipe(), []))
     ['recipe', 'results']
@@ -346,6 +350,7 @@ def as_document(recipe: Recipe | None, results: Sequence[Result]) -> dict[str, o
             | ({"pruned": dataclasses.asdict(result.trace.pruned)} if result.trace.pruned else {})
             | ({"shares": dataclasses.asdict(result.trace.shares)} if result.trace.shares else {})
             | ({"time_split": dataclasses.asdict(split)} if (split := time_split(result.trace)) else {})
-            for result in results
+            | ({"varied": dict(values)} if values else {})
+            for result, values in zip(results, varied or [{}] * len(results), strict=True)
         ],
     }

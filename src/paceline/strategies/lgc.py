@@ -12,16 +12,28 @@ gradients. So the updates add up to what `full` makes of the same gradients, at 
 As a `Step`: each fresh gradient has the weight 1/K, each late one 1/N, and `previous_mean_weight` is M/N. N is
 everybody who was in round t-1. The driver keeps the gradients; here they are known by worker and version alone.
 
-A late worker stops at the next block boundary and its gradient is the sum over the blocks it did divided by
-all blocks, so one that did r of s blocks counts r/s: the paper's linear scaling. `scale_partial=False`
-takes the unscaled mean over the r blocks instead: then a late gradient has the weight s / (r * N).
-
 Batches of b_i samples weigh by their samples. With B = sum of b_i over everybody who was in round t-1,
 
     e_{t-1}  = sum over late i of (b_i / B) * g_i  -  (sum over late i of b_i / B) * fresh mean of t-1
 
 which is the above where all b_i are equal, and sums up to the mean over all samples in the same way. Of a member that
 has not delivered, b_i is that of its last batch.
+
+A late worker stops at the next block boundary. With m_i the mean over the r_i of s blocks that it did, `scale_partial`
+says what it counts in e, and how much of the fresh mean is taken back for it:
+
+    True        (b_i / B) * (r_i / s) * m_i   and   b_i / B    the paper's linear scaling: less is put in than is taken
+                                                               back, so steps are a little shorter than those of `full`
+    False       (b_i / B) * m_i               and   b_i / B    unscaled: a few samples speak for a whole batch
+    "samples"   (d_i / D) * m_i               and   d_i / D    d_i = b_i * r_i / s are the samples done, and D is B with
+                                                               the d_i of the late in place of their b_i
+
+By "samples", the fresh mean plus e is the mean over all samples that were computed, whoever computed them, as it is
+where shares are by speed. A member that has not delivered stands in D with its whole batch: the fresh mean speaks for
+it, as it does in B. With whole late work, r_i = s, the three are equal.
+
+A worker sends g_i = (r_i / s) * m_i, the sum over its blocks divided by all s. So in a `Step` the late shares have the
+weights b_i / B, (s / r_i) * b_i / B and b_i / D.
 
 Where we differ from the paper: the server never waits for late gradients. M is the number of late gradients of round
 t-1 that have arrived when round t closes; the paper takes all N - K. One that arrives after that is dropped.
@@ -30,7 +42,7 @@ t-1 that have arrived when round t closes; the paper takes all N - K. One that a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from paceline.events import Action, Drop, GradientArrived, Share, Step
 from paceline.strategies.auto_k import COMPENSATED, COMPENSATED_UNSCALED, make_chooser
@@ -39,14 +51,18 @@ from paceline.strategies.forms import Nothing, Workers
 from paceline.strategies.rounds import Rounds, RoundStrategy, Sizes, comparable
 from paceline.strategies.shares import SharesBySpeed
 
+ScalePartial: TypeAlias = bool | Literal["samples"]
+SAMPLES = "samples"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LGC(RoundStrategy):
     """The fastest K of N workers, with the late work of the others added one round later.
 
     `k` is how many gradients close a round; with "auto" it is learned (auto_k.py). The first `warmup_rounds` run as
-    `full`. With `scale_partial` a late gradient of r out of s blocks counts r/s of a whole one. With `shares` workers
-    get batches by their speed; without, all of them have the same.
+    `full`. With `scale_partial` a late gradient of r out of s blocks counts r/s of a whole one, or as much as its
+    samples are of all samples that were computed ("samples"). With `shares` workers get batches by their speed;
+    without, all of them have the same.
 
     >>> LGC(k=7, warmup_rounds=10)
     LGC(k=7, warmup_rounds=10, scale_partial=True)
@@ -54,16 +70,20 @@ class LGC(RoundStrategy):
 
     k: int | Literal["auto"]
     warmup_rounds: int = 0
-    scale_partial: bool = True
+    scale_partial: ScalePartial = True
     shares: SharesBySpeed | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_k(self.k, self.warmup_rounds)
+        if not isinstance(self.scale_partial, bool) and self.scale_partial != SAMPLES:
+            raise ValueError(
+                f"scale_partial must be true, false or {SAMPLES!r} (scale_partial={self.scale_partial!r:.40})"
+            )
 
     def start(self) -> CompensatedRounds:
         """Return the state of a run that begins now."""
         return CompensatedRounds(
-            chooser=make_chooser(self.k, COMPENSATED if self.scale_partial else COMPENSATED_UNSCALED),
+            chooser=make_chooser(self.k, COMPENSATED if self.scale_partial is True else COMPENSATED_UNSCALED),
             warmup_rounds=self.warmup_rounds,
             scale_partial=self.scale_partial,
             shares=self.shares,
@@ -79,11 +99,11 @@ class CompensatedRounds(Rounds):
     """
 
     def __init__(
-        self, *, chooser: Chooser, warmup_rounds: int, scale_partial: bool, shares: SharesBySpeed | None = None
+        self, *, chooser: Chooser, warmup_rounds: int, scale_partial: ScalePartial, shares: SharesBySpeed | None = None
     ) -> None:
         super().__init__(chooser=chooser, warmup_rounds=warmup_rounds, shares=shares)
         self._scale_partial = scale_partial
-        self._late_scales: dict[int, float] = {}  # late gradients that have arrived, by worker: 1 (scaled), or s/r
+        self._late_scales: dict[int, float] = {}  # late gradients that have arrived, by worker: s/r; if scaled, 1
         self._previous_fresh: set[int] = set()
         self._previous_members: dict[int, int] = {}  # and the samples of their batches in that round
 
@@ -94,18 +114,24 @@ class CompensatedRounds(Rounds):
             return [Drop(worker=event.worker, version=event.version, reason="its worker was not in that round")]
         if event.samples:
             self._previous_members[event.worker] = event.samples
-        self._late_scales[event.worker] = 1.0 if self._scale_partial else event.blocks / event.blocks_done
+        self._late_scales[event.worker] = 1.0 if self._scale_partial is True else event.blocks / event.blocks_done
         return []
 
     def _step(self, at_seconds: float) -> Step:
         sizes = comparable(self._previous_members)
-        total, late = sum(sizes.values()), sum(sizes[worker] for worker in self._late_scales)
+        by_samples, counted = self._scale_partial == SAMPLES, sizes
+        if by_samples:
+            counted = {worker: size / self._late_scales.get(worker, 1.0) for worker, size in sizes.items()}
+        total, late = sum(counted.values()), sum(counted[worker] for worker in self._late_scales)
+        weights = {
+            worker: (1.0 if by_samples else scale) / (total / sizes[worker])
+            for worker, scale in sorted(self._late_scales.items())
+        }
         return Step(
             version=self.version,
             fresh=self._fresh_shares(),
             late=tuple(
-                Share(worker=worker, version=self.version - 1, weight=scale / (total / sizes[worker]))
-                for worker, scale in sorted(self._late_scales.items())
+                Share(worker=worker, version=self.version - 1, weight=weight) for worker, weight in weights.items()
             ),
             previous_mean_weight=late / total if late else 0.0,
             at_seconds=at_seconds,

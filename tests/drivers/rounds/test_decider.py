@@ -31,6 +31,7 @@ STRATEGIES = [
     LGC(k=3, warmup_rounds=2),
     LGC(k=4),
     LGC(k=2, scale_partial=False),
+    LGC(k=2, scale_partial="samples"),
     LGC(k="auto"),
 ]
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=str)

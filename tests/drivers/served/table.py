@@ -29,7 +29,7 @@ strategies_by_speed = st.sampled_from(
 strategies = strategies_by_speed | st.sampled_from(
     [Full(), Async(), Async(staleness_scaling=False)]
     + [kind(k=k) for kind in (FastestK, LGC) for k in (1, 2, 3, 9, "auto")]
-    + [LGC(k=2, warmup_rounds=2), LGC(k=2, scale_partial=False)]
+    + [LGC(k=2, warmup_rounds=2), LGC(k=2, scale_partial=False), LGC(k=2, scale_partial="samples")]
 )
 
 _workers = range(MOST)

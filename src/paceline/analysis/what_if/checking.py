@@ -92,7 +92,7 @@ def _recipe(answer: Answer, prediction: PredictedRemedy, options: WorkerOptions)
     recipe = recipe_of_run(answer.folder, document, options)
     run = prediction.remedy.run
     settings: dict[str, Any] = {name: dict(values) for name, values in (prediction.remedy.settings or {}).items()}
-    settings.setdefault("cluster", {})["workers"] = run.workers
+    settings["cluster"] = {**settings.get("cluster", {}), "workers": run.workers, "late_blocks": None}
     settings["worker"] = {**settings.get("worker", {}), "shares": "equal"}  # recorded delays are of the sizes they were
     if "strategy" in settings and "name" in settings["strategy"]:
         settings["strategy"] = {"on": "server", "period": "auto", **settings["strategy"]}

@@ -233,20 +233,21 @@ def _simulated(run: RecordedRun, trace: Trace) -> MeasuredRun:
         begun[work.worker] += 1
         if work.arrived_seconds is None:
             continue
+        cut = trace.late_work == "complete" and work.arrived_seconds == work.finished_seconds
+        longer = cut and work.outcome != "used"
         gradients.append(
             _Gradient(
                 worker=work.worker,
                 version=work.version,
                 draw=draw,
-                blocks_done=work.blocks_done,
+                blocks_done=work.blocks if longer else work.blocks_done,  # late_blocks says nothing of its time
                 blocks=work.blocks,
                 at_seconds=work.arrived_seconds,
                 work_seconds=work.compute_seconds,
                 transfer_seconds=2 * (work.arrived_seconds - work.finished_seconds),
-                longer=trace.late_work == "complete" and work.arrived_seconds == work.finished_seconds
-                and work.outcome != "used",
+                longer=longer,
             )
-        )  # fmt: skip
+        )
     measured = _fit(
         gradients,
         closes={-1: 0.0, **{each.version: each.closed_seconds for each in trace.rounds}},

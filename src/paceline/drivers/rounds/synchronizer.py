@@ -64,6 +64,7 @@ from paceline.events import Drop, Step
 from paceline.exchanges.plans import ALL_REDUCE, AUTO
 from paceline.loggers import GuardedLog, Log
 from paceline.strategies import LGC, STRATEGIES, FastestK, Full, Strategy
+from paceline.strategies.lgc import ScalePartial
 from paceline.strategies.shares import BatchSizes, SharesBySpeed
 from paceline.traces.journal import Arrival, Seconds
 from paceline.traces.step_clock import clock_of, in_phase
@@ -761,7 +762,8 @@ def _finite(value: torch.Tensor) -> float | None:
 class LGCSync(RoundSync):
     """The fastest `k` ranks close a round; the work of the others is added one round late. `k` may be "auto".
 
-    The first `warmup_rounds` wait for all. With `scale_partial` a late gradient of r out of s blocks counts r/s.
+    The first `warmup_rounds` wait for all. With `scale_partial` a late gradient of r out of s blocks counts r/s of a
+    whole one, or as much as its samples are of all samples that were computed ("samples").
     """
 
     def __init__(
@@ -771,7 +773,7 @@ class LGCSync(RoundSync):
         *,
         k: int | Literal["auto"],
         warmup_rounds: int = 0,
-        scale_partial: bool = True,
+        scale_partial: ScalePartial = True,
         scheduler: Scheduler | Sequence[Scheduler] | None = None,
         blocks: int = 4,
         most_behind: int = 10,

@@ -21,7 +21,8 @@ A worker is late if it still computes when the next model arrives, because the r
                              ^ the next model arrives
 
     late_work="complete"   the paper's simplification: its whole gradient arrives at that moment, and it begins the next
-                           round at once
+                           round at once; with `late_blocks` (the paper's figure 6) the gradient of its first so many
+                           blocks, or of a number that is drawn anew for each batch
 
 With `on="ranks"` there is no server: a gradient stays where it is, and what arrives, a latency later, is a message of a
 few bytes that it is there. One rank decides, and a latency later all know the step and add up in one ring:
@@ -58,6 +59,7 @@ from numpy.typing import NDArray
 from paceline.drivers.simulated.delays import Delays, check_columns, check_not_negative
 from paceline.drivers.simulated.network import Direction, Network, WorkerLink, traffic_seconds
 from paceline.events import Action, Assign, Drop, GradientArrived, Joined, LossSeen, Send, Step
+from paceline.randomness import seed_for, uniform
 from paceline.strategies import Async, Running, Strategy, shares_of
 from paceline.strategies.shares import SharesBySpeed
 from paceline.traces import Outcome, Round, Work
@@ -65,6 +67,7 @@ from paceline.traces.share_recorder import ShareRecorder
 from paceline.traffic import NO_TRAFFIC, Traffic
 
 LateWork: TypeAlias = Literal["partial", "complete"]
+LateBlocks: TypeAlias = int | Literal["random"] | None  # None: all
 Place: TypeAlias = Literal["server", "ranks"]
 
 KEPT_WORKS = 100_000  # tasks that a trace holds in full; later ones are only counted
@@ -117,7 +120,8 @@ class MeasuredCosts:
 class Setup(BaseSetup):
     """All that decides the times of a run in rounds, not what it trains; `on` says who adds up.
 
-    `fixed_seconds` of a delay are the same for a batch of any size; it plays a part where shares are by speed.
+    `fixed_seconds` of a delay are the same for a batch of any size; it plays a part where shares are by speed. Where
+    late work is complete, a straggler has done so many `late_blocks`, however far it was.
 
     >>> from paceline.drivers.simulated.delays import ShiftedExponential
     >>> from paceline.strategies import Full
@@ -128,6 +132,7 @@ class Setup(BaseSetup):
     name: str
     strategy: Strategy
     late_work: LateWork = "partial"
+    late_blocks: LateBlocks = None
     blocks: int = 1
     on: Place = "server"
     costs: MeasuredCosts = field(default_factory=MeasuredCosts)
@@ -136,6 +141,7 @@ class Setup(BaseSetup):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_not_negative("fixed_seconds", self.fixed_seconds)
+        check_late_blocks(self.late_blocks, late_work=self.late_work, blocks=self.blocks)
         if self.shares is not None and self.shares.multiple % self.blocks:
             raise ValueError(
                 f"shares must be multiples of the blocks, which are equal (multiple={self.shares.multiple}, "
@@ -189,6 +195,38 @@ def blocks_by(
     (2.0, 1.0, 4.0)
     """
     return np.asarray(np.clip(np.ceil(elapsed_seconds / block_seconds), 1, blocks))
+
+
+def check_late_blocks(late_blocks: LateBlocks, *, late_work: LateWork, blocks: int) -> None:
+    """Refuse a number of late blocks where workers really stop, and one that a batch does not have.
+
+    >>> check_late_blocks(5, late_work="complete", blocks=4)
+    Traceback (most recent call last):
+    ValueError: late_blocks must be between 1 and blocks (late_blocks=5, blocks=4), or random, or none for all
+    """
+    if late_blocks is None:
+        return
+    if late_work == "partial":
+        raise ValueError(
+            f"late_blocks needs late_work = complete (late_blocks={late_blocks}): with partial, late workers stop at "
+            "the block that they are in"
+        )
+    if isinstance(late_blocks, int) and not 1 <= late_blocks <= blocks:
+        given = f"late_blocks={late_blocks}, blocks={blocks}"
+        raise ValueError(f"late_blocks must be between 1 and blocks ({given}), or random, or none for all")
+
+
+def blocks_when_late(late_blocks: LateBlocks, blocks: int, *, seed: int, worker: int, draw: int) -> int:
+    """Return how many blocks of its batch with this number a straggler has done, where late work is complete.
+
+    A random number depends on the seed, the worker and the batch alone, and each from 1 to `blocks` is as likely.
+
+    >>> [blocks_when_late("random", 4, seed=0, worker=2, draw=draw) for draw in range(8)]
+    [4, 4, 2, 2, 4, 4, 1, 2]
+    """
+    if late_blocks != "random":
+        return late_blocks or blocks
+    return 1 + int(uniform(seed_for(seed, "late blocks"), worker, draw) * blocks)
 
 
 def worker_delays(delays: Delays, worker: int) -> Iterator[float]:
@@ -427,12 +465,16 @@ class Cluster:
         if task is None:
             self._begin(worker)
         elif self._setup.late_work == "complete":
-            task.finished_seconds = self.now_seconds
+            task.finished_seconds, task.blocks_done = self.now_seconds, self._blocks_when_late(task)
             self._send_up(task)
             self._schedule(self.now_seconds, lambda: self._arrived(task))
             self._begin(worker)
         else:
             self._stop_at_block_boundary(task)
+
+    def _blocks_when_late(self, task: Task) -> int:
+        setup = self._setup
+        return blocks_when_late(setup.late_blocks, task.blocks, seed=setup.seed, worker=task.worker, draw=task.draw)
 
     def _begin(self, worker: int) -> None:
         state = self._workers[worker]
