@@ -27,7 +27,8 @@ from paceline.cli.options import (
 )
 from paceline.cli.output import ResultsNotKept, existing_folder, note
 from paceline.cli.progress import step_bar
-from paceline.data.pruning import EPOCHS_STARTING_POINT, EPOCHS_WINDOW, PRUNINGS, PruningSettings
+from paceline.data.pruning import EPOCHS_STARTING_POINT, EPOCHS_WINDOW, PRUNINGS, PruningSettings, window_refusal
+from paceline.settings import convert
 from paceline.terminal import WIDTH, can_print
 from paceline.traces.run_folder import make_folder
 
@@ -56,6 +57,13 @@ class PlanPruningOptions:
     policy: str = option("fine-pruning", "which samples sit out", choices=lambda: PLANNERS)
     window: int | None = option(
         None, "fine-pruning: epochs of a window; counts are cleared when one begins", shown=f"{EPOCHS_WINDOW}"
+    )
+    window_at: str | None = option(
+        None,
+        "fine-pruning: epochs at which windows begin, where the learning rate changes, in place of a window",
+        metavar="EPOCH,EPOCH,...",
+        shown="none",
+        common=False,
     )
     starting_point: int | None = option(
         None,
@@ -113,6 +121,10 @@ def _fine(options: PlanPruningOptions, given: dict[str, Any]) -> PruningPlan:
     from paceline.data.pruning.plan import plan_fine
 
     times = {name: given.pop(name, None) for name in ("overhead_seconds", "batch_seconds")}
+    if "window_at" in given:
+        given["window_at"] = _window_starts(given["window_at"])
+        if "window" in given:
+            raise UsageError(window_refusal(given["window"], given["window_at"]))
     return plan_fine(
         FineSchedule(**given),
         options.samples,
@@ -121,6 +133,13 @@ def _fine(options: PlanPruningOptions, given: dict[str, Any]) -> PruningPlan:
         drop_last=options.drop_last,
         **times,
     )
+
+
+def _window_starts(text: str) -> tuple[int, ...]:
+    try:
+        return convert(text, tuple[int, ...])  # type: ignore[no-any-return]
+    except ValueError:
+        raise UsageError(f"--window-at: expected epochs such as 60,120,160, got {text!r}") from None
 
 
 def _info(options: PlanPruningOptions, given: dict[str, Any]) -> PruningPlan:
