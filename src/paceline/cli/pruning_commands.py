@@ -1,7 +1,8 @@
 """The two commands on pruning.
 
 paceline plan pruning       what pruning would save, before anything is trained
-paceline inspect pruning    which samples a run left out again and again, and whether their labels look wrong
+paceline inspect pruning    which samples a run left out again and again, and whether their labels look wrong;
+                            of two runs, whether they left out the same samples
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from paceline.reports.pruning_facts import PruningFacts
     from paceline.traces.pruning_record import PruningRecord
 
-PAGE = "pruning.html"
+PAGE, OVERLAP_PAGE = "pruning.html", "overlap.html"
 MOST_IN_A_ROW = 12  # images of the page
 MOST_CLASSES, MOST_LABEL_ERRORS = 20, 10  # in the terminal; the page and --json have more
 DEFAULTS = PruningSettings()  # but for the window, which is of epochs here
@@ -190,11 +191,12 @@ def _print_plan(plan: PruningPlan) -> None:
 
 @dataclass(frozen=True)
 class InspectPruningOptions:
-    """Show whom a run left out, and doubtful labels."""
+    """Show whom a run left out, and doubtful labels; of two runs, whom both left out."""
 
     run: str = argument("RUN", "the run's folder")
+    other: str = argument("[RUN2]", "the folder of a second run on the same data: what both prune most", default="")
     most: int = option(MOST_IN_A_ROW, "images in a row of the page, at most")
-    out: str = option("", f"folder for {PAGE}", metavar="FOLDER", shown="the run's folder")
+    out: str = option("", f"folder for {PAGE}, or {OVERLAP_PAGE} of two runs", metavar="FOLDER", shown="the run's folder")
     model: str = code_option("network", "model.name")
     data: str = code_option("data", "data.name")
     loss: str = code_option("loss", "model.loss")
@@ -206,6 +208,9 @@ class InspectPruningOptions:
 def inspect_pruning(options: InspectPruningOptions, overrides: dict[str, str]) -> None:
     from paceline.reports.pruning_facts import PruningFacts
 
+    if options.other:
+        _compare_pruning(options)
+        return
     notes, folder = Console(stderr=True), existing_folder(options.run)
     path = _page_path(options, folder)
     record = _record(options, folder, notes)
@@ -220,14 +225,49 @@ def inspect_pruning(options: InspectPruningOptions, overrides: dict[str, str]) -
     note(notes, written)
 
 
-def _page_path(options: InspectPruningOptions, folder: Path) -> Path:
+def _compare_pruning(options: InspectPruningOptions) -> None:
+    """Show what two runs prune in common."""
+    from paceline.files import write_file
+    from paceline.reports.pruning_overlap import OverlapFacts, class_table, overlap_page, overlap_table
+
+    notes = Console(stderr=True)
+    folders = existing_folder(options.run), existing_folder(options.other)
+    path = _page_path(options, folders[0], OVERLAP_PAGE)
+    names = options.run.rstrip("/\\"), options.other.rstrip("/\\")
+    facts = OverlapFacts(*(_record(options, folder, notes) for folder in folders), names)
+    written = None
+    try:
+        write_file(path, overlap_page(facts, title=f"paceline inspect pruning: {names[0]} and {names[1]}"))
+    except OSError as error:
+        written = ResultsNotKept(path, error)
+    if options.json:
+        print(json.dumps(facts.document(), indent=2, allow_nan=False))
+    else:
+        console = Console(highlight=False, markup=False)
+        width = min(console.width, WIDTH)
+        console.print(f"{facts.headline}.", style="bold", width=width)
+        for sentence in facts.sentences:
+            console.print(sentence, width=width)
+        console.print()
+        for phrase in facts.conditions:
+            console.print(f"  {phrase}", width=width)
+        console.print()
+        console.print(overlap_table(facts).rich(), width=width)
+        console.print()
+        console.print(class_table(facts, most=MOST_CLASSES).rich(), width=width)
+    if written is not None:
+        raise written
+    note(notes, f"page: {path}")
+
+
+def _page_path(options: InspectPruningOptions, folder: Path, page: str = PAGE) -> Path:
     """Return the page's file; refuse what cannot be, before a run is replayed for it."""
     from paceline.reports.pruning_page import MOST_IMAGES
 
     if not 1 <= options.most <= MOST_IMAGES:
         raise UsageError(f"--most must be between 1 and {MOST_IMAGES} images in a row (it is {options.most})")
     out = Path(options.out or folder)
-    if out.suffix == ".html" and not out.is_dir():
+    if out.suffix == ".html" and not out.is_dir() and page == PAGE:
         if not out.parent.is_dir():
             raise UsageError(f"cannot write the page to {out}: give --out a folder")
         warn(f"--out is now a folder, for {PAGE}; a file goes with the next release (--out {options.out})")
@@ -236,7 +276,7 @@ def _page_path(options: InspectPruningOptions, folder: Path) -> Path:
         make_folder(out)
     except OSError as error:
         raise UsageError(f"cannot write to {out}: {error.strerror or error}; give another --out") from None
-    return out / PAGE
+    return out / page
 
 
 def _record(options: InspectPruningOptions, folder: Path, notes: Console) -> PruningRecord:
