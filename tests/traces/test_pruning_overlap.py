@@ -78,7 +78,7 @@ def test_the_command_tells_of_two_runs(two_runs, capsys, monkeypatch):
     assert max(len(line.rstrip()) for line in told.out.splitlines() if "/" not in line) <= 80
     assert "by chance" in told.out
     page = (two_runs[0] / "overlap.html").read_text(encoding="utf-8")
-    assert "Samples that both prune most" in page
+    assert "Class by class" in page
 
 
 def test_the_command_as_json_and_on_other_data(two_runs, capsys, tmp_path):

@@ -39,6 +39,7 @@ class RecipeChanges(TypedDict, total=False):
 
     seed: int
     rounds: int
+    epochs: int | None
     target_loss: float | None
     evaluate_every: int
     evaluation_samples: int
@@ -74,6 +75,12 @@ class Recipe(Checked):
         "rounds to run; where workers do not keep step, one round is as many gradients as workers",
         least=1,
         most=10**7,
+    )
+    epochs: int | None = setting(
+        None,
+        "in place of rounds: passes of every worker over its shard; pruning, in simulated runs, makes them fewer rounds",
+        least=1,
+        most=10**6,
     )
     target_loss: float | None = setting(
         0.05, "training loss whose arrival is reported; none: no target", above=0, most=1e6
@@ -136,6 +143,12 @@ class Recipe(Checked):
                 ("pipeline", "microbatches"),
                 f"microbatches must divide the batch evenly (microbatches={parts}, batch_size={batch})",
                 beside=("worker", "batch_size"),
+            )
+        if self.epochs is not None and self.pipeline.on:
+            raise SettingError(
+                ("epochs",),
+                f"the budget of a pipeline is rounds (epochs={self.epochs}); give rounds",
+                beside=("pipeline", "stages"),
             )
         self._refuse_shares()
         held, classes = self.data.classes_per_worker, self.classes

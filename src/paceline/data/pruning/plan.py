@@ -30,8 +30,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from paceline.data.pruning import PruningSettings, make_policy
 from paceline.data.pruning.fine_pruning import (
     SECONDS,
+    FinePolicy,
     FineSchedule,
     PruningTimes,
     estimate_remarks,
@@ -341,6 +343,24 @@ def plan_info(
             T=batch_seconds,
         ),
     )
+
+
+def most_samples(settings: PruningSettings, shards: Sequence[int], *, passes: int) -> list[int]:
+    """Return how many samples so many passes over each shard meet at most.
+
+    It is exact for fine-pruning, unless a pass is whole because nobody was counted. Nobody knows beforehand how many
+    samples InfoBatch leaves out.
+
+    >>> settings = PruningSettings(name="fine-pruning", window=12, starting_point=6, prune=0.3)
+    >>> most_samples(settings, [1000, 10], passes=24)  # 6 of 24 passes are pruned
+    [22200, 222]
+    """
+    if settings.name != FinePolicy.name:
+        return [passes * samples for samples in shards]
+    policy = make_policy(settings, 1, seed=0)
+    schedule = policy.schedule if isinstance(policy, FinePolicy) else FineSchedule()
+    pruned = sum(map(schedule.is_pruned, range(1, passes + 1)))
+    return [passes * samples - pruned * schedule.prune_num(samples) for samples in shards]
 
 
 def _windows(schedule: FineSchedule, epochs: int) -> list[WindowRow]:
