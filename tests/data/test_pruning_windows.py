@@ -134,7 +134,7 @@ def test_a_recipe_has_windows_of_different_length(tmp_path):
     assert Recipe.from_document({"pruning": {"name": "fine-pruning"}}).pruning.window_at == ()
     assert make_policy(recipe.pruning, 10, seed=0).settings["window_at"] == [12, 20]
     file.write_text('[pruning]\nname = "fine-pruning"\nwindow_at = [4, 20]\n', encoding="utf-8")
-    with pytest.raises(RecipeError, match="windows.toml:3: starting_point must be"):
+    with pytest.raises(RecipeError, match=r"windows\.toml:3: starting_point must be"):
         read_recipe(file)
 
 

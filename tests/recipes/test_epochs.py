@@ -116,7 +116,7 @@ def test_rounds_and_epochs_are_not_given_together(dataset, tmp_path):
         simulate(SMALL.with_settings(rounds=7))
     file = tmp_path / "both.toml"
     file.write_text("rounds = 7\nepochs = 3\n", encoding="utf-8")
-    with pytest.raises(RecipeError, match="both.toml:2: give rounds or epochs, not both"):
+    with pytest.raises(RecipeError, match=r"both\.toml:2: give rounds or epochs, not both"):
         read_recipe(file)
     file.write_text("epochs = 3\n", encoding="utf-8")
     assert read_recipe(file).epochs == 3

@@ -16,8 +16,8 @@ from paceline.traces.pruning_overlap import overlap_of
 times = st.lists(st.integers(0, 6), min_size=1, max_size=60)
 SMALL = ["--data", "synthetic", "--data.samples", "80", "--data.size", "4", "--data.channels", "1", "--data.split",
          "iid", "--workers", "2", "--k", "2", "--worker.batch-size", "8", "--rounds", "20", "--pruning",
-         "fine-pruning", "--pruning.window", "4", "--pruning.starting-point", "1", "--pruning.block", "1", "--pruning.count",
-         "1"]  # fmt: skip
+         "fine-pruning", "--pruning.window", "4", "--pruning.starting-point", "1", "--pruning.block", "1",
+         "--pruning.count", "1"]  # fmt: skip
 
 
 @given(first=times, data=st.data(), share=st.floats(0.05, 1))

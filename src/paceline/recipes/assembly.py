@@ -533,8 +533,8 @@ def resolved(recipe: Recipe, dataset: Dataset | None = None) -> Recipe:
     """
     if recipe.epochs is not None and recipe.pruning.on:
         raise ValueError(
-            f"a real run that prunes has no budget of epochs (epochs={recipe.epochs}): no worker knows the passes of the "
-            "others; give rounds, or simulate it"
+            f"a real run that prunes has no budget of epochs (epochs={recipe.epochs}): no worker knows the passes of "
+            "the others; give rounds, or simulate it"
         )
     recipe = sized(recipe, dataset)
     recipe = recipe if dataset is None else with_rounds(recipe, dataset)

@@ -78,7 +78,7 @@ class Recipe(Checked):
     )
     epochs: int | None = setting(
         None,
-        "in place of rounds: passes of every worker over its shard; pruning, in simulated runs, makes them fewer rounds",
+        "in place of rounds: passes of every worker over its shard; pruned ones, in simulated runs, take fewer rounds",
         least=1,
         most=10**6,
     )

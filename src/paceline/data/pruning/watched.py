@@ -3,8 +3,8 @@
     epoch      1     2     3     4     5
     sample 7   2.30  1.90  -     1.42  0.80          -: it sat out, or its batch was skipped
 
-Memory is that of the chosen samples alone. The losses of an epoch are kept when the epoch is over and the ranks have put
-theirs together, so every rank has the same history; an epoch that is broken off leaves nothing.
+Memory is that of the chosen samples alone. The losses of an epoch are kept when the epoch is over and the ranks have
+put theirs together, so every rank has the same history; an epoch that is broken off leaves nothing.
 """
 
 from __future__ import annotations
