@@ -196,9 +196,7 @@ class InspectPruningOptions:
     run: str = argument("RUN", "the run's folder")
     other: str = argument("[RUN2]", "the folder of a second run on the same data: what both prune most", default="")
     most: int = option(MOST_IN_A_ROW, "images in a row of the page, at most")
-    out: str = option(
-        "", f"folder for {PAGE}; of two runs, {OVERLAP_PAGE}", metavar="FOLDER", shown="the run's folder"
-    )
+    out: str = option("", f"folder for {PAGE}; of two runs, {OVERLAP_PAGE}", metavar="FOLDER", shown="the run's folder")
     model: str = code_option("network", "model.name")
     data: str = code_option("data", "data.name")
     loss: str = code_option("loss", "model.loss")

@@ -60,7 +60,7 @@ def small_cnn(*, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 
 MODELS = MappingProxyType({"lenet": "lenet", "small-cnn": f"{__name__}:{small_cnn.__name__}"})
-"""Networks by their names here; what `build_model` calls them."""
+"""Networks by their names here, and what `build_model` calls them; any other has the same name for both."""
 
 
 # -- sizes -----------------------------------------------------------------------------------------------------------
@@ -298,7 +298,9 @@ class Clocks:
 def make_loop(size: Size, task: Task, sampler: Any) -> Loop:
     """Return the loop of a run: its images, a new network, SGD with Nesterov momentum, and this sampler."""
     parts = load(size)
-    model = build_model(MODELS[task.model], input_shape=parts.input_shape, classes=parts.classes, seed=task.seed)
+    model = build_model(
+        MODELS.get(task.model, task.model), input_shape=parts.input_shape, classes=parts.classes, seed=task.seed
+    )
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(
         model.parameters(),
