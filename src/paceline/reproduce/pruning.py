@@ -751,7 +751,7 @@ def jobs_of_overhead(plan: Plan) -> list[Job]:
             name=f"seed {seed}",
             run=run_overhead,
             settings={**settings, "seed": seed},
-            seconds=plan.choose(toy=1.0, laboratory=8.0, full=8.0),
+            seconds=plan.choose(toy=1.0, laboratory=3.0, full=3.0),
         )
         for seed in plan.seeds
     ]
@@ -841,7 +841,7 @@ def jobs_of_bad_samples(plan: Plan) -> list[Job]:
             name=f"{network}, seed {seed}",
             run=run_pruned_recipe,
             settings={"recipe": bad_recipe(plan, network, seed).to_document()},
-            seconds=plan.choose(toy=2.0, laboratory=20.0, full=60_000.0),
+            seconds=plan.choose(toy=2.0, laboratory=9.0, full=60_000.0),
         )
         for seed in two_seeds(plan)
         for network in bad_networks(plan)
@@ -986,7 +986,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             name="pruning-bad-samples",
             source="Data fine-pruning, section 6",
             question="whether other trainings and networks prune the same samples",
-            minutes=1,
+            minutes=0.6,
             full_hours=100,
             seeds=2,
             jobs=jobs_of_bad_samples,
