@@ -234,7 +234,8 @@ def _compare_pruning(options: InspectPruningOptions) -> None:
     folders = existing_folder(options.run), existing_folder(options.other)
     path = _page_path(options, folders[0], OVERLAP_PAGE)
     names = options.run.rstrip("/\\"), options.other.rstrip("/\\")
-    facts = OverlapFacts(*(_record(options, folder, notes) for folder in folders), names)
+    first, second = (_record(options, folder, notes) for folder in folders)
+    facts = OverlapFacts(first, second, names)
     written = None
     try:
         write_file(path, overlap_page(facts, title=f"paceline inspect pruning: {names[0]} and {names[1]}"))

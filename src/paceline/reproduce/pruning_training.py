@@ -150,7 +150,13 @@ def fine_settings(size: Size) -> dict[str, Any]:
     (15, 7, 0.4)
     """
     window = max(2, int(size.epochs * 0.3))
-    schedule = {"window": window, "starting_point": window // 2, "attenuation": 2, "block": 4, "count": 2}
+    schedule: dict[str, Any] = {
+        "window": window,
+        "starting_point": window // 2,
+        "attenuation": 2,
+        "block": 4,
+        "count": 2,
+    }
     pruned = sum(map(FineSchedule(**schedule).is_pruned, range(1, size.epochs + 1)))
     hundredths = math.ceil(100 * SAVES_AT_LEAST * size.epochs / pruned - 1e-9) if pruned else 0
     return schedule | {"prune": min(hundredths, 90) / 100}
