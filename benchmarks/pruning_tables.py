@@ -22,20 +22,19 @@ from benchmarks.pruning_cases import (
     pruning_policies,
     seeds_of,
 )
+from paceline.reproduce.published import PRUNING_NETWORKS, PRUNING_TABLE_1, PRUNING_TABLE_2
 
 # Li, He, Ren and Mao 2018, "Data Fine-Pruning: A Simple Way to Accelerate Neural Network Training", tables 1 and 2:
 # time saved in per cent, accuracy of regular training, accuracy with pruning; CIFAR-10, 200 epochs.
 PAPER = {
-    "LeNet": (11.80, 75.15, 74.72),
-    "VggNet-13": (7.40, 93.92, 93.56),
-    "VggNet-16": (7.56, 93.79, 93.44),
-    "VggNet-19": (7.65, 93.35, 93.30),
-    "ResNet-18": (12.76, 91.25, 91.16),
-    "ResNet-34": (13.43, 92.86, 92.85),
-    "ResNet-50": (13.92, 93.75, 93.46),
-    "WRN-10": (13.73, 92.13, 91.78),
-    "WRN-16": (13.81, 94.22, 94.20),
-    "WRN-22": (14.29, 95.08, 94.71),
+    name: (saved, regular, pruned)
+    for name, saved, regular, pruned in zip(
+        PRUNING_NETWORKS,
+        PRUNING_TABLE_1["speedup"],
+        PRUNING_TABLE_2["regular"],
+        PRUNING_TABLE_2["pruned"],
+        strict=True,
+    )
 }
 IN_PAPER = {"lenet": "LeNet"}  # other networks are set beside the range of the other nine
 

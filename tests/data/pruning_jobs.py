@@ -38,6 +38,13 @@ def handed_out(kind, world, batch_size, epochs, drop_last=False):
     return {"taken": taken, "times_pruned": pruning.times_pruned.tolist(), "difficulty": pruning.difficulty().tolist()}
 
 
+def watched(kind, watch, epochs):
+    """What each rank knows of the losses of the watched samples."""
+    pruning = KINDS[kind](batch_size=3, watch=watch)
+    passes(pruning, epochs)
+    return [[sample, found] for sample, found in pruning.loss_history.items()]
+
+
 def resumed(kind, epochs, stop_after):
     """Save in mid-epoch, each rank its own, and go on with another sampler."""
     first, second = KINDS[kind](batch_size=3), KINDS[kind](batch_size=3)

@@ -57,6 +57,15 @@ def test_drop_last_leaves_ranks_with_whole_batches(four):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_every_rank_knows_the_losses_of_watched_samples_whoever_observed_them(four, kind):
+    watch = [0, 7, 33, 60]
+    _, pruning = alone(kind, 12, watch=watch)
+    known = [[sample, [list(each) for each in found]] for sample, found in pruning.loss_history.items()]
+    assert four.do("watched", kind=kind, watch=watch, epochs=EPOCHS) == [known] * 4
+    assert all(found for _, found in known)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_ranks_that_save_in_mid_epoch_go_on_as_if_nothing_had_been(four, kind):
     undisturbed = four.do("handed_out", kind=kind, world=4, batch_size=3, epochs=EPOCHS)
     for stop_after in (2, 14):

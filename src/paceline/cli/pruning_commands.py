@@ -1,7 +1,8 @@
 """The two commands on pruning.
 
 paceline plan pruning       what pruning would save, before anything is trained
-paceline inspect pruning    which samples a run left out again and again, and whether their labels look wrong
+paceline inspect pruning    which samples a run left out again and again, and whether their labels look wrong;
+                            of two runs, whether they left out the same samples
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from paceline.cli.options import (
 )
 from paceline.cli.output import ResultsNotKept, existing_folder, note
 from paceline.cli.progress import step_bar
-from paceline.data.pruning import EPOCHS_STARTING_POINT, EPOCHS_WINDOW, PRUNINGS, PruningSettings
+from paceline.data.pruning import EPOCHS_STARTING_POINT, EPOCHS_WINDOW, PRUNINGS, PruningSettings, window_refusal
+from paceline.settings import convert
 from paceline.terminal import WIDTH, can_print
 from paceline.traces.run_folder import make_folder
 
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from paceline.reports.pruning_facts import PruningFacts
     from paceline.traces.pruning_record import PruningRecord
 
-PAGE = "pruning.html"
+PAGE, OVERLAP_PAGE = "pruning.html", "overlap.html"
 MOST_IN_A_ROW = 12  # images of the page
 MOST_CLASSES, MOST_LABEL_ERRORS = 20, 10  # in the terminal; the page and --json have more
 DEFAULTS = PruningSettings()  # but for the window, which is of epochs here
@@ -56,6 +58,13 @@ class PlanPruningOptions:
     policy: str = option("fine-pruning", "which samples sit out", choices=lambda: PLANNERS)
     window: int | None = option(
         None, "fine-pruning: epochs of a window; counts are cleared when one begins", shown=f"{EPOCHS_WINDOW}"
+    )
+    window_at: str | None = option(
+        None,
+        "fine-pruning: epochs at which windows begin, where the learning rate changes, in place of a window",
+        metavar="EPOCH,EPOCH,...",
+        shown="none",
+        common=False,
     )
     starting_point: int | None = option(
         None,
@@ -113,6 +122,10 @@ def _fine(options: PlanPruningOptions, given: dict[str, Any]) -> PruningPlan:
     from paceline.data.pruning.plan import plan_fine
 
     times = {name: given.pop(name, None) for name in ("overhead_seconds", "batch_seconds")}
+    if "window_at" in given:
+        given["window_at"] = _window_starts(given["window_at"])
+        if "window" in given:
+            raise UsageError(window_refusal(given["window"], given["window_at"]))
     return plan_fine(
         FineSchedule(**given),
         options.samples,
@@ -121,6 +134,13 @@ def _fine(options: PlanPruningOptions, given: dict[str, Any]) -> PruningPlan:
         drop_last=options.drop_last,
         **times,
     )
+
+
+def _window_starts(text: str) -> tuple[int, ...]:
+    try:
+        return convert(text, tuple[int, ...])  # type: ignore[no-any-return]
+    except ValueError:
+        raise UsageError(f"--window-at: expected epochs such as 60,120,160, got {text!r}") from None
 
 
 def _info(options: PlanPruningOptions, given: dict[str, Any]) -> PruningPlan:
@@ -171,11 +191,12 @@ def _print_plan(plan: PruningPlan) -> None:
 
 @dataclass(frozen=True)
 class InspectPruningOptions:
-    """Show whom a run left out, and doubtful labels."""
+    """Show whom a run left out, and doubtful labels; of two runs, whom both left out."""
 
     run: str = argument("RUN", "the run's folder")
+    other: str = argument("[RUN2]", "the folder of a second run on the same data: what both prune most", default="")
     most: int = option(MOST_IN_A_ROW, "images in a row of the page, at most")
-    out: str = option("", f"folder for {PAGE}", metavar="FOLDER", shown="the run's folder")
+    out: str = option("", f"folder for {PAGE}; of two runs, {OVERLAP_PAGE}", metavar="FOLDER", shown="the run's folder")
     model: str = code_option("network", "model.name")
     data: str = code_option("data", "data.name")
     loss: str = code_option("loss", "model.loss")
@@ -187,6 +208,9 @@ class InspectPruningOptions:
 def inspect_pruning(options: InspectPruningOptions, overrides: dict[str, str]) -> None:
     from paceline.reports.pruning_facts import PruningFacts
 
+    if options.other:
+        _compare_pruning(options)
+        return
     notes, folder = Console(stderr=True), existing_folder(options.run)
     path = _page_path(options, folder)
     record = _record(options, folder, notes)
@@ -201,14 +225,50 @@ def inspect_pruning(options: InspectPruningOptions, overrides: dict[str, str]) -
     note(notes, written)
 
 
-def _page_path(options: InspectPruningOptions, folder: Path) -> Path:
+def _compare_pruning(options: InspectPruningOptions) -> None:
+    """Show what two runs prune in common."""
+    from paceline.files import write_file
+    from paceline.reports.pruning_overlap import OverlapFacts, class_table, overlap_page, overlap_table
+
+    notes = Console(stderr=True)
+    folders = existing_folder(options.run), existing_folder(options.other)
+    path = _page_path(options, folders[0], OVERLAP_PAGE)
+    names = options.run.rstrip("/\\"), options.other.rstrip("/\\")
+    first, second = (_record(options, folder, notes) for folder in folders)
+    facts = OverlapFacts(first, second, names)
+    written = None
+    try:
+        write_file(path, overlap_page(facts, title=f"paceline inspect pruning: {names[0]} and {names[1]}"))
+    except OSError as error:
+        written = ResultsNotKept(path, error)
+    if options.json:
+        print(json.dumps(facts.document(), indent=2, allow_nan=False))
+    else:
+        console = Console(highlight=False, markup=False)
+        width = min(console.width, WIDTH)
+        console.print(f"{facts.headline}.", style="bold", width=width)
+        for sentence in facts.sentences:
+            console.print(sentence, width=width)
+        console.print()
+        for phrase in facts.conditions:
+            console.print(f"  {phrase}", width=width)
+        console.print()
+        console.print(overlap_table(facts).rich(), width=width)
+        console.print()
+        console.print(class_table(facts, most=MOST_CLASSES).rich(), width=width)
+    if written is not None:
+        raise written
+    note(notes, f"page: {path}")
+
+
+def _page_path(options: InspectPruningOptions, folder: Path, page: str = PAGE) -> Path:
     """Return the page's file; refuse what cannot be, before a run is replayed for it."""
     from paceline.reports.pruning_page import MOST_IMAGES
 
     if not 1 <= options.most <= MOST_IMAGES:
         raise UsageError(f"--most must be between 1 and {MOST_IMAGES} images in a row (it is {options.most})")
     out = Path(options.out or folder)
-    if out.suffix == ".html" and not out.is_dir():
+    if out.suffix == ".html" and not out.is_dir() and page == PAGE:
         if not out.parent.is_dir():
             raise UsageError(f"cannot write the page to {out}: give --out a folder")
         warn(f"--out is now a folder, for {PAGE}; a file goes with the next release (--out {options.out})")
@@ -217,7 +277,7 @@ def _page_path(options: InspectPruningOptions, folder: Path) -> Path:
         make_folder(out)
     except OSError as error:
         raise UsageError(f"cannot write to {out}: {error.strerror or error}; give another --out") from None
-    return out / PAGE
+    return out / page
 
 
 def _record(options: InspectPruningOptions, folder: Path, notes: Console) -> PruningRecord:

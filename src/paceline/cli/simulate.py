@@ -181,7 +181,7 @@ def _run(
     with notes.status(loading):
         running = Race(recipe, strategies=names, shares=shares, vary=vary, seeds=seeds, timing_only=options.timing_only)
     try:
-        with RunBars(notes, running.lanes, rounds=max(each.rounds for each in running.recipes)) as bars:
+        with RunBars(notes, running.lanes, rounds=running.rounds) as bars:
             for lane, progress in running:
                 bars.show(lane, progress)
     except KeyboardInterrupt:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +24,7 @@ from paceline.strategies.shares import SharesBySpeed
 from paceline.user_code import UserCodeError, find, is_code, name_of
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from paceline.data import Dataset
@@ -302,38 +303,21 @@ def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN
     >>> len(make_training(Recipe(), load_data(Recipe())).shards)
     10
     """
-    import torch
-
-    from paceline.data import NoAugmentation, PadCropFlip, split
+    from paceline.data import NoAugmentation, PadCropFlip
     from paceline.models import seeded
     from paceline.training import Training
 
     given = given.objects()
 
     recipe = sized(recipe, dataset)
-    data, workers, train = recipe.data, recipe.cluster.workers, dataset.train
+    shards = make_shards(recipe, dataset)
+    recipe = _with_rounds_of(recipe, shards)
+    data, workers = recipe.data, recipe.cluster.workers
     if data.augment and len(dataset.input_shape) != 3:
         raise ValueError(
             f"augment crops and flips images [channels, height, width], and data set {dataset.name!r} has inputs of "
             f"shape {dataset.input_shape}; leave it out"
         )
-    if data.split == "iid":  # nobody looks at labels, which may have to be read
-        labels = torch.zeros(len(train), dtype=torch.int64)
-    elif train.labels is None:
-        raise ValueError(
-            f"data set {dataset.name!r} has no labels to make a {data.split} split by: its targets have shape "
-            f"{tuple(train.first(1)[1].shape[1:])}; give --split iid"
-        )
-    else:
-        labels = train.labels
-    shards = split(
-        labels,
-        workers,
-        kind=data.split,
-        classes_per_worker=data.classes_per_worker if data.split == "non-iid" else None,
-        alpha=data.alpha if data.split == "dirichlet" else None,
-        seed=recipe.seed,
-    )
     module, loss = make_model(recipe, dataset, given), make_loss(recipe, given)
     if given or any(map(is_code, (recipe.model.name, recipe.model.loss, recipe.data.name))):
         with seeded(recipe.seed):  # what the trial draws is nobody's
@@ -343,7 +327,8 @@ def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN
         dataset=dataset,
         shards=shards,
         optimizer=recipe.optimizer,
-        total_steps=recipe.rounds * (1 if averages(recipe) else make_strategy(recipe).updates_per_round(workers)),
+        total_steps=_planned_rounds(recipe, shards)
+        * (1 if averages(recipe) else make_strategy(recipe).updates_per_round(workers)),
         batch_size=recipe.worker.batch_size,
         blocks=recipe.worker.blocks,
         seed=recipe.seed,
@@ -353,8 +338,84 @@ def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN
         plan=recipe.codec.plan,
         pruning=recipe.pruning,
         worker_draws=recipe.rounds,
+        passes=recipe.epochs,
         loss=loss,
     )
+
+
+def make_shards(recipe: Recipe, dataset: Dataset) -> Sequence[torch.Tensor]:
+    """Deal the samples to the workers of a recipe that is `sized`.
+
+    >>> data = load_data(Recipe())
+    >>> len(make_shards(sized(Recipe(), data), data))
+    10
+    """
+    import torch
+
+    from paceline.data import split
+
+    data, train = recipe.data, dataset.train
+    if data.split == "iid":  # nobody looks at labels, which may have to be read
+        labels = torch.zeros(len(train), dtype=torch.int64)
+    elif train.labels is None:
+        raise ValueError(
+            f"data set {dataset.name!r} has no labels to make a {data.split} split by: its targets have shape "
+            f"{tuple(train.first(1)[1].shape[1:])}; give --split iid"
+        )
+    else:
+        labels = train.labels
+    return split(
+        labels,
+        recipe.cluster.workers,
+        kind=data.split,
+        classes_per_worker=data.classes_per_worker if data.split == "non-iid" else None,
+        alpha=data.alpha if data.split == "dirichlet" else None,
+        seed=recipe.seed,
+    )
+
+
+def with_rounds(recipe: Recipe, dataset: Dataset) -> Recipe:
+    """Return the recipe with the rounds that its epochs come to, if its budget is epochs; else as it is.
+
+    In a round every worker draws a batch, so `epochs` passes over the largest shard take that many batches. This is the
+    most: where samples are pruned, a simulated run ends when every worker has made its passes.
+
+    >>> recipe = Recipe(epochs=2).with_settings(data={"split": "iid"}, cluster={"workers": 3})
+    >>> with_rounds(recipe, load_data(recipe)).rounds  # of 500 samples each, 32 in a batch
+    32
+    >>> with_rounds(recipe.with_settings(rounds=100), load_data(recipe))
+    Traceback (most recent call last):
+    ValueError: give rounds or epochs, not both (rounds=100; epochs=2 are 32 rounds)
+    """
+    if recipe.epochs is None:
+        return recipe
+    recipe = sized(recipe, dataset)
+    return _with_rounds_of(recipe, make_shards(recipe, dataset))
+
+
+def _with_rounds_of(recipe: Recipe, shards: Sequence[torch.Tensor]) -> Recipe:
+    if recipe.epochs is None:
+        return recipe
+    rounds = -(-recipe.epochs * max(map(len, shards)) // recipe.worker.batch_size)
+    if recipe.rounds not in (Recipe.__dataclass_fields__["rounds"].default, rounds):
+        raise ValueError(
+            f"give rounds or epochs, not both (rounds={recipe.rounds}; epochs={recipe.epochs} are {rounds} rounds)"
+        )
+    return recipe.with_settings(rounds=rounds)
+
+
+def _planned_rounds(recipe: Recipe, shards: Sequence[torch.Tensor]) -> int:
+    """Return over how many rounds the learning rate's schedule is laid out.
+
+    Where epochs end a run that prunes, it is as many as pruning leaves, as far as that is known beforehand: exactly for
+    fine-pruning, and for info-batch as if it pruned nothing.
+    """
+    if recipe.epochs is None or not recipe.pruning.on:
+        return recipe.rounds
+    from paceline.data.pruning.plan import most_samples
+
+    batch_size, sizes = recipe.worker.batch_size, [len(shard) for shard in shards]
+    return max(-(-kept // batch_size) for kept in most_samples(recipe.pruning, sizes, passes=recipe.epochs))
 
 
 def make_codec_of(recipe: Recipe) -> Codec:
@@ -486,7 +547,13 @@ def resolved(recipe: Recipe, dataset: Dataset | None = None) -> Recipe:
     >>> recipe.strategy.period, recipe.strategy.outer_momentum, recipe.codec.error_feedback
     (8, 0.9, True)
     """
+    if recipe.epochs is not None and recipe.pruning.on:
+        raise ValueError(
+            f"a real run that prunes has no budget of epochs (epochs={recipe.epochs}): no worker knows the passes of "
+            "the others; give rounds, or simulate it"
+        )
     recipe = sized(recipe, dataset)
+    recipe = recipe if dataset is None else with_rounds(recipe, dataset)
     found: dict[str, dict[str, Any]] = {"codec": {"error_feedback": _error_feedback(recipe)}, "strategy": {}}
     lossless = settings_of(recipe.codec.name).get("lossless")
     if recipe.codec.lossless == "auto" and lossless is not None:

@@ -53,7 +53,7 @@ class Extension:
         document = recipe.to_document()
         for section, values in self.changes.items():
             document[section] = {**document[section], **values}
-        return Recipe.from_document({**document, "rounds": self.rounds})
+        return Recipe.from_document({**document, "rounds": self.rounds, "epochs": None})  # another total is in rounds
 
     def followed_by(self, rounds: int, changes: Mapping[str, Mapping[str, Any]]) -> Extension:
         """Return this one and another that comes after it, as one."""

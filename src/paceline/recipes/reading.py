@@ -34,6 +34,7 @@ PATHS = (("delay", "file"), ("data", "directory"), ("pipeline", "plan"))  # in a
 Path_ = tuple[str, ...]
 
 _OPTIONAL: tuple[Path_, ...] = (
+    ("epochs",),
     ("target_loss",),
     ("target_accuracy",),
     ("data", "classes_per_worker"),
@@ -83,7 +84,19 @@ def read_recipe(path: str | Path | None = None, overrides: Mapping[str, str] | N
         value = values.pop(old)
         if new not in values:
             values[new], places[new] = value, places[old]
+    _settle_budget(values, places, overrides or {})
     return _build(values, places, texts={tuple(dotted.split(".")) for dotted in overrides or {}} - {*RENAMED_SETTINGS})
+
+
+def _settle_budget(values: dict[Path_, Any], places: Mapping[Path_, str], overrides: Mapping[str, str]) -> None:
+    """Let rounds or epochs on the command line stand in place of the other in the file; refuse both in one place."""
+    rounds, epochs = ("rounds",), ("epochs",)
+    if rounds not in values or values.get(epochs, "none") in ("", "none"):
+        return
+    typed = [path for path in (rounds, epochs) if path[0] in overrides]
+    if len(typed) != 1:
+        raise RecipeError(f"{places[epochs]}: give rounds or epochs, not both")
+    del values[epochs if typed == [rounds] else rounds]
 
 
 def recipe_from_document(document: Mapping[str, Any]) -> Recipe:

@@ -40,6 +40,7 @@ class RecipeChanges(TypedDict, total=False):
 
     seed: int
     rounds: int
+    epochs: int | None
     target_loss: float | None
     target_accuracy: float | None
     evaluate_every: int
@@ -76,6 +77,12 @@ class Recipe(Checked):
         "rounds to run; where workers do not keep step, one round is as many gradients as workers",
         least=1,
         most=10**7,
+    )
+    epochs: int | None = setting(
+        None,
+        "in place of rounds: passes of every worker over its shard; pruned ones, in simulated runs, take fewer rounds",
+        least=1,
+        most=10**6,
     )
     target_loss: float | None = setting(
         0.05, "training loss whose arrival is reported; none: no target", above=0, most=1e6
@@ -147,6 +154,12 @@ class Recipe(Checked):
         except ValueError as error:
             beside = ("cluster", "late_work") if self.cluster.late_work == "partial" else ("worker", "blocks")
             raise SettingError(("cluster", "late_blocks"), str(error), beside=beside) from None
+        if self.epochs is not None and self.pipeline.on:
+            raise SettingError(
+                ("epochs",),
+                f"the budget of a pipeline is rounds (epochs={self.epochs}); give rounds",
+                beside=("pipeline", "stages"),
+            )
         self._refuse_shares()
         held, classes = self.data.classes_per_worker, self.classes
         if held is not None and classes is not None and self.data.split in ("auto", "non-iid") and held > classes:

@@ -10,6 +10,8 @@ that were computed.
     running      jobs over all cores, their outcomes kept and gone on with
     documents    findings as a table in the terminal, as a page, as results.json; all of them as one page
     recipe_runs  a job that most experiments have: a recipe, simulated
+    pruning_training
+                 the plain loop of the pruning experiments
     lgc, pruning, hpsgd, lars, lecture
                  the experiments of each source
 """
@@ -28,6 +30,7 @@ __all__ = ["EXPERIMENTS", "experiment_named"]
 
 _MODULES = {
     "lgc": ("1", "3", "4", "5", "6", "sizes"),
+    "pruning": ("1", "2", "3", "formulas", "table-1", "table-2", "overhead", "bad-samples"),
 }
 
 EXPERIMENTS: dict[str, str] = {f"{module}-{rest}": module for module, names in _MODULES.items() for rest in names}

@@ -67,7 +67,7 @@ PRUNING_TABLE_2 = MappingProxyType(  # per cent, the mean of the best three epoc
     }
 )
 PRUNING_EPOCHS, PRUNING_RATE_CHANGES = 200, (60, 120, 160)
-PRUNING_FIRST_INTERVAL = (1.5, 0.67)  # section 4.2, figure 1: ResNet-18's test loss before the first change of the rate
+PRUNING_FIRST_INTERVAL = (1.5, 0.67)  # section 2.2, figure 1: ResNet-18's test loss before the first change of the rate
 
 # -- Y. Zhou et al., HPSGD --------------------------------------------------------------------------------------------
 

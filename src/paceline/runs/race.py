@@ -103,6 +103,8 @@ class Race:
         self.runs = [make_run(each, timing_only=timing_only, dataset=shared, given=given) for each in self.recipes]
         trained = [None if timing_only else each for each in entered]
         give_notices(*zip(asked, trained, strict=True), simulated=True)
+        self.rounds = max(getattr(run, "rounds", recipe.rounds) for run in self.runs)
+        """The most rounds of any run; not those of the recipe, where that says epochs."""
         self._results: list[Result | None] = [None] * len(self.runs)
 
     def __iter__(self) -> Iterator[tuple[int, Progress]]:

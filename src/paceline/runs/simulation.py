@@ -27,6 +27,7 @@ from paceline.recipes.assembly import (
     notice_of_skew,
     notice_of_slow_workers,
     sized,
+    with_rounds,
 )
 from paceline.recipes.recipe import Recipe
 from paceline.strategies import Async
@@ -222,10 +223,14 @@ def make_run(
     refuse_pipeline(recipe.pipeline, "a pipeline is not simulated")
     recipe = given.named(recipe)
     if timing_only:
+        if recipe.epochs is not None:
+            raise ValueError(
+                f"timing only knows no shards, and so not how many rounds are {recipe.epochs} epochs; give rounds"
+            )
         recipe = sized(recipe)
         return _make_averaged_timing(recipe, given) if averages(recipe) else _make_timing(recipe, given)
     dataset = load_data(recipe, given) if dataset is None else dataset
-    recipe = sized(recipe, dataset)
+    recipe = with_rounds(sized(recipe, dataset), dataset)
     training = make_training(recipe, dataset, given)
     if averages(recipe):
         return AveragedSimulation(make_averaging_setup(recipe), training=training, evaluate_every=recipe.evaluate_every)

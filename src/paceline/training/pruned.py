@@ -122,6 +122,7 @@ class PrunedOrders:
             worker=worker,
             draws=training.worker_draws or training.total_steps,
             first_draw=draw,
+            passes=training.passes,
         )
 
     def extend(self, training: Training) -> None:
@@ -158,6 +159,12 @@ class PrunedOrders:
         workers = sorted({*self._members, *self._ended_passes})
         now = {worker: member.order.whole_passes for worker, member in self._members.items()}
         return tuple(self._ended_passes.get(worker, 0) + now.get(worker, 0) for worker in workers)
+
+    @property
+    def all_passes_made(self) -> bool:
+        """Whether every worker has made the passes after which the run ends; never, where it ends by its rounds."""
+        wanted, made = self._training.passes, self.passes
+        return wanted is not None and len(made) == len(self._training.shards) and min(made) >= wanted
 
     def totals(self, shards: Sequence[torch.Tensor]) -> PruningTotals:
         """Return the totals of every sample of the training data, over all workers."""

@@ -30,7 +30,8 @@ class Training:
     the learning rate's schedule. `evaluation_samples` are measured at most, of the training data and of the test data.
     `plan` is how averages of encoded changes come to their sum (`paceline.exchanges`); a server has none.
     `worker_draws` is how many batches a worker is expected to draw in the whole run (None: as many as there are steps),
-    for pruning that asks how far the run is.
+    for pruning that asks how far the run is. `passes` are those of every worker over its shard after which a simulated
+    run that prunes ends, if it ends by them.
 
     >>> Training.__dataclass_fields__["batch_size"].default
     32
@@ -50,6 +51,7 @@ class Training:
     plan: str = AUTO
     pruning: PruningSettings = field(default_factory=PruningSettings)
     worker_draws: int | None = None
+    passes: int | None = None
     loss: SampleLoss = field(default_factory=CrossEntropy)
 
 

@@ -11,6 +11,7 @@ own shard where a script counts epochs, and a "draw" is one batch of a worker, c
     info_batch      InfoBatch                          passes     which batches were handed out and observed
     plan            what a run will save               ranks      how ranks agree on all of it
                                                        order      the batches of a worker of a recipe
+                                                       watched    losses of a few samples over the epochs
 
 A policy is its file and one line in `PRUNINGS`. Importing this package loads neither torch nor a policy.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -64,7 +66,7 @@ PRUNINGS = MappingProxyType(
         "fine-pruning": PruningEntry(
             description="those often above their batch's mean loss sit some epochs out",
             location="paceline.data.pruning.fine_pruning:make_fine_policy",
-            settings=("window", "starting_point", "attenuation", "block", "count", "prune", "tolerance"),
+            settings=("window", "starting_point", "attenuation", "block", "count", "prune", "tolerance", "window_at"),
         ),
         "info-batch": PruningEntry(
             description="some of those below the mean loss sit out, the others of them weigh more",
@@ -94,6 +96,12 @@ class PruningSettings(Checked):
         NONE, "which samples of its shard a worker leaves out", choices=lambda: (NONE, *PRUNINGS), alias="pruning"
     )
     window: int = setting(PASSES_WINDOW, "fine-pruning: passes after which counts are cleared", least=1, most=65_535)
+    window_at: tuple[int, ...] = setting(
+        (),
+        "fine-pruning: passes at which windows begin, in place of a window; empty: windows of one length",
+        least=1,
+        most=10**7,
+    )
     starting_point: int = setting(
         PASSES_STARTING_POINT, "fine-pruning: first pass of the first window that may be pruned", least=0, most=10**7
     )
@@ -123,6 +131,8 @@ class PruningSettings(Checked):
         named = {name for entry in PRUNINGS.values() for name in entry.settings}
         owners = {name: [policy for policy, entry in PRUNINGS.items() if name in entry.settings] for name in named}
         refuse_settings_of_others(self, owners, "pruning")
+        if self.window_at and self.window != PASSES_WINDOW:
+            raise SettingError(("window_at",), window_refusal(self.window, self.window_at), beside=("window",))
         if self.on:
             try:  # the policy itself knows what its settings may be beside each other
                 make_policy(self, 1, seed=0)
@@ -135,6 +145,11 @@ class PruningSettings(Checked):
     def on(self) -> bool:
         """Whether anything is pruned."""
         return self.name != NONE
+
+
+def window_refusal(window: int, window_at: Sequence[int]) -> str:
+    """Return why windows cannot be of one length and begin at given epochs too."""
+    return f"give window or window_at, not both (window={window}, window_at={list(window_at)})"
 
 
 def make_policy(settings: PruningSettings, samples: int, *, seed: int) -> Policy:

@@ -18,6 +18,12 @@ is divided by the attenuation, and truncated, once per window. (The paper's list
 every epoch, and reaches 0 within a few; its text says that it is done from window to window.) An epoch that begins with
 every count at zero is never pruned.
 
+Windows are of one length, or begin where a learning rate changes (`window_at`), which the paper has at 60, 120 and 160
+of 200 epochs. There "e mod window" is how many epochs a window has had before e. The last of them has no end:
+
+    window_at 60, 120, 160        0 ........ 60 ........ 120 ..... 160 ...........
+    number of the window               0          1           2          3
+
 Counts are kept for one window; `judge` clears them at the first losses of the next, so `decide` has no side effect.
 The samples to prune are found by a histogram of the counts, without sorting: it gives the count of the last sample that
 is pruned, and random numbers decide only between the samples with just that count.
@@ -25,8 +31,11 @@ is pruned, and random numbers decide only between the samples with just that cou
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 import numbers
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -53,13 +62,17 @@ LONGEST_WINDOW = 65_535  # counts are 16 bits
 class FineSchedule:
     """The settings that say which epochs are pruned, and how many samples then sit out.
 
-    `prune` is a share of the samples (a float below 1) or a number of samples (an int).
+    `prune` is a share of the samples (a float below 1) or a number of samples (an int). `window_at` are the epochs at
+    which windows begin, in place of windows of the one length `window`.
 
     >>> schedule = FineSchedule(window=12, starting_point=6, attenuation=2, block=4, count=2, prune=0.3)
     >>> [epoch for epoch in range(1, 25) if schedule.is_pruned(epoch)]
     [8, 9, 16, 17, 20, 21]
     >>> schedule.prune_num(1000)
     300
+    >>> schedule = FineSchedule(window_at=(12, 18), starting_point=6, attenuation=2, block=4, count=2)
+    >>> [epoch for epoch in range(1, 25) if schedule.is_pruned(epoch)]
+    [8, 9, 16, 17, 20, 21, 24]
     """
 
     window: int = EPOCHS_WINDOW
@@ -68,16 +81,19 @@ class FineSchedule:
     block: int = 4
     count: int = 2
     prune: float | int = 0.3
+    window_at: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         whole_number("window", self.window, least=1, most=LONGEST_WINDOW)
+        object.__setattr__(self, "window_at", window_starts(self.window_at))
         whole_number("block", self.block, least=1)
         whole_number("starting_point", self.starting_point, least=0)
         whole_number("count", self.count, least=0)
-        if self.starting_point > self.window:
+        if self.starting_point > self.window_length(0):
+            first = f"window_at={list(self.window_at)}" if self.window_at else f"window={self.window}"
             raise ValueError(
-                f"starting_point must be between 0 and window "
-                f"(starting_point={self.starting_point}, window={self.window})"
+                f"starting_point must be between 0 and {'the first of window_at' if self.window_at else 'window'} "
+                f"(starting_point={self.starting_point}, {first})"
             )
         if finite_number("attenuation", self.attenuation) < 1:
             raise ValueError(f"attenuation must be at least 1 (attenuation={self.attenuation})")
@@ -98,10 +114,38 @@ class FineSchedule:
     def window_of(self, epoch: int) -> int:
         """Return the number of the window that an epoch is in.
 
-        >>> FineSchedule(window=60).window_of(60)
-        1
+        >>> FineSchedule(window=60).window_of(60), FineSchedule(window_at=(60, 120, 160)).window_of(170)
+        (1, 3)
         """
-        return epoch // self.window
+        return bisect.bisect_right(self.window_at, epoch) if self.window_at else epoch // self.window
+
+    def window_start(self, number: int) -> int:
+        """Return the epoch with which a window begins; the first begins before epoch 1, with epoch 0.
+
+        >>> [FineSchedule(window_at=(60, 120, 160)).window_start(number) for number in range(4)]
+        [0, 60, 120, 160]
+        """
+        if not self.window_at:
+            return number * self.window
+        return self.window_at[number - 1] if number else 0
+
+    def window_length(self, number: int) -> float:
+        """Return how many epochs a window has; infinitely many, if it is the last of `window_at`.
+
+        >>> [FineSchedule(window_at=(60, 120, 160)).window_length(number) for number in (1, 2, 3)]
+        [60, 40, inf]
+        """
+        if not self.window_at:
+            return self.window
+        return self.window_start(number + 1) - self.window_start(number) if number < len(self.window_at) else math.inf
+
+    def epochs_before(self, epoch: int) -> int:
+        """Return how many epochs the window of an epoch has had before it: e mod window, if all are of one length.
+
+        >>> FineSchedule(window=60).epochs_before(70), FineSchedule(window_at=(60, 120, 160)).epochs_before(170)
+        (10, 10)
+        """
+        return epoch - self.window_start(self.window_of(epoch))
 
     def starts_at(self, epoch: int) -> int:
         """Return the starting point of the window that an epoch is in.
@@ -124,9 +168,10 @@ class FineSchedule:
         >>> FineSchedule(window=4, starting_point=0, block=1, count=1).is_pruned(4)
         False
         """
-        if epoch == 1 or epoch % self.window == 0:
+        before = self.epochs_before(epoch)
+        if epoch == 1 or before == 0:
             return False
-        return epoch % self.window >= self.starts_at(epoch) and epoch % self.block < self.count
+        return before >= self.starts_at(epoch) and epoch % self.block < self.count
 
     def prune_num(self, samples: int) -> int:
         """Return how many samples sit out in a pruned epoch.
@@ -164,8 +209,7 @@ class FinePolicy(Policy):
         self.schedule, self.tolerance = schedule, float(tolerance)
         schedule.prune_num(samples)  # refuses to leave no sample
         self.counts = np.zeros(samples, np.uint16)
-        plain = {name: np.asarray(value).item() for name, value in asdict(schedule).items()}
-        self.settings = plain | {"tolerance": self.tolerance}
+        self.settings = _plain_settings(schedule) | {"tolerance": self.tolerance}
         self._counts_of = 0  # the window that the counts are of
 
     @property
@@ -205,6 +249,8 @@ class FinePolicy(Policy):
         hard = np.zeros(self.samples, np.bool_)
         for part, batches in _batch_chunks(np.asarray(ends)):
             hard[samples[part][above_batch_mean(losses[part], batches, self.tolerance)]] = True
+        if self.schedule.window_at:  # whose last window may be longer than 16 bits can count
+            hard &= self.counts < LONGEST_WINDOW
         self.counts += hard
 
     def difficulty(self) -> NDArray[np.float32]:
@@ -222,6 +268,31 @@ class FinePolicy(Policy):
         counts_of = whole_number("counts_of", state["counts_of"], least=0, most=2**53)
         super().load_state_dict(state)
         self.counts, self._counts_of = counts, counts_of
+
+
+def window_starts(given: Any) -> tuple[int, ...]:
+    """Return the epochs at which windows begin as a tuple, if they rise.
+
+    >>> window_starts([60, 120, 160])
+    (60, 120, 160)
+    >>> window_starts([60, 60])
+    Traceback (most recent call last):
+    ValueError: window_at must be epochs that rise, each above the one before (window_at=[60, 60])
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ValueError(f"window_at must be epochs, such as (60, 120, 160) (window_at={given!r})")
+    starts = tuple(whole_number("window_at", each, least=1) for each in given)
+    if any(second <= first for first, second in itertools.pairwise(starts)):
+        raise ValueError(f"window_at must be epochs that rise, each above the one before (window_at={list(starts)})")
+    return starts
+
+
+def _plain_settings(schedule: FineSchedule) -> dict[str, Any]:
+    """Return the settings as plain values; of the two that say where windows begin, the one that counts."""
+    plain = asdict(schedule)
+    starts = list(plain.pop("window_at"))
+    plain = {name: np.asarray(value).item() for name, value in plain.items()}
+    return {"window_at": starts} | {name: plain[name] for name in plain if name != "window"} if starts else plain
 
 
 def lowest(lots: NDArray[np.uint32], number: int) -> NDArray[np.bool_]:
@@ -347,6 +418,8 @@ def estimated_n_prune(schedule: FineSchedule, n: int) -> int:
         (n mod w < a). Nothing is pruned there, so that part is taken as 0.
       - (4) sees n mod w - a epochs in the last window. From the a-th to the (n mod w)-th, both included, there is one
         more.
+
+    They know windows of one length only: `window`, whatever `window_at` says.
 
     So with attenuation 1 the exact number is at most (3), and at most (4) + 1; it is (3) where r divides w - a and a is
     at least 2. With a higher attenuation it may be above or below.

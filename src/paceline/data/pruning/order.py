@@ -44,7 +44,8 @@ class PrunedBatch:
 class PrunedOrder:
     """Endless batches of a shard for one worker; `judge` takes the losses of each.
 
-    `draws` is how many batches the worker is expected to draw in the whole run, for policies that ask how far it is.
+    `draws` is how many batches the worker is expected to draw in the whole run, for policies that ask how far it is;
+    where `passes` says after how many of them the run ends, they say how far it is.
 
     >>> settings = PruningSettings(name="info-batch", ratio=0.5)
     >>> order = PrunedOrder(torch.arange(10, 16), 3, settings, seed=0, worker=0, draws=100)
@@ -65,6 +66,7 @@ class PrunedOrder:
         worker: int,
         draws: int,
         first_draw: int = 0,
+        passes: int | None = None,
     ) -> None:
         check_shard(shard, batch_size=batch_size, worker=worker)
         for name, value, least in (("draws", draws, 1), ("first_draw", first_draw, 0)):
@@ -72,7 +74,7 @@ class PrunedOrder:
                 raise ValueError(f"{name} must be at least {least} ({name}={value})")
         self._shard, self._batch_size, self._seed, self._worker, self._draws = shard, batch_size, seed, worker, draws
         self.policy = make_policy(settings, len(shard), seed=seed_for(seed, "pruning", worker))
-        self.draw = first_draw
+        self.draw, self._passes = first_draw, passes
         self.whole_passes = self.sat_out = 0
         self._number = first_draw * batch_size // len(shard)  # of the pass
         self._position = 0
@@ -114,7 +116,8 @@ class PrunedOrder:
 
     def _begun_pass(self) -> torch.Tensor:
         if self._pass is None:
-            self._decision = self.policy.decide(self._number + 1, min(1.0, self.draw / self._draws))
+            done = self.draw / self._draws if self._passes is None else self._number / self._passes
+            self._decision = self.policy.decide(self._number + 1, min(1.0, done))
             self._pass, self._position = self._kept(), 0
         return self._pass
 

@@ -30,8 +30,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from paceline.data.pruning import PruningSettings, make_policy
 from paceline.data.pruning.fine_pruning import (
     SECONDS,
+    FinePolicy,
     FineSchedule,
     PruningTimes,
     estimate_remarks,
@@ -49,6 +51,7 @@ MOST_WRAPPED = 4
 MOST_LINES = 24
 LEAST_WIDTH = 40
 TICK = 10
+ONE_LENGTH = "The paper's formulas know windows of one length only."
 BEFORE_THE_START, NO_LOSS_YET = "before the starting point of its window", "before any loss is known"
 
 
@@ -297,8 +300,8 @@ def plan_fine(
         pruned_epochs=_pruned_in(rows),
         rows=rows,
         times=times(len(_pruned_in(rows))),
-        paper=times(estimated_n_prune(schedule, epochs)),
-        remarks=estimate_remarks(schedule, epochs),
+        paper=None if schedule.window_at else times(estimated_n_prune(schedule, epochs)),
+        remarks=(ONE_LENGTH,) if schedule.window_at else estimate_remarks(schedule, epochs),
     )
 
 
@@ -342,20 +345,39 @@ def plan_info(
     )
 
 
+def most_samples(settings: PruningSettings, shards: Sequence[int], *, passes: int) -> list[int]:
+    """Return how many samples so many passes over each shard meet at most.
+
+    It is exact for fine-pruning, unless a pass is whole because nobody was counted. Nobody knows beforehand how many
+    samples InfoBatch leaves out.
+
+    >>> settings = PruningSettings(name="fine-pruning", window=12, starting_point=6, prune=0.3)
+    >>> most_samples(settings, [1000, 10], passes=24)  # 6 of 24 passes are pruned
+    [22200, 222]
+    """
+    if settings.name != FinePolicy.name:
+        return [passes * samples for samples in shards]
+    policy = make_policy(settings, 1, seed=0)
+    schedule = policy.schedule if isinstance(policy, FinePolicy) else FineSchedule()
+    pruned = sum(map(schedule.is_pruned, range(1, passes + 1)))
+    return [passes * samples - pruned * schedule.prune_num(samples) for samples in shards]
+
+
 def _windows(schedule: FineSchedule, epochs: int) -> list[WindowRow]:
     """Return the rows of the picture. A window has one starting point, found once and not for each epoch."""
     rows = []
     for number in range(schedule.window_of(epochs) + 1):
-        first, last = max(1, number * schedule.window), min(epochs, (number + 1) * schedule.window - 1)
+        begins = schedule.window_start(number)
+        first, last = max(1, begins), int(min(epochs, begins + schedule.window_length(number) - 1))
         if first > last:  # a window of one epoch begins with epoch 0
             continue
         start = schedule.starts_at(first)
         here = replace(schedule, starting_point=start, attenuation=1)
         cells = [
-            PRUNED if here.is_pruned(epoch) else BEFORE if epoch % schedule.window < start else WHOLE
+            PRUNED if here.is_pruned(epoch) else BEFORE if epoch - begins < start else WHOLE
             for epoch in range(first, last + 1)
         ]
-        rows.append(WindowRow(first=first, cells="".join(cells), start=start, skipped=first % schedule.window))
+        rows.append(WindowRow(first=first, cells="".join(cells), start=start, skipped=first - begins))
     return rows
 
 

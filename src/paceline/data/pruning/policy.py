@@ -89,7 +89,7 @@ class Policy(ABC):
     """
 
     name: ClassVar[str]
-    settings: Mapping[str, float] = MappingProxyType({})
+    settings: Mapping[str, Any] = MappingProxyType({})
     """The settings that it was made with, to be saved beside what it learns."""
 
     def __init__(self, samples: int, *, seed: int = 0) -> None:

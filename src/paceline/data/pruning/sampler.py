@@ -30,7 +30,7 @@ import functools
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -39,7 +39,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from paceline.data.pruning import EPOCHS_STARTING_POINT, EPOCHS_WINDOW
+from paceline.data.pruning import EPOCHS_STARTING_POINT, EPOCHS_WINDOW, window_refusal
 from paceline.data.pruning.epoch import (
     DAMAGED,
     BaseSampler,
@@ -58,6 +58,7 @@ from paceline.data.pruning.passes import AbandonedPasses, OutstandingBatches
 from paceline.data.pruning.plan import PruningPlan, plan_fine, plan_info
 from paceline.data.pruning.policy import Policy, PruningError, saved_array, whole_number
 from paceline.data.pruning.ranks import TIMEOUT_SECONDS, FindRanks, GroupFinder, agree, seen_by_any, single_process
+from paceline.data.pruning.watched import History, WatchedLosses
 from paceline.renaming import renamed
 
 if TYPE_CHECKING:
@@ -101,10 +102,12 @@ class PrunedBatches(Sampler[list[int]]):
         base: Iterable[int] | None = None,
         drop_last: bool = False,
         find_ranks: FindRanks = single_process,
+        watch: Iterable[int] = (),
     ) -> None:
         self.batch_size, self.drop_last = whole_number("batch_size", batch_size, least=1), bool(drop_last)
         self.epochs = None if epochs is None else whole_number("epochs", epochs, least=1)
         self._policy = policy
+        self._watched = WatchedLosses(watch, samples=policy.samples)
         self._base = None if base is None else BaseSampler(base, samples=policy.samples)
         self._find_ranks = find_ranks
         self._epoch, self._attempt, self._resume_at = 1, 0, 0
@@ -358,6 +361,7 @@ class PrunedBatches(Sampler[list[int]]):
         samples, losses, ends = seen_only(prepared.order, values, prepared.layout.ends(len(prepared.order)))
         if len(samples):
             self._policy.judge(self._epoch, samples, losses, ends)
+            self._watched.add(self._epoch, samples, losses)
         keep = prepared.keep
         if self._base is not None:
             self._policy.population = self._base.population
@@ -394,6 +398,20 @@ class PrunedBatches(Sampler[list[int]]):
             "pruned_share": self._share_sitting_out,
             "pruned_share_of_all": pruned / met if met else 0.0,
         }
+
+    @property
+    def loss_history(self) -> History:
+        """The (epoch, loss) of every sample of `watch`, by its number; none of epochs in which the sample sat out.
+
+        >>> from paceline.data.pruning.info_batch import InfoPolicy
+        >>> pruning = PrunedBatches(InfoPolicy(4, seed=0), batch_size=4, epochs=8, watch=[2])
+        >>> for batch in pruning:
+        ...     mean = pruning.observe(torch.tensor(batch).float())
+        >>> pruning.loss_history
+        {2: [(1, 2.0)]}
+        """
+        self._judge()
+        return {sample: list(kept) for sample, kept in self._watched.history.items()}
 
     def difficulty(self) -> NDArray[np.float32]:
         """Return how hard each sample is; only the order means anything."""
@@ -432,6 +450,8 @@ class PrunedBatches(Sampler[list[int]]):
             "attempt": attempt,
             "observed": observed,
         }
+        if self._watched.history:
+            state |= self._watched.state_dict()
         if self._base is not None:
             state["base"] = self._base.state(to_draw_again=self._prepared is not None and not observed)
         if observed and self._prepared is not None and self._losses is not None:
@@ -460,6 +480,7 @@ class PrunedBatches(Sampler[list[int]]):
         attempt = whole_number("attempt", state["attempt"], least=0, most=MOST_COUNT)
         drawn = None if base is None else saved_array(base["given"], np.bool_, policy.samples, "given")
         sampler_state = None if base is None else base["sampler"]
+        history = self._watched.histories_in(state)
         policy.load_state_dict(dict(learned))
         self._warn_of_other_settings(state.get("settings", {}))  # states of version 0.1 say none
         self._prepared = self._losses = self._pass = self._finished = None
@@ -469,13 +490,12 @@ class PrunedBatches(Sampler[list[int]]):
         if self._base is not None and drawn is not None:
             self._base.restore(drawn, sampler_state)
             policy.population = self._base.population or policy.samples
-        self._epoch, self._attempt, self._resume_at = epoch, attempt, observed
+        self._epoch, self._attempt, self._resume_at, self._watched.history = epoch, attempt, observed, history
 
-    def _warn_of_other_settings(self, saved: Mapping[str, float]) -> None:
+    def _warn_of_other_settings(self, saved: Mapping[str, Any]) -> None:
         ours = self._policy.settings
-        changed = [
-            f"{name}={saved[name]}, here {ours[name]}" for name in ours if saved.get(name, ours[name]) != ours[name]
-        ]
+        names = [name for name in {**ours, **saved} if saved and saved.get(name) != ours.get(name)]
+        changed = [f"{name}={saved.get(name, 'none')}, here {ours.get(name, 'none')}" for name in names]
         if changed:
             warnings.warn(
                 f"this state was saved by a sampler with other settings ({'; '.join(changed)}): from now on samples "
@@ -576,7 +596,9 @@ class FinePruning(PrunedBatches):
     `samples` is the number of samples, or the data set. `batch_size` is that of one rank. Windows go on for ever,
     whatever the length of your run; where `epochs` says it, `plan()` is of so many, and a run that is too short to be
     pruned at all is warned of. `base` is a sampler of your own that yields the indices of all ranks; the default is a
-    random permutation, another one in every epoch.
+    random permutation, another one in every epoch. `window_at` are the epochs at which windows begin, in place of
+    windows of one length: those at which your learning rate changes. The losses of the samples in `watch` are kept,
+    epoch by epoch, in `loss_history`.
 
     >>> import torch
     >>> pruning = FinePruning(8, batch_size=4, window=6, starting_point=2, block=2, count=2, prune=0.25)
@@ -605,6 +627,8 @@ class FinePruning(PrunedBatches):
         count: int = 2,
         prune: float | int = 0.3,
         tolerance: float = 0.0,
+        window_at: Sequence[int] = (),
+        watch: Iterable[int] = (),
         seed: int = 0,
         base: Iterable[int] | None = None,
         drop_last: bool = False,
@@ -615,8 +639,11 @@ class FinePruning(PrunedBatches):
         group: ProcessGroup | None = None,
     ) -> None:
         process_group = renamed("group", group, "process_group", process_group, stacklevel=4)
+        if len(window_at) and window != EPOCHS_WINDOW:
+            raise ValueError(window_refusal(window, window_at))
         self.schedule = FineSchedule(
             window=window,
+            window_at=tuple(window_at),
             starting_point=starting_point,
             attenuation=attenuation,
             block=block,
@@ -626,7 +653,13 @@ class FinePruning(PrunedBatches):
         policy = FinePolicy(_sample_count(samples), self.schedule, tolerance=tolerance, seed=seed)
         finder = GroupFinder(rank, world_size, process_group, timeout_seconds)
         super().__init__(
-            policy, batch_size=batch_size, epochs=epochs, base=base, drop_last=drop_last, find_ranks=finder
+            policy,
+            batch_size=batch_size,
+            epochs=epochs,
+            base=base,
+            drop_last=drop_last,
+            find_ranks=finder,
+            watch=watch,
         )
         kept = policy.samples - policy.prune_num
         if drop_last and base is None and kept < self.batch_size:
@@ -640,10 +673,10 @@ class FinePruning(PrunedBatches):
                 f"{prune} %",
                 stacklevel=3,
             )
-
+        windows = f"window_at={list(self.schedule.window_at)}" if self.schedule.window_at else f"window={window}"
         if epochs is not None and not any(self.schedule.is_pruned(epoch) for epoch in range(1, epochs + 1)):
             warnings.warn(
-                f"none of {epochs} epochs is pruned (window={window}, starting_point={starting_point}): give a smaller "
+                f"none of {epochs} epochs is pruned ({windows}, starting_point={starting_point}): give a smaller "
                 "starting_point, and a window of about a third of the epochs",
                 stacklevel=3,
             )
@@ -676,7 +709,7 @@ class InfoBatch(PrunedBatches):
 
     After the first `delta` * `epochs` epochs no sample sits out. Call backward() on what `observe` returns: it is
     weighted. `samples` is the number of samples, or the data set. `batch_size` is that of one rank. `base` is a sampler
-    of your own that yields the indices of all ranks.
+    of your own that yields the indices of all ranks. The losses of the samples in `watch` are kept in `loss_history`.
 
     >>> import torch
     >>> pruning = InfoBatch(8, batch_size=4, epochs=8)
@@ -696,6 +729,7 @@ class InfoBatch(PrunedBatches):
         epochs: int,
         ratio: float = 0.5,
         delta: float = 0.875,
+        watch: Iterable[int] = (),
         seed: int = 0,
         base: Iterable[int] | None = None,
         drop_last: bool = False,
@@ -710,7 +744,13 @@ class InfoBatch(PrunedBatches):
         self.ratio, self.delta = policy.ratio, policy.delta
         finder = GroupFinder(rank, world_size, process_group, timeout_seconds)
         super().__init__(
-            policy, batch_size=batch_size, epochs=epochs, base=base, drop_last=drop_last, find_ranks=finder
+            policy,
+            batch_size=batch_size,
+            epochs=epochs,
+            base=base,
+            drop_last=drop_last,
+            find_ranks=finder,
+            watch=watch,
         )
 
     def plan(self, epochs: int | None = None) -> PruningPlan:

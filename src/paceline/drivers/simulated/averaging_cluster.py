@@ -13,6 +13,8 @@ A worker that waits wakes when the ring ends. How a run ends:
     members that overlap      all leave after the average that takes the merged steps to rounds * workers: a fast worker
                               takes more of them, a slow one fewer
 
+A run that ends by passes over the shards (`ended`) ends when every worker has made them, if that comes first.
+
 What is on its way or in an open window then is merged before they part. A `ReplicaTrainer` holds the workers' models;
 the same queue runs with and without one.
 """
@@ -22,7 +24,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -154,9 +156,15 @@ class AveragingCluster:
     [6.0, 12.0]
     """
 
-    def __init__(self, setup: AveragingSetup, *, trainer: ReplicaTrainer | None = None) -> None:
+    def __init__(
+        self,
+        setup: AveragingSetup,
+        *,
+        trainer: ReplicaTrainer | None = None,
+        ended: Callable[[], bool] = lambda: False,
+    ) -> None:
         workers = setup.workers
-        self._setup = setup
+        self._setup, self._ended_early = setup, ended
         self._trainer: ReplicaTrainer = trainer if trainer is not None else NoReplicas()
         self._states = [AveragingState(setup.member, workers) for _ in range(workers)]
         self._steps = [0] * workers
@@ -257,7 +265,7 @@ class AveragingCluster:
             enough = self._steps[worker] >= self._setup.rounds
         else:
             enough = self._steps_known_merged[worker] >= self._setup.budget_steps
-        if enough:
+        if enough or self._ended_early():
             self._carry_out(worker, self._states[worker].handle(_LEAVING))
         else:
             self._begin_computing(worker)

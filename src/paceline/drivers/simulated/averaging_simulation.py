@@ -18,7 +18,7 @@ from paceline.drivers.simulated.averaging_cluster import (
     SimulatedAverage,
 )
 from paceline.drivers.simulated.cluster import KEPT_WORKS
-from paceline.drivers.simulated.progress import Evaluations, Progress, pruned_of
+from paceline.drivers.simulated.progress import Evaluations, Progress, passes_made, pruned_of
 from paceline.traces import Round, Trace, Work
 from paceline.traffic import Traffic, all_reduce_traffic
 
@@ -61,7 +61,9 @@ class AveragedSimulation:
 
             self.learner = AveragingWorkers(training, setup.member, workers=setup.workers)
         without = NoReplicas(traffic=traffic or all_reduce_traffic(message_bytes, setup.workers))
-        self._cluster = AveragingCluster(setup, trainer=self.learner or without)
+        self._cluster = AveragingCluster(
+            setup, trainer=self.learner or without, ended=lambda: passes_made(self.batches)
+        )
         self._evaluations = Evaluations()
         self._rounds: list[Round] = []
         self._works: list[Work] = []
@@ -143,6 +145,11 @@ class AveragedSimulation:
                     worker=0, version=number, started_seconds=opened, finished_seconds=seconds, arrived_seconds=seconds
                 )
             )
+
+    @property
+    def rounds(self) -> int:
+        """The most rounds that it may have."""
+        return self._setup.rounds
 
     @property
     def batches(self) -> Batches | None:

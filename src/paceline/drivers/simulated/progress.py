@@ -63,6 +63,15 @@ class Evaluations:
         return Progress(round=round, seconds=seconds, loss=last.loss, accuracy=last.accuracy, test_loss=last.test_loss)
 
 
+def passes_made(batches: Batches | None) -> bool:
+    """Return whether a run that ends by its passes is over: every worker has made them.
+
+    >>> passes_made(None)
+    False
+    """
+    return batches is not None and batches.pruned is not None and batches.pruned.all_passes_made
+
+
 def pruned_of(batches: Batches | None) -> Pruned | None:
     """Return how much was left out so far; None where nothing is pruned, or nothing is trained.
 

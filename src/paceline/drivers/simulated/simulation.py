@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from paceline.drivers.simulated.cluster import Cluster, NoTraining, Setup
 from paceline.drivers.simulated.learner import Learner
-from paceline.drivers.simulated.progress import Evaluations, Progress, pruned_of
+from paceline.drivers.simulated.progress import Evaluations, Progress, passes_made, pruned_of
 from paceline.traces import Trace
 from paceline.traffic import NO_TRAFFIC, Traffic
 from paceline.training import Batches, Training
@@ -52,9 +52,10 @@ class Simulation:
                 self._cluster.pass_on(losses)
             if steps % steps_per_round == 0:
                 self._rounds_done = steps // steps_per_round
-                due = self._rounds_done % self._evaluate_every == 0 or self._rounds_done == self._setup.rounds
+                over = self._rounds_done == self._setup.rounds or passes_made(self.batches)
+                due = self._rounds_done % self._evaluate_every == 0 or over
                 yield self._progress(self.learner if due else None)
-                if self._evaluations.diverged:
+                if self._evaluations.diverged or over:
                     return
 
     def _progress(self, learner: Learner | None) -> Progress:
@@ -63,6 +64,11 @@ class Simulation:
         if learner is None:
             return self._evaluations.progress(round=done, seconds=seconds)
         return self._evaluations.add(round=done, seconds=seconds, measured=learner.evaluate())
+
+    @property
+    def rounds(self) -> int:
+        """The most rounds that it may have."""
+        return self._setup.rounds
 
     @property
     def batches(self) -> Batches | None:
