@@ -25,7 +25,7 @@ from paceline.user_code import UserCodeError, find, is_code, name_of
 if TYPE_CHECKING:
     from torch import nn
 
-    from paceline.data import Dataset
+    from paceline.data import Augmentation, Dataset
     from paceline.training import Training
     from paceline.workers.losses import SampleLoss
 
@@ -288,7 +288,7 @@ def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN
     """
     import torch
 
-    from paceline.data import NoAugmentation, PadCropFlip, split
+    from paceline.data import ExtendedAugmentation, NoAugmentation, PadCropFlip, split
     from paceline.models import seeded
     from paceline.training import Training
 
@@ -322,6 +322,9 @@ def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN
     if given or any(map(is_code, (recipe.model.name, recipe.model.loss, recipe.data.name))):
         with seeded(recipe.seed):  # what the trial draws is nobody's
             _check_parts(recipe, module, dataset, loss)
+    augmentation: Augmentation = NoAugmentation()
+    if data.augment:
+        augmentation = ExtendedAugmentation() if data.augment == "extended" else PadCropFlip()
     return Training(
         module=module,
         dataset=dataset,
@@ -331,7 +334,7 @@ def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN
         batch_size=recipe.worker.batch_size,
         blocks=recipe.worker.blocks,
         seed=recipe.seed,
-        augmentation=PadCropFlip() if data.augment else NoAugmentation(),
+        augmentation=augmentation,
         evaluation_samples=recipe.evaluation_samples,
         codec=make_codec_of(recipe),
         plan=recipe.codec.plan,
