@@ -1,4 +1,4 @@
-"""What `large-batch` runs: networks, sizes, cells (an optimiser at a batch size), and the tasks of each phase."""
+"""What `large-batch` runs: sizes, cells (an optimiser at a batch size), and the tasks of each phase."""
 
 from __future__ import annotations
 
@@ -7,60 +7,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from benchmarks.options import Options
-from paceline.models.layers import initialise
 from paceline.optim.schedules import scale_lr
+from paceline.reproduce.large_batch_training import OPTIMIZERS, WITH_LARS, WITH_SGD
 
-WITH_SGD, WITH_LARS = "SGD", "LARS"
-OPTIMIZERS = (WITH_SGD, WITH_LARS)
+__all__ = [
+    "FINAL",
+    "LINEAR",
+    "OPTIMIZERS",
+    "QUICK",
+    "SEEDS",
+    "TUNING",
+    "TUNING_SEED",
+    "WITH_LARS",
+    "WITH_SGD",
+    "Cell",
+    "Ending",
+    "Endings",
+    "Size",
+    "Task",
+    "best_rate",
+    "cells_of",
+    "final_tasks",
+    "size_of",
+    "tuning_tasks",
+]
+
 TUNING, FINAL, LINEAR = "tuning", "final", "linear"
 TUNING_SEED = 1000  # not among the seeds of the final runs
 SEEDS = 3
-
-
-def small_cnn(*, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """A small AlexNet: two convolutions that halve each side, three linear layers, no normalisation."""
-    return _network(input_shape, classes, normalised=False)
-
-
-def small_cnn_bn(*, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """A small AlexNet-BN: the same with batch normalisation after each convolution, which then has no bias."""
-    return _network(input_shape, classes, normalised=True)
-
-
-def _network(input_shape: tuple[int, int, int], classes: int, *, normalised: bool) -> nn.Module:
-    channels, height, width = input_shape
-    model = nn.Sequential(
-        nn.Conv2d(channels, 8, 5, stride=2, padding=2, bias=not normalised),
-        nn.BatchNorm2d(8) if normalised else nn.Identity(),
-        nn.ReLU(),
-        nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=not normalised),
-        nn.BatchNorm2d(16) if normalised else nn.Identity(),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(16 * math.ceil(height / 4) * math.ceil(width / 4), 64),
-        nn.ReLU(),
-        nn.Linear(64, 64),
-        nn.ReLU(),
-        nn.Linear(64, classes),
-    )
-    initialise(model)
-    return model
-
-
-OWN_MODELS = {"small-cnn": small_cnn, "small-cnn-bn": small_cnn_bn}
-
-
-def model_location(name: str) -> str:
-    """What `build_model` calls one of ours; other names are its own.
-
-    >>> model_location("small-cnn"), model_location("lenet")
-    ('benchmarks.large_batch_cases:small_cnn', 'lenet')
-    """
-    own = OWN_MODELS.get(name)
-    return f"{own.__module__}:{own.__name__}" if own else name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -226,7 +226,7 @@ def test_no_number_of_a_recipe_is_too_large_for_a_clear_refusal(value):
     [
         ('rounds = "3"', "expected a whole number, got '3'"),
         ('[optimizer]\nlr = "0.1"', "expected a number, got '0.1'"),
-        ('[data]\naugment = "yes"', "expected true or false, got 'yes'"),
+        ('[data]\naugment = "yes"', "expected true or false or 'extended', got 'yes'"),
         ('[optimizer]\ndecay_at = "0.5,0.75"', "expected a list of numbers"),
         ('[strategy]\nk = "3"', "expected a whole number or 'auto' or 'none', got '3'"),
     ],

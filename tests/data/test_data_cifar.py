@@ -1,4 +1,4 @@
-"""CIFAR-10 in its four shapes gives the same tensors; damaged and hostile ones are refused."""
+"""CIFAR in its shapes gives the same tensors; damaged and hostile files are refused; changed images are told."""
 
 import gzip
 import io
@@ -12,7 +12,17 @@ import pytest
 import torch
 
 from paceline.data import DatasetError, Request, load_dataset
-from paceline.data.cifar import BINARY, PYTHON, load_cifar10
+from paceline.data.cifar import (
+    BINARY,
+    BINARY_100,
+    PUBLISHED_MEAN,
+    PYTHON,
+    PYTHON_100,
+    load_cifar10,
+    load_cifar100,
+    remark_on,
+)
+from paceline.data.samples import Pixels
 
 ROWS = 4
 
@@ -214,3 +224,163 @@ def test_a_member_that_claims_to_be_huge_is_refused_before_it_is_read(tmp_path):
     member.size = 10**12
     write_files(tmp_path, {BINARY.archive.name: gzip.compress(member.tobuf() + bytes(2048))})
     assert "has 1000000000000 bytes" in refused(tmp_path)
+
+
+# -- a hundred classes -------------------------------------------------------------------------------------------------
+
+
+def batches_100() -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    random = np.random.default_rng(1)
+    return {
+        name: (
+            random.integers(0, 256, (rows, 3072), dtype=np.uint8),
+            random.integers(0, 20, rows),
+            np.arange(rows) * 99 // (rows - 1),
+        )
+        for name, rows in (("train", 3 * ROWS), ("test", ROWS))
+    }
+
+
+def binary_files_100() -> dict[str, bytes]:
+    return {
+        f"{name}.bin": np.concatenate([np.stack([coarse, fine], 1).astype(np.uint8), pixels], axis=1).tobytes()
+        for name, (pixels, coarse, fine) in batches_100().items()
+    }
+
+
+def python_files_100() -> dict[str, bytes]:
+    return {
+        name: pickle.dumps(
+            {
+                b"filenames": [f"image_{index}.png".encode() for index in range(len(fine))],
+                b"batch_label": b"training batch 1 of 1",
+                b"fine_labels": fine.tolist(),
+                b"coarse_labels": coarse.tolist(),
+                b"data": pixels,
+            },
+            protocol=2,
+        )
+        for name, (pixels, coarse, fine) in batches_100().items()
+    }
+
+
+def packed_100(layout, files: dict[str, bytes]) -> dict[str, bytes]:
+    return {layout.archive.name: archive_bytes(files, layout.folder)}
+
+
+SHAPES_100 = {
+    "binary": lambda root: write_files(root, binary_files_100()),
+    "binary, unpacked": lambda root: write_files(root / BINARY_100.folder, binary_files_100()),
+    "binary, packed": lambda root: write_files(root, packed_100(BINARY_100, binary_files_100())),
+    "python, own folder": lambda root: write_files(root / "cifar100" / PYTHON_100.folder, python_files_100()),
+    "python, packed": lambda root: write_files(root / "cifar100", packed_100(PYTHON_100, python_files_100())),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES_100)
+def test_every_shape_gives_the_same_hundred_classes(tmp_path, shape):
+    SHAPES_100[shape](tmp_path)
+    data = load_dataset("cifar100", directory=tmp_path, download=False)
+    pixels, _, fine = batches_100()["train"]
+    train = pixels.reshape(-1, 3, 32, 32)
+    mean, deviation = train.mean((0, 2, 3), keepdims=True), train.std((0, 2, 3), keepdims=True)
+    assert torch.allclose(data.train.inputs, torch.tensor((train - mean) / deviation).float(), atol=1e-5)
+    assert data.train.targets.tolist() == fine.tolist()
+    assert data.test.targets.tolist() == [0, 33, 66, 99]
+    assert (data.classes, len(data.test), data.input_shape, data.remark) == (100, ROWS, (3, 32, 32), "")
+
+
+def test_the_two_sets_do_not_take_each_others_files(tmp_path):
+    write_files(tmp_path, {**python_files(), BINARY.archive.name: archive_bytes(binary_files())})
+    with pytest.raises(DatasetError) as caught:
+        load_dataset("cifar100", directory=tmp_path, download=False)
+    wanted = "cifar-100-binary.tar.gz (or train.bin ... test.bin)"
+    assert str(caught.value) == f"cifar100 is not in {tmp_path}: put {wanted} there"
+
+
+def test_a_missing_archive_of_a_hundred_classes_is_downloaded_and_read(server, tmp_path):
+    archive = server.publish(BINARY_100.archive.name, archive_bytes(binary_files_100(), BINARY_100.folder))
+    data = load_cifar100(Request(directory=tmp_path, mirror=server.base), archive=archive)
+    assert len(data.train) == 3 * ROWS
+    assert [path.name for path in (tmp_path / "cifar100").iterdir()] == [BINARY_100.archive.name]
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"train.bin": b""}, "no whole number of 3074-byte images"),
+        ({"train.bin": bytes(3073)}, "3073 bytes"),
+        ({"test.bin": bytes([0, 100]) + bytes(3072)}, "between 0 and 99"),
+    ],
+    ids=["empty", "the other set's", "class 100"],
+)
+def test_damaged_binary_files_of_a_hundred_classes_are_refused(tmp_path, files, says):
+    write_files(tmp_path, {**binary_files_100(), **files})
+    with pytest.raises(DatasetError, match=says):
+        load_dataset("cifar100", directory=tmp_path, download=False)
+
+
+@pytest.mark.parametrize(
+    ("batch", "says"),
+    [
+        (
+            {"data": np.zeros((1, 3072), np.uint8), "labels": [1]},
+            "'fine_labels' are no list of numbers between 0 and 99",
+        ),
+        ({"data": np.zeros((1, 3072), np.uint8), "fine_labels": [100]}, "'fine_labels' are no list"),
+        ({"data": np.zeros((1, 3072), np.uint8), "fine_labels": [1, 2]}, "1 images and 2 labels"),
+    ],
+    ids=["the other set's", "class 100", "one label too many"],
+)
+def test_python_files_of_a_hundred_classes_that_hold_something_else_are_refused(tmp_path, batch, says):
+    write_files(tmp_path, {**python_files_100(), "train": pickle.dumps(batch, protocol=2)})
+    with pytest.raises(DatasetError, match=says):
+        load_dataset("cifar100", directory=tmp_path, download=False)
+
+
+def test_a_damaged_archive_of_a_hundred_classes_is_refused(tmp_path):
+    for files, says in (({"train.bin": b""}, "it lacks test.bin"), ({"train": b""}, r"it lacks test.bin, train.bin")):
+        write_files(tmp_path, packed_100(BINARY_100, files))
+        with pytest.raises(DatasetError, match=says):
+            load_dataset("cifar100", directory=tmp_path, download=False)
+    hostile = pickle.dumps({"data": Runs(f"touch {tmp_path}/ran"), "fine_labels": []}, protocol=2)
+    (tmp_path / BINARY_100.archive.name).unlink()
+    write_files(tmp_path, packed_100(PYTHON_100, {**python_files_100(), "train": hostile}))
+    with pytest.raises(DatasetError, match="'posix system'"):
+        load_dataset("cifar100", directory=tmp_path, download=False)
+    assert not (tmp_path / "ran").exists()
+
+
+# -- images that are not those of the release --------------------------------------------------------------------------
+
+
+def with_mean(mean: tuple[float, ...], count: int = 2000) -> Pixels:
+    """Images of two neighbouring values whose mean is as near to the wanted one as bytes allow."""
+    images = np.zeros((count, 3, 32, 32), np.uint8)
+    for channel, wanted in enumerate(mean):
+        total = round(wanted * 255 * count * 1024)
+        plane = np.full(count * 1024, total // (count * 1024), np.uint8)
+        plane[: total % (count * 1024)] += 1
+        images[:, channel] = plane.reshape(count, 32, 32)
+    return Pixels(images=images, labels=np.zeros(count, np.int64))
+
+
+def test_images_of_the_published_mean_need_no_remark_and_others_get_one():
+    red, green, blue = PUBLISHED_MEAN
+    assert remark_on(with_mean(PUBLISHED_MEAN), expected=2000) == ""
+    assert remark_on(with_mean((red + 4e-6, green - 4e-6, blue)), expected=2000) == ""
+    for changed in ((red + 6e-6, green, blue), (red, green - 6e-6, blue), (red, green, blue + 1e-3)):
+        assert "not those of the published release" in remark_on(with_mean(changed), expected=2000)
+    assert "0.50000, 0.48216, 0.44653" in remark_on(with_mean((0.5, green, blue)), expected=2000)
+
+
+def test_a_set_that_is_not_whole_gets_no_remark(tmp_path):
+    assert remark_on(with_mean((0.5, 0.5, 0.5))) == ""
+    write_files(tmp_path, binary_files())
+    assert load_dataset("cifar10", directory=tmp_path, download=False).remark == ""
+
+
+def test_a_whole_set_that_was_changed_is_loaded_with_its_remark(tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.data.cifar.remark_on", lambda train: f"{len(train.images)} changed images")
+    write_files(tmp_path, binary_files())
+    assert load_dataset("cifar10", directory=tmp_path, download=False).remark == f"{5 * ROWS} changed images"

@@ -40,6 +40,16 @@ def test_known_counts(name, count):
         assert count_parameters(build_model(name, input_shape=(3, 32, 32), classes=10)) == count
 
 
+@pytest.mark.parametrize("name", [name for name, entry in MODELS.items() if "none" in entry.norms])
+def test_without_normalisation_its_scales_and_shifts_are_missing_and_nothing_else(name):
+    with torch.device("meta"):
+        plain, normed = (
+            build_model(name, input_shape=(3, 32, 32), classes=10, norm=norm) for norm in ("none", "batch")
+        )
+    scales = sum(count_parameters(layer) for layer in normed.modules() if isinstance(layer, nn.BatchNorm2d))
+    assert 0 < count_parameters(normed) - count_parameters(plain) == scales
+
+
 def test_every_network_is_counted():
     assert CUSTOMARY.keys() | OURS.keys() == MODELS.keys()
 

@@ -29,6 +29,7 @@ NETWORKS = [
     ("wrn10", "batch", GREY),
     ("wrn10", "group", GREY),
     ("googlenet", "batch", GREY),
+    ("googlenet", "none", GREY),
     ("densenet121", "batch", GREY),
     ("mobilenetv2", "batch", GREY),
     ("alexnet", None, COLOUR),

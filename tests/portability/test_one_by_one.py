@@ -19,7 +19,7 @@ import torch
 
 from paceline import randomness
 from paceline.codecs import QSGD, tensors
-from paceline.data.augment import PadCropFlip
+from paceline.data.augment import ExtendedAugmentation, PadCropFlip
 from paceline.data.batches import BatchOrder
 from paceline.data.pruning.fine_pruning import above_batch_mean
 from paceline.drivers.simulated.delays import Pareto, Recorded, ShiftedExponential, SlowWorkers
@@ -156,9 +156,9 @@ def test_a_batch_order_does_not_depend_on_where_it_was_begun():
         assert torch.equal(order.next(), again.next())
 
 
-def test_an_augmented_image_does_not_depend_on_how_the_batch_lies_in_memory():
+@pytest.mark.parametrize("vary", [PadCropFlip(padding=2), ExtendedAugmentation()])
+def test_an_augmented_image_does_not_depend_on_how_the_batch_lies_in_memory(vary):
     images = torch.randn(9, 3, 8, 8, generator=seeded(5))
-    vary = PadCropFlip(padding=2)
     expected = vary(images, seeded(6))
     wide = torch.randn(9, 3, 8, 16, generator=seeded(7))
     wide[..., ::2] = images

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from paceline import Recipe, simulate
 from paceline.cli.options import parse, recipe_options
+from paceline.cli.simulate import RaceOptions
 from paceline.codecs import CODECS
 from paceline.codecs.naming import settings_of
 from paceline.recipes import RecipeError, read_recipe
-from paceline.recipes.assembly import make_delays, make_strategy
+from paceline.recipes.assembly import load_data, make_delays, make_strategy, make_training
 from paceline.recipes.sections import CODEC_SETTINGS
 from paceline.runs import Race, make_run, result_of
 
@@ -189,3 +190,29 @@ def test_the_codec_section_has_every_setting_of_every_codec_and_says_whose_it_is
     assert {setting: list(owners) for setting, owners in CODEC_SETTINGS.items()} == found
     with pytest.raises(RecipeError, match="levels is a setting of qsgd, and the codec is one-bit"):
         read_recipe(overrides={"codec.name": "one-bit", "codec.levels": "3"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind"),
+    [(False, "NoAugmentation"), (True, "PadCropFlip"), ("extended", "ExtendedAugmentation")],
+)
+def test_the_augmentation_is_the_one_that_was_asked_for_and_survives_a_document(asked, kind):
+    recipe = Recipe().with_settings(data={"augment": asked})
+    assert Recipe.from_document(recipe.to_document()).data.augment == asked
+    assert type(make_training(recipe, load_data(recipe)).augmentation).__name__ == kind
+
+
+def test_the_extended_augmentation_is_named_on_the_command_line_even_beside_a_folder_of_its_name(tmp_path, monkeypatch):
+    (tmp_path / "extended").mkdir()
+    monkeypatch.chdir(tmp_path)
+    _, overrides = parse(RaceOptions, ["--data.augment", "extended"])
+    assert read_recipe(None, overrides).data.augment == "extended"
+
+
+def test_the_extended_augmentation_changes_what_is_learned_and_the_seed_decides_it():
+    def losses(augment, seed):
+        recipe = Recipe(rounds=3, evaluate_every=3, seed=seed).with_settings(data={"augment": augment})
+        return simulate(recipe).summary.loss
+
+    assert losses("extended", 1) == losses("extended", 1)
+    assert len({losses("extended", 1), losses(True, 1), losses(False, 1)}) == 3

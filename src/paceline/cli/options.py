@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from paceline.decoding import describe
 from paceline.errors import PacelineError
@@ -365,7 +365,7 @@ def _value(option: Option, flag: str, words: deque[str]) -> str:
     """
     follows = bool(words) and not _is_option(words[0])
     if option.is_flag:
-        is_value = follows and option.of_recipe and not _may_be_file(words[0])
+        is_value = follows and option.of_recipe and not _may_be_file(words[0], option)
         return words.popleft() if is_value else "true"
     if option.spelling.alone and not (follows and words[0].isdecimal()):
         return option.spelling.alone
@@ -374,9 +374,9 @@ def _value(option: Option, flag: str, words: deque[str]) -> str:
     return words.popleft()
 
 
-def _may_be_file(word: str) -> bool:
+def _may_be_file(word: str, option: Option) -> bool:
     try:
-        convert(word, bool | Literal["auto"])
+        convert(word, option.hint)
     except ValueError:
         return word.endswith(".toml") or Path(word).exists()
     return False

@@ -22,7 +22,7 @@ from paceline.lazy import lazy_names
 from paceline.lookup import unknown
 
 if TYPE_CHECKING:
-    from paceline.data.augment import Augmentation, NoAugmentation, PadCropFlip
+    from paceline.data.augment import Augmentation, ExtendedAugmentation, NoAugmentation, PadCropFlip
     from paceline.data.batches import BatchOrder
     from paceline.data.pruning.policy import PruningError
     from paceline.data.pruning.sampler import FinePruning, InfoBatch
@@ -37,6 +37,7 @@ __all__ = [
     "Dataset",
     "DatasetEntry",
     "DatasetError",
+    "ExtendedAugmentation",
     "FinePruning",
     "InfoBatch",
     "NoAugmentation",
@@ -118,6 +119,13 @@ DATASETS: dict[str, DatasetEntry] = {
         function="load_cifar10",
         needs_files=True,
     ),
+    "cifar100": DatasetEntry(
+        description="60,000 photographs of 100 kinds of things, 32x32 pixels, colour; 169 MB",
+        module="paceline.data.cifar",
+        function="load_cifar100",
+        needs_files=True,
+        classes=100,
+    ),
     "synthetic": DatasetEntry(
         description="made-up images of any size: a pattern for each class, and noise",
         module="paceline.data.synthetic",
@@ -129,7 +137,7 @@ DATASETS: dict[str, DatasetEntry] = {
 """Every data set by name; adding one is its file and an entry here.
 
 >>> list(DATASETS)
-['digits', 'mnist', 'fashion-mnist', 'cifar10', 'synthetic']
+['digits', 'mnist', 'fashion-mnist', 'cifar10', 'cifar100', 'synthetic']
 """
 
 
@@ -177,6 +185,7 @@ def load_dataset(
 
 _HOMES = {
     "Augmentation": "augment",
+    "ExtendedAugmentation": "augment",
     "NoAugmentation": "augment",
     "PadCropFlip": "augment",
     "BatchOrder": "batches",

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from paceline.data.reading import DatasetError
 
 LARGEST_KEY = 2**60  # beyond it, whole numbers can be chosen that all hash alike
-LARGEST_INSTRUCTIONS = 500_000  # ten times those of a real batch
+LARGEST_INSTRUCTIONS = 500_000  # twice those of CIFAR-100's training images, ten times a batch of CIFAR-10
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _VALUES = frozenset(
     (

@@ -77,7 +77,7 @@ MODELS = MappingProxyType(
         "wrn22": _entry("wide_resnet:wrn22", "Wide ResNet 22-8", BATCH_OR_GROUP),
         "alexnet": _entry("alexnet:alexnet", "AlexNet, local response normalisation"),
         "alexnet-bn": _entry("alexnet:alexnet_bn", "AlexNet, batch normalisation", BATCH_OR_GROUP),
-        "googlenet": _entry("googlenet:googlenet", "GoogLeNet: nine inception modules", BATCH_OR_GROUP),
+        "googlenet": _entry("googlenet:googlenet", "GoogLeNet: nine inception modules", BATCH_GROUP_OR_NONE),
         "densenet121": _entry("densenet:densenet121", "DenseNet-121, growth 32", BATCH_OR_GROUP),
         "mobilenetv2": _entry("mobilenetv2:mobilenetv2", "MobileNetV2, width 1", BATCH_OR_GROUP),
     }

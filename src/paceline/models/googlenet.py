@@ -3,8 +3,9 @@
     inception(x) = [ conv1(x) | conv3(conv1(x)) | conv3(conv3(conv1(x))) | conv1(pool(x)) ]
 
 Where we differ, as is customary for CIFAR: the stem is one 3x3 convolution to 192 maps, with no pooling; two
-3x3 convolutions stand for the 5x5; normalisation after every convolution (whose bias is kept, so that the
-parameters are as many as others count); no auxiliary outputs, no dropout.
+3x3 convolutions stand for the 5x5; normalisation after every convolution (norm="none" is the original, and the
+network of the LARS paper's table 6), whose bias is kept, so that the parameters are as many as others count; no
+auxiliary outputs, no dropout.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from paceline.data import Dataset
+    from paceline.data import Augmentation, Dataset
     from paceline.training import Training
     from paceline.workers.losses import SampleLoss
 
@@ -303,7 +303,7 @@ def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN
     >>> len(make_training(Recipe(), load_data(Recipe())).shards)
     10
     """
-    from paceline.data import NoAugmentation, PadCropFlip
+    from paceline.data import ExtendedAugmentation, NoAugmentation, PadCropFlip
     from paceline.models import seeded
     from paceline.training import Training
 
@@ -322,6 +322,9 @@ def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN
     if given or any(map(is_code, (recipe.model.name, recipe.model.loss, recipe.data.name))):
         with seeded(recipe.seed):  # what the trial draws is nobody's
             _check_parts(recipe, module, dataset, loss)
+    augmentation: Augmentation = NoAugmentation()
+    if data.augment:
+        augmentation = ExtendedAugmentation() if data.augment == "extended" else PadCropFlip()
     return Training(
         module=module,
         dataset=dataset,
@@ -332,7 +335,7 @@ def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN
         batch_size=recipe.worker.batch_size,
         blocks=recipe.worker.blocks,
         seed=recipe.seed,
-        augmentation=PadCropFlip() if data.augment else NoAugmentation(),
+        augmentation=augmentation,
         evaluation_samples=recipe.evaluation_samples,
         codec=make_codec_of(recipe),
         plan=recipe.codec.plan,

@@ -49,7 +49,11 @@ class DataSection(Checked):
         alias="classes-per-worker",
     )
     alpha: float = setting(0.5, "dirichlet: small is skewed, large is even", above=0, most=1e9, alias="alpha")
-    augment: bool = setting(False, "random crops and flips, as is usual for CIFAR-10")
+    augment: bool | Literal["extended"] = setting(
+        False,
+        "true: random crops and flips, as is usual for CIFAR-10; extended: scale, aspect ratio and colours vary too",
+        choices=lambda: ("extended",),
+    )
     samples: int = setting(2000, "synthetic: training samples", least=1, most=10_000_000)
     classes: int = setting(10, "synthetic: classes", least=2, most=10_000)
     channels: int = setting(3, "synthetic: channels", least=1, most=64)

@@ -10,8 +10,8 @@ that were computed.
     running      jobs over all cores, their outcomes kept and gone on with
     documents    findings as a table in the terminal, as a page, as results.json; all of them as one page
     recipe_runs  a job that most experiments have: a recipe, simulated
-    pruning_training
-                 the plain loop of the pruning experiments
+    pruning_training, large_batch_training
+                 the plain loops of the experiments on pruning and on LARS
     lgc, pruning, hpsgd, lars, lecture
                  the experiments of each source
 """
@@ -31,6 +31,7 @@ __all__ = ["EXPERIMENTS", "experiment_named"]
 _MODULES = {
     "lgc": ("1", "3", "4", "5", "6", "sizes"),
     "pruning": ("1", "2", "3", "formulas", "table-1", "table-2", "overhead", "bad-samples"),
+    "lars": (*(f"table-{number}" for number in range(1, 7)), *(f"figure-{number}" for number in range(1, 5))),
 }
 
 EXPERIMENTS: dict[str, str] = {f"{module}-{rest}": module for module, names in _MODULES.items() for rest in names}
