@@ -28,6 +28,7 @@ __all__ = ["EXPERIMENTS", "experiment_named"]
 
 _MODULES = {
     "lgc": ("1", "3"),
+    "hpsgd": ("4a", "4b", "5a", "5b", "6a", "6b", "analysis"),
 }
 
 EXPERIMENTS: dict[str, str] = {f"{module}-{rest}": module for module, names in _MODULES.items() for rest in names}
