@@ -38,19 +38,19 @@ from paceline.runs.simulation import simulate
 if TYPE_CHECKING:
     from torch import nn
 
-PAPER = "hpsgd (paper)"  # rebase off
+PAPER, REBASED = "hpsgd (paper)", "hpsgd (rebase)"
 LANES: dict[str, dict[str, Any]] = {
     "ssgd": {"name": "ssgd"},
     "local-sgd": {"name": "local-sgd", "period": int(HPSGD_SETTING["period"])},
     PAPER: {"name": "hpsgd", "rebase": False},
-    "hpsgd": {"name": "hpsgd", "rebase": True},
+    REBASED: {"name": "hpsgd", "rebase": True},
     "psgd": {"name": "psgd"},
 }
 SHOWN = {
     "ssgd": "ssgd",
     "local-sgd": "local-\nsgd",
     PAPER: "hpsgd\n(paper)",
-    "hpsgd": "hpsgd\n(rebase)",
+    REBASED: "hpsgd\n(rebase)",
     "psgd": "psgd",
 }
 WITHOUT_PSGD = tuple(lane for lane in LANES if lane != "psgd")
@@ -66,6 +66,10 @@ SETTING = (
 REBASE = (
     "hpsgd (paper) is Algorithm 2 without a barrier. hpsgd (rebase) is the default here: a worker keeps its own change "
     "that is still being averaged. Claims are held against the first."
+)
+BETWEEN = (
+    "A target is reached on the straight line between two measurements. local-sgd is measured after its averages, every "
+    "8 steps: where it reaches a target before the first of them, its seconds are that line's alone."
 )
 
 
@@ -265,7 +269,7 @@ def conclude_figure_4a(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
         claims.append(
             within(
                 f"hpsgd with rebase: its accuracy less SSGD's, {name}",
-                ends["hpsgd"] - ends["ssgd"],
+                ends[REBASED] - ends["ssgd"],
                 least=-0.005,
                 write=percent,
                 judged=False,
@@ -568,7 +572,7 @@ def conclude_figure_5b(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
                         lane,
                         _seconds(total[lane]),
                         *(_seconds(split[part][index]) for part in SPLIT),
-                        str(place["hpsgd" if lane == PAPER else lane]),
+                        str(place["hpsgd" if lane in (PAPER, REBASED) else lane]),
                     )
                     for index, lane in enumerate(LANES)
                 ],
@@ -620,7 +624,7 @@ PAPER_WORDS = {
     "ssgd": "-",
     "local-sgd": "< ssgd",
     PAPER: "least",
-    "hpsgd": "-",
+    REBASED: "-",
     "psgd": "not in it",
 }
 PAPER_COMPUTING = {"local-sgd": "> ssgd", PAPER: "= ssgd"}
@@ -715,7 +719,7 @@ def _figure_6a_claims(where: str, found: Mapping[str, Mapping[str, float | None]
         ),
         ahead(
             f"hpsgd with rebase before Local SGD before SSGD: {where}",
-            {lane: seconds[lane] for lane in ("hpsgd", "local-sgd", "ssgd")},
+            {lane: seconds[lane] for lane in (REBASED, "local-sgd", "ssgd")},
             best="low",
             write=_seconds,
             judged=False,
@@ -764,7 +768,7 @@ def conclude_figure_6b(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
             claims.append(
                 ahead(
                     f"hpsgd with rebase before both at {percent_text(target)}, {case.title}",
-                    {lane: found[lane] for lane in ("hpsgd", "local-sgd", "ssgd")},
+                    {lane: found[lane] for lane in (REBASED, "local-sgd", "ssgd")},
                     best="low",
                     write=_seconds,
                     judged=False,
@@ -793,7 +797,7 @@ def conclude_figure_6b(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
             for target in TARGETS
         ),
         series=WITHOUT_PSGD,
-        remarks=(SETTING, REBASE),
+        remarks=(SETTING, REBASE, BETWEEN),
         numbers={f"{title}, {target:g}": found for (title, target), found in cells.items()},
     )
 
@@ -853,7 +857,8 @@ def conclude_analysis(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
                 title="HPSGD in the time of a loop of Local SGD",
                 headings=("", "loop,\nsteps", "averages:\npaper", "averages:\nours", "steps:\npaper", "steps:\nours"),
                 rows=rows,
-                caption="A loop: gamma + 1 steps, and an average that takes as long as k.\nPaper: (gamma + 1) / k + 1 averages and gamma + k + 1 local steps.",
+                caption="A loop: gamma + 1 steps, and an average that takes as long as k.\n"
+                "Paper: (gamma + 1) / k + 1 averages and gamma + k + 1 local steps.",
             ),
         ),
         claims=tuple(claims),
