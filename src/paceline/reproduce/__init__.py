@@ -29,6 +29,7 @@ __all__ = ["EXPERIMENTS", "experiment_named"]
 _MODULES = {
     "lgc": ("1", "3"),
     "hpsgd": ("4a", "4b", "5a", "5b", "6a", "6b", "analysis"),
+    "lecture": ("one-bit", "sparsifier", "qsgd", "tradeoff", "theorem", "idle", "placement", "trends"),
 }
 
 EXPERIMENTS: dict[str, str] = {f"{module}-{rest}": module for module, names in _MODULES.items() for rest in names}
