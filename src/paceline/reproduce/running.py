@@ -93,7 +93,7 @@ def computed(jobs: Sequence[Job], processes: int | None, directory: str) -> Iter
         }
         while under_way:
             done, _ = wait(under_way, return_when=FIRST_COMPLETED)
-            for future in done:
+            for future in sorted(done, key=lambda each: each.exception() is not None):  # what is done is kept first
                 job = under_way.pop(future)
                 try:
                     outcome = future.result()
