@@ -28,11 +28,11 @@ from rich.table import Table
 
 from benchmarks.options import Options
 from benchmarks.output import Bar, coloured, progress_bar, save, tables, titled
-from benchmarks.pipeline_models import ALIKE, Measured, Subject, measured
 from benchmarks.pipeline_ranks import Lane, Step, steps
 from paceline.pipeline.plan import Plan
 from paceline.pipeline.schedules import SCHEDULES, find, lecture_idle, orders, why_not
 from paceline.pipeline.timing import MessageCost, PieceCost, Span, slot_timeline, timeline
+from paceline.reproduce.pipelines import ALIKE, Measured, Subject, measured
 
 NAME = "pipeline-idle"
 OFF = Bar(sign="<=", limit=0.15, style=".1%")

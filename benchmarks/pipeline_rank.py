@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.pipeline_models import Subject
 from paceline.drivers.pipelining.pipeline import Pipeline
 from paceline.pipeline.plan import Plan
+from paceline.reproduce.pipelines import Subject
 
 TIMEOUT_SECONDS = 120.0
 

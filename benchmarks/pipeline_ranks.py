@@ -24,9 +24,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pipeline_models import Subject
 from paceline.pipeline.plan import Plan
 from paceline.pipeline.timing import Span
+from paceline.reproduce.pipelines import Subject
 
 ROOT = Path(__file__).parents[1]
 LINE_SECONDS = 180.0

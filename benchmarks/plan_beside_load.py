@@ -27,13 +27,13 @@ from rich.table import Table
 
 from benchmarks.options import Options, chosen
 from benchmarks.output import Bar, coloured, progress_bar, save, tables, titled
-from benchmarks.pipeline_models import Subject, one_thread
 from paceline.pipeline.devices import Device
 from paceline.pipeline.graph import ModelGraph
 from paceline.pipeline.measuring import measure
 from paceline.pipeline.placement import place, priced
 from paceline.pipeline.profile import Profile
 from paceline.pipeline.schedules import in_flight
+from paceline.reproduce.pipelines import Subject, one_thread
 from paceline.stopwatch import Stopwatch
 
 NAME = "plan-beside-load"

@@ -2,23 +2,8 @@
 
     scale efficiency = samples per second of N workers / (N * samples per second of one worker alone)
 
-Only times are simulated; nothing is trained. The figures to compare with are those of the HPSGD paper's figure 5a
-(ResNet-101 on CIFAR-10, batches of 128, local-sgd every 8 steps), which come from 4 to 16 processes on one DGX Station
-with 4 GPUs. The paper tells neither the seconds of a step nor the link, so the settings here are ours, chosen before
-the figures were seen and not changed after:
-
-    a step      0.20 s + Exp(0.02 s): about what a V100 needs for such a batch, with a little noise in every step
-    a message   170 MB: 42.5 million parameters of 4 bytes
-    station     one link of 80 Gbit/s that all share: each of N workers has 1/N of it, and the ring's time grows with N
-    4 GPUs      as station, and more than 4 workers share 4 GPUs: a step takes N/4 times as long
-    cluster     a link of 10 Gbit/s for every worker, 50 microseconds a hop: the ring's time hardly grows
-
-What the claims imply is computed too. With c = a mean step, R = one ring and s = the slowest worker's step, where
-hpsgd hides all of R, and local-sgd's period is p:
-
-    hpsgd / ssgd = (s + R) / c        hpsgd / local-sgd = (s + R/p) / c
-
-If all are equally fast (s = c) each claim gives a ratio R/c of its own; both together give R and s.
+Only times are simulated; nothing is trained. The figures to compare with are those of the HPSGD paper's figure 5a.
+The settings, and what the paper's numbers imply, are those of `paceline.reproduce.scaling`.
 """
 
 from __future__ import annotations
@@ -34,54 +19,25 @@ from rich.table import Table
 from benchmarks.options import Options
 from benchmarks.output import Bar, coloured, save, tables, titled
 from benchmarks.pool import run_all
-from paceline.drivers.simulated.averaging_cluster import AveragingSetup
-from paceline.drivers.simulated.averaging_simulation import AveragedSimulation
-from paceline.drivers.simulated.delays import ShiftedExponential
-from paceline.drivers.simulated.network import Network, ring_seconds
+from paceline.reproduce.published import HPSGD_FIGURE_5A
+from paceline.reproduce.scaling import HARDWARE, SharedHardware, batches_per_second, implied_by
 from paceline.strategies.averaging import AVERAGING
 
 WORKERS = (4, 8, 16, 64, 1024)
 ROUNDS = 200
 QUICK_WORKERS, QUICK_ROUNDS = (4, 16), 10
-STEP_SECONDS, NOISE_SECONDS = 0.20, 0.02
-MESSAGE_BYTES = 170_000_000
 TABLE_WIDTH = 80
 SAME = 0.10  # two efficiencies are the same if they differ by no more than this share
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What workers share."""
-
-    name: str
-    shared_bits_per_second: float | None = None  # one link for all; else everybody has one
-    own_bits_per_second: float = 10e9
-    latency_seconds: float = 0.0
-    processors: int | None = None  # that all share; else everybody has one
-    most_workers: int = max(WORKERS)  # more on so few would tell nothing
-
-    def network(self, workers: int) -> Network:
-        """The network as one of so many workers sees it."""
-        own = self.own_bits_per_second if self.shared_bits_per_second is None else self.shared_bits_per_second / workers
-        return Network(latency_seconds=self.latency_seconds, worker_bits_per_second=own)
-
-    def slowdown(self, workers: int) -> float:
-        """How many times as long a step takes where so many workers share the processors."""
-        return 1.0 if self.processors is None else max(1.0, workers / self.processors)
-
-
-SETTINGS = (
-    Setting(name="station", shared_bits_per_second=80e9),
-    Setting(name="4 GPUs", shared_bits_per_second=80e9, processors=4, most_workers=16),
-    Setting(name="cluster", latency_seconds=50e-6),
-)
+SETTINGS = tuple(HARDWARE.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """One run."""
 
-    setting: Setting
+    setting: SharedHardware
     member: str
     workers: int
     rounds: int
@@ -108,29 +64,12 @@ class Claim:
         return f"hpsgd / {self.over}, {self.workers} workers" + (", off 1 by" if self.ratio == 1.0 else "")
 
 
-CLAIMS = (
-    Claim(workers=4, over="local-sgd", ratio=1.0),
-    Claim(workers=4, over="ssgd", ratio=2.33),
-    Claim(workers=16, over="local-sgd", ratio=1.75),
-    Claim(workers=16, over="ssgd", ratio=3.5),
-)
+CLAIMS = tuple(Claim(workers=workers, over=over, ratio=1 + gain) for workers, over, gain in HPSGD_FIGURE_5A)
 
 
 def samples_per_second(task: Task) -> float:
     """In batches: what a whole run came to, its start and its end included."""
-    slowdown = task.setting.slowdown(task.workers)
-    setup = AveragingSetup(
-        member=AVERAGING[task.member],
-        workers=task.workers,
-        rounds=task.rounds,
-        delays=ShiftedExponential(shift_seconds=STEP_SECONDS * slowdown, mean_seconds=NOISE_SECONDS * slowdown),
-        network=task.setting.network(task.workers),
-    )
-    run_ = AveragedSimulation(setup, message_bytes=MESSAGE_BYTES)
-    for _ in run_:
-        pass
-    trace = run_.trace
-    return trace.used / trace.seconds
+    return batches_per_second(task.setting.name, task.member, task.workers, task.rounds)
 
 
 def run(options: Options) -> None:
@@ -162,7 +101,7 @@ def run(options: Options) -> None:
     save(options, "scale", {"alone_batches_per_second": alone, "runs": runs, "claims": claims, "implied": implied})
 
 
-def _claim_row(setting: Setting, claim: Claim, found: dict[tuple[str, str, int], float]) -> dict[str, Any]:
+def _claim_row(setting: SharedHardware, claim: Claim, found: dict[tuple[str, str, int], float]) -> dict[str, Any]:
     ratio = found[setting.name, "hpsgd", claim.workers] / found[setting.name, claim.over, claim.workers]
     figure = claim.figure(ratio)
     return {
@@ -175,29 +114,11 @@ def _claim_row(setting: Setting, claim: Claim, found: dict[tuple[str, str, int],
     }
 
 
-def implied_by(workers: int) -> dict[str, float]:
-    """What the claims for so many workers say of the ring and the slowest worker, in mean steps.
-
-    >>> {name: round(value, 2) for name, value in implied_by(16).items()}
-    {'workers': 16, 'ring_by_ssgd': 2.5, 'ring_by_local_sgd': 6.0, 'ring': 2.0, 'slowest': 1.5}
-    """
-    period = AVERAGING["local-sgd"].period or 1
-    ratio = {claim.over: claim.ratio for claim in CLAIMS if claim.workers == workers}
-    ring = (ratio["ssgd"] - ratio["local-sgd"]) / (1 - 1 / period)
-    return {
-        "workers": workers,
-        "ring_by_ssgd": ratio["ssgd"] - 1,
-        "ring_by_local_sgd": period * (ratio["local-sgd"] - 1),
-        "ring": ring,
-        "slowest": ratio["ssgd"] - ring,
-    }
-
-
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
 def _efficiencies(
-    setting: Setting, sizes: Sequence[int], found: dict[tuple[str, str, int], float], rounds: int, *, quick: bool
+    setting: SharedHardware, sizes: Sequence[int], found: dict[tuple[str, str, int], float], rounds: int, *, quick: bool
 ) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -213,13 +134,8 @@ def _efficiencies(
         figures = [found.get((setting.name, member, workers)) for workers in sizes]
         table.add_row(member, *("-" if figure is None else f"{figure:.1%}" for figure in figures))
     table.add_section()
-    table.add_row("ring / mean step", *(f"{_ring_in_steps(setting, workers):.2f}" for workers in sizes))
+    table.add_row("ring / mean step", *(f"{setting.ring_in_steps(workers):.2f}" for workers in sizes))
     return table
-
-
-def _ring_in_steps(setting: Setting, workers: int) -> float:
-    step = (STEP_SECONDS + NOISE_SECONDS) * setting.slowdown(workers)
-    return ring_seconds(setting.network(workers), workers=workers, message_bytes=MESSAGE_BYTES) / step
 
 
 def _claims(rows: Sequence[dict[str, Any]], *, quick: bool) -> Table:

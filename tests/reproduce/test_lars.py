@@ -10,7 +10,7 @@ import pytest
 
 from paceline.reproduce import EXPERIMENTS, experiment_named
 from paceline.reproduce.documents import Reproduction, document, page
-from paceline.reproduce.experiment import Plan
+from paceline.reproduce.experiment import ExperimentPlan
 from paceline.reproduce.lars import (
     CHANCE,
     TABLE_2_LAYERS,
@@ -32,7 +32,7 @@ from paceline.reproduce.published import LARS_TABLE_2
 from paceline.reproduce.running import check_names, identity
 
 NAMES = [name for name, module in EXPERIMENTS.items() if module == "lars"]
-TOY, LABORATORY = Plan(size="toy"), Plan()
+TOY, LABORATORY = ExperimentPlan(size="toy"), ExperimentPlan()
 SEED = LABORATORY.seeds[0]
 
 
@@ -105,7 +105,7 @@ def test_a_toy_run_ends_in_tables_claims_charts_and_a_page(name):
 @pytest.mark.parametrize("size", ["toy", "laboratory", "full"])
 def test_every_size_has_jobs_with_names_of_their_own_and_plain_settings(name, size):
     experiment = experiment_named(name)
-    jobs = experiment.jobs(Plan(size=size, seeds=(200, 201)))
+    jobs = experiment.jobs(ExperimentPlan(size=size, seeds=(200, 201)))
     check_names(jobs)
     assert len({json.dumps(job.settings, sort_keys=True) for job in jobs}) == len(jobs)
     assert all(job.seconds > 0 for job in jobs)
@@ -122,7 +122,7 @@ def test_the_minutes_are_those_of_the_jobs_and_at_most_ten(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_full_size_takes_the_hours_of_its_jobs(name):
     experiment = experiment_named(name)
-    hours = sum(job.seconds for job in experiment.jobs(Plan(size="full"))) / 2 / 3600
+    hours = sum(job.seconds for job in experiment.jobs(ExperimentPlan(size="full"))) / 2 / 3600
     assert experiment.full_hours == pytest.approx(hours, rel=0.35, abs=0.1)
 
 
@@ -284,7 +284,7 @@ def test_caffes_weights_have_the_norms_that_the_paper_prints():
 def test_both_optimisers_try_the_same_rates_in_the_laboratory_and_the_papers_in_full():
     for batch in batches(LABORATORY, "SGD"):
         assert rates(LABORATORY, "plain", "SGD", batch) == rates(LABORATORY, "normed", "LARS", batch)
-    full = Plan(size="full")
+    full = ExperimentPlan(size="full")
     assert rates(full, "normed", "LARS", 32768) == (22,)
     assert [cell.rate for cell in cells_at(full, "plain", "SGD", 8192)] == [0.02, 0.03, 0.04, 0.05]
     assert {cell.batch for cell, *_ in figure_1_cells(full)} == {512, 8192}

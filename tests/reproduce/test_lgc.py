@@ -7,10 +7,10 @@ import json
 import pytest
 
 from paceline.reproduce import experiment_named
-from paceline.reproduce.experiment import Plan
+from paceline.reproduce.experiment import ExperimentPlan
 from paceline.reproduce.running import check_names
 
-TOY, LABORATORY = Plan(size="toy"), Plan(size="laboratory", seeds=(200, 201))
+TOY, LABORATORY = ExperimentPlan(size="toy"), ExperimentPlan(size="laboratory", seeds=(200, 201))
 NAMES = ("lgc-4", "lgc-5", "lgc-6", "lgc-sizes")
 every_experiment = pytest.mark.parametrize("name", NAMES)
 
@@ -84,7 +84,7 @@ def test_a_run_that_has_no_loss_wins_nothing(name):
 @every_experiment
 @pytest.mark.parametrize("size", ["laboratory", "full"])
 def test_jobs_have_names_of_their_own_and_the_papers_cluster(name, size):
-    jobs = experiment_named(name).jobs(Plan(size=size, seeds=(200, 201)))
+    jobs = experiment_named(name).jobs(ExperimentPlan(size=size, seeds=(200, 201)))
     check_names(jobs)
     for recipe in (job.settings["recipe"] for job in jobs):
         assert recipe["data"]["classes_per_worker"] == 3
@@ -97,7 +97,7 @@ def test_jobs_have_names_of_their_own_and_the_papers_cluster(name, size):
 
 
 def test_full_size_is_sixty_epochs_of_the_papers_schedule():
-    for job in experiment_named("lgc-4").jobs(Plan(size="full")):
+    for job in experiment_named("lgc-4").jobs(ExperimentPlan(size="full")):
         recipe = job.settings["recipe"]
         assert recipe["rounds"] == 60 * 156
         assert recipe["strategy"]["warmup_rounds"] == 2 * 156
@@ -106,7 +106,7 @@ def test_full_size_is_sixty_epochs_of_the_papers_schedule():
 
 
 def test_stragglers_do_each_number_of_blocks_and_a_whole_batch_is_run_once():
-    jobs = experiment_named("lgc-6").jobs(Plan(seeds=(200,)))
+    jobs = experiment_named("lgc-6").jobs(ExperimentPlan(seeds=(200,)))
     done = [job.settings["recipe"]["cluster"]["late_blocks"] for job in jobs]
     assert {each: done.count(each) for each in done} == {None: 2, 1: 3, 2: 3, 3: 3, 4: 1, "random": 3}
 
@@ -114,6 +114,6 @@ def test_stragglers_do_each_number_of_blocks_and_a_whole_batch_is_run_once():
 def test_k_is_seven_tenths_at_every_size():
     found = {
         (job.settings["recipe"]["cluster"]["workers"], job.settings["recipe"]["strategy"]["k"])
-        for job in experiment_named("lgc-sizes").jobs(Plan())
+        for job in experiment_named("lgc-sizes").jobs(ExperimentPlan())
     }
     assert found == {(5, 4), (10, 7), (20, 14), (40, 28)}

@@ -11,7 +11,7 @@ import pytest
 from paceline.data.pruning.plan import plan_fine
 from paceline.reproduce import EXPERIMENTS as NAMES
 from paceline.reproduce.documents import Reproduction, document, page
-from paceline.reproduce.experiment import Plan
+from paceline.reproduce.experiment import ExperimentPlan
 from paceline.reproduce.pruning import (
     EXPERIMENTS,
     FineSchedule,
@@ -29,7 +29,7 @@ names = pytest.mark.parametrize("name", EXPERIMENTS)
 
 
 def plan_of(name):
-    return Plan(size="toy", seeds=(200, 201)[: EXPERIMENTS[name].seeds])
+    return ExperimentPlan(size="toy", seeds=(200, 201)[: EXPERIMENTS[name].seeds])
 
 
 @functools.cache
@@ -73,11 +73,11 @@ def test_an_experiment_runs_and_has_the_paper_beside_ours(name):
 def test_all_sizes_have_jobs_of_plain_settings_within_the_minutes(name):
     experiment = EXPERIMENTS[name]
     for size in ("toy", "laboratory", "full"):
-        jobs = experiment.jobs(Plan(size=size, seeds=(200, 201)[: experiment.seeds]))
+        jobs = experiment.jobs(ExperimentPlan(size=size, seeds=(200, 201)[: experiment.seeds]))
         assert len({job.name for job in jobs}) == len(jobs)
         for job in jobs:
             json.dumps(dict(job.settings), allow_nan=False)
-    jobs = experiment.jobs(Plan(seeds=(200, 201)[: experiment.seeds]))
+    jobs = experiment.jobs(ExperimentPlan(seeds=(200, 201)[: experiment.seeds]))
     seconds = sum(job.seconds for job in jobs)
     cores = 1 if experiment.timed else min(2, len(jobs))
     assert seconds / cores <= 60 * experiment.minutes <= 600
@@ -179,7 +179,7 @@ def test_table_2_holds_and_is_missed_where_the_runs_are_swapped():
 
 
 def test_both_tables_are_of_the_same_jobs():
-    first, second = (EXPERIMENTS[f"pruning-table-{number}"].jobs(Plan()) for number in (1, 2))
+    first, second = (EXPERIMENTS[f"pruning-table-{number}"].jobs(ExperimentPlan()) for number in (1, 2))
     assert [(job.run, job.settings) for job in first] == [(job.run, job.settings) for job in second]
 
 
@@ -188,7 +188,7 @@ def test_the_full_size_has_the_papers_networks_and_epochs():
 
     assert set(MODELS_OF) == set(PRUNING_NETWORKS)
     assert set(MODELS_OF.values()) <= set(MODELS)
-    size = size_of(jobs_of_tables(Plan(size="full"))[0].settings["size"])
+    size = size_of(jobs_of_tables(ExperimentPlan(size="full"))[0].settings["size"])
     assert (size.images, size.epochs, size.shrink) == (50_000, 200, 1)
     assert [round(share * size.epochs) for share in size.falls_at] == [60, 120, 160]
 

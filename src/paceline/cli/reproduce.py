@@ -27,7 +27,7 @@ from paceline.terminal import WIDTH, printable, text_table
 
 if TYPE_CHECKING:
     from paceline.reproduce.documents import Reproduction
-    from paceline.reproduce.experiment import Experiment, Plan
+    from paceline.reproduce.experiment import Experiment, ExperimentPlan
 
 ALL = "all"
 MOST_SEEDS = 100
@@ -90,12 +90,14 @@ def _list(experiments: Sequence[Experiment], *, as_json: bool) -> None:
     )
 
 
-def plan_for(experiment: Experiment, options: ReproduceOptions) -> Plan:
+def plan_for(experiment: Experiment, options: ReproduceOptions) -> ExperimentPlan:
     """Return the size and the seeds that were asked for."""
-    from paceline.reproduce.experiment import FIRST_SEED, Plan
+    from paceline.reproduce.experiment import FIRST_SEED, ExperimentPlan
 
     count = options.seeds or experiment.seeds
-    return Plan(size="full" if options.full else "laboratory", seeds=tuple(range(FIRST_SEED, FIRST_SEED + count)))
+    return ExperimentPlan(
+        size="full" if options.full else "laboratory", seeds=tuple(range(FIRST_SEED, FIRST_SEED + count))
+    )
 
 
 def run_all(options: ReproduceOptions, experiments: Sequence[Experiment]) -> None:
@@ -147,7 +149,7 @@ def _data_facts(
 
 def _run(
     experiment: Experiment,
-    plan: Plan,
+    plan: ExperimentPlan,
     out: Path,
     prints: dict[str, str],
     remarks: dict[str, str],

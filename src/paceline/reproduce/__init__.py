@@ -31,7 +31,9 @@ __all__ = ["EXPERIMENTS", "experiment_named"]
 _MODULES = {
     "lgc": ("1", "3", "4", "5", "6", "sizes"),
     "pruning": ("1", "2", "3", "formulas", "table-1", "table-2", "overhead", "bad-samples"),
+    "hpsgd": ("4a", "4b", "5a", "5b", "6a", "6b", "analysis"),
     "lars": (*(f"table-{number}" for number in range(1, 7)), *(f"figure-{number}" for number in range(1, 5))),
+    "lecture": ("one-bit", "sparsifier", "qsgd", "tradeoff", "theorem", "idle", "placement", "trends"),
 }
 
 EXPERIMENTS: dict[str, str] = {f"{module}-{rest}": module for module, names in _MODULES.items() for rest in names}

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.quantities import counted
 from paceline.reports.chart import Chart, palette
 from paceline.reports.page import page_html
-from paceline.reproduce.experiment import Experiment, Findings, Plan
+from paceline.reproduce.experiment import Experiment, ExperimentPlan, Findings
 
 TEMPLATE = "reproduction.html"
 TOY = "A toy size: its figures mean nothing."
@@ -26,7 +26,7 @@ class Reproduction:
     """
 
     experiment: Experiment
-    plan: Plan
+    plan: ExperimentPlan
     findings: Findings
     data_remarks: tuple[str, ...] = ()
 

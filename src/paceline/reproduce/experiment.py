@@ -25,12 +25,12 @@ FIRST_SEED = 200  # constants were chosen on seeds from 100 on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ExperimentPlan:
     """At which size, and with which seeds, an experiment is run.
 
     `toy` is what the tests run: seconds, on embedded data, and its figures mean nothing.
 
-    >>> Plan(size="laboratory", seeds=(200, 201)).toy
+    >>> ExperimentPlan(size="laboratory", seeds=(200, 201)).toy
     False
     """
 
@@ -45,7 +45,7 @@ class Plan:
     def choose(self, *, toy: Any, laboratory: Any, full: Any) -> Any:
         """Return the value of this size.
 
-        >>> Plan(size="full").choose(toy=1, laboratory=300, full=9360)
+        >>> ExperimentPlan(size="full").choose(toy=1, laboratory=300, full=9360)
         9360
         """
         return {"toy": toy, "laboratory": laboratory, "full": full}[self.size]
@@ -136,8 +136,8 @@ class Experiment:
     question: str
     minutes: float
     full_hours: float
-    jobs: Callable[[Plan], Sequence[Job]]
-    conclude: Callable[[Plan, Mapping[str, Outcome]], Findings]
+    jobs: Callable[[ExperimentPlan], Sequence[Job]]
+    conclude: Callable[[ExperimentPlan, Mapping[str, Outcome]], Findings]
     data: tuple[str, ...] = ()
     seeds: int = 1
     timed: bool = False

@@ -38,7 +38,7 @@ from paceline.reports.chart import Chart
 from paceline.reports.figures import Series, bar_chart, line_chart
 from paceline.reports.table import PlainTable
 from paceline.reproduce.claims import ahead, falling, figure, mean, within
-from paceline.reproduce.experiment import Claim, Experiment, Findings, Job, Outcome, Plan
+from paceline.reproduce.experiment import Claim, Experiment, ExperimentPlan, Findings, Job, Outcome
 from paceline.reproduce.large_batch_training import WITH_LARS, WITH_SGD, run_large_batch
 from paceline.reproduce.published import (
     LARS_FIGURE_3_ACCURACY,
@@ -138,20 +138,20 @@ class LarsCell:
         return f"{self.label} seed {seed}"
 
 
-def usual_epochs(plan: Plan) -> int:
+def usual_epochs(plan: ExperimentPlan) -> int:
     """Return the epochs of a cell that does not say how many.
 
-    >>> usual_epochs(Plan())
+    >>> usual_epochs(ExperimentPlan())
     64
     """
     return int(plan.choose(toy=2, laboratory=64, full=100))
 
 
-def cell_settings(plan: Plan, cell: LarsCell, seed: int) -> dict[str, Any]:
+def cell_settings(plan: ExperimentPlan, cell: LarsCell, seed: int) -> dict[str, Any]:
     """Return the settings of a cell's job; equal cells of two experiments have equal settings, and so share a run.
 
     >>> cell = LarsCell(network="normed", optimizer="LARS", batch=8192, rate=14)
-    >>> [cell_settings(Plan(size=size), cell, 200)["model"] for size in ("laboratory", "full")]
+    >>> [cell_settings(ExperimentPlan(size=size), cell, 200)["model"] for size in ("laboratory", "full")]
     ['small-cnn-bn', 'alexnet-bn']
     """
     choice = plan.choose(
@@ -186,7 +186,7 @@ def _paper_warmup(cell: LarsCell) -> float:
     return 0.02 if cell.network == PLAIN else 0.05
 
 
-def cell_seconds(plan: Plan, cell: LarsCell) -> float:
+def cell_seconds(plan: ExperimentPlan, cell: LarsCell) -> float:
     """Return about how long a run takes on one core, points of its curve included.
 
     Measured with other work beside: the small CNN takes 0.25 s an epoch, 0.5 s in batches of 128; the small GoogLeNet
@@ -203,7 +203,7 @@ def cell_seconds(plan: Plan, cell: LarsCell) -> float:
     return epochs * of_an_epoch * varied + (16 if cell.network == INCEPTION else 3)
 
 
-def cell_jobs(plan: Plan, cells: Iterable[LarsCell]) -> list[Job]:
+def cell_jobs(plan: ExperimentPlan, cells: Iterable[LarsCell]) -> list[Job]:
     """Return a job for each cell and seed; a cell that comes twice is one job."""
     return [
         Job(
@@ -217,23 +217,23 @@ def cell_jobs(plan: Plan, cells: Iterable[LarsCell]) -> list[Job]:
     ]
 
 
-def accuracy_of(plan: Plan, outcomes: Mapping[str, Outcome], cell: LarsCell, key: str = "accuracy") -> float:
+def accuracy_of(plan: ExperimentPlan, outcomes: Mapping[str, Outcome], cell: LarsCell, key: str = "accuracy") -> float:
     """Return a cell's mean accuracy in per cent; a run that diverged has classified nothing.
 
     >>> cell = LarsCell(network="plain", optimizer="SGD", batch=1, rate=9.0)
-    >>> accuracy_of(Plan(), {cell.job(200): {"accuracy": None}}, cell)
+    >>> accuracy_of(ExperimentPlan(), {cell.job(200): {"accuracy": None}}, cell)
     0.0
     """
     return mean([outcomes[cell.job(seed)][key] or 0.0 for seed in plan.seeds]) or 0.0
 
 
-def best_of(plan: Plan, outcomes: Mapping[str, Outcome], cells: Sequence[LarsCell]) -> tuple[LarsCell, float]:
+def best_of(plan: ExperimentPlan, outcomes: Mapping[str, Outcome], cells: Sequence[LarsCell]) -> tuple[LarsCell, float]:
     """Return the cell that is best on the images held out, and its accuracy on the test images."""
     best = max(cells, key=lambda cell: accuracy_of(plan, outcomes, cell, "held_out"))
     return best, accuracy_of(plan, outcomes, best)
 
 
-def remarks_for(plan: Plan, *more: str) -> tuple[str, ...]:
+def remarks_for(plan: ExperimentPlan, *more: str) -> tuple[str, ...]:
     """Return what is not as in the paper, at this size."""
     return (FULL_SIZE,) if plan.size == "full" else (SMALLER, SAME_WARMUP, *more)
 
@@ -241,10 +241,10 @@ def remarks_for(plan: Plan, *more: str) -> tuple[str, ...]:
 # -- the cells of tables 1 and 3 ---------------------------------------------------------------------------------------
 
 
-def batches(plan: Plan, optimizer: str) -> tuple[int, ...]:
+def batches(plan: ExperimentPlan, optimizer: str) -> tuple[int, ...]:
     """Return the batches of table 1 (SGD) or table 3 (LARS), the smallest first.
 
-    >>> batches(Plan(), "LARS"), batches(Plan(size="full"), "SGD")
+    >>> batches(ExperimentPlan(), "LARS"), batches(ExperimentPlan(size="full"), "SGD")
     ((128, 2048, 8192, 16384), (512, 4096, 8192))
     """
     tables = {WITH_SGD: LARS_TABLE_1, WITH_LARS: LARS_TABLE_3}
@@ -253,19 +253,19 @@ def batches(plan: Plan, optimizer: str) -> tuple[int, ...]:
     return tuple(every if plan.size == "full" or optimizer == WITH_LARS else every[:3])
 
 
-def large_batch(plan: Plan) -> int:
+def large_batch(plan: ExperimentPlan) -> int:
     """Return the batch at which SGD and LARS are compared: the paper's 8K.
 
-    >>> large_batch(Plan())
+    >>> large_batch(ExperimentPlan())
     8192
     """
     return batches(plan, WITH_SGD)[-1]
 
 
-def rates(plan: Plan, network: str, optimizer: str, batch: int) -> tuple[float, ...]:
+def rates(plan: ExperimentPlan, network: str, optimizer: str, batch: int) -> tuple[float, ...]:
     """Return the rates that a cell of table 1 or 3 tries: in the laboratory the same for both optimisers.
 
-    >>> rates(Plan(), "plain", "SGD", 8192), rates(Plan(size="full"), "plain", "SGD", 8192)
+    >>> rates(ExperimentPlan(), "plain", "SGD", 8192), rates(ExperimentPlan(size="full"), "plain", "SGD", 8192)
     ((0.1, 0.2, 0.4, 0.8), (0.02, 0.03, 0.04, 0.05))
     """
     if plan.size == "full":
@@ -276,7 +276,7 @@ def rates(plan: Plan, network: str, optimizer: str, batch: int) -> tuple[float, 
     return tuple(plan.choose(toy=(0.1, 0.4), laboratory=(0.1, 0.2, 0.4, 0.8), full=()))
 
 
-def cells_at(plan: Plan, network: str, optimizer: str, batch: int) -> list[LarsCell]:
+def cells_at(plan: ExperimentPlan, network: str, optimizer: str, batch: int) -> list[LarsCell]:
     """Return a cell for each rate."""
     return [
         LarsCell(network=network, optimizer=optimizer, batch=batch, rate=rate)
@@ -284,7 +284,7 @@ def cells_at(plan: Plan, network: str, optimizer: str, batch: int) -> list[LarsC
     ]
 
 
-def paper_rows(network: str, optimizer: str, place: int, plan: Plan) -> tuple[str, str]:
+def paper_rows(network: str, optimizer: str, place: int, plan: ExperimentPlan) -> tuple[str, str]:
     """Return the paper's batch, and its accuracies with their rates, that stand for our batch number `place`."""
     table = (LARS_TABLE_1 if optimizer == WITH_SGD else LARS_TABLE_3)[PAPER_NETWORK[network]]
     every = list(dict.fromkeys(batch for batch, _, _ in table))
@@ -293,7 +293,7 @@ def paper_rows(network: str, optimizer: str, place: int, plan: Plan) -> tuple[st
     return ", ".join(map(batch_text, wanted)), ", ".join(shown)
 
 
-def batch_table(plan: Plan, outcomes: Mapping[str, Outcome], optimizer: str, title: str) -> PlainTable:
+def batch_table(plan: ExperimentPlan, outcomes: Mapping[str, Outcome], optimizer: str, title: str) -> PlainTable:
     """Return table 1 or 3: accuracies with their rates, the paper's beside ours; the chosen rates are marked."""
     rows = []
     for network in (PLAIN, NORMED):
@@ -316,7 +316,7 @@ def batch_table(plan: Plan, outcomes: Mapping[str, Outcome], optimizer: str, tit
 
 
 def chosen_accuracies(
-    plan: Plan, outcomes: Mapping[str, Outcome], optimizer: str, at: Iterable[int] | None = None
+    plan: ExperimentPlan, outcomes: Mapping[str, Outcome], optimizer: str, at: Iterable[int] | None = None
 ) -> dict[str, dict[int, float]]:
     """Return each network's accuracy by batch, at the rate that was chosen."""
     wanted = batches(plan, optimizer) if at is None else at
@@ -342,7 +342,7 @@ def batch_chart(name: str, title: str, caption: str, found: Mapping[str, Mapping
 # -- table 1 -----------------------------------------------------------------------------------------------------------
 
 
-def jobs_of_table_1(plan: Plan) -> list[Job]:
+def jobs_of_table_1(plan: ExperimentPlan) -> list[Job]:
     cells = [
         cell
         for network in (PLAIN, NORMED)
@@ -352,7 +352,7 @@ def jobs_of_table_1(plan: Plan) -> list[Job]:
     return cell_jobs(plan, cells)
 
 
-def conclude_table_1(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_table_1(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     found = chosen_accuracies(plan, outcomes, WITH_SGD)
     small, large = batches(plan, WITH_SGD)[0], large_batch(plan)
     highest = {network: cells_at(plan, network, WITH_SGD, large)[-1] for network in found}
@@ -477,7 +477,7 @@ def run_ratios(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"layers": named}
 
 
-def jobs_of_table_2(plan: Plan) -> list[Job]:
+def jobs_of_table_2(plan: ExperimentPlan) -> list[Job]:
     return [
         Job(
             name=f"{name} seed {seed}",
@@ -505,7 +505,7 @@ def paper_ratios() -> dict[str, float]:
     return {f"{label[:-2]} {kinds[label[-1]]}": ratio for label, _, _, ratio in LARS_TABLE_2}
 
 
-def conclude_table_2(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_table_2(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     paper = paper_ratios()
 
     def ratio(name: str, layer: str) -> float | None:
@@ -607,7 +607,7 @@ def _smallest(ratios: Mapping[str, float | None]) -> str:
 # -- table 3 -----------------------------------------------------------------------------------------------------------
 
 
-def jobs_of_table_3(plan: Plan) -> list[Job]:
+def jobs_of_table_3(plan: ExperimentPlan) -> list[Job]:
     small, large = batches(plan, WITH_SGD)[0], large_batch(plan)
     cells = [
         cell
@@ -619,7 +619,7 @@ def jobs_of_table_3(plan: Plan) -> list[Job]:
     return cell_jobs(plan, cells)
 
 
-def conclude_table_3(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_table_3(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     small, large = batches(plan, WITH_SGD)[0], large_batch(plan)
     lars = chosen_accuracies(plan, outcomes, WITH_LARS)
     sgd = chosen_accuracies(plan, outcomes, WITH_SGD, at=(small, large))
@@ -704,17 +704,17 @@ def paper_best(network: str, optimizer: str, place: int) -> float:
 LOSSES = ("train_loss", "test_loss")
 
 
-def figure_1_cells(plan: Plan) -> tuple[list[LarsCell], list[LarsCell]]:
+def figure_1_cells(plan: ExperimentPlan) -> tuple[list[LarsCell], list[LarsCell]]:
     """Return the normalised network with SGD at the small and the large batch, at all rates of table 1."""
     small, large = batches(plan, WITH_SGD)[0], large_batch(plan)
     return cells_at(plan, NORMED, WITH_SGD, small), cells_at(plan, NORMED, WITH_SGD, large)
 
 
-def jobs_of_figure_1(plan: Plan) -> list[Job]:
+def jobs_of_figure_1(plan: ExperimentPlan) -> list[Job]:
     return cell_jobs(plan, itertools.chain(*figure_1_cells(plan)))
 
 
-def curve_of(plan: Plan, outcomes: Mapping[str, Outcome], cell: LarsCell) -> list[dict[str, float]]:
+def curve_of(plan: ExperimentPlan, outcomes: Mapping[str, Outcome], cell: LarsCell) -> list[dict[str, float]]:
     """Return a cell's curve, the mean over seeds, as far as all of them came."""
     curves = [outcomes[cell.job(seed)]["curve"] for seed in plan.seeds]
     keys = ("epoch", "train_loss", "test_loss", "accuracy")
@@ -741,7 +741,7 @@ def gap_at_loss(curve: Sequence[Mapping[str, float]], loss: float) -> float | No
     return None
 
 
-def conclude_figure_1(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_figure_1(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     cells = [best_of(plan, outcomes, each)[0] for each in figure_1_cells(plan)]
     curves = [curve_of(plan, outcomes, cell) for cell in cells]
     names = [f"batch {batch_text(cell.batch)}" for cell in cells]
@@ -805,16 +805,16 @@ def conclude_figure_1(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
     )
 
 
-def figure_2_cells(plan: Plan) -> tuple[list[LarsCell], list[LarsCell]]:
+def figure_2_cells(plan: ExperimentPlan) -> tuple[list[LarsCell], list[LarsCell]]:
     """Return the normalised network with SGD at the small batch, and with LARS at the large one, at all rates."""
     return figure_1_cells(plan)[0], cells_at(plan, NORMED, WITH_LARS, large_batch(plan))
 
 
-def jobs_of_figure_2(plan: Plan) -> list[Job]:
+def jobs_of_figure_2(plan: ExperimentPlan) -> list[Job]:
     return cell_jobs(plan, itertools.chain(*figure_2_cells(plan)))
 
 
-def conclude_figure_2(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_figure_2(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     base, lars = (best_of(plan, outcomes, each)[0] for each in figure_2_cells(plan))
     names = [f"{cell.optimizer}, batch {batch_text(cell.batch)}" for cell in (base, lars)]
     values = [accuracy_of(plan, outcomes, cell) for cell in (base, lars)]
@@ -903,10 +903,10 @@ def conclude_figure_2(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
 # -- figure 3 ----------------------------------------------------------------------------------------------------------
 
 
-def figure_3_rates(plan: Plan) -> tuple[float, ...]:
+def figure_3_rates(plan: ExperimentPlan) -> tuple[float, ...]:
     """Return the rates, the root of two apart; every other one is a rate of table 3.
 
-    >>> figure_3_rates(Plan())
+    >>> figure_3_rates(ExperimentPlan())
     (0.1, 0.14, 0.2, 0.28, 0.4, 0.56, 0.8, 1.1)
     """
     return tuple(
@@ -918,7 +918,7 @@ def figure_3_rates(plan: Plan) -> tuple[float, ...]:
     )
 
 
-def figure_3_cells(plan: Plan) -> dict[int, list[LarsCell]]:
+def figure_3_cells(plan: ExperimentPlan) -> dict[int, list[LarsCell]]:
     """Return the normalised network with LARS at the two largest batches, by batch."""
     wanted = batches(plan, WITH_LARS)[-2:]
     return {
@@ -927,7 +927,7 @@ def figure_3_cells(plan: Plan) -> dict[int, list[LarsCell]]:
     }
 
 
-def jobs_of_figure_3(plan: Plan) -> list[Job]:
+def jobs_of_figure_3(plan: ExperimentPlan) -> list[Job]:
     return cell_jobs(plan, [cell for cells in figure_3_cells(plan).values() for cell in cells])
 
 
@@ -948,7 +948,7 @@ def plateau(by_rate: Mapping[float, float], within_points: float) -> float:
     return rates_in_order[high] / rates_in_order[low]
 
 
-def conclude_figure_3(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_figure_3(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     found = {
         batch: {cell.rate: accuracy_of(plan, outcomes, cell) for cell in cells}
         for batch, cells in figure_3_cells(plan).items()
@@ -1014,7 +1014,7 @@ def conclude_figure_3(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
 AUGMENTATIONS: tuple[Literal["minimal", "extended"], ...] = ("minimal", "extended")
 
 
-def table_4_cells(plan: Plan) -> dict[tuple[int, str], LarsCell]:
+def table_4_cells(plan: ExperimentPlan) -> dict[tuple[int, str], LarsCell]:
     """Return LARS by batch and augmentation."""
     rows = plan.choose(
         toy=((32, 0.05, None), (128, 0.4, None)),
@@ -1030,17 +1030,17 @@ def table_4_cells(plan: Plan) -> dict[tuple[int, str], LarsCell]:
     }
 
 
-def jobs_of_table_4(plan: Plan) -> list[Job]:
+def jobs_of_table_4(plan: ExperimentPlan) -> list[Job]:
     return cell_jobs(plan, table_4_cells(plan).values())
 
 
-def table_4_paper(plan: Plan, place: int, count: int) -> tuple[float, float, float]:
+def table_4_paper(plan: ExperimentPlan, place: int, count: int) -> tuple[float, float, float]:
     """Return the paper's batch and its two accuracies that stand for our batch number `place` of `count`."""
     row = LARS_TABLE_4[place if plan.size == "full" else (0, 2, 4)[place + (3 - count if place else 0)]]
     return row[0], row[3], row[4]
 
 
-def conclude_table_4(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_table_4(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     cells = table_4_cells(plan)
     found = {key: accuracy_of(plan, outcomes, cell) for key, cell in cells.items()}
     every = list(dict.fromkeys(batch for batch, _ in cells))
@@ -1113,16 +1113,16 @@ def conclude_table_4(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
     )
 
 
-def figure_4_cells(plan: Plan) -> list[LarsCell]:
+def figure_4_cells(plan: ExperimentPlan) -> list[LarsCell]:
     """Return the cells of table 4 with minimal augmentation, which the paper calls none."""
     return [cell for (_, augment), cell in table_4_cells(plan).items() if augment == "minimal"]
 
 
-def jobs_of_figure_4(plan: Plan) -> list[Job]:
+def jobs_of_figure_4(plan: ExperimentPlan) -> list[Job]:
     return cell_jobs(plan, figure_4_cells(plan))
 
 
-def conclude_figure_4(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_figure_4(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     cells = figure_4_cells(plan)
     values = [accuracy_of(plan, outcomes, cell) for cell in cells]
     curves = [curve_of(plan, outcomes, cell) for cell in cells]
@@ -1178,12 +1178,12 @@ TABLE_5_PAPER = {PLAIN: "alexnet, 16K", NORMED: "alexnet-bn, 32K", RESIDUAL: "re
 TABLE_5_BASELINE = {PLAIN: 58.7, NORMED: 60.2, RESIDUAL: 75.8}  # LARS at the smallest batch, 100 epochs: tables 3 and 4
 
 
-def table_5_networks(plan: Plan) -> tuple[str, ...]:
+def table_5_networks(plan: ExperimentPlan) -> tuple[str, ...]:
     """Return the networks; the laboratory has no ResNet-50."""
     return tuple(TABLE_5_PAPER) if plan.size == "full" else (PLAIN, NORMED)
 
 
-def table_5_cells(plan: Plan) -> dict[str, list[LarsCell]]:
+def table_5_cells(plan: ExperimentPlan) -> dict[str, list[LarsCell]]:
     """Return for each network the small batch first, then the large one with 1 to 2 times the epochs."""
     epochs = plan.choose(toy=(1, 2), laboratory=(32, 40, 48, 56, 64), full=tuple(LARS_TABLE_5["epochs"]))
     full = {PLAIN: (512, 2, 16_384, 14), NORMED: (512, 2, 32_768, 22), RESIDUAL: (256, 4, 16_384, 33)}
@@ -1202,11 +1202,11 @@ def table_5_cells(plan: Plan) -> dict[str, list[LarsCell]]:
     return cells
 
 
-def jobs_of_table_5(plan: Plan) -> list[Job]:
+def jobs_of_table_5(plan: ExperimentPlan) -> list[Job]:
     return cell_jobs(plan, [cell for cells in table_5_cells(plan).values() for cell in cells])
 
 
-def conclude_table_5(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_table_5(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     rows, claims, lines, numbers = [], list[Claim](), [], dict[str, Any]()
     for network, (small, *cells) in table_5_cells(plan).items():
         base = accuracy_of(plan, outcomes, small)
@@ -1295,7 +1295,7 @@ def conclude_table_5(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
 SHORT_WARMUP, LONG_WARMUP = 0.05, 0.3  # the paper's: 5 of 100 epochs at a batch of 256, 110 of 350 at 16K
 
 
-def table_6_cells(plan: Plan) -> dict[str, LarsCell]:
+def table_6_cells(plan: ExperimentPlan) -> dict[str, LarsCell]:
     """Return SGD and LARS at the small batch, and LARS at the large one by epochs and warm-up."""
     few, many = plan.choose(toy=(1, 2), laboratory=(24, 64), full=(100, 350))
     small, large = plan.choose(toy=(32, 128), laboratory=(128, 8192), full=(256, 16_384))
@@ -1316,11 +1316,11 @@ def table_6_cells(plan: Plan) -> dict[str, LarsCell]:
     }
 
 
-def jobs_of_table_6(plan: Plan) -> list[Job]:
+def jobs_of_table_6(plan: ExperimentPlan) -> list[Job]:
     return cell_jobs(plan, table_6_cells(plan).values())
 
 
-def conclude_table_6(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_table_6(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     cells = table_6_cells(plan)
     found = {name: accuracy_of(plan, outcomes, cell) for name, cell in cells.items()}
     paper_shown = {"small SGD": LARS_TABLE_6[0], "small LARS": LARS_TABLE_6[1], "many, long": LARS_TABLE_6[-1]}

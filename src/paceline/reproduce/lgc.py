@@ -24,7 +24,7 @@ from paceline.recipes import Recipe
 from paceline.reports.figures import Series, bar_chart, line_chart, point_chart
 from paceline.reports.table import PlainTable
 from paceline.reproduce.claims import ahead, equals, falling, figure, mean, percent, within
-from paceline.reproduce.experiment import Claim, Experiment, Findings, Job, Outcome, Plan
+from paceline.reproduce.experiment import Claim, Experiment, ExperimentPlan, Findings, Job, Outcome
 from paceline.reproduce.published import (
     LGC_FIGURE_1,
     LGC_FIGURE_1_TOTALS,
@@ -46,10 +46,10 @@ LOSS_SLACK = 0.03  # "nearly the same"
 LENET = "LeNet in place of VGG-11, and fewer epochs, without augmentation; the rate is 0.05, not tuned."
 
 
-def base_recipe(plan: Plan, *, rounds: int | None = None) -> Recipe:
+def base_recipe(plan: ExperimentPlan, *, rounds: int | None = None) -> Recipe:
     """Return the paper's setting at the size of the plan, with the delays and the cluster of its section III.
 
-    >>> base_recipe(Plan(size="full")).model.name, base_recipe(Plan(size="toy")).data.name
+    >>> base_recipe(ExperimentPlan(size="full")).model.name, base_recipe(ExperimentPlan(size="toy")).data.name
     ('vgg11', 'digits')
     """
     epochs = int(LGC_SETTING["epochs"])
@@ -67,7 +67,7 @@ def base_recipe(plan: Plan, *, rounds: int | None = None) -> Recipe:
     )
 
 
-def job_seconds(plan: Plan, rounds: int) -> float:
+def job_seconds(plan: ExperimentPlan, rounds: int) -> float:
     """Return about how long a run takes on one core."""
     return float(plan.choose(toy=0.5, laboratory=0.05 * rounds, full=3.0 * rounds))
 
@@ -97,7 +97,7 @@ def run_figure_1(settings: Mapping[str, Any]) -> dict[str, Any]:
         return run_recipe({"recipe": recipe.to_document(), "timing_only": True})
 
 
-def jobs_of_figure_1(plan: Plan) -> list[Job]:
+def jobs_of_figure_1(plan: ExperimentPlan) -> list[Job]:
     # The figure names who is waited for: the slowest, and the second. The quickest is any that is quicker still.
     seconds = [
         [1.0, middle, slowest] for middle, slowest in zip(LGC_FIGURE_1["lgc"], LGC_FIGURE_1["full"], strict=True)
@@ -112,7 +112,7 @@ def jobs_of_figure_1(plan: Plan) -> list[Job]:
     ]
 
 
-def conclude_figure_1(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_figure_1(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     full, lgc, partial = (outcomes[name]["seconds"] for name in ("full, complete", "lgc, complete", "lgc, partial"))
     paper = [LGC_FIGURE_1_TOTALS[lane] for lane in ("full", "lgc")]
     return Findings(
@@ -151,12 +151,12 @@ def conclude_figure_1(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
 # -- figure 3 ----------------------------------------------------------------------------------------------------------
 
 
-def skews(plan: Plan) -> tuple[int, ...]:
+def skews(plan: ExperimentPlan) -> tuple[int, ...]:
     """The classes that a worker holds."""
     return (1, 3) if plan.toy else (1, 2, 3, 10)
 
 
-def persistences(plan: Plan) -> tuple[int, ...]:
+def persistences(plan: ExperimentPlan) -> tuple[int, ...]:
     """The rounds for which a straggler stays one."""
     return (1, 10) if plan.toy else (1, 10, 50)
 
@@ -166,7 +166,7 @@ def figure_3_job(c: int, h: int, lane: str, seed: int) -> str:
     return f"{lane} c={c} seed {seed}" if lane == "full" else f"{lane} c={c} h={h} seed {seed}"
 
 
-def jobs_of_figure_3(plan: Plan) -> list[Job]:
+def jobs_of_figure_3(plan: ExperimentPlan) -> list[Job]:
     recipe, jobs = base_recipe(plan), dict[str, Job]()
     for seed in plan.seeds:
         for c in skews(plan):
@@ -182,7 +182,7 @@ def jobs_of_figure_3(plan: Plan) -> list[Job]:
     return list(jobs.values())
 
 
-def conclude_figure_3(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_figure_3(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     def accuracy(c: int, h: int, lane: str) -> float | None:
         return mean([outcomes[figure_3_job(c, h, lane, seed)]["accuracy"] or 0.0 for seed in plan.seeds])
 
@@ -227,7 +227,7 @@ def _paper_word(c: int, h: int) -> str:
     return "K-SGD diverges" if c == 1 else "LGC = Full > K-SGD" if c < 10 else "-"
 
 
-def _figure_3_claims(plan: Plan, cells: Mapping[tuple[int, int], Mapping[str, float | None]]) -> list[Claim]:
+def _figure_3_claims(plan: ExperimentPlan, cells: Mapping[tuple[int, int], Mapping[str, float | None]]) -> list[Claim]:
     claims = []
     for (c, h), found in cells.items():
         if c == 10:
@@ -269,7 +269,7 @@ def _figure_3_claims(plan: Plan, cells: Mapping[tuple[int, int], Mapping[str, fl
 Curve = list[dict[str, float]]
 
 
-def jobs_of_figure_4(plan: Plan) -> list[Job]:
+def jobs_of_figure_4(plan: ExperimentPlan) -> list[Job]:
     rounds = plan.choose(toy=8, laboratory=6 * ROUNDS_OF_AN_EPOCH, full=None)
     recipe = base_recipe(plan, rounds=rounds)
     warmup = recipe.rounds * int(LGC_SETTING["warmup_epochs"]) // int(LGC_SETTING["epochs"])
@@ -290,7 +290,7 @@ def jobs_of_figure_4(plan: Plan) -> list[Job]:
     ]
 
 
-def conclude_figure_4(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_figure_4(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     names = {lane: [f"{lane} seed {seed}" for seed in plan.seeds] for lane in LANES}
     curves = {lane: mean_curve([outcomes[name]["curve"] for name in names[lane]]) for lane in LANES}
     found = {lane: figures_of(outcomes, names[lane]) for lane in LANES}
@@ -399,7 +399,7 @@ def loss_at(curve: Curve, seconds: float) -> float | None:
 # -- figure 5 ----------------------------------------------------------------------------------------------------------
 
 
-def values_of_k(plan: Plan) -> tuple[int, ...]:
+def values_of_k(plan: ExperimentPlan) -> tuple[int, ...]:
     """The K of figure 5; the last is everybody."""
     return (5, 7, 10) if plan.toy else (5, 6, 7, 8, 9, 10)
 
@@ -409,7 +409,7 @@ def figure_5_job(lane: str, k: int, seed: int) -> str:
     return f"full seed {seed}" if k == 10 else f"{lane} K={k} seed {seed}"
 
 
-def jobs_of_figure_5(plan: Plan) -> list[Job]:
+def jobs_of_figure_5(plan: ExperimentPlan) -> list[Job]:
     recipe, jobs = base_recipe(plan).with_settings(data={"classes_per_worker": 3}), dict[str, Job]()
     for seed in plan.seeds:
         for k in values_of_k(plan):
@@ -432,7 +432,7 @@ def expected_seconds(k: int, workers: int = 10) -> float:
     return float(LGC_SETTING["shift_seconds"]) + float(LGC_SETTING["mean_seconds"]) * harmonic
 
 
-def conclude_figure_5(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_figure_5(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     lanes, ks = ("fastest-k", "lgc"), values_of_k(plan)
 
     found = {
@@ -529,7 +529,7 @@ def spread_of(values: Sequence[float | None]) -> float | None:
 # -- figure 6 ----------------------------------------------------------------------------------------------------------
 
 
-def blocks_done(plan: Plan) -> tuple[int | str, ...]:
+def blocks_done(plan: ExperimentPlan) -> tuple[int | str, ...]:
     """The blocks, of four, that a straggler has done."""
     return (1, 4, "random") if plan.toy else (1, 2, 3, 4, "random")
 
@@ -539,7 +539,7 @@ def figure_6_job(r: int | str, weight: str, seed: int) -> str:
     return f"r=4 seed {seed}" if r == 4 else f"r={r} {weight} seed {seed}"
 
 
-def jobs_of_figure_6(plan: Plan) -> list[Job]:
+def jobs_of_figure_6(plan: ExperimentPlan) -> list[Job]:
     recipe = base_recipe(plan).with_settings(data={"classes_per_worker": 3}, delay={"persistence": 10})
     jobs = dict[str, Job]()
     for seed in plan.seeds:
@@ -555,7 +555,7 @@ def jobs_of_figure_6(plan: Plan) -> list[Job]:
     return list(jobs.values())
 
 
-def conclude_figure_6(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_figure_6(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     rs = blocks_done(plan)
     found = {
         (r, weight): figures_of(outcomes, [figure_6_job(r, weight, seed) for seed in plan.seeds])
@@ -654,12 +654,12 @@ def conclude_figure_6(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
 # -- system sizes ------------------------------------------------------------------------------------------------------
 
 
-def system_sizes(plan: Plan) -> tuple[int, ...]:
+def system_sizes(plan: ExperimentPlan) -> tuple[int, ...]:
     """The numbers of workers."""
     return (5, 10) if plan.toy else (5, 10, 20, 40)
 
 
-def jobs_of_sizes(plan: Plan) -> list[Job]:
+def jobs_of_sizes(plan: ExperimentPlan) -> list[Job]:
     jobs = []
     for workers in system_sizes(plan):
         epoch = 50_000 // (workers * int(LGC_SETTING["batch"]))
@@ -685,7 +685,7 @@ def jobs_of_sizes(plan: Plan) -> list[Job]:
     return jobs
 
 
-def conclude_sizes(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_sizes(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     sizes = system_sizes(plan)
 
     found = {

@@ -27,7 +27,7 @@ from paceline.recipes import Recipe
 from paceline.reports.figures import Series, bar_chart, line_chart
 from paceline.reports.table import PlainTable
 from paceline.reproduce.claims import ahead, falling, figure, mean, percent, within
-from paceline.reproduce.experiment import Claim, Experiment, Findings, Job, Outcome, Plan
+from paceline.reproduce.experiment import Claim, Experiment, ExperimentPlan, Findings, Job, Outcome
 from paceline.reproduce.published import (
     PRUNING_EPOCHS,
     PRUNING_FIRST_INTERVAL,
@@ -53,10 +53,10 @@ def points(value: float | None) -> str:
     return "none" if value is None else f"{value:+.2f}"
 
 
-def size_document(plan: Plan, *, laboratory: Mapping[str, Any]) -> dict[str, Any]:
+def size_document(plan: ExperimentPlan, *, laboratory: Mapping[str, Any]) -> dict[str, Any]:
     """Return the size of a training at the size of the plan, as plain values.
 
-    >>> size_document(Plan(size="full"), laboratory={"images": 9})["images"]
+    >>> size_document(ExperimentPlan(size="full"), laboratory={"images": 9})["images"]
     50000
     """
     from paceline.reproduce.pruning_training import Size
@@ -94,7 +94,7 @@ def run_curve(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"losses": [each[0] for each in found], "accuracies": [each[1] for each in found], "changes": changes}
 
 
-def jobs_of_figure_1(plan: Plan) -> list[Job]:
+def jobs_of_figure_1(plan: ExperimentPlan) -> list[Job]:
     size = size_document(plan, laboratory=FIGURE_1_SIZE)
     model = plan.choose(toy="lenet", laboratory="lenet", full="resnet18")
     return [
@@ -154,7 +154,7 @@ def stretches_of(losses: Sequence[float], changes: Sequence[int]) -> list[Stretc
     return found
 
 
-def conclude_figure_1(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_figure_1(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     curves = [outcomes[f"seed {seed}"] for seed in plan.seeds]
     changes = curves[0]["changes"]
     losses = [fmean(values) for values in zip(*(curve["losses"] for curve in curves), strict=True)]
@@ -247,7 +247,7 @@ FIGURE_2_SIZE = {"images": 5_000, "epochs": 40}
 WATCHED = 2_000
 
 
-def two_seeds(plan: Plan) -> tuple[int, ...]:
+def two_seeds(plan: ExperimentPlan) -> tuple[int, ...]:
     """Return the seeds of the trainings that are compared: two at least."""
     return plan.seeds if len(plan.seeds) > 1 else (plan.seeds[0], plan.seeds[0] + 1)
 
@@ -267,7 +267,7 @@ def run_histories(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"losses": [[round(loss, 4) for _, loss in sampler.loss_history[sample]] for sample in watch]}
 
 
-def jobs_of_figure_2(plan: Plan) -> list[Job]:
+def jobs_of_figure_2(plan: ExperimentPlan) -> list[Job]:
     size = size_document(plan, laboratory=FIGURE_2_SIZE)
     model = plan.choose(toy="lenet", laboratory="lenet", full="resnet18")
     return [
@@ -291,7 +291,7 @@ def trend(losses: Sequence[float]) -> float:
     return fmean(losses[-part:]) - fmean(losses[:part])
 
 
-def conclude_figure_2(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_figure_2(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     runs = [outcomes[f"seed {seed}"]["losses"] for seed in two_seeds(plan)][:2]
     trends = [[trend(losses) for losses in run] for run in runs]
     pairs = list(zip(*trends, strict=True))
@@ -389,12 +389,12 @@ def run_plan(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def jobs_of_figure_3(plan: Plan) -> list[Job]:
+def jobs_of_figure_3(plan: ExperimentPlan) -> list[Job]:
     schedule = {"window_at": WINDOWS_AT}
     return [Job(name="schedule", run=run_plan, settings={"schedule": schedule, "epochs": PRUNING_EPOCHS}, seconds=0.1)]
 
 
-def conclude_figure_3(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_figure_3(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     found = outcomes["schedule"]
     rows, early = [], 0
     for window in found["windows"]:
@@ -441,14 +441,14 @@ def conclude_figure_3(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
     )
 
 
-def jobs_of_formulas(plan: Plan) -> list[Job]:
+def jobs_of_formulas(plan: ExperimentPlan) -> list[Job]:
     return [
         Job(name=name, run=run_plan, settings={"schedule": dict(schedule), "epochs": epochs}, seconds=0.1)
         for name, (schedule, epochs) in SCHEDULES.items()
     ]
 
 
-def conclude_formulas(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_formulas(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     rows = [
         (name, str(found["epochs"]), str(found["formula"]), str(len(found["pruned"])), percent(found["share_saved"]))
         for name, found in outcomes.items()
@@ -516,7 +516,7 @@ NAMES = {name: name.replace("-", "").replace("VGG", "vgg").replace("ResNet", "re
          for name in PRUNING_NETWORKS}  # fmt: skip
 
 
-def networks(plan: Plan) -> tuple[str, ...]:
+def networks(plan: ExperimentPlan) -> tuple[str, ...]:
     """The networks, by the paper's names."""
     return PRUNING_NETWORKS if plan.size == "full" else PRUNING_NETWORKS[:1]
 
@@ -534,7 +534,7 @@ def table_job(network: str, way: str, seed: int) -> str:
     return f"{network}, {way}, seed {seed}"
 
 
-def jobs_of_tables(plan: Plan) -> list[Job]:
+def jobs_of_tables(plan: ExperimentPlan) -> list[Job]:
     size = size_document(plan, laboratory=TABLE_SIZE)
     return [
         Job(
@@ -549,11 +549,11 @@ def jobs_of_tables(plan: Plan) -> list[Job]:
     ]
 
 
-def _mean_of(plan: Plan, outcomes: Mapping[str, Outcome], network: str, way: str, name: str) -> float:
+def _mean_of(plan: ExperimentPlan, outcomes: Mapping[str, Outcome], network: str, way: str, name: str) -> float:
     return fmean(float(outcomes[table_job(network, way, seed)][name]) for seed in plan.seeds)
 
 
-def conclude_table_1(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_table_1(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     rows: list[tuple[str, ...]] = []
     claims: list[Claim] = []
     numbers: dict[str, Any] = {}
@@ -626,12 +626,12 @@ def conclude_table_1(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
     )  # fmt: skip
 
 
-def _table_remarks(plan: Plan) -> tuple[str, ...]:
+def _table_remarks(plan: ExperimentPlan) -> tuple[str, ...]:
     smaller = f"{SMALLER.format(**_numbers(TABLE_SIZE))} Images are averaged to 16x16; the other networks are left out."
     return (NOT_STATED,) if plan.size == "full" else (smaller, NOT_STATED)
 
 
-def conclude_table_2(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_table_2(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     most = max(
         regular - pruned for regular, pruned in zip(PRUNING_TABLE_2["regular"], PRUNING_TABLE_2["pruned"], strict=True)
     )
@@ -740,7 +740,7 @@ def run_overhead(settings: Mapping[str, Any]) -> dict[str, Any]:
             "pruned": len(sampler.plan(epochs).pruned_epochs)}  # fmt: skip
 
 
-def jobs_of_overhead(plan: Plan) -> list[Job]:
+def jobs_of_overhead(plan: ExperimentPlan) -> list[Job]:
     settings = plan.choose(
         toy={"samples": 1_000, "epochs": 20, "window_at": [6, 12], "starting_point": 3},
         laboratory={"samples": CIFAR_SAMPLES, "epochs": PRUNING_EPOCHS, "window_at": WINDOWS_AT, "starting_point": 30},
@@ -757,7 +757,7 @@ def jobs_of_overhead(plan: Plan) -> list[Job]:
     ]
 
 
-def conclude_overhead(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_overhead(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     ours = mean([float(outcomes[f"seed {seed}"]["seconds"]) for seed in plan.seeds])
     low, high = min(PRUNING_TABLE_1["overhead"]), max(PRUNING_TABLE_1["overhead"])
     found = outcomes[f"seed {plan.seeds[0]}"]
@@ -811,14 +811,14 @@ def run_pruned_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"times_pruned": totals.times_pruned.tolist(), "accuracy": result_of(run).accuracy}
 
 
-def bad_networks(plan: Plan) -> tuple[str, ...]:
+def bad_networks(plan: ExperimentPlan) -> tuple[str, ...]:
     return ("lenet", "vgg13", "resnet18") if plan.size == "full" else ("mlp", "lenet")
 
 
-def bad_recipe(plan: Plan, network: str, seed: int) -> Recipe:
+def bad_recipe(plan: ExperimentPlan, network: str, seed: int) -> Recipe:
     """Return the recipe of a training whose pruned samples are looked at.
 
-    >>> bad_recipe(Plan(), "mlp", 200).pruning.window
+    >>> bad_recipe(ExperimentPlan(), "mlp", 200).pruning.window
     12
     """
     epochs = plan.choose(toy=10, laboratory=40, full=PRUNING_EPOCHS)
@@ -835,7 +835,7 @@ def bad_recipe(plan: Plan, network: str, seed: int) -> Recipe:
     )  # fmt: skip
 
 
-def jobs_of_bad_samples(plan: Plan) -> list[Job]:
+def jobs_of_bad_samples(plan: ExperimentPlan) -> list[Job]:
     return [
         Job(
             name=f"{network}, seed {seed}",
@@ -848,7 +848,7 @@ def jobs_of_bad_samples(plan: Plan) -> list[Job]:
     ]
 
 
-def conclude_bad_samples(plan: Plan, outcomes: Mapping[str, Outcome]) -> Findings:
+def conclude_bad_samples(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
     from paceline.traces.pruning_overlap import overlap_of
 
     found: dict[str, list[tuple[str, Any]]] = {"the same network, another seed": [], "another network": []}

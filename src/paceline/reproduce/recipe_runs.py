@@ -10,6 +10,7 @@ from typing import Any
 from paceline.recipes import Recipe
 from paceline.reproduce.experiment import Job
 from paceline.runs.simulation import Result, simulate
+from paceline.traces import Trace
 from paceline.traces.time_split import time_split
 
 
@@ -47,6 +48,27 @@ def recipe_job(name: str, recipe: Recipe, *, seconds: float = 1.0, timing_only: 
     """
     settings = {"recipe": recipe.to_document(), **({"timing_only": True} if timing_only else {})}
     return Job(name=name, run=run_recipe, settings=settings, seconds=seconds)
+
+
+SPLIT = ("computing", "waiting", "network")
+
+
+def worker_split(trace: Trace, until_seconds: float = math.inf) -> dict[str, float | None]:
+    """Return the seconds up to a moment in which a worker computed, waited, or was held up by the network: means.
+
+    >>> from paceline.traces import Work
+    >>> works = tuple(Work(worker=worker, version=0, started_seconds=0.0, finished_seconds=end, arrived_seconds=5.0,
+    ...                    sent_seconds=3.0) for worker, end in enumerate((2.0, 3.0)))
+    >>> trace = Trace(strategy="ssgd", seed=0, workers=2, recipe={}, rounds_done=1, seconds=5.0, works=works,
+    ...               averaged=True)
+    >>> worker_split(trace, 5.0)
+    {'computing': 2.5, 'waiting': 0.5, 'network': 2.0}
+    """
+    split = time_split(trace, until_seconds=until_seconds)
+    if split is None:
+        return dict.fromkeys(SPLIT)
+    seconds = split.compute_seconds, split.waiting_seconds, split.network_seconds
+    return {name: each / split.workers for name, each in zip(SPLIT, seconds, strict=True)}
 
 
 def _finite(value: Any) -> Any:

@@ -24,7 +24,7 @@ from paceline.data.download import VARIABLE as DATA_VARIABLE
 from paceline.decoding import DecodingError, parse_object
 from paceline.errors import PacelineError
 from paceline.files import read_plain, write_file
-from paceline.reproduce.experiment import Experiment, Findings, Job, Outcome, Plan
+from paceline.reproduce.experiment import Experiment, ExperimentPlan, Findings, Job, Outcome
 
 JOBS = "jobs"
 MOST_OUTCOME_BYTES = 50_000_000
@@ -36,7 +36,7 @@ class ReproductionError(PacelineError, RuntimeError):
 
 def run_experiment(
     experiment: Experiment,
-    plan: Plan,
+    plan: ExperimentPlan,
     out: Path,
     *,
     data: Mapping[str, str] | None = None,
@@ -93,7 +93,7 @@ def computed(jobs: Sequence[Job], processes: int | None, directory: str) -> Iter
         }
         while under_way:
             done, _ = wait(under_way, return_when=FIRST_COMPLETED)
-            for future in done:
+            for future in sorted(done, key=lambda each: each.exception() is not None):  # what is done is kept first
                 job = under_way.pop(future)
                 try:
                     outcome = future.result()

@@ -296,15 +296,15 @@ def seconds_to_target(trace: Trace) -> float | None:
     return None if target is None else _first_at_most(target, [(each.seconds, each.loss) for each in trace.evaluations])
 
 
-def seconds_to_accuracy(trace: Trace) -> float | None:
-    """When the test accuracy first reached the recipe's target, between evaluations on a straight line.
+def seconds_to_accuracy(trace: Trace, target: float | None = None) -> float | None:
+    """When the test accuracy first reached a target, between evaluations on a straight line; by default the recipe's.
 
     >>> points = [Evaluation(round=n, seconds=n, loss=1.0, accuracy=n / 4) for n in range(5)]
     >>> seconds_to_accuracy(Trace(strategy="full", seed=0, workers=2, recipe={"target_accuracy": 0.625}, rounds_done=5,
     ...                           seconds=5.0, evaluations=tuple(points)))
     2.5
     """
-    target: float | None = trace.recipe.get("target_accuracy")
+    target = trace.recipe.get("target_accuracy") if target is None else target
     if target is None:
         return None
     # An accuracy rises to its target as its negative falls; evaluations without one say nothing.

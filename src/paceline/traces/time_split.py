@@ -21,6 +21,7 @@ that of the first `seconds`, up to which the works of every worker are known.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,8 +56,10 @@ class TimeSplit:
         return (self.compute_seconds / total, self.network_seconds / total, self.waiting_seconds / total)
 
 
-def time_split(trace: Trace) -> TimeSplit | None:
-    """Return where the time of a run went; None where its trace holds no works, as one of times alone.
+def time_split(trace: Trace, *, until_seconds: float = math.inf) -> TimeSplit | None:
+    """Return where the time of a run went, of all of it or up to a moment.
+
+    It is None where the trace holds no works, as one of times alone.
 
     >>> works = (Work(worker=0, version=0, started_seconds=0.0, finished_seconds=1.0, arrived_seconds=1.5),
     ...          Work(worker=1, version=0, started_seconds=0.0, finished_seconds=4.0, arrived_seconds=4.0))
@@ -71,6 +74,7 @@ def time_split(trace: Trace) -> TimeSplit | None:
     workers = max([trace.workers, *(worker + 1 for worker in of_worker)])
     whole = len(trace.works) >= _counted(trace)
     seconds = trace.seconds if whole else _known_until(of_worker, workers)
+    seconds, whole = min(seconds, until_seconds), whole and until_seconds >= trace.seconds
     if not of_worker or seconds <= 0:
         return None
     closed = {each.version: each.closed_seconds for each in trace.rounds}

@@ -1,0 +1,302 @@
+"""Laws of every experiment that `paceline reproduce` lists. Toy sizes: figures mean nothing, but all of it runs."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from paceline.data import DATASETS
+from paceline.reproduce import EXPERIMENTS, experiment_named, hpsgd, lgc
+from paceline.reproduce.documents import Reproduction, claim_lines, document, page
+from paceline.reproduce.experiment import ExperimentPlan, Outcome
+from paceline.reproduce.running import check_names, run_experiment
+from paceline.terminal import WIDTH
+from tests.reproduce.in_process import compute_here
+
+TOY = ExperimentPlan(size="toy")
+CORES, MOST_MINUTES = 2, 10
+
+
+@pytest.fixture(scope="module", params=EXPERIMENTS)
+def ran(request, tmp_path_factory):
+    """An experiment that was run at toy size, the folder with its outcomes, and the names of its jobs."""
+    experiment, folder = experiment_named(request.param), tmp_path_factory.mktemp("reproduce")
+    with pytest.MonkeyPatch.context() as patched:
+        computed = compute_here(patched)
+        findings = run_experiment(experiment, TOY, folder)
+    return Reproduction(experiment=experiment, plan=TOY, findings=findings), folder, computed
+
+
+def test_ours_stands_beside_the_paper_s(ran):
+    reproduction, _, _ = ran
+    headings = [heading.lower() for table in reproduction.findings.tables for heading in table.headings]
+    assert any("paper" in heading for heading in headings)
+    assert any("ours" in heading for heading in headings)
+    assert reproduction.findings.charts
+    assert reproduction.findings.remarks
+
+
+def test_something_is_claimed_and_says_by_which_figures(ran):
+    reproduction, _, _ = ran
+    claims = reproduction.findings.claims
+    assert claims
+    assert all(claim.text and claim.because for claim in claims)
+    assert len({claim.text for claim in claims}) == len(claims)
+    assert len(claim_lines(reproduction)) == len(claims) + 1
+
+
+def test_tables_are_of_text_and_fit_a_terminal(ran):
+    reproduction, _, _ = ran
+    for table in reproduction.findings.tables:
+        assert all(len(row) == len(table.headings) for row in table.rows)
+        assert all(isinstance(cell, str) for row in table.rows for cell in row)
+        shown = io.StringIO()
+        Console(file=shown, width=WIDTH).print(table.rich())
+        assert "…" not in shown.getvalue(), shown.getvalue()
+        assert max(map(len, shown.getvalue().splitlines())) <= WIDTH
+
+
+def test_results_are_plain_json(ran):
+    reproduction, _, _ = ran
+    text = json.dumps(document(reproduction), allow_nan=False)
+    assert json.loads(text)["experiment"] == reproduction.experiment.name
+
+
+def test_the_page_shows_every_claim_and_names_each_chart_once(ran):
+    reproduction, _, _ = ran
+    names = [chart.name for chart in reproduction.findings.charts]
+    assert len(set(names)) == len(names)
+    html = page([reproduction])
+    assert reproduction.experiment.name in html
+    assert html.count("NaN") == 0
+    for chart in reproduction.findings.charts:  # each series of a chart is one that the page has a colour for
+        series = {f"s{index}" for index in range(len(reproduction.findings.series))}
+        assert {key.series for key in chart.keys} <= series
+
+
+def test_a_second_run_computes_nothing(ran, monkeypatch):
+    reproduction, folder, computed = ran
+    assert len(set(computed)) == len(computed)
+    again = compute_here(monkeypatch)
+    findings = run_experiment(reproduction.experiment, TOY, folder)
+    assert again == []
+    assert findings.claims == reproduction.findings.claims
+    assert findings.numbers == reproduction.findings.numbers
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_is_described_in_a_line_and_its_jobs_can_be_sent_to_a_process(name):
+    experiment = experiment_named(name)
+    assert experiment.name == name
+    assert len(experiment.question) < WIDTH
+    assert experiment.source
+    assert set(experiment.data) <= set(DATASETS)
+    for size in ("toy", "laboratory", "full"):
+        plan = ExperimentPlan(size=size, seeds=tuple(range(200, 200 + experiment.seeds)))
+        jobs = experiment.jobs(plan)
+        check_names(jobs)
+        for job in jobs:
+            assert json.loads(json.dumps(dict(job.settings), allow_nan=False)) == dict(job.settings)
+            assert getattr(importlib.import_module(job.run.__module__), job.run.__qualname__) is job.run
+            assert job.seconds > 0
+        if size == "laboratory":
+            estimate = sum(job.seconds for job in jobs) / 60 / (1 if experiment.timed else CORES)
+            assert estimate <= MOST_MINUTES
+            assert experiment.minutes <= MOST_MINUTES
+
+
+# -- a winner that loses is reported ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swap:
+    """Outcomes made by hand in which the source's winner wins, two lanes to exchange, and what is then wrong.
+
+    Lanes are parts of the names of jobs, or whole names. Every claim whose text contains `wrong` must hold before and
+    not after.
+    """
+
+    outcomes: Callable[[], dict[str, Outcome]]
+    lanes: tuple[str, str]
+    wrong: str
+
+
+def _figure_1_of_lgc() -> dict[str, Outcome]:
+    return {"full, complete": {"seconds": 6.5}, "lgc, complete": {"seconds": 4.0}, "lgc, partial": {"seconds": 4.2}}
+
+
+def _figure_3_of_lgc() -> dict[str, Outcome]:
+    accuracies = {"full": 0.50, "lgc": 0.495, "fastest-k": 0.10}
+    return {
+        lgc.figure_3_job(c, h, lane, 200): {"accuracy": accuracies[lane]}
+        for c in lgc.skews(TOY)
+        for h in lgc.persistences(TOY)
+        for lane in lgc.LANES
+    }
+
+
+SECONDS = {"ssgd": 36.0, "local-sgd": 15.0, hpsgd.PAPER: 12.0, hpsgd.REBASED: 12.0, "psgd": 11.9}
+COMPUTING = {"ssgd": 11.7, "local-sgd": 14.0, hpsgd.PAPER: 11.8, hpsgd.REBASED: 11.8, "psgd": 11.8}
+
+
+def _lane_of_hpsgd(lane: str) -> Outcome:
+    split = {"computing": COMPUTING[lane], "waiting": 0.0, "network": SECONDS[lane] - COMPUTING[lane]}
+    reached = {f"{target:g}": {"seconds": SECONDS[lane], **split} for target in hpsgd.TARGETS}
+    return {"seconds": SECONDS[lane], "rounds": 20, "split": split, "reached": reached, "accuracy": 0.9}
+
+
+def _lanes_of_hpsgd(cases: list[hpsgd.Case]) -> dict[str, Outcome]:
+    return {case.job_name(lane, 200): _lane_of_hpsgd(lane) for case in cases for lane in hpsgd.LANES}
+
+
+def _figure_5a_of_hpsgd() -> dict[str, Outcome]:
+    share = {"ssgd": 0.3, "local-sgd": 0.7, "hpsgd": 0.95, "psgd": 1.0}
+    return {
+        job.name: {"batches_per_second": share[job.settings["member"]] * job.settings["workers"]}
+        for job in hpsgd.jobs_of_figure_5a(TOY)
+    }
+
+
+def _levels_of_the_lecture() -> dict[str, Outcome]:
+    figures = {1: (80.0, 1100.0), 16: (5.0, 11_000.0), 162: (1.1, 51_000.0)}
+    return {
+        f"s = {levels}": {
+            "elements": 26_122, "distance": 1.0, "moment": [moment, 0.1], "nonzero": [80.0, 0.1], "bits": [bits, 1.0]
+        }
+        for levels, (moment, bits) in figures.items()
+    }  # fmt: skip
+
+
+def _tradeoff_of_the_lecture() -> dict[str, Outcome]:
+    figures = {1: (900, 1100.0), 0: (40, 836_000.0)}
+    return {
+        f"s = {levels}, rate {rate}, seed 200": {"rounds": rounds if rate == "0.1" else None, "bits": bits, "seen": 900}
+        for levels, (rounds, bits) in figures.items()
+        for rate in ("0.1", "0.5")
+    }
+
+
+def _theorem_of_the_lecture() -> dict[str, Outcome]:
+    constants = {"beta": 16.0, "radius": 5.0, "sigma": 8.0, "sigma_visited": 8.0, "least": 0.1, "start": 2.0}
+    return {
+        f"s = {levels}, seed 200": {**constants, "gaps": {"10": gap, "30": gap / 2}}
+        for levels, gap in ((0, 1.0), (1, 1.5))
+    }
+
+
+def _placement_of_the_lecture() -> dict[str, Outcome]:
+    cuts = {"equal counts": 0.8, "torchgpipe": 0.7, "ours": 0.6}
+    found = {method: {"at": [9], "predicted": seconds, "measured": seconds} for method, seconds in cuts.items()}
+    return {"lenet, 2 stages": {"layers": 12, "cuts": found}}
+
+
+SWAPS: dict[str, list[Swap]] = {
+    "lgc-1": [Swap(outcomes=_figure_1_of_lgc, lanes=("full, complete", "lgc, complete"), wrong="lgc before full")],
+    "lgc-3": [Swap(outcomes=_figure_3_of_lgc, lanes=("lgc", "fastest-k"), wrong="LGC above K-SGD")],
+    "hpsgd-5a": [
+        Swap(outcomes=_figure_5a_of_hpsgd, lanes=(", hpsgd,", ", local-sgd,"), wrong="HPSGD / Local SGD"),
+        Swap(outcomes=_figure_5a_of_hpsgd, lanes=(", local-sgd,", ", ssgd,"), wrong="Local SGD / SSGD"),
+    ],
+    "hpsgd-5b": [
+        Swap(
+            outcomes=lambda: _lanes_of_hpsgd(hpsgd.cases_of_figure_5b(TOY)),
+            lanes=(hpsgd.PAPER, other),
+            wrong="an epoch of HPSGD is shorter",
+        )
+        for other in ("local-sgd", "ssgd")
+    ],
+    "hpsgd-6a": [
+        Swap(
+            outcomes=lambda: _lanes_of_hpsgd(hpsgd.cases_of_figure_6a(TOY)),
+            lanes=("local-sgd", "ssgd"),
+            wrong="Local SGD computes longer than SSGD",
+        ),
+        *(
+            Swap(
+                outcomes=lambda: _lanes_of_hpsgd(hpsgd.cases_of_figure_6a(TOY)),
+                lanes=(hpsgd.PAPER, other),
+                wrong="HPSGD before Local SGD before SSGD",
+            )
+            for other in ("local-sgd", "ssgd")
+        ),
+    ],
+    "hpsgd-6b": [
+        Swap(
+            outcomes=lambda: _lanes_of_hpsgd(hpsgd.cases_of_figure_6b(TOY)),
+            lanes=(hpsgd.PAPER, other),
+            wrong=f"HPSGD before {other}",
+        )
+        for other in ("local-sgd", "ssgd")
+    ],
+    "lecture-qsgd": [
+        Swap(outcomes=_levels_of_the_lecture, lanes=("s = 1", "s = 162"), wrong=wrong)
+        for wrong in ("the larger s, the smaller the second moment", "the larger s, the more bits")
+    ],
+    "lecture-tradeoff": [
+        Swap(outcomes=_tradeoff_of_the_lecture, lanes=("s = 1,", "s = 0,"), wrong=wrong)
+        for wrong in ("no free lunch", "fewer bits, more iterations")
+    ],
+    "lecture-theorem": [
+        Swap(outcomes=_theorem_of_the_lecture, lanes=("s = 1,", "s = 0,"), wrong="the larger the variance, the slower")
+    ],
+}
+"""Experiments whose source names a winner. A new one is a line here."""
+
+
+def exchanged(outcomes: Mapping[str, Outcome], lanes: tuple[str, str]) -> dict[str, Outcome]:
+    """Return outcomes in which each of two lanes has the figures of the other."""
+    first, second = lanes
+    if first in outcomes:
+        return {**outcomes, first: outcomes[second], second: outcomes[first]}
+    names = {
+        name: name.replace(first, "\0").replace(second, first).replace("\0", second)
+        if (first in name) != (second in name)
+        else name
+        for name in outcomes
+    }
+    return {name: outcomes[names[name] if names[name] in outcomes else name] for name in outcomes}
+
+
+def _judged(name: str, outcomes: Mapping[str, Outcome], text: str) -> list[bool]:
+    findings = experiment_named(name).conclude(TOY, outcomes)
+    return [claim.holds for claim in findings.claims if text in claim.text and claim.judged]
+
+
+@pytest.mark.parametrize(
+    ("name", "swap"),
+    [(name, swap) for name, swaps in SWAPS.items() for swap in swaps],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_winner_whose_figures_are_the_loser_s_is_reported_as_wrong(name, swap):
+    outcomes = swap.outcomes()
+    before, after = (_judged(name, found, swap.wrong) for found in (outcomes, exchanged(outcomes, swap.lanes)))
+    assert before, f"no claim of {name} has the words {swap.wrong!r}"
+    assert all(before)
+    assert not any(after)
+
+
+def test_an_exact_cut_that_is_slower_is_reported():
+    outcomes = _placement_of_the_lecture()
+    cuts = outcomes["lenet, 2 stages"]["cuts"]
+    worse = {
+        "lenet, 2 stages": {"layers": 12, "cuts": {**cuts, "ours": cuts["equal counts"], "equal counts": cuts["ours"]}}
+    }
+    assert all(_judged("lecture-placement", outcomes, "the exact cut"))
+    assert not any(_judged("lecture-placement", worse, "the exact cut"))
+
+
+@pytest.mark.parametrize("name", ["hpsgd-6a", "hpsgd-6b"])
+def test_nobody_wins_by_never_reaching_the_target(name):
+    cases: Any = {"hpsgd-6a": hpsgd.cases_of_figure_6a, "hpsgd-6b": hpsgd.cases_of_figure_6b}[name](TOY)
+    never = {
+        job: {**found, "reached": dict.fromkeys(found["reached"])} if hpsgd.PAPER in job else found
+        for job, found in _lanes_of_hpsgd(cases).items()
+    }
+    assert not any(_judged(name, never, "HPSGD before"))
