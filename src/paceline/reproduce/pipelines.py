@@ -34,7 +34,7 @@ from paceline.pipeline.devices import Device
 from paceline.pipeline.graph import ModelGraph, PieceModule, cut_pieces
 from paceline.pipeline.measuring import OnRound, measure
 from paceline.pipeline.placement import place, priced
-from paceline.pipeline.plan import Batch, ExperimentPlan
+from paceline.pipeline.plan import Batch, Plan
 from paceline.pipeline.profile import Profile
 from paceline.pipeline.schedules import in_flight
 from paceline.reference_pipeline import balanced, equal_counts
@@ -123,7 +123,7 @@ class Measured:
 
     def plan(
         self, cuts: Sequence[int], *, stages: int, microbatches: int, schedule: str = "1f1b", chunks: int = 1
-    ) -> ExperimentPlan:
+    ) -> Plan:
         """Return the plan with this cut, on devices alike and links that cost nothing."""
         placement = priced(
             self.profile,
@@ -133,7 +133,7 @@ class Measured:
             in_flight=in_flight(schedule, stages, microbatches, chunks),
             chunks=chunks,
         )
-        return ExperimentPlan(
+        return Plan(
             model=self.subject.model,
             profile=self.profile,
             placement=placement,
