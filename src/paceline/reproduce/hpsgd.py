@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.quantities import percent_text
 from paceline.recipes import Recipe
+from paceline.reports.chart import Chart
 from paceline.reports.figures import Series, bar_chart, line_chart
 from paceline.reports.table import PlainTable
 from paceline.reproduce.claims import ahead, mean, percent, within
@@ -237,7 +238,7 @@ def roughness(curve: Sequence[tuple[float, float | None]]) -> float | None:
 
 
 def conclude_figure_4a(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
-    rows, claims, charts = [], list[Claim](), []
+    rows, claims, charts = [], list[Claim](), list[Chart]()
     numbers: dict[str, Any] = {}
     for case in cases_of_figure_4a(plan):
         ends = {lane: accuracy_of(plan, outcomes, case, lane) for lane in WITHOUT_PSGD}
@@ -632,7 +633,7 @@ PAPER_COMPUTING = {"local-sgd": "> ssgd", PAPER: "= ssgd"}
 
 
 def conclude_figure_6a(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
-    tables, claims, charts = [], list[Claim](), []
+    tables, claims, charts = [], list[Claim](), list[Chart]()
     numbers: dict[str, Any] = {}
     for case in cases_of_figure_6a(plan):
         for target in TARGETS:
