@@ -98,7 +98,7 @@ def test_whoever_closes_every_round_with_all_workers_has_no_late_blocks():
 
 @pytest.mark.parametrize(("how", "scale"), [(True, 2 / 8), (False, 1.0), ("samples", 1.0)])
 def test_a_late_gradient_is_that_of_the_first_blocks(how, scale):
-    """One of two workers is late with 2 of 8 blocks of 4 samples: by autograd, the second step is made of its first 8."""
+    """One of two workers is late with 2 of 8 blocks of 4 samples: the second step has its first 8, by autograd."""
     recipe = Recipe(rounds=2).with_settings(
         worker={"batch_size": 32, "blocks": 8},
         cluster={"workers": 2, "late_blocks": 2},
