@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 
 import pytest
@@ -10,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import Recipe, simulate
-from paceline.drivers.simulated.cluster import Cluster, Setup, blocks_when_late
-from paceline.drivers.simulated.delays import ShiftedExponential
+from paceline.drivers.simulated.cluster import Cluster, blocks_when_late
+from paceline.drivers.simulated.learner import Learner
 from paceline.drivers.simulated.timing import RoundTimes
 from paceline.recipes import read_recipe
-from paceline.recipes.assembly import make_setup
+from paceline.recipes.assembly import load_data, make_setup, make_training
 from paceline.recipes.reading import RecipeError
 from paceline.runs.training import train
-from paceline.strategies import LGC
+from paceline.training import Batches
 
 SMALL = Recipe(rounds=25, evaluate_every=25).with_settings(strategy={"k": 6}, delay={"persistence": 3})
 WEIGHTS = (True, False, "samples")
@@ -95,14 +96,37 @@ def test_whoever_closes_every_round_with_all_workers_has_no_late_blocks():
     assert torch.equal(simulate(recipe).parameters, full)
 
 
-def test_a_late_gradient_is_that_of_the_first_blocks():
-    """One of two workers is always late: its first block, and nothing else of its batch, moves the second step."""
-    common = {"name": "lgc", "strategy": LGC(k=1), "workers": 2, "rounds": 2, "delays": ShiftedExponential(seed=1)}
-    cluster = Cluster(Setup(late_work="complete", late_blocks=2, blocks=8, **common))
-    _, second = cluster.run(2)
-    (late,), (share,) = second.late, second.step.late
-    assert (late.blocks_done, late.blocks) == (2, 8)
-    assert share.weight == 0.5  # of a gradient that is the sum over two blocks, divided by eight
+@pytest.mark.parametrize(("how", "scale"), [(True, 2 / 8), (False, 1.0), ("samples", 1.0)])
+def test_a_late_gradient_is_that_of_the_first_blocks(how, scale):
+    """One of two workers is late with 2 of 8 blocks of 4 samples: the second step has its first 8, by autograd."""
+    recipe = Recipe(rounds=2).with_settings(
+        worker={"batch_size": 32, "blocks": 8},
+        cluster={"workers": 2, "late_blocks": 2},
+        strategy={"k": 1, "scale_partial": how},
+        optimizer={"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0},
+    )
+    training = make_training(recipe, load_data(recipe))
+    learner = Learner(training)
+    steps, models = Cluster(make_setup(recipe), trainer=learner).run(2), [learner.parameters.clone()]
+    next(steps)
+    models.append(learner.parameters.clone())
+    second = next(steps)
+    models.append(learner.parameters.clone())
+    (late,), (fresh,) = second.late, second.fresh
+
+    def mean_gradient(task, at, samples):
+        assignment = Batches(training).assignment(worker=task.worker, draw=task.draw, blocks=8, blocks_done=8)
+        module = copy.deepcopy(training.module)
+        torch.nn.utils.vector_to_parameters(at, module.parameters())
+        outputs = module(assignment.inputs[:samples])
+        torch.nn.functional.cross_entropy(outputs, assignment.targets[:samples]).backward()
+        return torch.nn.utils.parameters_to_vector([each.grad for each in module.parameters()])
+
+    before = (models[0] - models[1]) / 0.1  # the first step was the fresh gradient alone
+    part = 8 / (32 + 8) if how == "samples" else 1 / 2
+    compensation = part * (scale * mean_gradient(late, models[0], 8) - before)
+    expected = models[1] - 0.1 * (mean_gradient(fresh, models[1], 32) + compensation)
+    torch.testing.assert_close(models[2], expected, rtol=1e-4, atol=1e-6)
 
 
 BAD = {
