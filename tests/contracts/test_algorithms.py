@@ -162,6 +162,24 @@ def test_by_samples_a_round_and_what_is_made_up_for_it_are_the_mean_over_all_sam
     torch.testing.assert_close(updates[0] + updates[1], mean)
 
 
+@pytest.mark.parametrize("how", WEIGHTS)
+def test_late_work_that_was_kept_weighs_the_same_after_a_checkpoint(how):
+    def late_shares(reload):
+        running = LGC(k=1, scale_partial=how).start()
+        for worker in range(3):
+            running.handle(Joined(worker=worker))
+        running.handle(GradientArrived(worker=0, version=0, blocks=4, blocks_done=4, samples=8))
+        for worker, done in ((1, 1), (2, 3)):
+            running.handle(GradientArrived(worker=worker, version=0, blocks=4, blocks_done=done, samples=24))
+        if reload:
+            state, running = running.state_dict(), LGC(k=1, scale_partial=how).start()
+            running.load_state_dict(state)
+        step = running.handle(GradientArrived(worker=0, version=1, blocks=4, blocks_done=4, samples=8))[0]
+        return step.late, step.previous_mean_weight
+
+    assert late_shares(reload=False) == late_shares(reload=True)
+
+
 def test_a_weight_that_there_is_not_is_refused_with_those_there_are():
     with pytest.raises(ValueError, match=r"true, false or 'samples' \(scale_partial='blocks'\)"):
         LGC(k=2, scale_partial="blocks")

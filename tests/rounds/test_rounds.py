@@ -23,6 +23,7 @@ def check_counts(results):
         ("lgc", "sgd", {"k": 2}),
         ("lgc", "adam", {"k": 1, "blocks": 1}),
         ("lgc", "lars", {"k": 2, "scale_partial": False}),
+        ("lgc", "sgd", {"k": 2, "scale_partial": "samples"}),
         ("lgc", "adam", {"k": "auto", "warmup_rounds": 2, "most_behind": 1}),
         ("fastest-k", "sgd", {"k": 2}),
         ("full", "lars", {}),

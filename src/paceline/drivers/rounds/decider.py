@@ -271,7 +271,7 @@ class Decider:
         """Go on from a `state_dict` of this version; late gradients are with their ranks, and so may be in it."""
         form = self.state.form
         if "late_scales" in form:
-            form = {**form, "late_scales": tuple[tuple[WorkerNumber, Annotated[float, Between(0, MOST_SCALE)]], ...]}
+            form = {**form, "late_scales": tuple[tuple[WorkerNumber, Annotated[float, Between(1, MOST_SCALE)]], ...]}
         kept = decode(dict[str, Any], state["strategy"], "strategy")
         held = decode(form, self.state.added | kept, "strategy")
         if held["version"] != version:
