@@ -56,7 +56,7 @@ def points(value: float | None) -> str:
 def size_document(plan: Plan, *, laboratory: Mapping[str, Any]) -> dict[str, Any]:
     """Return the size of a training at the size of the plan, as plain values.
 
-    >>> size_document(Plan(size="full"), laboratory={"images": 9})["images"]
+    >>> size_document(Plan(size="full"), laboratory={"images": 1000})["images"]
     50000
     """
     from paceline.reproduce.pruning_training import PruningSize
