@@ -10,17 +10,12 @@ from typing import Any
 
 from benchmarks.options import Options, chosen
 from benchmarks.pruning_turns import TakeTurns
-from paceline.reproduce.pruning_training import (
-    FEWER_EPOCHS,
-    FINE_PRUNING,
-    MODELS,
-    WHOLE,
-    Ending,
-    Size,
-    Task,
-    Way,
-)
+from paceline.reproduce.pruning_training import FEWER_EPOCHS, FINE_PRUNING, MODELS, WHOLE
 from paceline.reproduce.pruning_training import POLICIES as LIBRARY_POLICIES
+from paceline.reproduce.pruning_training import PruningEnding as Ending
+from paceline.reproduce.pruning_training import PruningSize as Size
+from paceline.reproduce.pruning_training import PruningTask as Task
+from paceline.reproduce.pruning_training import PruningWay as Way
 
 __all__ = ["FEWER_EPOCHS", "FINE_PRUNING", "MODELS", "WHOLE", "Ending", "Size", "Task", "Way"]
 

@@ -56,21 +56,21 @@ def points(value: float | None) -> str:
 def size_document(plan: ExperimentPlan, *, laboratory: Mapping[str, Any]) -> dict[str, Any]:
     """Return the size of a training at the size of the plan, as plain values.
 
-    >>> size_document(ExperimentPlan(size="full"), laboratory={"images": 9})["images"]
+    >>> size_document(ExperimentPlan(size="full"), laboratory={"images": 1000})["images"]
     50000
     """
-    from paceline.reproduce.pruning_training import Size
+    from paceline.reproduce.pruning_training import PruningSize
 
-    toy = Size(data="digits", shrink=1, images=128, epochs=10, batch=32, padding=1)
-    full = Size(shrink=1, images=CIFAR_SAMPLES, epochs=PRUNING_EPOCHS, padding=4)
-    small = dataclasses.replace(Size(), **laboratory)
+    toy = PruningSize(data="digits", shrink=1, images=128, epochs=10, batch=32, padding=1)
+    full = PruningSize(shrink=1, images=CIFAR_SAMPLES, epochs=PRUNING_EPOCHS, padding=4)
+    small = dataclasses.replace(PruningSize(), **laboratory)
     return dataclasses.asdict(plan.choose(toy=toy, laboratory=small, full=full))
 
 
 def size_of(document: Mapping[str, Any]) -> Any:
-    from paceline.reproduce.pruning_training import Size
+    from paceline.reproduce.pruning_training import PruningSize
 
-    return Size(**{**document, "falls_at": tuple(document["falls_at"])})
+    return PruningSize(**{**document, "falls_at": tuple(document["falls_at"])})
 
 
 # -- figure 1 ----------------------------------------------------------------------------------------------------------
@@ -81,9 +81,9 @@ FIGURE_1_SIZE = {"shrink": 1, "padding": 4, "images": 20_000, "epochs": 40}
 def run_curve(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Train without pruning; return test loss and accuracy before the first epoch and after each."""
     from paceline.randomness import torch_generator
-    from paceline.reproduce.pruning_training import Task, make_loop, make_sampler, measured
+    from paceline.reproduce.pruning_training import PruningTask, make_loop, make_sampler, measured
 
-    size, task = size_of(settings["size"]), Task(model=settings["model"], policy="none", seed=settings["seed"])
+    size, task = size_of(settings["size"]), PruningTask(model=settings["model"], policy="none", seed=settings["seed"])
     sampler, _ = make_sampler(size, task)
     loop = make_loop(size, task, sampler)
     found = [measured(loop.model, loop.parts.test)]
@@ -256,9 +256,9 @@ def run_histories(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Train without pruning, and return the loss of each watched sample in every epoch."""
     from paceline.data.pruning.sampler import FinePruning
     from paceline.randomness import torch_generator
-    from paceline.reproduce.pruning_training import Task, make_loop
+    from paceline.reproduce.pruning_training import PruningTask, make_loop
 
-    size, task = size_of(settings["size"]), Task(model=settings["model"], policy="none", seed=settings["seed"])
+    size, task = size_of(settings["size"]), PruningTask(model=settings["model"], policy="none", seed=settings["seed"])
     watch = range(min(settings["watched"], size.images))
     sampler = FinePruning(size.images, batch_size=size.batch, prune=0.0, watch=watch, seed=task.seed)
     loop = make_loop(size, task, sampler)
@@ -523,9 +523,9 @@ def networks(plan: ExperimentPlan) -> tuple[str, ...]:
 
 def run_training(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Train with a policy; return accuracies, samples and CPU seconds."""
-    from paceline.reproduce.pruning_training import Task, train
+    from paceline.reproduce.pruning_training import PruningTask, train
 
-    task = Task(model=settings["model"], policy=settings["policy"], seed=settings["seed"])
+    task = PruningTask(model=settings["model"], policy=settings["policy"], seed=settings["seed"])
     ending = train(size_of(settings["size"]), task)
     return dataclasses.asdict(ending) | {"best_three": ending.best_three, "last_three": ending.accuracy}
 

@@ -67,7 +67,7 @@ MODELS = MappingProxyType({"lenet": "lenet", "small-cnn": f"{__name__}:{small_cn
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
+class PruningSize:
     """How much is trained, and with what; the same for every run. Runs of one size can stand in one table."""
 
     data: str = "cifar10"
@@ -101,7 +101,7 @@ class Size:
     def rate_at(self, progress: float) -> float:
         """Return the learning rate where so much of the run is done.
 
-        >>> [round(Size(rate=0.1).rate_at(share), 5) for share in (0, 0.29, 0.3, 0.6, 0.8, 0.99)]
+        >>> [round(PruningSize(rate=0.1).rate_at(share), 5) for share in (0, 0.29, 0.3, 0.6, 0.8, 0.99)]
         [0.1, 0.1, 0.02, 0.004, 0.0008, 0.0008]
         """
         return float(self.rate * self.falls_to ** sum(progress >= share for share in self.falls_at))
@@ -111,7 +111,7 @@ class Size:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class PruningWay:
     """How a run goes through the samples: which sampler (None: torch's own) with which settings.
 
     A setting `epochs` is also how many the run has.
@@ -119,21 +119,21 @@ class Way:
 
     label: str
     sampler: Callable[..., Any] | None = None
-    settings: Callable[[Size], dict[str, Any]] = lambda size: {}
+    settings: Callable[[PruningSize], dict[str, Any]] = lambda size: {}
 
-    def epochs(self, size: Size) -> int:
+    def epochs(self, size: PruningSize) -> int:
         """Return how many epochs a run has.
 
-        >>> Way(label="none").epochs(Size(epochs=40)), POLICIES[FEWER_EPOCHS].epochs(Size(epochs=40))
-        (40, 28)
+        >>> [POLICIES[name].epochs(PruningSize(epochs=40)) for name in (WHOLE, FEWER_EPOCHS)]
+        [40, 28]
         """
         return int(self.settings(size).get("epochs", size.epochs))
 
 
-def fewer_settings(size: Size) -> dict[str, Any]:
+def fewer_settings(size: PruningSize) -> dict[str, Any]:
     """Return the settings of the control: fewer epochs, and the falls of the rate at the same shares of them.
 
-    >>> fewer_settings(Size(epochs=50, fewer=0.3))
+    >>> fewer_settings(PruningSize(epochs=50, fewer=0.3))
     {'epochs': 35}
     """
     return {"epochs": max(1, round(size.epochs * (1 - size.fewer)))}
@@ -142,10 +142,10 @@ def fewer_settings(size: Size) -> dict[str, Any]:
 SAVES_AT_LEAST = 0.15  # of the samples: the paper's 14 % of the time, and what the time saved may fall short of it
 
 
-def fine_settings(size: Size) -> dict[str, Any]:
+def fine_settings(size: PruningSize) -> dict[str, Any]:
     """Return the paper's schedule, 60 of 200 epochs in a window, scaled to this run, which saves 15 % of the samples.
 
-    >>> settings = fine_settings(Size(epochs=50))
+    >>> settings = fine_settings(PruningSize(epochs=50))
     >>> settings["window"], settings["starting_point"], settings["prune"]
     (15, 7, 0.4)
     """
@@ -162,21 +162,21 @@ def fine_settings(size: Size) -> dict[str, Any]:
     return schedule | {"prune": min(hundredths, 90) / 100}
 
 
-def info_settings(size: Size) -> dict[str, Any]:
+def info_settings(size: PruningSize) -> dict[str, Any]:
     """Return the settings of InfoBatch as its authors run it.
 
-    >>> info_settings(Size(epochs=50))
+    >>> info_settings(PruningSize(epochs=50))
     {'epochs': 50, 'ratio': 0.5, 'delta': 0.875}
     """
     return {"epochs": size.epochs, "ratio": 0.5, "delta": 0.875}
 
 
-POLICIES: Mapping[str, Way] = MappingProxyType(
+POLICIES: Mapping[str, PruningWay] = MappingProxyType(
     {
-        WHOLE: Way(label="none"),
-        FEWER_EPOCHS: Way(label="none, fewer epochs", settings=fewer_settings),
-        FINE_PRUNING: Way(label="fine-pruning", sampler=FinePruning, settings=fine_settings),
-        INFO_BATCH: Way(label="info-batch", sampler=InfoBatch, settings=info_settings),
+        WHOLE: PruningWay(label="none"),
+        FEWER_EPOCHS: PruningWay(label="none, fewer epochs", settings=fewer_settings),
+        FINE_PRUNING: PruningWay(label="fine-pruning", sampler=FinePruning, settings=fine_settings),
+        INFO_BATCH: PruningWay(label="info-batch", sampler=InfoBatch, settings=info_settings),
     }
 )
 """Every policy of the library by its name, and the two controls."""
@@ -186,7 +186,7 @@ POLICIES: Mapping[str, Way] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class PruningTask:
     """One run."""
 
     model: str
@@ -195,7 +195,7 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class PruningEnding:
     """What a run came to. Seconds are those of training; testing is not among them."""
 
     accuracies: list[float]  # per cent of the test images, after each epoch
@@ -223,7 +223,7 @@ class Ending:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Parts:
+class PruningImages:
     """The images, shrunk."""
 
     training: Samples
@@ -233,7 +233,7 @@ class Parts:
 
 
 @lru_cache(maxsize=1)
-def load(size: Size) -> Parts:
+def load(size: PruningSize) -> PruningImages:
     """Return the images, read once per process; nothing is ever fetched."""
     try:
         whole = load_dataset(size.data, download=False)
@@ -247,7 +247,7 @@ def load(size: Size) -> Parts:
     training = training[: size.images]
     mean, deviation = training.mean((0, 2, 3), keepdim=True), training.std((0, 2, 3), keepdim=True).clamp_min(1e-6)
     channels, height, width = training.shape[1:]
-    return Parts(
+    return PruningImages(
         training=_normalised(training, mean, deviation, whole.train.targets[: size.images]),
         test=_normalised(test, mean, deviation, whole.test.targets),
         input_shape=(channels, height, width),
@@ -270,7 +270,9 @@ class Unpruned(BatchSampler):
         return losses.mean()
 
 
-def make_sampler(size: Size, task: Task, policies: Mapping[str, Way] = POLICIES) -> tuple[Any, dict[str, Any]]:
+def make_sampler(
+    size: PruningSize, task: PruningTask, policies: Mapping[str, PruningWay] = POLICIES
+) -> tuple[Any, dict[str, Any]]:
     """Return the batch sampler of a run, and the settings that it was made with."""
     way = policies[task.policy]
     settings = way.settings(size)
@@ -301,7 +303,7 @@ class Clocks:
         self.cpu += time.process_time()
 
 
-def make_loop(size: Size, task: Task, sampler: Any) -> Loop:
+def make_loop(size: PruningSize, task: PruningTask, sampler: Any) -> PruningLoop:
     """Return the loop of a run: its images, a new network, SGD with Nesterov momentum, and this sampler."""
     parts = load(size)
     model = build_model(
@@ -316,14 +318,14 @@ def make_loop(size: Size, task: Task, sampler: Any) -> Loop:
         nesterov=True,
         fused=True,
     )
-    return Loop(size=size, parts=parts, model=model, optimizer=optimizer, sampler=sampler, sampling=Clocks())
+    return PruningLoop(size=size, parts=parts, model=model, optimizer=optimizer, sampler=sampler, sampling=Clocks())
 
 
-def train(size: Size, task: Task, policies: Mapping[str, Way] = POLICIES) -> Ending:
+def train(size: PruningSize, task: PruningTask, policies: Mapping[str, PruningWay] = POLICIES) -> PruningEnding:
     """Carry out one run.
 
-    >>> tiny = Size(data="digits", shrink=1, images=64, epochs=2, batch=32, padding=1)
-    >>> ending = train(tiny, Task(model="lenet", policy="none", seed=0))
+    >>> tiny = PruningSize(data="digits", shrink=1, images=64, epochs=2, batch=32, padding=1)
+    >>> ending = train(tiny, PruningTask(model="lenet", policy="none", seed=0))
     >>> ending.samples, len(ending.accuracies)
     (128, 2)
     """
@@ -341,7 +343,7 @@ def train(size: Size, task: Task, policies: Mapping[str, Way] = POLICIES) -> End
         training.stop()
         samples, steps = samples + seen, steps + taken
         accuracies.append(measured(loop.model, loop.parts.test)[1])
-    return Ending(
+    return PruningEnding(
         accuracies=accuracies,
         samples=samples,
         steps=steps,
@@ -371,11 +373,11 @@ def measured(model: nn.Module, samples: Samples) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Loop:
+class PruningLoop:
     """What an epoch of training takes."""
 
-    size: Size
-    parts: Parts
+    size: PruningSize
+    parts: PruningImages
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     sampler: Any
