@@ -59,6 +59,7 @@ WITHOUT_PSGD = tuple(lane for lane in LANES if lane != "psgd")
 TARGETS = (0.4, 0.8)
 WORKERS = 4
 STEP_SECONDS, NOISE_SECONDS, RING_STEPS = 0.9, 0.1, 2.0
+TOY_SECONDS = 0.5
 SAMPLES = {"digits": 1500, "fashion-mnist": 60_000, "cifar10": 50_000}
 SETTING = (
     "Small networks, digits or Fashion-MNIST, batches of 32 and few epochs in place of CIFAR-10, batches of 128 and "
@@ -208,10 +209,10 @@ def cases_of_figure_4a(plan: ExperimentPlan) -> list[Case]:
     if plan.size == "full":
         return [full_case(network) for network in ("resnet101", "densenet121", "mobilenetv2", "googlenet")]
     if plan.toy:
-        return [Case(network="mlp", rate=0.01, rounds=16, evaluate_every=4, job_seconds=0.5)]
+        return [Case(network="mlp", rate=0.01, rounds=16, evaluate_every=4, job_seconds=TOY_SECONDS)]
     return [
-        Case(network=network, rate=0.01, rounds=1000, data="fashion-mnist", evaluate_every=25, job_seconds=seconds)
-        for network, seconds in (("mlp", 8.0), ("lenet", 24.0), (SMALL_NETWORK, 20.0))
+        Case(network=network, rate=0.01, rounds=600, data="fashion-mnist", evaluate_every=20, job_seconds=seconds)
+        for network, seconds in (("mlp", 6.0), ("lenet", 20.0), (SMALL_NETWORK, 10.0))
     ]
 
 
@@ -319,7 +320,7 @@ def cases_of_figure_4b(plan: ExperimentPlan) -> list[Case]:
     steps = 64 if plan.toy else 1600  # of all workers
     return [
         Case(network="mlp", rate=0.01, rounds=round(steps / workers), evaluate_every=max(1, 40 // workers),
-             workers=workers, job_seconds=0.5 if plan.toy else 2.5)
+             workers=workers, job_seconds=TOY_SECONDS if plan.toy else 2.5)
         for workers in sizes
     ]  # fmt: skip
 
@@ -536,10 +537,12 @@ def cases_of_figure_6a(plan: ExperimentPlan) -> list[Case]:
     """Return the paper's rate, and one that is five times as high."""
     if plan.size == "full":
         return [full_case("resnet101"), full_case("resnet101", rate=0.05)]
-    rounds = {"mlp": 20, "lenet": 12} if plan.toy else {"mlp": 400, "lenet": 200}
+    if plan.toy:
+        toy = {"rounds": 8, "evaluate_every": 4, "job_seconds": TOY_SECONDS}
+        return [Case(network="mlp", rate=0.01, **toy), Case(network="mlp", rate=0.05, **toy)]
     return [
-        Case(network="mlp", rate=0.01, rounds=rounds["mlp"], job_seconds=0.5 if plan.toy else 2.5),
-        Case(network="lenet", rate=0.05, rounds=rounds["lenet"], job_seconds=0.5 if plan.toy else 3.5),
+        Case(network="mlp", rate=0.01, rounds=400, job_seconds=3.0),
+        Case(network="lenet", rate=0.05, rounds=200, job_seconds=3.5),
     ]
 
 
@@ -731,8 +734,9 @@ def _figure_6a_claims(where: str, found: Mapping[str, Mapping[str, float | None]
 def cases_of_figure_6b(plan: ExperimentPlan) -> list[Case]:
     if plan.size == "full":
         return [full_case(network) for network in ("resnet101", "densenet121", "mobilenetv2", "googlenet")]
-    small = Case(network=SMALL_NETWORK, rate=0.01, rounds=12 if plan.toy else 400, job_seconds=0.5 if plan.toy else 5.0)
-    return [*cases_of_figure_6a(plan), small]
+    if plan.toy:
+        return [Case(network=SMALL_NETWORK, rate=0.01, rounds=8, evaluate_every=4, job_seconds=TOY_SECONDS)]
+    return [*cases_of_figure_6a(plan), Case(network=SMALL_NETWORK, rate=0.01, rounds=400, job_seconds=6.0)]
 
 
 def jobs_of_figure_6b(plan: ExperimentPlan) -> list[Job]:
