@@ -52,10 +52,10 @@ SPLIT = ("computing", "waiting", "network")
 def seconds_to_accuracy(curve: Sequence[Evaluation], target: float) -> float | None:
     """Return when the test accuracy first reached a target, between evaluations on a straight line; None if never.
 
-    >>> curve = [Evaluation(round=0, seconds=0.0, loss=2.3, accuracy=0.1),
+    >>> curve = [Evaluation(round=0, seconds=0.0, loss=2.3, accuracy=0.0),
     ...          Evaluation(round=9, seconds=8.0, loss=1.0, accuracy=0.5)]
     >>> seconds_to_accuracy(curve, 0.4), seconds_to_accuracy(curve, 0.8)
-    (6.0, None)
+    (6.4, None)
     """
     before: tuple[float, float] | None = None
     for point in curve:
