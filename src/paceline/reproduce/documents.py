@@ -134,7 +134,7 @@ def _markdown_section(found: Mapping[str, Any]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def page(reproductions: Sequence[Reproduction]) -> str:

@@ -304,7 +304,7 @@ def conclude_figure_4(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
             percent(found[lane]["accuracy"]),
             figure(seconds[lane]),
             "-" if lane == "full" else percent(saved[lane]),
-            LGC_FIGURE_4[lane] + (f", up to {percent(LGC_TIME_SAVED)} less time" if lane == "lgc" else ""),
+            LGC_FIGURE_4[lane] + (f",\nup to {percent(LGC_TIME_SAVED)} less time" if lane == "lgc" else ""),
         )
         for lane in LANES
     ]

@@ -64,7 +64,8 @@ def size_document(plan: ExperimentPlan, *, laboratory: Mapping[str, Any]) -> dic
     toy = PruningSize(data="digits", shrink=1, images=128, epochs=10, batch=32, padding=1)
     full = PruningSize(shrink=1, images=CIFAR_SAMPLES, epochs=PRUNING_EPOCHS, padding=4)
     small = dataclasses.replace(PruningSize(), **laboratory)
-    return dataclasses.asdict(plan.choose(toy=toy, laboratory=small, full=full))
+    document = dataclasses.asdict(plan.choose(toy=toy, laboratory=small, full=full))
+    return {**document, "falls_at": list(document["falls_at"])}
 
 
 def size_of(document: Mapping[str, Any]) -> Any:
