@@ -1423,8 +1423,8 @@ def conclude_table_6(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> F
         else (
             "Three small inception modules without normalisation in place of GoogLeNet's nine; 24 and 64 epochs of "
             "16,384 images of Fashion-MNIST at 14x14, batches of 128 and 8192, without augmentation; one rate each.",
-            "The rate of the large batch, 0.2, and 64 epochs were chosen on seed 100. There, at 0.4, the longer warm-up "
-            "was the worse one, so the choice of the rate favours the paper's claim.",
+            "The rate of the large batch, 0.2, and 64 epochs were chosen on seed 100. There, at 0.4, the longer "
+            "warm-up was the worse one, so the choice of the rate favours the paper's claim.",
             TRUST,
         ),
         numbers=found,
