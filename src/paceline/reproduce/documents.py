@@ -14,6 +14,10 @@ from paceline.reports.page import page_html
 from paceline.reproduce.experiment import Experiment, ExperimentPlan, Findings
 
 TEMPLATE = "reproduction.html"
+INTRODUCTION = (
+    "`paceline reproduce all` wrote this page: ours beside theirs, for each claim whether it came out, and what is not as "
+    "in\nthe source. "
+)
 TOY = "A toy size: its figures mean nothing."
 
 
@@ -90,6 +94,11 @@ def markdown(found: Sequence[Mapping[str, Any]]) -> str:
     >>> found = {"experiment": "lgc-3", "source": "LGC, figure 3", "question": "who wins", "size": "laboratory",
     ...          "seeds": [200], "claims": [claim], "missed": 1, "tables": [], "remarks": ["LeNet."], "numbers": {}}
     >>> print(markdown([found]))
+    # The papers, reproduced
+    <BLANKLINE>
+    `paceline reproduce all` wrote this page: ours beside theirs, for each claim whether it came out, and what is not as in
+    the source. 0 of 1 claim came out.
+    <BLANKLINE>
     | experiment | source | claims that came out | missed |
     |---|---|---|---|
     | [lgc-3](#lgc-3) | LGC, figure 3 | 0 of 1 | lgc first |
@@ -103,7 +112,10 @@ def markdown(found: Sequence[Mapping[str, Any]]) -> str:
     LeNet.
     <BLANKLINE>
     """
-    lines = ["| experiment | source | claims that came out | missed |", "|---|---|---|---|"]
+    claims = [claim for each in found for claim in each["claims"] if claim["judged"]]
+    came_out = f"{sum(claim['holds'] for claim in claims)} of {counted(len(claims), 'claim')} came out."
+    lines = ["# The papers, reproduced", "", INTRODUCTION + came_out, ""]
+    lines += ["| experiment | source | claims that came out | missed |", "|---|---|---|---|"]
     for each in found:
         judged = [claim for claim in each["claims"] if claim["judged"]]
         missed = "; ".join(_cell(claim["text"]) for claim in judged if not claim["holds"])
