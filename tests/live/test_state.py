@@ -302,7 +302,7 @@ def test_the_curve_of_the_pace_does_not_end_with_a_spike(rounds, hurry):
     found, points = pace_curve(curve.points), curve.points
     if found and rounds > 900:
         last = (points[-1][0] - points[-3][0]) / (points[-1][1] - points[-3][1])
-        assert found[-1][1] <= max(10.01, last)
+        assert found[-1][1] <= max(10.01, last) * (1 + 1e-9)  # sums of tenths round
     assert all(pace > 0 for _, pace in found)
 
 

@@ -37,7 +37,7 @@ def command_help(
     shown = [*(option for option in own if option.spelling.common), *(by_name[name] for name in common)]
     lines += _entries(shown, every_name=False)
     more = len(own) + len(settings) - len(shown)
-    whole = ", with every setting of a recipe" if settings else ""
+    whole = ", with all settings of a recipe" if settings else ""
     lines += ["", f"paceline {name} --help-all lists {more} more{whole}."] if more else []
     return "\n".join(lines)
 

@@ -416,7 +416,6 @@ def naming_typed_flags(table: Sequence[Option], arguments: Sequence[str]) -> Ite
 
 CALLED_ELSEWHERE = {
     "--learning-rate": "--lr",
-    "--epochs": "--rounds",
     "--steps": "--rounds",
     "--iterations": "--rounds",
     "--latency": "--network.latency-seconds",

@@ -15,8 +15,8 @@ from paceline.reproduce.experiment import Experiment, ExperimentPlan, Findings
 
 TEMPLATE = "reproduction.html"
 INTRODUCTION = (
-    "`paceline reproduce all` wrote this page: ours beside theirs, for each claim whether it came out, and what is not\n"
-    "as in the source. "
+    "`paceline reproduce all` wrote this page: ours beside theirs, for each claim whether it came out, and what is\n"
+    "not as in the source. "
 )
 TOY = "A toy size: its figures mean nothing."
 
@@ -96,8 +96,8 @@ def markdown(found: Sequence[Mapping[str, Any]]) -> str:
     >>> print(markdown([found]))
     # The papers, reproduced
     <BLANKLINE>
-    `paceline reproduce all` wrote this page: ours beside theirs, for each claim whether it came out, and what is not
-    as in the source. 0 of 1 claim came out.
+    `paceline reproduce all` wrote this page: ours beside theirs, for each claim whether it came out, and what is
+    not as in the source. 0 of 1 claim came out.
     <BLANKLINE>
     | experiment | source | claims that came out | missed |
     |---|---|---|---|
