@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import warnings
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
+from paceline.errors import PacelineWarning
 from tests.balancing.jobs import far, gradient_of, together
 
 SAMPLES, BATCH = 33, 8  # the rest is 1: the second rank gets none
@@ -206,11 +208,19 @@ def prunes_alone():
     balanced()[1].sampler(paceline.InfoBatch(SAMPLES, batch_size=BATCH // 2, epochs=3, rank=0, world_size=1))
 
 
+def of_a_plain_module():
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        paceline.Balance(network(), batch_size=BATCH, timeout_seconds=60).close()
+        balanced()[1].close()
+    return [str(each.message)[:30] for each in warned if issubclass(each.category, PacelineWarning)]
+
+
 SCRIPTS = {
     name: globals()[name]
     for name in (
         "chained", "in_eval_mode", "evaluated_with_gradients", "penalty", "groups_at_once", "ahead_across_epochs",
         "only_one_rank_loads", "loads_in_mid_epoch", "sums_in_groups", "batches_from_elsewhere", "weighs_in_a_group",
-        "prunes_alone",
+        "prunes_alone", "of_a_plain_module",
     )
 }  # fmt: skip

@@ -31,6 +31,7 @@ FOUND = {
     "loads_in_mid_epoch": [True, True, 4],
     "sums_in_groups": 0,
     "batches_from_elsewhere": 0,
+    "of_a_plain_module": ["Balance weighs gradients for t"],
 }
 
 
@@ -168,6 +169,12 @@ def test_a_forward_pass_before_the_first_batch_is_refused():
     iter(balance.sampler(DATA))
     with pytest.raises(BalanceError, match="handed out no batch yet"):
         model(torch.zeros(1, 4))
+
+
+def test_a_loader_is_no_data_set():
+    _, balance = one()
+    with pytest.raises(TypeError, match="give the data set, not a loader"):
+        balance.sampler(DataLoader(DATA, batch_size=4))
 
 
 def test_loaders_of_a_closed_balance_end():

@@ -303,3 +303,13 @@ def test_nobody_wins_by_never_reaching_the_target(name):
         for job, found in _lanes_of_hpsgd(cases).items()
     }
     assert not any(_judged(name, never, "HPSGD before"))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("size", ["laboratory", "full"])
+def test_the_data_that_jobs_train_on_are_declared(name, size):
+    """Else they are neither checked before a run nor part of what an outcome is known by."""
+    experiment = experiment_named(name)
+    text = json.dumps([dict(job.settings) for job in experiment.jobs(ExperimentPlan(size=size))])
+    used = {data for data in ("cifar10", "cifar100", "fashion-mnist") if f'"{data}"' in text}
+    assert used <= set(experiment.data_for(size))

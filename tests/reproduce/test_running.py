@@ -79,7 +79,7 @@ def test_a_job_that_fails_names_itself_and_what_was_done_is_kept(tmp_path, monke
 
 
 def test_a_setting_that_is_refused_is_told_as_it_is(tmp_path):
-    with pytest.raises(ValueError, match=r"^number must be positive"):
+    with pytest.raises(ValueError, match=r"^number -1: number must be positive"):
         run_experiment(_experiment(_jobs(refusing, [-1])), PLAN, tmp_path, processes=1)
 
 

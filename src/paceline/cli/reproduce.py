@@ -27,7 +27,7 @@ from paceline.terminal import WIDTH, printable, text_table
 
 if TYPE_CHECKING:
     from paceline.reproduce.documents import Reproduction
-    from paceline.reproduce.experiment import Experiment, ExperimentPlan
+    from paceline.reproduce.experiment import Experiment, ExperimentPlan, Size
 
 ALL = "all"
 MOST_SEEDS = 100
@@ -137,11 +137,16 @@ def _data_facts(
     from paceline.data import load_dataset
 
     prints, remarks = dict[str, str](), dict[str, str]()
-    for name in sorted({name for each in experiments for name in each.data}):
+    size: Size = "full" if options.full else "laboratory"
+    for name in sorted({name for each in experiments for name in each.data_for(size)}):
         with notes.status(f"loading {name}"):
             data = load_dataset(name, directory=options.data_directory or None)
-        first = data.train.first(1000)[0].contiguous().numpy().tobytes()
-        prints[name] = f"{len(data.train)}-{len(data.test)}-{zlib.crc32(first):08x}"
+        sums = [
+            zlib.crc32(each.contiguous().numpy().tobytes())
+            for part in (data.train, data.test)
+            for each in part.first(1000)
+        ]
+        prints[name] = "-".join([str(len(data.train)), str(len(data.test)), *(f"{each:08x}" for each in sums)])
         if data.remark:
             remarks[name] = data.remark
     return prints, remarks
@@ -164,7 +169,7 @@ def _run(
     note(
         notes, f"{experiment.name}: {experiment.question}; about {duration_text(60 * minutes, trim=True)} on two cores"
     )
-    own = {name: prints[name] for name in experiment.data}
+    own = {name: prints[name] for name in experiment.data_for(plan.size)}
     with step_bar(notes, experiment.name, total=None) as update:
         findings = run_experiment(
             experiment,
@@ -174,8 +179,8 @@ def _run(
             directory=options.data_directory,
             on_job=lambda name, seconds, total: update(description=name[:30], advance=seconds, total=total),
         )
-    told = tuple(remarks[name] for name in experiment.data if name in remarks)
-    return Reproduction(experiment=experiment, plan=plan, findings=findings, data_remarks=told)
+    of_data = tuple(remarks[name] for name in own if name in remarks)
+    return Reproduction(experiment=experiment, plan=plan, findings=findings, data_remarks=of_data)
 
 
 def show(found: Reproduction) -> None:

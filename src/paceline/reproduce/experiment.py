@@ -122,9 +122,9 @@ class Findings:
 class Experiment:
     """A table or figure of a source, as something that can be run.
 
-    `minutes` are those of the laboratory size on two cores, and `full_hours` those of the paper's own setting.
-    `data` are the data sets that both need. An experiment whose figures are seconds of this machine runs its jobs one
-    after the other (`timed`).
+    `minutes` are those of the laboratory size on two cores, and `full_hours` those of the paper's own setting. `data`
+    are the data sets that it needs, and `full_data` those of the paper's own setting, if they are others. An experiment
+    whose figures are seconds of this machine runs its jobs one after the other (`timed`).
 
     >>> Experiment(name="none", source="nowhere", question="?", minutes=0.1, full_hours=0.1,
     ...            jobs=lambda plan: [], conclude=lambda plan, outcomes: Findings(tables=(), claims=())).seeds
@@ -139,5 +139,10 @@ class Experiment:
     jobs: Callable[[ExperimentPlan], Sequence[Job]]
     conclude: Callable[[ExperimentPlan, Mapping[str, Outcome]], Findings]
     data: tuple[str, ...] = ()
+    full_data: tuple[str, ...] | None = None
     seeds: int = 1
     timed: bool = False
+
+    def data_for(self, size: Size) -> tuple[str, ...]:
+        """Return the data sets that it needs at a size; a toy has what is embedded."""
+        return self.full_data if size == "full" and self.full_data is not None else self.data

@@ -63,6 +63,7 @@ LABORATORY_MODEL = {
 }
 FULL_MODEL = {PLAIN: "alexnet", NORMED: "alexnet-bn", RESIDUAL: "resnet50", INCEPTION: "plain-googlenet"}
 CHANCE = 15.0  # per cent; ten classes, where guessing has 10
+MOST_LOST = {"minimal": 1.5, "extended": 3.5}  # table 4 loses 1.3 and 3.3 points
 BEHIND_BASELINE = 1.5  # points that "matched the baseline" may be behind here, where two seeds are 0.6 apart
 
 SMALLER = (
@@ -952,6 +953,8 @@ def plateau(by_rate: Mapping[float, float], within_points: float) -> float:
     """
     rates_in_order = sorted(by_rate)
     best = max(rates_in_order, key=lambda rate: by_rate[rate])
+    if by_rate[best] <= CHANCE:  # nothing was learned at any rate: that is no plateau
+        return 1.0
     good = [rate for rate in rates_in_order if by_rate[best] - by_rate[rate] <= within_points]
     low = high = rates_in_order.index(best)
     while low > 0 and rates_in_order[low - 1] in good:
@@ -1084,9 +1087,10 @@ def conclude_table_4(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> F
         claims=(
             *(
                 within(
-                    f"from the smallest to the largest batch at most 3.5 points are lost, {augment} augmentation",
+                    f"from the smallest to the largest batch at most {MOST_LOST[augment]} points are lost, "
+                    f"{augment} augmentation",
                     found[small, augment] - found[large, augment],
-                    most=3.5,
+                    most=MOST_LOST[augment],
                     kind="shape",
                     write=points,
                 )

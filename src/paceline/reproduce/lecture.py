@@ -710,7 +710,7 @@ def conclude_idle(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Find
 
     rows, claims = [], list[Claim]()
     lines: dict[str, list[tuple[float, float | None]]] = {}
-    worst_ratio, worst_off = list[float](), list[float]()
+    ratios, worst_off = list[float](), list[float]()
     for stages in counted_stages(plan):
         idle = outcomes[f"{stages} stages"]["idle"] if stages in measured_stages(plan) else {}
         for m in microbatches_of(plan):
@@ -718,7 +718,7 @@ def conclude_idle(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Find
             predicted = idle.get(str(m))
             shown = "-" if predicted is None else percent(predicted)
             rows.append((f"{stages} devices, {m} micro-batches", percent(formula), percent(count), shown))
-            worst_ratio.append(count / formula)
+            ratios.append(count / formula)
             if predicted is not None:
                 worst_off.append(abs(predicted - count))
             if stages == measured_stages(plan)[-1]:
@@ -726,8 +726,9 @@ def conclude_idle(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Find
                     lines.setdefault(name, []).append((m, value))
     shares = [slot_timeline("gpipe", measured_stages(plan)[-1], m).idle for m in microbatches_of(plan)]
     last = counted_stages(plan)[-1]
+    worst_ratio = max(ratios, key=lambda ratio: abs(ratio - 1))
     claims += [
-        within("idle slots are as many as the formula says: count / formula", max(worst_ratio), least=0.99, most=1.01),
+        within("idle slots are as many as the formula says: count / formula", worst_ratio, least=0.99, most=1.01),
         within(
             f"about 50 % is lost with many machines: {last} devices, no pipelining",
             slot_timeline("gpipe", last, 1).idle,
@@ -735,7 +736,7 @@ def conclude_idle(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Find
             most=0.55,
             write=percent,
         ),
-        falling("more micro-batches, less idle time", shares, write=percent),
+        falling("more micro-batches, less idle time", shares, write=percent, judged=False),
         within(
             "predicted from measured layers within 5 points of the count",
             max(worst_off),
@@ -844,6 +845,7 @@ def conclude_placement(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) ->
                     best="low",
                     by=0.02 * 1000 * ours[side],
                     strictly=False,
+                    judged=side == "measured",  # by the costs that it was cut by, the exact cut cannot lose
                 )
             )
     return Findings(

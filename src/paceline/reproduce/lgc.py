@@ -223,7 +223,7 @@ def conclude_figure_3(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
 
 def _paper_word(c: int, h: int) -> str:
     if h == 1:
-        return "all alike"
+        return "little affected" if c > 1 else "-"
     return "K-SGD diverges" if c == 1 else "LGC = Full > K-SGD" if c < 10 else "-"
 
 
@@ -249,7 +249,6 @@ def _figure_3_claims(plan: ExperimentPlan, cells: Mapping[tuple[int, int], Mappi
                     most=0.01,
                     kind="shape",
                     write=percent,
-                    judged=c > 1,
                 )
             )
         if c == 1 and h > 1:

@@ -16,6 +16,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -86,24 +87,29 @@ def computed(jobs: Sequence[Job], processes: int | None, directory: str) -> Iter
     pool = ProcessPoolExecutor(
         count, multiprocessing.get_context("spawn"), initializer=prepare_process, initargs=(directory,)
     )
+    waiting, under_way = sorted(jobs, key=lambda job: job.seconds), dict[Future[dict[str, Any]], Job]()
     try:
-        ordered = sorted(jobs, key=lambda job: -job.seconds)
-        under_way: dict[Future[dict[str, Any]], Job] = {
-            pool.submit(job.run, dict(job.settings)): job for job in ordered
-        }
-        while under_way:
+        while waiting or under_way:
+            while waiting and len(under_way) < count:  # none waits in the pool, which would begin it after a Ctrl-C
+                job = waiting.pop()
+                under_way[pool.submit(job.run, dict(job.settings))] = job
             done, _ = wait(under_way, return_when=FIRST_COMPLETED)
             for future in sorted(done, key=lambda each: each.exception() is not None):  # what is done is kept first
                 job = under_way.pop(future)
                 try:
                     outcome = future.result()
-                except (ValueError, OSError):
+                except ValueError as error:
+                    raise type(error)(f"{job.name}: {error}") from error
+                except OSError:
                     raise
                 except Exception as error:
                     raise ReproductionError(f"{job.name}: {type(error).__name__}: {error}") from error
                 yield job, outcome
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # else a Ctrl-C would wait for every job not yet begun
+        processes_left = list((pool._processes or {}).values()) if under_way else []
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes_left:  # of a job that failed, or a Ctrl-C: nobody waits for what would be thrown away
+            process.terminate()
 
 
 def prepare_process(directory: str) -> None:
@@ -123,7 +129,8 @@ def identity(job: Job, data: Mapping[str, str]) -> dict[str, Any]:
     function = f"{job.run.__module__}:{job.run.__qualname__}"
     settings = json.loads(json.dumps(dict(job.settings), sort_keys=True))
     used = {name: data[name] for name in sorted(data)}
-    return {"function": function, "settings": settings, "data": used, "paceline": __version__}
+    versions = {"paceline": __version__, "torch": version("torch")}
+    return {"function": function, "settings": settings, "data": used, **versions}
 
 
 def outcome_file(out: Path, job: Job, data: Mapping[str, str]) -> Path:

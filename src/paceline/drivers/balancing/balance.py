@@ -22,6 +22,7 @@ import logging
 import statistics
 import threading
 import time
+import warnings
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -38,6 +39,7 @@ from paceline.drivers.balancing.passes import BatchPass, Habits
 from paceline.drivers.balancing.report import ShareTable
 from paceline.drivers.balancing.sampler import BalancedBatches, BalancedPruning
 from paceline.drivers.balancing.schedule import BalanceError, DealtBatch, Place, ShareSchedule
+from paceline.errors import PacelineWarning
 from paceline.loggers import GuardedLog, Log
 from paceline.lookup import unknown
 from paceline.optim.rank_samples import RANK_SAMPLES
@@ -202,6 +204,14 @@ class Balance:
             raise ValueError(f"shares must be {self.ranks} numbers above 0, one for each rank (shares={list(shares)})")
         if reduction not in REDUCTIONS:
             raise unknown("reduction", reduction, REDUCTIONS)
+        if self.ranks > 1 and not averages_over_ranks(model):
+            warnings.warn(
+                f"Balance weighs gradients for the mean over ranks, and a {type(model).__name__} makes none: give it "
+                "the DistributedDataParallel that the script calls (not what is inside), unless the script averages "
+                "itself",
+                PacelineWarning,
+                stacklevel=4,
+            )
         if any(isinstance(each, torch.nn.SyncBatchNorm) for each in model.modules()):
             log.warning("SyncBatchNorm was never tried with batches of different sizes")
 
@@ -552,6 +562,16 @@ class _Told:
 
 
 _BatchNorm = torch.nn.modules.batchnorm._BatchNorm
+
+
+def averages_over_ranks(model: torch.nn.Module) -> bool:
+    """Return whether a model averages its gradients over the ranks in its backward pass: DDP, or either FSDP.
+
+    >>> averages_over_ranks(torch.nn.Linear(2, 1))
+    False
+    """
+    wrapped = getattr(model, "_orig_mod", model)  # of torch.compile
+    return any(hasattr(wrapped, name) for name in ("no_sync", "set_requires_gradient_sync"))
 
 
 def _device_of(model: torch.nn.Module) -> torch.device:

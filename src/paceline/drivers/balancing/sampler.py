@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from paceline.data.pruning.sampler import PrunedBatches
 from paceline.decoding import Count, decode
@@ -50,6 +50,10 @@ class BalancedBatches(Sampler[list[int]]):
     ) -> None:
         self._balance, self._seed, self._drop_last = balance, operator.index(seed), bool(drop_last)
         self._base: Iterable[int] | None = None
+        if isinstance(data, DataLoader):
+            raise TypeError(
+                "give the data set, not a loader of it: Balance makes the batches, and the loader takes them"
+            )
         if isinstance(data, Sampler):
             if hasattr(data, "num_replicas"):
                 raise TypeError(
