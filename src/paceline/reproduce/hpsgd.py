@@ -133,7 +133,7 @@ class Case:
             data={"name": self.data, "split": "iid"},
             model={"name": self.network},
             worker={"batch_size": self.batch},
-            optimizer={"lr": self.rate, "momentum": float(HPSGD_SETTING["momentum"]), "weight_decay": 0.0},
+            optimizer={"lr": self.rate, "momentum": 0.0, "weight_decay": 0.0},  # the paper says SGD, and no more
             cluster={"workers": self.workers},
             delay={"shift_seconds": STEP_SECONDS, "mean_seconds": NOISE_SECONDS, "persistence": 1},
             network={"latency_seconds": ring_seconds / hops},

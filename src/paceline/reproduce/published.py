@@ -28,7 +28,7 @@ LGC_FIGURE_5 = (  # section III-C; the points and their labels are not readable
 )
 LGC_FIGURE_6 = "text: with linear scaling LGC can effectively utilize the partial work"  # section III-C; no number
 LGC_SIZES = "text: different system sizes were evaluated; no result is given"  # section III-C
-LGC_SETTING = MappingProxyType(  # section III-A
+LGC_SETTING = MappingProxyType(  # sections III-A, III-B (cluster, delays, repeats) and III-C (blocks)
     {
         "workers": 10,
         "k": 7,
@@ -78,7 +78,7 @@ HPSGD_FIGURE_5A = (  # section 4: (workers, over whom, gain in scale efficiency)
     (16, "ssgd", 2.50),
 )
 HPSGD_FIGURES = "the curves and bars of figures 4, 5b and 6 are not readable, and the text has no numbers of them"
-HPSGD_SETTING = MappingProxyType({"lr": 0.01, "batch": 128, "period": 8, "epochs": 100, "momentum": 0.0})
+HPSGD_SETTING = MappingProxyType({"lr": 0.01, "batch": 128, "period": 8, "epochs": 100})
 
 # -- Y. You et al., Large Batch Training of Convolutional Networks ----------------------------------------------------
 
