@@ -37,6 +37,10 @@ class Holder:
         self.scores = scores
 
 
+def large(scores):
+    return scores.repeat(1, 8000)  # beyond what is copied
+
+
 KINDS = {
     "tensor": (lambda scores: scores, lambda held: held),
     "slots": (Slotted, lambda held: held.scores),
@@ -45,6 +49,8 @@ KINDS = {
     "object in an object": (lambda scores: Holder(Holder(scores)), lambda held: held.scores.scores),
     "in place": (lambda scores: scores, lambda held: held.div_(2.0)),
     "a column in place": (lambda scores: scores, lambda held: held.index_fill_(1, torch.tensor([0]), -5.0)),
+    "large": (large, lambda held: held[:, :6].clone()),
+    "large, in place": (large, lambda held: held.div_(2.0)[:, :6]),
     "hidden": (lambda scores: lambda: scores, lambda held: held()),
 }
 

@@ -8,7 +8,7 @@
 The weight is applied once, to the gradient that comes from outside: a loss that the model itself computes from its
 logits sends its gradient through the model's own tensors, not through the aliases. So every gradient is multiplied
 before it reaches a parameter, and the hooks of DDP (codecs, watching) have nothing to know of it. An alias is no view:
-what a script does in place to an output would cut a view off from its gradient's way.
+what a script does in place to an output would cut a view off from its gradient's way. (A small output is copied.)
 
 What would be weighed twice, or not at all, is refused: an output that goes into the model again, a graph of gradients,
 a backward pass through an evaluation, and parameters that a gradient reaches beside the aliases, in something that the
@@ -38,6 +38,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from paceline.drivers.balancing.schedule import BalanceError
 
+COPIED_BYTES = 1 << 18  # a small output is copied: that and a hook take a third of the time of a Function of Python's
+WEIGHED = "paceline.balance"  # marks the node of such a copy
 MOST_DEPTH = 4  # of objects in objects that an output is searched for tensors
 MOST_NODES = 20_000  # of an input's graph that are searched for an output of the model
 WATCHED_PARAMETERS = 3  # at either end of the model: one of them gets a gradient in every backward pass
@@ -254,6 +256,12 @@ def aliased(call: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) 
     """
     if not tensor.requires_grad:
         return tensor
+    if tensor.nbytes <= COPIED_BYTES:
+        copy_of_it = tensor.clone()
+        assert copy_of_it.grad_fn is not None
+        copy_of_it.grad_fn.metadata[WEIGHED] = True  # type: ignore[index]
+        copy_of_it.register_hook(call)  # type: ignore[no-untyped-call]
+        return copy_of_it
     alias: torch.Tensor = WeighedOutput.apply(tensor, call)  # type: ignore[no-untyped-call]
     return alias
 
@@ -269,7 +277,7 @@ def comes_from_output(inputs: Any) -> bool:
     waiting, seen = list[Any](starts), set[Any](starts)
     while waiting and len(seen) < MOST_NODES:
         node = waiting.pop()
-        if type(node).__name__ == f"{WeighedOutput.__name__}Backward":
+        if type(node).__name__ == f"{WeighedOutput.__name__}Backward" or WEIGHED in node.metadata:
             return True
         following = [each for each, _ in node.next_functions if each is not None and each not in seen]
         seen.update(following)
