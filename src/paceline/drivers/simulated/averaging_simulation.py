@@ -61,9 +61,8 @@ class AveragedSimulation:
 
             self.learner = AveragingWorkers(training, setup.member, workers=setup.workers)
         without = NoReplicas(traffic=traffic or all_reduce_traffic(message_bytes, setup.workers))
-        self._cluster = AveragingCluster(
-            setup, trainer=self.learner or without, ended=lambda: passes_made(self.batches)
-        )
+        batches = self.batches  # the cluster does not hold what holds it: who lets go of a run lets go of its data
+        self._cluster = AveragingCluster(setup, trainer=self.learner or without, ended=lambda: passes_made(batches))
         self._evaluations = Evaluations()
         self._rounds: list[Round] = []
         self._works: list[Work] = []

@@ -444,6 +444,7 @@ class Cluster:
         finally:  # also when nobody wants the steps that are left: training diverged
             for task in self._tasks.values():
                 self.record.add_drop(task, "the run ended", self.now_seconds)
+            self._queue.clear()  # what would have happened holds the cluster, and with it the model and the data
 
     def pass_on(self, losses: Iterable[LossSeen]) -> None:
         """Pass the losses of a step's gradients on to the strategy."""
