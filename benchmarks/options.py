@@ -16,8 +16,9 @@ class Options:
     quick: bool = False
     """A tiny version that takes seconds: shows that it runs, its figures mean nothing."""
     seeds: int | None = None
-    """claims, choice-of-k, codec-losses, large-batch, pruning, lgc-ranks, trainer: runs that are averaged; 3 if not
-    given. shares: runs with jitter and of accuracy; 5 and 3 if not given. late-weights: 5 if not given."""
+    """claims, codec-losses, large-batch, pruning, lgc-ranks, trainer: runs that are averaged; 3 if not
+    given. shares: runs with jitter and of accuracy; 5 and 3 if not given. late-weights, choice-of-k:
+    5 if not given."""
     only: str = ""
     """With commas between; empty: all. choice-of-k: delay models. gradients, pipeline-balance, plan-beside-load:
     networks. server-memory: sizes. corrupt: files, without commas in their names. lgc-ranks, shares: parts. soak:
@@ -62,8 +63,8 @@ class Options:
     policies: str = ""
     """pruning: policies, with commas between; empty: all."""
     first_seed: int = 0
-    """pruning, trainer: the seed of the first of the runs that are averaged. shares, late-weights: the same; 200 if it
-    is 0."""
+    """pruning, trainer: the seed of the first of the runs that are averaged. shares, late-weights, choice-of-k: the
+    same; 200 if it is 0."""
     jobs: int | None = None
     """pruning, late-weights: runs at once, one thread each; as many as there are cores if not given."""
     resume: bool = True

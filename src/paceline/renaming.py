@@ -1,6 +1,8 @@
-"""Parameters and settings that were renamed: the old name is accepted for one release, with a line of warning.
+"""Parameters and settings that were renamed or got another default, and what was recorded before that.
 
-What was recorded with an old name (recipes in journals, checkpoints and folders of runs) is read without a word.
+An old name is accepted for one release, with a line of warning. What was recorded with an old name, or without a
+setting whose default is another one now (recipes in journals, checkpoints and folders of runs), is read as it was
+meant, without a word.
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ from typing import Any
 
 RENAMED_SETTINGS = {("optimizer", "trust"): ("optimizer", "trust_coefficient")}
 """A setting of a recipe by its old name -> by its new one, each with its section."""
+
+OLD_DEFAULTS = {("strategy", "scale_partial"): True}
+"""A setting whose default was changed -> what a recorded recipe means that does not say it."""
 
 
 def with_new_names(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,6 +30,19 @@ def with_new_names(document: Mapping[str, Any]) -> dict[str, Any]:
         else value
         for section, value in document.items()
     }
+
+
+def as_recorded(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded recipe with settings by their new names, and with the old defaults of those it does not say.
+
+    >>> as_recorded({"strategy": {"name": "lgc"}}), as_recorded({"strategy": {"scale_partial": "samples"}})
+    ({'strategy': {'scale_partial': True, 'name': 'lgc'}}, {'strategy': {'scale_partial': 'samples'}})
+    """
+    found = with_new_names(document)
+    for (section, name), value in OLD_DEFAULTS.items():
+        if isinstance(found.get(section), Mapping):
+            found[section] = {name: value, **found[section]}
+    return found
 
 
 def renamed(old_name: str, old: Any, new_name: str, new: Any, *, stacklevel: int = 3) -> Any:

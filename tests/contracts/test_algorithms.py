@@ -180,8 +180,45 @@ def test_late_work_that_was_kept_weighs_the_same_after_a_checkpoint(how):
     assert late_shares(reload=False) == late_shares(reload=True)
 
 
+def late_weights(running):
+    """Return the weights of late work in the second step of a run of three workers, of which two are late."""
+    for worker in range(3):
+        running.handle(Joined(worker=worker))
+    running.handle(GradientArrived(worker=0, version=0, blocks=4, blocks_done=4, samples=8))
+    for worker, done in ((1, 1), (2, 3)):
+        running.handle(GradientArrived(worker=worker, version=0, blocks=4, blocks_done=done, samples=24))
+    return running.handle(GradientArrived(worker=0, version=1, blocks=4, blocks_done=4, samples=8))[0].late
+
+
+def test_a_run_that_begins_weighs_by_samples_and_one_that_goes_on_as_it_began():
+    by = {how: late_weights(LGC(k=1, scale_partial=how).start()) for how in WEIGHTS}
+    assert len(set(by.values())) == len(WEIGHTS)
+    assert late_weights(LGC(k=1).start()) == by["samples"]
+    for how in WEIGHTS:
+        running = LGC(k=1).start()
+        running.load_state_dict(LGC(k=1, scale_partial=how).start().state_dict())
+        assert late_weights(running) == by[how]
+
+
+@pytest.mark.parametrize("how", WEIGHTS)
+def test_a_state_of_the_last_release_goes_on_as_it_was_scaled(how):
+    state = LGC(k=1).start().state_dict()
+    del state["scale_partial"]  # the last release kept none
+    left, said = LGC(k=1).start(), LGC(k=1, scale_partial=how).start()
+    left.load_state_dict(state)
+    said.load_state_dict(state)
+    assert late_weights(left) == late_weights(LGC(k=1, scale_partial=True).start())
+    assert late_weights(said) == late_weights(LGC(k=1, scale_partial=how).start())
+
+
+def test_a_state_that_is_weighed_otherwise_is_refused_where_the_weight_is_said():
+    state = LGC(k=1, scale_partial=True).start().state_dict()
+    with pytest.raises(ValueError, match=r"begun with scale_partial=True, and this run asks for 'samples'"):
+        LGC(k=1, scale_partial="samples").start().load_state_dict(state)
+
+
 def test_a_weight_that_there_is_not_is_refused_with_those_there_are():
-    with pytest.raises(ValueError, match=r"true, false or 'samples' \(scale_partial='blocks'\)"):
+    with pytest.raises(ValueError, match=r"true, false, 'samples' or 'auto' \(scale_partial='blocks'\)"):
         LGC(k=2, scale_partial="blocks")
 
 

@@ -283,7 +283,7 @@ def test_the_late_weigh_what_was_missing_of_their_round(settings, moves):
         if isinstance(event, GradientArrived) and not any(isinstance(action, Drop) for action in actions):
             sizes[event.worker, event.version] = event
         for step in (action for action in actions if isinstance(action, Step)):
-            scaled = getattr(settings, "scale_partial", True)
+            scaled = {"auto": "samples"}.get(asked := getattr(settings, "scale_partial", True), asked)
             late = [sizes[share.worker, share.version] for share in step.late]
             scales = [1.0 if scaled is True else each.blocks / each.blocks_done for each in late]
             unscaled = [share.weight / scale for share, scale in zip(step.late, scales, strict=True)]

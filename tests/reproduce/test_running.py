@@ -33,6 +33,10 @@ def refusing(settings):
     raise ValueError("number must be positive (number=-1)")
 
 
+def diverging(settings):
+    return {"loss": float("nan")}
+
+
 def _jobs(run=squared, numbers=(1, 2, 3)):
     return [Job(name=f"number {number}", run=run, settings={"number": number}) for number in numbers]
 
@@ -146,13 +150,6 @@ def test_other_settings_another_function_and_other_data_are_other_outcomes(kept)
     assert read_outcome(folder, Job(name="number 1", run=squared, settings={"number": 1.5}), {}) is None
 
 
-def test_an_outcome_that_json_cannot_hold_is_not_kept(tmp_path):
-    job = _jobs()[0]
-    with pytest.raises(ValueError, match="JSON"):
-        write_outcome(tmp_path, job, {}, {"square": float("nan")})
-    assert read_outcome(tmp_path, job, {}) is None
-
-
 def test_two_jobs_of_one_name_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"'number 1' comes twice"):
         run_experiment(_experiment(_jobs(numbers=[1, 1])), PLAN, tmp_path)
@@ -171,3 +168,10 @@ def test_an_experiment_of_seconds_has_the_machine_for_itself(tmp_path, monkeypat
     run_experiment(_experiment(_jobs(), timed=True), PLAN, tmp_path, processes=8)
     run_experiment(_experiment(_jobs(numbers=[7])), PLAN, tmp_path, processes=8)
     assert asked == [1, 8]
+
+
+def test_an_outcome_that_is_not_finite_is_not_kept_and_its_job_is_named(tmp_path, monkeypatch):
+    compute_here(monkeypatch)
+    with pytest.raises(ReproductionError, match=r"number 1: its outcome has a figure that is not finite"):
+        run_experiment(_experiment(_jobs(diverging, numbers=(1,))), PLAN, tmp_path)
+    assert not (tmp_path / JOBS).exists()

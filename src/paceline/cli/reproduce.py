@@ -78,9 +78,12 @@ def _list(experiments: Sequence[Experiment], *, as_json: bool) -> None:
         data = ", ".join(each.data) or "-"
         rows.append((each.name, f"{max(each.minutes, 0.1):.1f}", data, each.question))
     room = WIDTH - sum(max(len(row[column]) for row in rows) + 2 for column in range(3))
-    shortened = [(*row[:3], textwrap.shorten(row[3], room, placeholder="...")) for row in rows]
+    folded = []
+    for name, minutes, data, question in rows:
+        first, *others = textwrap.wrap(question, room)
+        folded += [(name, minutes, data, first), *(("", "", "", line) for line in others)]
     console = Console(highlight=False, markup=False)
-    for line in text_table(shortened, align="<><<"):
+    for line in text_table(folded, align="<><<"):
         console.print(printable(line, console.encoding), soft_wrap=True)
     total = sum(each.minutes for each in experiments)
     console.print(

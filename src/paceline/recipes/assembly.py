@@ -16,6 +16,7 @@ from paceline.models import MODELS
 from paceline.optim import OPTIMIZERS
 from paceline.recipes.recipe import Recipe, RecipeChanges
 from paceline.recipes.sections import fixed_seconds_refusal
+from paceline.renaming import as_recorded
 from paceline.settings import SettingError
 from paceline.strategies import STRATEGIES, Strategy
 from paceline.strategies.averaging import AVERAGING, Averaging, make_averaging
@@ -36,7 +37,7 @@ def make_strategy(recipe: Recipe) -> Strategy:
     """Make the strategy, with those of the section's settings that it has.
 
     >>> make_strategy(Recipe())
-    LGC(k=7, warmup_rounds=0, scale_partial=True)
+    LGC(k=7, warmup_rounds=0, scale_partial='auto')
     """
     if averages(recipe):
         raise ValueError(f"{recipe.strategy.name} has no server; choose from {', '.join(STRATEGIES)}")
@@ -558,6 +559,8 @@ def resolved(recipe: Recipe, dataset: Dataset | None = None) -> Recipe:
     recipe = sized(recipe, dataset)
     recipe = recipe if dataset is None else with_rounds(recipe, dataset)
     found: dict[str, dict[str, Any]] = {"codec": {"error_feedback": _error_feedback(recipe)}, "strategy": {}}
+    if recipe.strategy.scale_partial == "auto":
+        found["strategy"]["scale_partial"] = "samples"
     lossless = settings_of(recipe.codec.name).get("lossless")
     if recipe.codec.lossless == "auto" and lossless is not None:
         found["codec"]["lossless"] = lossless
@@ -573,7 +576,7 @@ def resolved(recipe: Recipe, dataset: Dataset | None = None) -> Recipe:
             "outer_rate": member.outer.rate,
             "outer_momentum": member.outer.momentum_of(recipe.cluster.workers),
         }
-        found["strategy"] = {
+        found["strategy"] |= {
             name: value
             for name, value in values.items()
             if name in SETTINGS[member.name] and getattr(recipe.strategy, name) == "auto"
@@ -608,15 +611,31 @@ def planned(recipe: Recipe, training: Training) -> Recipe:
 
 
 def recorded_recipe(document: Mapping[str, Any]) -> Recipe:
-    """Return the recipe of a recorded run; one that says no plan is of before there were any, and gathered.
+    """Return the recipe of a recorded run; what it does not say is as it was before there was such a setting.
+
+    Ranks gathered what they exchanged before there were plans, and `lgc` scaled partial work.
 
     >>> document = {"strategy": {"name": "hpsgd"}, "codec": {"name": "one-bit"}}
     >>> recorded_recipe(document).codec.plan, Recipe.from_document(document).codec.plan
     ('gather', 'auto')
     """
-    recipe, codec = Recipe.from_document(document), document.get("codec")
+    recipe, codec = Recipe.from_document(as_recorded(document)), document.get("codec")
     if exchanges_encoded(recipe) and isinstance(codec, Mapping) and "plan" not in codec:
         return recipe.with_settings(codec={"plan": "gather"})
+    return recipe
+
+
+def going_on(recipe: Recipe, recorded: Recipe) -> Recipe:
+    """Return a recipe with what a recorded run began with, where the recipe leaves the choice to paceline.
+
+    >>> recorded = recorded_recipe({"strategy": {"name": "lgc"}})
+    >>> going_on(Recipe(), recorded).strategy.scale_partial
+    True
+    """
+    if recipe.codec.plan == "auto":
+        recipe = recipe.with_settings(codec={"plan": recorded.codec.plan})
+    if recipe.strategy.scale_partial == "auto":
+        recipe = recipe.with_settings(strategy={"scale_partial": recorded.strategy.scale_partial})
     return recipe
 
 

@@ -235,11 +235,11 @@ class StrategySection(Checked):
         choices=lambda: ("server", "ranks"),
         alias="on",
     )
-    scale_partial: bool | Literal["samples"] = setting(
-        True,
-        "lgc: weigh late work by the share of blocks done (the paper); samples: by its samples among all that were "
-        "computed; false: as if it were whole",
-        choices=lambda: ("samples",),
+    scale_partial: bool | Literal["samples", "auto"] = setting(
+        "auto",
+        "lgc: weigh late work by its samples among all that were computed (samples); true: by the share of blocks done "
+        "(the paper); false: as if it were whole; auto: samples",
+        choices=lambda: ("samples", "auto"),
     )
     staleness_scaling: bool = setting(True, "async: weigh a gradient down by its staleness")
     period: int | Literal["auto"] = setting(

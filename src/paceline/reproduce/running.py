@@ -152,6 +152,9 @@ def read_outcome(out: Path, job: Job, data: Mapping[str, str]) -> dict[str, Any]
 def write_outcome(out: Path, job: Job, data: Mapping[str, str], outcome: Mapping[str, Any]) -> None:
     """Keep an outcome."""
     file = outcome_file(out, job, data)
+    try:
+        text = json.dumps({**identity(job, data), "outcome": outcome}, allow_nan=False)
+    except ValueError as error:
+        raise ReproductionError(f"{job.name}: its outcome has a figure that is not finite ({error})") from error
     file.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({**identity(job, data), "outcome": outcome}, allow_nan=False)
     write_file(file, text + "\n")

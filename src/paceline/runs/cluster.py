@@ -21,15 +21,18 @@ from paceline.recipes.assembly import (
     Given,
     averages,
     codec_text_of,
+    going_on,
     load_data,
     make_delays,
     make_strategy,
     make_training,
+    recorded_recipe,
     refuse_late_blocks,
     resolved,
 )
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
+from paceline.renaming import as_recorded
 from paceline.runs.forked_workers import ForkedWorkers
 from paceline.runs.simulation import Result, give_notices, state_with
 from paceline.strategies import STRATEGIES
@@ -193,6 +196,9 @@ def serve_recipe(
     if resume and extension is None:
         extension = extension_in(out)
     refuse_without_server(recipe)
+    if resume and (out / TRACE).is_file():
+        began = read_journal(out / TRACE).began.recipe
+        recipe = going_on(recipe, recorded_recipe(began)) if began else recipe
     dataset = load_data(recipe, given)
     served = make_served(resolved(recipe, dataset), out, dataset, extension=extension, given=given)
     if not resume:
@@ -354,6 +360,7 @@ def recipe_of_run(folder: Path, document: Mapping[str, Any], options: WorkerOpti
     Traceback (most recent call last):
     ValueError: the run in runs/train read mnist in /data, and no folder may say what is read; if that is the data, ...
     """
+    document = as_recorded(document)
     source, named = f"the run in {folder}", Recipe.from_document(document)
     recipe = trusted_recipe(document, options, source=source)
     ask_for_directory(named, options.data_directory, source=source)

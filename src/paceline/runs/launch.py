@@ -29,7 +29,15 @@ from paceline.drivers.ranks import launch
 from paceline.errors import PacelineError
 from paceline.processes import check_processes
 from paceline.quantities import counted
-from paceline.recipes.assembly import NOTHING_GIVEN, Given, load_data, make_training, refuse_late_blocks, resolved
+from paceline.recipes.assembly import (
+    NOTHING_GIVEN,
+    Given,
+    going_on,
+    load_data,
+    make_training,
+    refuse_late_blocks,
+    resolved,
+)
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import Trained, folder_to_train
@@ -108,8 +116,7 @@ def train_ranks(
         folder = folder_to_train(wanted.out, resume=True)
         stored = read_recipe_of(folder)
         rounds = rounds_to_train(folder, stored, wanted.extension)
-        if recipe.codec.plan == "auto":  # a run goes on by the plan that it began with
-            recipe = recipe.with_settings(codec={"plan": stored.codec.plan})
+        recipe = going_on(recipe, stored)
         # A stored recipe goes on as it is: it was resolved when its run began, or is of an older version.
         recipe = resolved(recipe, dataset) if difference(stored.to_document(), recipe.to_document()) else recipe
     if place is not None:

@@ -28,6 +28,9 @@ says what it counts in e, and how much of the fresh mean is taken back for it:
     "samples"   (d_i / D) * m_i               and   d_i / D    d_i = b_i * r_i / s are the samples done, and D is B with
                                                                the d_i of the late in place of their b_i
 
+With "auto", a run that begins weighs by "samples" (benchmarks/late_weights.py measures all three), and one that goes on
+weighs as it began.
+
 By "samples", the fresh mean plus e is the mean over all samples that were computed, whoever computed them, as it is
 where shares are by speed. A member that has not delivered stands in D with its whole batch: the fresh mean speaks for
 it, as it does in B. With whole late work, r_i = s, the three are equal.
@@ -51,8 +54,9 @@ from paceline.strategies.forms import Nothing, Workers
 from paceline.strategies.rounds import Rounds, RoundStrategy, Sizes, comparable
 from paceline.strategies.shares import SharesBySpeed
 
-ScalePartial: TypeAlias = bool | Literal["samples"]
-SAMPLES = "samples"
+ScalePartial: TypeAlias = bool | Literal["samples", "auto"]
+SAMPLES: Literal["samples"] = "samples"
+AUTO: Literal["auto"] = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,24 +64,25 @@ class LGC(RoundStrategy):
     """The fastest K of N workers, with the late work of the others added one round later.
 
     `k` is how many gradients close a round; with "auto" it is learned (auto_k.py). The first `warmup_rounds` run as
-    `full`. With `scale_partial` a late gradient of r out of s blocks counts r/s of a whole one, or as much as its
-    samples are of all samples that were computed ("samples"). With `shares` workers get batches by their speed;
-    without, all of them have the same.
+    `full`. `scale_partial` says what a late gradient of r out of s blocks counts: as much as its samples are of all
+    samples that were computed ("samples"), r/s of a whole one (True, the paper), or as a whole one (False). With "auto"
+    that is by samples; a run that began otherwise goes on as it began. With `shares` workers get batches by their
+    speed; without, all of them have the same.
 
     >>> LGC(k=7, warmup_rounds=10)
-    LGC(k=7, warmup_rounds=10, scale_partial=True)
+    LGC(k=7, warmup_rounds=10, scale_partial='auto')
     """
 
     k: int | Literal["auto"]
     warmup_rounds: int = 0
-    scale_partial: ScalePartial = True
+    scale_partial: ScalePartial = AUTO
     shares: SharesBySpeed | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_k(self.k, self.warmup_rounds)
-        if not isinstance(self.scale_partial, bool) and self.scale_partial != SAMPLES:
+        if not isinstance(self.scale_partial, bool) and self.scale_partial not in (SAMPLES, AUTO):
             raise ValueError(
-                f"scale_partial must be true, false or {SAMPLES!r} (scale_partial={self.scale_partial!r:.40})"
+                f"scale_partial must be true, false, {SAMPLES!r} or {AUTO!r} (scale_partial={self.scale_partial!r:.40})"
             )
 
     def start(self) -> CompensatedRounds:
@@ -102,7 +107,8 @@ class CompensatedRounds(Rounds):
         self, *, chooser: Chooser, warmup_rounds: int, scale_partial: ScalePartial, shares: SharesBySpeed | None = None
     ) -> None:
         super().__init__(chooser=chooser, warmup_rounds=warmup_rounds, shares=shares)
-        self._scale_partial = scale_partial
+        self._asked = scale_partial
+        self._scale_partial = SAMPLES if scale_partial == AUTO else scale_partial
         self._late_scales: dict[int, float] = {}  # late gradients that have arrived, by worker: s/r; if scaled, 1
         self._previous_fresh: set[int] = set()
         self._previous_members: dict[int, int] = {}  # and the samples of their batches in that round
@@ -152,11 +158,13 @@ class CompensatedRounds(Rounds):
             "previous_fresh": Workers,
             "previous_members": Workers,
             "previous_sizes": Sizes,
+            "scale_partial": bool | Literal["samples"],
         }
 
     @property
     def added(self) -> dict[str, Any]:
-        return super().added | {"previous_sizes": []}
+        """What a `state_dict` of an earlier release lacks: there, partial work was scaled unless the run said how."""
+        return super().added | {"previous_sizes": [], "scale_partial": True if self._asked == AUTO else self._asked}
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to go on later, as plain values."""
@@ -165,12 +173,20 @@ class CompensatedRounds(Rounds):
             "previous_fresh": sorted(self._previous_fresh),
             "previous_members": sorted(self._previous_members),
             "previous_sizes": sorted((worker, size) for worker, size in self._previous_members.items() if size),
+            "scale_partial": self._scale_partial,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""
+        state = self.added | state
         super().load_state_dict(state)
+        if self._asked not in (AUTO, state["scale_partial"]):
+            raise ValueError(
+                f"the rounds were begun with scale_partial={state['scale_partial']!r}, and this run asks for "
+                f"{self._asked!r}; give what it was, or {AUTO!r}"
+            )
+        self._scale_partial = state["scale_partial"]
         self._late_scales = {int(worker): float(scale) for worker, scale in state["late_scales"]}
         self._previous_fresh = set(state["previous_fresh"])
-        sizes = {int(worker): int(size) for worker, size in state.get("previous_sizes", ())}
+        sizes = {int(worker): int(size) for worker, size in state["previous_sizes"]}
         self._previous_members = {worker: sizes.get(worker, 0) for worker in state["previous_members"]}

@@ -100,6 +100,26 @@ def test_a_script_does_not_go_on_with_another_run(said, tmp_path):
     resumed(settings_in(tmp_path))  # nothing of the refused one is left
 
 
+@pytest.mark.parametrize("how", [True, False, "samples"])
+def test_a_script_that_leaves_the_weights_to_paceline_goes_on_as_its_run_began(how, tmp_path):
+    begun(settings_in(tmp_path, strategy=LGC(k=2, scale_partial=how)))
+    run = open_run(settings_in(tmp_path), resume=True)
+    assert run.coordinator.strategy.state_dict()["scale_partial"] == how
+    run._journal.close()
+
+
+def test_a_script_of_the_last_release_goes_on_with_scaled_work(tmp_path):
+    begun(settings_in(tmp_path, strategy=LGC(k=2, scale_partial=True)))
+    checkpoint, _ = read_newest(tmp_path / "run")
+    del checkpoint.state["strategy"]["scale_partial"]
+    write_checkpoint(tmp_path / "run", checkpoint)
+    run = open_run(settings_in(tmp_path), resume=True)
+    assert run.coordinator.strategy.state_dict()["scale_partial"] is True
+    run._journal.close()
+    with pytest.raises(ServeError, match='scale_partial was true, and is "samples" now; give what it was'):
+        resumed(settings_in(tmp_path, strategy=LGC(k=2, scale_partial="samples")))
+
+
 def test_a_refused_resume_leaves_the_journal_to_the_next_one(tmp_path):
     begun(settings_in(tmp_path))
     larger = nn.Linear(4, 2)

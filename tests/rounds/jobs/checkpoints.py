@@ -97,4 +97,21 @@ def wrong_states():
     other.load_state_dict(model.state_dict())
     with sync:
         found["other k"] = error_of(lambda: sync.load_state_dict(states[-1]))
+    found["last release"] = last_release(model, states[-1])
+    return found
+
+
+def last_release(model, state):
+    """What a script that leaves the weights of partial work to paceline makes of a state of the last release."""
+    decider, about = dict(state["decider"]), dict(state["about"])
+    about["strategy"] = about["strategy"].replace("'auto'", "True")
+    if "strategy" in decider:
+        decider["strategy"] = {name: value for name, value in decider["strategy"].items() if name != "scale_partial"}
+    old, found = {**state, "about": about, "decider": decider}, {}
+    for asked in ("auto", "samples"):
+        mine, _, sync = setup("lgc", k=1, seed=9, scale_partial=asked)
+        mine.load_state_dict(model.state_dict())
+        with sync:
+            found[asked] = error_of(lambda sync=sync: sync.load_state_dict(old))
+            found[f"{asked} decides by"] = sync._loop.decider_state().get("strategy", {}).get("scale_partial")
     return found

@@ -26,6 +26,7 @@ from __future__ import annotations
 import atexit
 import logging
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -689,7 +690,7 @@ class RoundSync(RankLifecycle):
             # Earlier releases had no codec, and say none; nor do rounds of equal shares say theirs.
             before = {CODEC: describe(Identity()), SHARES: describe(None)} | state["about"]
             for key, text in ({SHARES: describe(None)} | self.about()).items():
-                if before.get(key) != text:
+                if before.get(key) != text and not self._goes_on_as(key, str(before.get(key))):
                     raise ValueError(f"it is of other rounds: its {key} is {before.get(key)}, and this one's is {text}")
             if state["fingerprint"] != self._model.fingerprint():
                 raise ValueError(
@@ -711,6 +712,11 @@ class RoundSync(RankLifecycle):
                 sampler.load_state_dict(kept)
             self.version, self._aligned, self.draws = version, version, draws
             self.outcomes.load_state_dict(state["outcomes"])
+
+    def _goes_on_as(self, key: str, kept: str) -> bool:
+        """Whether a kept strategy is this one but for a choice left to paceline: its state says how it began."""
+        left = re.sub(r"scale_partial=(True|False|'samples')", "scale_partial='auto'", kept)
+        return key == "strategy" and left == describe(self.strategy)
 
     def about(self) -> dict[str, str]:
         """Return what all ranks must have alike to take rounds together, and what a state must fit, in words."""
@@ -762,8 +768,9 @@ def _finite(value: torch.Tensor) -> float | None:
 class LGCSync(RoundSync):
     """The fastest `k` ranks close a round; the work of the others is added one round late. `k` may be "auto".
 
-    The first `warmup_rounds` wait for all. With `scale_partial` a late gradient of r out of s blocks counts r/s of a
-    whole one, or as much as its samples are of all samples that were computed ("samples").
+    The first `warmup_rounds` wait for all. `scale_partial` says what a late gradient of r out of s blocks counts: as
+    much as its samples are of all samples that were computed ("samples", and "auto" where a run begins), r/s of a whole
+    one (True, the paper), or as a whole one (False). With "auto" a state that is loaded goes on as it began.
     """
 
     def __init__(
@@ -773,7 +780,7 @@ class LGCSync(RoundSync):
         *,
         k: int | Literal["auto"],
         warmup_rounds: int = 0,
-        scale_partial: ScalePartial = True,
+        scale_partial: ScalePartial = "auto",
         scheduler: Scheduler | Sequence[Scheduler] | None = None,
         blocks: int = 4,
         most_behind: int = 10,

@@ -150,7 +150,10 @@ def _check_same_run(settings: ServerSettings, checkpoint: Checkpoint) -> None:
     if recipe and settings.recipe:
         different = difference(with_defaults(recipe, settings.recipe_defaults), settings.recipe)
     else:
-        different = difference(run, {key: value for key, value in settings.identity.items() if key in run})
+        given = {key: value for key, value in settings.identity.items() if key in run}
+        if given.get("scale_partial") == "auto":  # the strategy's state says how it began, and goes on so
+            given["scale_partial"] = run["scale_partial"]
+        different = difference(run, given)
     if different:
         raise ServeError(f"{name} is of another run: {different}; {remedy(different)}")
 
