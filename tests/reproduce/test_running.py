@@ -14,7 +14,6 @@ from paceline.reproduce.running import (
     outcome_file,
     read_outcome,
     run_experiment,
-    write_outcome,
 )
 from tests.reproduce.in_process import compute_here
 
