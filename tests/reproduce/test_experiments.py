@@ -14,9 +14,11 @@ import pytest
 from rich.console import Console
 
 from paceline.data import DATASETS
-from paceline.reproduce import EXPERIMENTS, experiment_named, hpsgd, lgc
+from paceline.reproduce import EXPERIMENTS, experiment_named, hpsgd
 from paceline.reproduce.documents import Reproduction, claim_lines, document, page
 from paceline.reproduce.experiment import ExperimentPlan, Outcome
+from paceline.reproduce.lgc.setting import LANES
+from paceline.reproduce.lgc.skew import figure_3_job, persistences, skews
 from paceline.reproduce.running import check_names, run_experiment
 from paceline.terminal import WIDTH
 from tests.reproduce.in_process import compute_here
@@ -138,10 +140,10 @@ def _figure_1_of_lgc() -> dict[str, Outcome]:
 def _figure_3_of_lgc() -> dict[str, Outcome]:
     accuracies = {"full": 0.50, "lgc": 0.495, "fastest-k": 0.10}
     return {
-        lgc.figure_3_job(c, h, lane, 200): {"accuracy": accuracies[lane]}
-        for c in lgc.skews(TOY)
-        for h in lgc.persistences(TOY)
-        for lane in lgc.LANES
+        figure_3_job(c, h, lane, 200): {"accuracy": accuracies[lane]}
+        for c in skews(TOY)
+        for h in persistences(TOY)
+        for lane in LANES
     }
 
 

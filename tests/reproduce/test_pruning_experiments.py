@@ -8,21 +8,16 @@ import json
 
 import pytest
 
+from paceline.data.pruning.fine_pruning import FineSchedule
 from paceline.data.pruning.plan import plan_fine
 from paceline.reproduce import EXPERIMENTS as NAMES
 from paceline.reproduce.documents import Reproduction, document, page
 from paceline.reproduce.experiment import ExperimentPlan
-from paceline.reproduce.pruning import (
-    EXPERIMENTS,
-    FineSchedule,
-    jobs_of_tables,
-    size_of,
-    stretches_of,
-    table_job,
-)
-from paceline.reproduce.pruning import (
-    NAMES as MODELS_OF,
-)
+from paceline.reproduce.pruning import EXPERIMENTS
+from paceline.reproduce.pruning.plateaus import stretches_of
+from paceline.reproduce.pruning.setting import size_of
+from paceline.reproduce.pruning.tables import NAMES as MODELS_OF
+from paceline.reproduce.pruning.tables import jobs_of_tables, table_job
 from paceline.reproduce.published import PRUNING_NETWORKS, PRUNING_TABLE_1, PRUNING_TABLE_2
 
 names = pytest.mark.parametrize("name", EXPERIMENTS)
