@@ -147,6 +147,13 @@ def _figure_3_of_lgc() -> dict[str, Outcome]:
     }
 
 
+def _figure_2_of_pruning() -> dict[str, Outcome]:
+    """Two trainings that have nothing to do with each other, and one, not asked for, that is the first once more."""
+    rises, falls = [1.0, 2.0], [2.0, 1.0]
+    first, second = {"losses": [rises, rises, falls, falls]}, {"losses": [rises, falls, rises, falls]}
+    return {"seed 200": first, "seed 201": second, "the first once more": first}
+
+
 SECONDS = {"ssgd": 36.0, "local-sgd": 15.0, hpsgd.PAPER: 12.0, hpsgd.REBASED: 12.0, "psgd": 11.9}
 COMPUTING = {"ssgd": 11.7, "local-sgd": 14.0, hpsgd.PAPER: 11.8, hpsgd.REBASED: 11.8, "psgd": 11.8}
 
@@ -205,6 +212,13 @@ def _placement_of_the_lecture() -> dict[str, Outcome]:
 SWAPS: dict[str, list[Swap]] = {
     "lgc-1": [Swap(outcomes=_figure_1_of_lgc, lanes=("full, complete", "lgc, complete"), wrong="lgc before full")],
     "lgc-3": [Swap(outcomes=_figure_3_of_lgc, lanes=("lgc", "fastest-k"), wrong="LGC above K-SGD")],
+    "pruning-2": [
+        Swap(
+            outcomes=_figure_2_of_pruning,
+            lanes=("seed 201", "the first once more"),
+            wrong="rise in one training and fall in the other",
+        )
+    ],
     "hpsgd-5a": [
         Swap(outcomes=_figure_5a_of_hpsgd, lanes=(", hpsgd,", ", local-sgd,"), wrong="HPSGD / Local SGD"),
         Swap(outcomes=_figure_5a_of_hpsgd, lanes=(", local-sgd,", ", ssgd,"), wrong="Local SGD / SSGD"),
