@@ -9,7 +9,7 @@ from paceline.reports.figures import bar_chart
 from paceline.reports.table import PlainTable
 from paceline.reproduce.claims import ahead, figure, percent
 from paceline.reproduce.experiment import ExperimentPlan, Findings, Job, Outcome
-from paceline.reproduce.lgc.setting import LENET, base_recipe, figures_of, job_seconds
+from paceline.reproduce.lgc.setting import base_recipe, figures_of, job_seconds, smaller_remarks
 from paceline.reproduce.published import LGC_FIGURE_6
 from paceline.reproduce.recipe_runs import recipe_job
 
@@ -127,7 +127,7 @@ def conclude_figure_6(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
         ),
         series=tuple(WEIGHTS),
         remarks=(
-            LENET,
+            *smaller_remarks(plan),
             "Weights by samples are ours: a straggler counts as many samples as it computed. With all four blocks the "
             "three weights are the same run.",
         ),

@@ -12,7 +12,6 @@ from paceline.reproduce.published import LGC_SETTING
 LANES = ("full", "fastest-k", "lgc")
 ROUNDS_OF_AN_EPOCH = 156  # ten workers with batches of 32 on 50,000 images
 MEASURED = ("loss", "accuracy", "seconds")
-LENET = "LeNet in place of VGG-11, and fewer epochs, without augmentation; the rate is 0.05, not tuned."
 
 
 def base_recipe(plan: ExperimentPlan, *, rounds: int | None = None) -> Recipe:
@@ -34,6 +33,16 @@ def base_recipe(plan: ExperimentPlan, *, rounds: int | None = None) -> Recipe:
         strategy={"k": 7, "warmup_rounds": plan.choose(toy=1, laboratory=10, full=2 * ROUNDS_OF_AN_EPOCH)},
         cluster={"late_work": "complete"},
     )
+
+
+def smaller_remarks(plan: ExperimentPlan) -> tuple[str, ...]:
+    """Return what is smaller than in the paper, as remarks; at full size nothing is.
+
+    >>> smaller_remarks(ExperimentPlan(size="full"))
+    ()
+    """
+    smaller = "LeNet stands in for VGG-11, with fewer epochs and no augmentation; its rate of 0.05 was not tuned."
+    return () if plan.size == "full" else (smaller,)
 
 
 def job_seconds(plan: ExperimentPlan, rounds: int) -> float:

@@ -8,7 +8,7 @@ from paceline.reports.figures import bar_chart
 from paceline.reports.table import PlainTable
 from paceline.reproduce.claims import ahead, percent, within
 from paceline.reproduce.experiment import ExperimentPlan, Findings, Job, Outcome
-from paceline.reproduce.lgc.setting import LANES, LENET, base_recipe, figures_of, job_seconds
+from paceline.reproduce.lgc.setting import LANES, base_recipe, figures_of, job_seconds, smaller_remarks
 from paceline.reproduce.published import LGC_SETTING, LGC_SIZES
 from paceline.reproduce.recipe_runs import recipe_job
 
@@ -112,7 +112,7 @@ def conclude_sizes(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Fin
         ),
         series=LANES,
         remarks=(
-            LENET,
+            *smaller_remarks(plan),
             "The paper names no sizes: 5 to 40 workers are ours. That LGC is ahead of K-SGD is what it says at large; "
             "how far LGC is behind Full at each size is reported, not judged.",
         ),

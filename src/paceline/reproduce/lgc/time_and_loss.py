@@ -9,7 +9,14 @@ from paceline.reports.figures import Series, line_chart, point_chart
 from paceline.reports.table import PlainTable
 from paceline.reproduce.claims import ahead, falling, figure, percent, within
 from paceline.reproduce.experiment import ExperimentPlan, Findings, Job, Outcome
-from paceline.reproduce.lgc.setting import LANES, LENET, ROUNDS_OF_AN_EPOCH, base_recipe, figures_of, job_seconds
+from paceline.reproduce.lgc.setting import (
+    LANES,
+    ROUNDS_OF_AN_EPOCH,
+    base_recipe,
+    figures_of,
+    job_seconds,
+    smaller_remarks,
+)
 from paceline.reproduce.published import LGC_FIGURE_4, LGC_FIGURE_5, LGC_SETTING, LGC_TIME_SAVED
 from paceline.reproduce.recipe_runs import recipe_job
 
@@ -94,7 +101,7 @@ def conclude_figure_4(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
             for x, title, panel in (("round", "iterations", "(a)"), ("seconds", "seconds of the cluster", "(b)"))
         ),
         series=LANES,
-        remarks=(LENET, "Late work is complete: stragglers finish for nothing, as the paper assumes."),
+        remarks=(*smaller_remarks(plan), "Late work is complete: stragglers finish for nothing, as the paper assumes."),
         numbers={**found, "saved": saved["lgc"], "below": below},
     )
 
@@ -260,7 +267,7 @@ def conclude_figure_5(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
             ),
         ),
         series=lanes,
-        remarks=(LENET, "With K = 10 both are Full, which is run once."),
+        remarks=(*smaller_remarks(plan), "With K = 10 both are Full, which is run once."),
         numbers={
             **{f"{lane} K={k}": each for (lane, k), each in found.items()},
             "spread": spread,
