@@ -1,4 +1,4 @@
-"""lgc-1: three workers, three rounds, and whose time is waited for."""
+"""lgc-1, the paper's figure 1: in each round Full waits for the slowest of three workers, and LGC for the second."""
 
 from __future__ import annotations
 

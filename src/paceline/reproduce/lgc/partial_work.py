@@ -1,4 +1,4 @@
-"""lgc-6: stragglers that have done r of their 4 blocks, with and without linear scaling."""
+"""lgc-6, the paper's figure 6: stragglers deliver r of their 4 blocks, with and without linear scaling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WEIGHTS: dict[str, bool | str] = {"scaled": True, "unscaled": False, "by samples
 
 
 def blocks_done(plan: ExperimentPlan) -> tuple[int | str, ...]:
-    """The blocks, of four, that a straggler has done."""
+    """Return the values of r: how many of its four blocks a straggler has done."""
     return (1, 4, "random") if plan.toy else (1, 2, 3, 4, "random")
 
 
@@ -128,8 +128,8 @@ def conclude_figure_6(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
         series=tuple(WEIGHTS),
         remarks=(
             *smaller_remarks(plan),
-            "Weights by samples are ours: a straggler counts as many samples as it computed. With all four blocks the "
-            "three weights are the same run.",
+            "Weights by samples are ours: a straggler counts for as many samples as it computed. With all four blocks "
+            "the three weights are alike, and one run stands for them.",
         ),
         numbers={
             **{f"r={r} {weight}": each for (r, weight), each in found.items()},

@@ -1,4 +1,6 @@
-"""lgc-3: accuracy by skew (c classes a worker) and persistence (h rounds): full, fastest-k, lgc.
+"""lgc-3, the paper's figure 3: how accurate full, fastest-k and lgc are by skew (c classes a worker) and persistence.
+
+A straggler stays one for h rounds. These claims are judged, and these reported, by means over the seeds:
 
                                         judged                                   reported
     LGC above K-SGD                     c = 1, 2, 3 and h = 10, 50
@@ -6,7 +8,7 @@
     K-SGD at chance                                                              c = 1 and h = 10, 50
     K-SGD little affected                                                        c = 2, 3 and h = 1
 
-All are judged by means over the seeds. What Full learns does not depend on h, so it is trained once for each c.
+What Full learns does not depend on h, so it is trained once for each c.
 """
 
 from __future__ import annotations
@@ -110,7 +112,10 @@ def conclude_figure_3(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
 
 
 def _accuracies(plan: ExperimentPlan, outcomes: Mapping[str, Outcome], c: int, h: int, lane: str) -> list[float | None]:
-    """Return a cell's accuracy with each seed: None where a run diverged, but 0 for K-SGD, which may, by the paper."""
+    """Return a cell's accuracy with each seed; a run that diverged has none, and wins nothing.
+
+    K-SGD may diverge, as it does in the paper: then it has classified nothing, and LGC is ahead of it.
+    """
     found = [outcomes[figure_3_job(c, h, lane, seed)]["accuracy"] for seed in plan.seeds]
     return [0.0 if each is None and lane == "fastest-k" else each for each in found]
 

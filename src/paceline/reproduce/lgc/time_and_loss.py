@@ -1,4 +1,4 @@
-"""lgc-4 and lgc-5: what time costs in loss, over a run and by the choice of K."""
+"""lgc-4 and lgc-5, the paper's figures 4 and 5: what does the time that LGC saves cost in loss, for each K?"""
 
 from __future__ import annotations
 
@@ -101,7 +101,10 @@ def conclude_figure_4(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
             for x, title, panel in (("round", "iterations", "(a)"), ("seconds", "seconds of the cluster", "(b)"))
         ),
         series=LANES,
-        remarks=(*smaller_remarks(plan), "Late work is complete: stragglers finish for nothing, as the paper assumes."),
+        remarks=(
+            *smaller_remarks(plan),
+            "Late work is complete: stragglers finish before the next round, as the paper assumes.",
+        ),
         numbers={**found, "saved": saved["lgc"], "below": below},
     )
 
@@ -159,7 +162,7 @@ def loss_at(curve: Curve, seconds: float) -> float | None:
 
 
 def values_of_k(plan: ExperimentPlan) -> tuple[int, ...]:
-    """The K of figure 5; the last is everybody."""
+    """Return the values of K; the last is the number of workers."""
     return (5, 7, 10) if plan.toy else (5, 6, 7, 8, 9, 10)
 
 
@@ -245,7 +248,7 @@ def conclude_figure_5(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
                     "paper",
                 ),
                 rows=rows,
-                caption=f"Expected is the K-th of ten times, by the paper's delays. Paper's {LGC_FIGURE_5}.",
+                caption=f"Expected is the K-th of ten times, by the paper's delays. The paper's {LGC_FIGURE_5}.",
             ),
         ),
         claims=tuple(claims),

@@ -1,4 +1,4 @@
-"""pruning-bad-samples: whether other trainings and other networks prune the same samples (the paper's future work)."""
+"""pruning-bad-samples, the paper's future work: do other trainings and other networks prune the same samples?"""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def conclude_bad_samples(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) 
                 title="Overlap of the most pruned tenths of two trainings",
                 headings=("two trainings of", "", "paper", "ours:\noverlap", "by\nchance", "samples\nin both"),
                 rows=rows,
-                caption="In both, of those in one or both. The paper has no figures: it leaves the question open.",
+                caption="Overlap is samples in both tenths, of those in either. The paper leaves the question open.",
             ),
         ),
         claims=(
@@ -118,7 +118,7 @@ def conclude_bad_samples(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) 
         ),
         series=("ours",),
         remarks=() if plan.size == "full" else (
-            "An mlp and LeNet on the digits, 40 epochs. The paper names neither networks nor data for this.",
+            "An mlp and LeNet learn the digits in 40 epochs. The paper names neither networks nor data for this.",
         ),
         numbers={**means, "chance": chance},
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""pruning-overhead: the seconds that pruning itself costs in 200 epochs."""
+"""pruning-overhead, of the paper's section 5: how many seconds does pruning itself cost in 200 epochs?"""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def conclude_overhead(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
                     ("on average", f"{OVERHEAD_SECONDS:.2f}", figure(ours)),
                     ("in the ten networks", f"{low:.2f}-{high:.2f}", "-"),
                 ],
-                caption="Ours: the sampler's CPU seconds on one core, its batches, losses and decisions, without the "
-                "mean of losses that any loop takes.",
+                caption="Ours are the CPU seconds of the sampler on one core: batches, losses and decisions, without "
+                "the mean of losses that any loop takes.",
             ),
         ),
         claims=(
@@ -95,6 +95,6 @@ def conclude_overhead(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
             ),
         ),
         series=("paper", "ours"),
-        remarks=("Another machine than the paper's. Nothing is trained: losses are random numbers.",),
+        remarks=("Our machine is not the paper's. Nothing is trained: losses are random numbers.",),
         numbers={"ours": ours, "paper": OVERHEAD_SECONDS},
     )  # fmt: skip

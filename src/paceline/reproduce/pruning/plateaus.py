@@ -1,4 +1,4 @@
-"""pruning-1: test loss and accuracy of a training without pruning, which stand still between changes of the rate."""
+"""pruning-1, the paper's figure 1: test loss and accuracy reach a plateau after each change of the learning rate."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def jobs_of_figure_1(plan: ExperimentPlan) -> list[Job]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """The epochs of one learning rate: the loss before them, in their middle and at their end.
+    """The epochs of one learning rate, with the loss before them, in their middle and at their end.
 
     >>> Stretch(first=1, last=12, before=2.3, middle=1.4, end=1.3).early, 2.3 - 1.4
     (0.8999999999999999, 0.8999999999999999)
@@ -63,12 +63,12 @@ class Stretch:
 
     @property
     def early(self) -> float:
-        """By how much the loss falls in the first half."""
+        """Return by how much the loss falls in the first half."""
         return self.before - self.middle
 
     @property
     def late(self) -> float:
-        """By how much the loss falls in the second half."""
+        """Return by how much the loss falls in the second half."""
         return self.middle - self.end
 
 
@@ -100,8 +100,8 @@ def conclude_figure_1(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
     accuracies = [fmean(values) / 100 for values in zip(*(curve["accuracies"] for curve in curves), strict=True)]
     stretches = stretches_of(losses, changes)
     falls = [each.before - each.end for each in stretches]
-    told = f"{PRUNING_FIRST_INTERVAL[0]} to {PRUNING_FIRST_INTERVAL[1]}"
-    words = [told, *["slower than before, then a plateau"] * (len(stretches) - 1)]
+    first_fall = f"{PRUNING_FIRST_INTERVAL[0]} to {PRUNING_FIRST_INTERVAL[1]}"
+    words = [first_fall, *["slower than before, then a plateau"] * (len(stretches) - 1)]
     claims = [
         within(
             f"a plateau in epochs {each.first} to {each.last}: the second half moves less than the first",
@@ -159,7 +159,7 @@ def conclude_figure_1(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
         ),
         series=("ours",),
         remarks=() if plan.size == "full" else (
-            f"LeNet in place of ResNet-18. {SMALLER.format(**FIGURE_1_SIZE)} "
+            f"LeNet stands in for ResNet-18. {SMALLER.format(**FIGURE_1_SIZE)} "
             "The paper's 1.5 is after its first epochs, ours is before any.",
         ),
         numbers={"losses": losses, "accuracies": accuracies, "changes": list(changes)},

@@ -1,10 +1,10 @@
-"""pruning-2: the losses of the same samples in two trainings of the same network, without pruning.
+"""pruning-2, the paper's figure 2: the same samples behave otherwise in another training of the same network.
 
-The paper shows two samples. The loss of data 1 falls in both trainings; that of data 2 rises in the first and falls in
-the second. It concludes that a sample may do otherwise in another training. One such sample can be found in any two
-trainings, so all samples are counted, and held against chance:
+The paper shows two samples of trainings without pruning. The loss of data 1 falls in both trainings; that of data 2
+rises in the first and falls in the second. It concludes that a sample may do otherwise in another training. One such
+sample can be found in any two trainings, so all samples are counted, and held against chance:
 
-    p, q       the shares of the samples whose loss rises in either training
+    p, q       the share of the samples whose loss rises in the first training, and in the second
     differ     the share whose loss rises in one and falls in the other
     chance     p (1 - q) + q (1 - p), by two independent trainings in which as many rise
 
@@ -112,7 +112,7 @@ def conclude_figure_2(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
                 headings=("their loss", "paper", "ours:\nshare", "by\nchance"),
                 rows=[(kind, PAPER[kind], percent(share), percent(by)) for kind, (share, by) in shares.items()],
                 caption=f"Values of the paper: {NO_FIGURE}. A loss rises if its mean over the last fifth of the epochs "
-                "is above that over the first. Chance: independent trainings in which as many rise."
+                "is above that over the first. Chance is two independent trainings in which as many rise."
                 + (" Shares are means over pairs of trainings." if len(runs) > 2 else ""),
             ),
         ),

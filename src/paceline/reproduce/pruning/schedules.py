@@ -1,4 +1,4 @@
-"""pruning-3 and pruning-formulas: which epochs are pruned, by the schedule itself and by the paper's formulas."""
+"""pruning-3 and pruning-formulas: which epochs does the schedule prune, and how many by the paper's formulas?"""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def conclude_formulas(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
                 title="Pruned epochs",
                 headings=("schedule", "epochs", "paper:\n(3) or (4)", "ours:\nexact", "ours: samples\nsaved"),
                 rows=rows,
-                caption="Window 60, starting point 30, attenuation 2, block 4, count 2, where nothing else is said; "
-                "30 % sit out. The paper prints no values.",
+                caption="Where nothing else is said, the window is 60, the starting point 30, the attenuation 2, the "
+                "block 4 and the count 2; 30 % sit out. The paper prints no values.",
             ),
         ),
         claims=(

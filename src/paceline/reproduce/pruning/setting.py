@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 CIFAR_SAMPLES, PAPER_BATCH = 50_000, 128
 NO_FIGURE = "not readable: the text has no figures"
-SMALLER = "LeNet on {images:,} images of CIFAR-10, {epochs} epochs, in place of 50,000 and 200."
+SMALLER = "LeNet learns {images:,} images of CIFAR-10 in {epochs} epochs, in place of 50,000 in 200."
 NOT_STATED = "The paper states neither PruningNum nor the tolerance, the block or the count: these are ours."
 
 
@@ -41,5 +41,5 @@ def size_of(document: Mapping[str, Any]) -> PruningSize:
 
 
 def two_seeds(plan: ExperimentPlan) -> tuple[int, ...]:
-    """Return the seeds of the trainings that are compared: two at least."""
+    """Return the seeds of the plan, and a second one where it has only one: trainings are compared."""
     return plan.seeds if len(plan.seeds) > 1 else (plan.seeds[0], plan.seeds[0] + 1)

@@ -1,4 +1,4 @@
-"""pruning-table-1 and pruning-table-2: time and accuracy with and without pruning, of the same runs."""
+"""pruning-table-1 and pruning-table-2: the same runs give the time and the accuracy with and without pruning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = {name: name.replace("-", "").replace("VGG", "vgg").replace("ResNet", "re
 
 
 def networks(plan: ExperimentPlan) -> tuple[str, ...]:
-    """The networks, by the paper's names."""
+    """Return the networks, by the paper's names."""
     return PRUNING_NETWORKS if plan.size == "full" else PRUNING_NETWORKS[:1]
 
 
@@ -71,9 +71,9 @@ def conclude_table_1(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> F
             rows.append((network, *written, "-", "-", "-", "-"))
             continue
         regular, pruned = (_mean_of(plan, outcomes, network, way, "cpu_seconds") for way in ("regular", "pruned"))
-        own = [_mean_of(plan, outcomes, network, way, "sampling_seconds") for way in ("regular", "pruned")]
+        sampling = [_mean_of(plan, outcomes, network, way, "sampling_seconds") for way in ("regular", "pruned")]
         samples = [_mean_of(plan, outcomes, network, way, "samples") for way in ("regular", "pruned")]
-        overhead, saved, share = max(0.0, own[1] - own[0]), 1 - pruned / regular, 1 - samples[1] / samples[0]
+        overhead, saved, share = max(0.0, sampling[1] - sampling[0]), 1 - pruned / regular, 1 - samples[1] / samples[0]
         rows.append(
             (network, *written, f"{regular:.1f}", f"{pruned - overhead:.1f}", f"{overhead:.2f}", f"{100 * saved:.2f} %")
         )
@@ -185,7 +185,7 @@ def conclude_table_2(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> F
                 headings=("network", "paper:\nregular", "\npruned", "\nbehind", "ours:\nregular", "\npruned",
                           "\nbehind", "fewer epochs\nbehind"),
                 rows=rows,
-                caption="Behind: regular training minus this. Fewer epochs: as many samples saved, without a method.",
+                caption="Behind is regular training minus this. Fewer epochs save as many samples, without a method.",
             ),
         ),
         claims=tuple(claims),
@@ -203,7 +203,7 @@ def conclude_table_2(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> F
         series=tuple(WAYS),
         remarks=(
             *_table_remarks(plan),
-            "The runs are those of pruning-table-1. Fewer epochs, a control of ours, has 15 % fewer.",
+            "The runs are those of pruning-table-1. Fewer epochs is a control of ours, with 15 % fewer.",
         ),
         numbers=numbers,
     )  # fmt: skip
