@@ -14,9 +14,11 @@ import pytest
 from rich.console import Console
 
 from paceline.data import DATASETS
-from paceline.reproduce import EXPERIMENTS, experiment_named, hpsgd, lgc
+from paceline.reproduce import EXPERIMENTS, experiment_named, hpsgd
 from paceline.reproduce.documents import Reproduction, claim_lines, document, page
 from paceline.reproduce.experiment import ExperimentPlan, Outcome
+from paceline.reproduce.lgc.setting import LANES
+from paceline.reproduce.lgc.skew import figure_3_job, persistences, skews
 from paceline.reproduce.running import check_names, run_experiment
 from paceline.terminal import WIDTH
 from tests.reproduce.in_process import compute_here
@@ -138,11 +140,18 @@ def _figure_1_of_lgc() -> dict[str, Outcome]:
 def _figure_3_of_lgc() -> dict[str, Outcome]:
     accuracies = {"full": 0.50, "lgc": 0.495, "fastest-k": 0.10}
     return {
-        lgc.figure_3_job(c, h, lane, 200): {"accuracy": accuracies[lane]}
-        for c in lgc.skews(TOY)
-        for h in lgc.persistences(TOY)
-        for lane in lgc.LANES
+        figure_3_job(c, h, lane, 200): {"accuracy": accuracies[lane]}
+        for c in skews(TOY)
+        for h in persistences(TOY)
+        for lane in LANES
     }
+
+
+def _figure_2_of_pruning() -> dict[str, Outcome]:
+    """Two trainings that have nothing to do with each other, and one, not asked for, that is the first once more."""
+    rises, falls = [1.0, 2.0], [2.0, 1.0]
+    first, second = {"losses": [rises, rises, falls, falls]}, {"losses": [rises, falls, rises, falls]}
+    return {"seed 200": first, "seed 201": second, "the first once more": first}
 
 
 SECONDS = {"ssgd": 36.0, "local-sgd": 15.0, hpsgd.PAPER: 12.0, hpsgd.REBASED: 12.0, "psgd": 11.9}
@@ -202,7 +211,17 @@ def _placement_of_the_lecture() -> dict[str, Outcome]:
 
 SWAPS: dict[str, list[Swap]] = {
     "lgc-1": [Swap(outcomes=_figure_1_of_lgc, lanes=("full, complete", "lgc, complete"), wrong="lgc before full")],
-    "lgc-3": [Swap(outcomes=_figure_3_of_lgc, lanes=("lgc", "fastest-k"), wrong="LGC above K-SGD")],
+    "lgc-3": [
+        Swap(outcomes=_figure_3_of_lgc, lanes=("lgc", "fastest-k"), wrong=wrong)
+        for wrong in ("LGC above K-SGD", "LGC at most a point behind Full")
+    ],
+    "pruning-2": [
+        Swap(
+            outcomes=_figure_2_of_pruning,
+            lanes=("seed 201", "the first once more"),
+            wrong="rise in one training and fall in the other",
+        )
+    ],
     "hpsgd-5a": [
         Swap(outcomes=_figure_5a_of_hpsgd, lanes=(", hpsgd,", ", local-sgd,"), wrong="HPSGD / Local SGD"),
         Swap(outcomes=_figure_5a_of_hpsgd, lanes=(", local-sgd,", ", ssgd,"), wrong="Local SGD / SSGD"),

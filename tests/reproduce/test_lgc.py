@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 
 import pytest
+from rich.console import Console
 
 from paceline.reproduce import experiment_named
 from paceline.reproduce.experiment import ExperimentPlan
+from paceline.reproduce.lgc.setting import base_recipe
+from paceline.reproduce.lgc.skew import figure_3_job
+from paceline.reproduce.recipe_runs import run_recipe
 from paceline.reproduce.running import check_names
+from paceline.terminal import WIDTH
 
 TOY, LABORATORY = ExperimentPlan(size="toy"), ExperimentPlan(size="laboratory", seeds=(200, 201))
 NAMES = ("lgc-4", "lgc-5", "lgc-6", "lgc-sizes")
@@ -117,3 +124,89 @@ def test_k_is_seven_tenths_at_every_size():
         for job in experiment_named("lgc-sizes").jobs(ExperimentPlan())
     }
     assert found == {(5, 4), (10, 7), (20, 14), (40, 28)}
+
+
+# -- figure 3: skew and persistence ---------------------------------------------------------------------------------
+
+THREE = ExperimentPlan(size="laboratory", seeds=(200, 201, 202))
+LASTING = list(itertools.product((1, 2, 3), (10, 50)))  # c, and h of stragglers that last
+
+
+def figure_3(accuracies, plan=THREE):
+    """What is found where each lane has these accuracies, one for each seed, in every cell."""
+    outcomes = {
+        figure_3_job(c, h, lane, seed): {"accuracy": accuracy}
+        for c in (1, 2, 3, 10)
+        for h in (1, 10, 50)
+        for lane, values in accuracies.items()
+        for seed, accuracy in zip(plan.seeds, values, strict=True)
+    }
+    return experiment_named("lgc-3").conclude(plan, outcomes)
+
+
+def test_figure_3_judges_lgc_for_lasting_stragglers_and_reports_the_rest():
+    found = figure_3({"full": [0.5] * 3, "fastest-k": [0.1] * 3, "lgc": [0.495] * 3})
+    assert {claim.text for claim in found.claims if claim.judged} == {
+        *(f"LGC above K-SGD, c = {c}, h = {h}" for c, h in LASTING),
+        *(f"LGC at most a point behind Full, c = {c}, h = {h}" for c, h in LASTING if c > 1),
+    }
+    assert {claim.text for claim in found.claims if not claim.judged} == {
+        *(f"LGC at most a point behind Full, c = 1, h = {h}" for h in (10, 50)),
+        *(f"K-SGD at chance, c = 1, h = {h}" for h in (10, 50)),
+        *(f"K-SGD little affected, c = {c}, h = 1" for c in (2, 3)),
+    }
+    assert not found.missed
+
+
+@pytest.mark.parametrize(("lgc", "holds"), [([0.47, 0.5, 0.51], True), ([0.47, 0.49, 0.5], False)])
+def test_figure_3_is_judged_by_means_over_the_seeds(lgc, holds):
+    found = figure_3({"full": [0.5] * 3, "fastest-k": [0.6, 0.1, 0.1], "lgc": lgc})
+    judged = [claim for claim in found.claims if claim.judged]
+    assert all(claim.holds for claim in judged if "above K-SGD" in claim.text)  # though one seed says otherwise
+    assert {claim.holds for claim in judged if "behind Full" in claim.text} == {holds}
+
+
+def test_the_table_of_figure_3_has_the_spread_over_seeds_and_fits_a_terminal():
+    (table,) = figure_3({"full": [0.46, 0.48, 0.5], "fastest-k": [0.1] * 3, "lgc": [0.47] * 3}).tables
+    assert all(row[1:4] == ("48.0 ± 2.0 %", "10.0 ± 0.0 %", "47.0 ± 0.0 %") for row in table.rows)
+    assert "standard deviation over 3 seeds" in table.caption
+    shown = io.StringIO()
+    Console(file=shown, width=WIDTH).print(table.rich())
+    assert "…" not in shown.getvalue()
+    (table,) = figure_3({"full": [0.5], "fastest-k": [0.1], "lgc": [0.47]}, ExperimentPlan()).tables
+    assert table.rows[0][1:4] == ("50.0 %", "10.0 %", "47.0 %")
+    assert "±" not in table.caption
+
+
+def test_a_full_or_lgc_that_diverged_with_one_seed_wins_nothing_and_a_k_sgd_has_classified_nothing():
+    usual = {"full": [0.5] * 3, "fastest-k": [0.1] * 3, "lgc": [0.5] * 3}
+    gone = [0.5, None, 0.5]
+    assert {claim.text.split(",")[0] for claim in figure_3(usual | {"full": gone}).missed} == {
+        "LGC at most a point behind Full"
+    }
+    assert len(figure_3(usual | {"lgc": gone}).missed) == 10
+    found = figure_3(usual | {"fastest-k": [0.3, None, 0.3]})
+    assert not found.missed
+    assert found.numbers["c=1 h=10"]["fastest-k"] == pytest.approx(0.2)
+
+
+def test_figure_3_trains_full_once_for_each_skew_and_says_how_to_get_the_papers_repeats():
+    experiment = experiment_named("lgc-3")
+    plan = ExperimentPlan(seeds=tuple(range(200, 200 + experiment.seeds)))
+    jobs = experiment.jobs(plan)
+    lanes = [job.settings["recipe"]["strategy"]["name"] for job in jobs]
+    assert {lane: lanes.count(lane) for lane in lanes} == {"full": 8, "fastest-k": 24, "lgc": 24}
+    few, enough = (
+        figure_3({lane: [0.5] * len(given.seeds) for lane in ("full", "fastest-k", "lgc")}, given).remarks
+        for given in (plan, THREE)
+    )
+    assert any("`--seeds 3`" in remark for remark in few)
+    assert not any("--seeds" in remark for remark in enough)
+
+
+def test_what_full_learns_does_not_depend_on_how_long_stragglers_last():
+    recipe = base_recipe(TOY).with_strategy("full")
+    losses = {
+        run_recipe({"recipe": recipe.with_settings(delay={"persistence": h}).to_document()})["loss"] for h in (1, 10)
+    }
+    assert len(losses) == 1

@@ -8,21 +8,16 @@ import json
 
 import pytest
 
+from paceline.data.pruning.fine_pruning import FineSchedule
 from paceline.data.pruning.plan import plan_fine
 from paceline.reproduce import EXPERIMENTS as NAMES
 from paceline.reproduce.documents import Reproduction, document, page
 from paceline.reproduce.experiment import ExperimentPlan
-from paceline.reproduce.pruning import (
-    EXPERIMENTS,
-    FineSchedule,
-    jobs_of_tables,
-    size_of,
-    stretches_of,
-    table_job,
-)
-from paceline.reproduce.pruning import (
-    NAMES as MODELS_OF,
-)
+from paceline.reproduce.pruning import EXPERIMENTS
+from paceline.reproduce.pruning.plateaus import stretches_of
+from paceline.reproduce.pruning.setting import size_of
+from paceline.reproduce.pruning.tables import NAMES as MODELS_OF
+from paceline.reproduce.pruning.tables import jobs_of_tables, table_job
 from paceline.reproduce.published import PRUNING_NETWORKS, PRUNING_TABLE_1, PRUNING_TABLE_2
 
 names = pytest.mark.parametrize("name", EXPERIMENTS)
@@ -108,14 +103,45 @@ def test_stretches_are_cut_where_the_rate_changes():
     assert found[-1].end == 39
 
 
+DIFFERING = "rise in one training and fall in the other"
+
+
 def test_samples_that_do_the_same_in_both_trainings_are_no_second_figure():
     outcomes = outcomes_of("pruning-2")
     first, second = outcomes
     same = {first: outcomes[first], second: outcomes[first]}
-    assert claim(findings("pruning-2", outcomes), "rises in one").holds
-    assert not claim(findings("pruning-2", same), "rises in one").holds
+    found = findings("pruning-2", same)
+    assert [each.text for each in found.missed] == [claim(found, DIFFERING).text]
+    assert found.numbers["shares"]["rises in one, falls in the other"] == pytest.approx(0.0)
     rising = {name: {"losses": [sorted(each) for each in run["losses"]]} for name, run in outcomes.items()}
-    assert not claim(findings("pruning-2", rising), "falls in both").holds
+    found = findings("pruning-2", rising)
+    assert not claim(found, DIFFERING).holds  # chance has none that differ either
+    assert not claim(found, "fall in both").holds
+
+
+def losses_of(rising):
+    """The losses of as many samples, which rise or fall."""
+    return {"losses": [[1.0, 2.0] if rises else [2.0, 1.0] for rises in rising]}
+
+
+@pytest.mark.parametrize(("shared", "holds"), [(0, True), (4, True), (11, True), (13, False), (20, False)])
+def test_how_many_samples_differ_is_held_against_chance(shared, holds):
+    """Of 100 samples 20 rise in each training, `shared` in both: by chance 4 would, and 32 differ."""
+    first = [sample < 20 for sample in range(100)]
+    second = [20 - shared <= sample < 40 - shared for sample in range(100)]
+    found = findings("pruning-2", {"seed 200": losses_of(first), "seed 201": losses_of(second)})
+    assert found.numbers["shares"]["rises in both"] == pytest.approx(shared / 100)
+    assert found.numbers["chance"]["rises in one, falls in the other"] == pytest.approx(0.32)
+    assert claim(found, DIFFERING).holds == holds
+    assert [each.text for each in found.claims if each.judged] == [claim(found, DIFFERING).text]
+
+
+def test_every_pair_of_more_trainings_counts():
+    trainings = [[True, False, False], [True, False, False], [False, True, False]]
+    outcomes = {f"seed {200 + place}": losses_of(each) for place, each in enumerate(trainings)}
+    plan = ExperimentPlan(size="toy", seeds=(200, 201, 202))
+    found = EXPERIMENTS["pruning-2"].conclude(plan, outcomes)
+    assert found.numbers["shares"]["rises in one, falls in the other"] == pytest.approx((0 + 2 / 3 + 2 / 3) / 3)
 
 
 def test_a_schedule_that_prunes_early_or_ever_later_is_not_the_third_figure():

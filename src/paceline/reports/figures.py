@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 from paceline.reports.chart import Chart, Json, Key, axis, layout, log_ticks, plot_text, symbol, thinned
 
@@ -29,19 +29,21 @@ class Series:
     dashed: bool = False
 
 
-def line_chart(
-    name: str,
-    title: str,
-    caption: str,
-    series: Sequence[Series],
-    *,
-    x: str,
-    y: str,
-    log_x: bool = False,
-    log_y: bool = False,
-    percent: bool = False,
-    wide: bool = True,
-) -> Chart:
+class ChartFrame(TypedDict, total=False):
+    """The keywords of `line_chart` and `point_chart`; only the titles of the axes, `x` and `y`, must be given.
+
+    With `percent`, y is written in per cent. A chart has the width of the page, unless `wide` is False.
+    """
+
+    x: Required[str]
+    y: Required[str]
+    log_x: bool
+    log_y: bool
+    percent: bool
+    wide: bool
+
+
+def line_chart(name: str, title: str, caption: str, series: Sequence[Series], **frame: Unpack[ChartFrame]) -> Chart:
     """Return lines, one for each series.
 
     >>> chart = line_chart("loss", "Loss", "", [Series(name="lgc", points=[(1, 0.5), (2, 0.4)])], x="rounds", y="loss")
@@ -52,22 +54,10 @@ def line_chart(
         _trace(index, each, mode="lines" if len(each.points) > 60 else "lines+markers")
         for index, each in enumerate(series)
     ]
-    return _chart(name, title, caption, data, series, x=x, y=y, log=(log_x, log_y), percent=percent, wide=wide)
+    return _chart(name, title, caption, data, [each.name for each in series], **frame)
 
 
-def point_chart(
-    name: str,
-    title: str,
-    caption: str,
-    series: Sequence[Series],
-    *,
-    x: str,
-    y: str,
-    log_x: bool = False,
-    log_y: bool = False,
-    percent: bool = False,
-    wide: bool = True,
-) -> Chart:
+def point_chart(name: str, title: str, caption: str, series: Sequence[Series], **frame: Unpack[ChartFrame]) -> Chart:
     """Return points with their labels, joined by a faint line in their order.
 
     >>> points = [Series(name="lgc", points=[(20.0, 0.5)], labels=["K=5"])]
@@ -83,7 +73,7 @@ def point_chart(
             trace |= {"text": [plot_text(label) for label in each.labels], "textposition": "top center"}
             trace["textfont"] = {"size": 11, "color": "soft"}
         data.append(trace)
-    return _chart(name, title, caption, data, series, x=x, y=y, log=(log_x, log_y), percent=percent, wide=wide)
+    return _chart(name, title, caption, data, [each.name for each in series], **frame)
 
 
 def bar_chart(
@@ -117,8 +107,7 @@ def bar_chart(
         }
         for index, (series, values) in enumerate(bars.items())
     ]
-    named = [Series(name=series, points=()) for series in bars]
-    chart = _chart(name, title, caption, data, named, x=x, y=y, log=(False, log_y), percent=percent, wide=wide)
+    chart = _chart(name, title, caption, data, list(bars), x=x, y=y, log_y=log_y, percent=percent, wide=wide)
     chart.layout["barmode"] = "group"
     chart.layout["xaxis"]["type"] = "category"
     return chart
@@ -146,13 +135,14 @@ def _chart(
     title: str,
     caption: str,
     data: list[Json],
-    series: Sequence[Series],
+    series: Sequence[str],
     *,
     x: str,
     y: str,
-    log: tuple[bool, bool],
-    percent: bool,
-    wide: bool,
+    log_x: bool = False,
+    log_y: bool = False,
+    percent: bool = False,
+    wide: bool = True,
 ) -> Chart:
     shown: dict[str, Any] = {"tickformat": ".0%"} if percent else {}
     return Chart(
@@ -162,11 +152,11 @@ def _chart(
         data=data,
         layout=layout(
             height=380,
-            xaxis=_axis(x, log[0], [each for trace in data for each in trace["x"]]),
-            yaxis=_axis(y, log[1], [each for trace in data for each in trace["y"]], **shown),
+            xaxis=_axis(x, log_x, [each for trace in data for each in trace["x"]]),
+            yaxis=_axis(y, log_y, [each for trace in data for each in trace["y"]], **shown),
         ),
         wide=wide,
-        keys=tuple(Key(text=each.name, series=f"s{index}") for index, each in enumerate(series)),
+        keys=tuple(Key(text=each, series=f"s{index}") for index, each in enumerate(series)),
     )
 
 
