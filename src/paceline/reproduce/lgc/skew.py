@@ -100,7 +100,7 @@ def conclude_figure_3(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
                 else ()
             ),
             "With one class a worker the distance of LGC to Full is reported, not judged, though the paper makes no "
-            "exception of it. That K-SGD is at chance there, and little affected at h = 1, is reported too.",
+            "exception of it.",
         ),
         numbers={
             **{f"c={c} h={h}": found for (c, h), found in means.items()},
@@ -168,10 +168,10 @@ def _figure_3_claims(cells: Mapping[tuple[int, int], Mapping[str, float | None]]
             ]
         if h > 1 and c == 1:
             text, value, most = f"K-SGD at chance, c = 1, h = {h}", found["fastest-k"], 0.15
-            claims.append(within(text, value, most=most, kind="shape", write=percent, judged=False))
+            claims.append(within(text, value, most=most, kind="shape", write=percent))
         if h == 1 and 1 < c < 10:
             text, value, most = f"K-SGD little affected, c = {c}, h = 1", _lost(found, "fastest-k"), 0.05
-            claims.append(within(text, value, most=most, kind="shape", write=percent, judged=False))
+            claims.append(within(text, value, most=most, kind="shape", write=percent))
     return claims
 
 
