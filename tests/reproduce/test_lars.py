@@ -11,23 +11,21 @@ import pytest
 from paceline.reproduce import EXPERIMENTS, experiment_named
 from paceline.reproduce.documents import Reproduction, document, page
 from paceline.reproduce.experiment import ExperimentPlan
-from paceline.reproduce.lars import (
-    CHANCE,
+from paceline.reproduce.lars.augmentation import table_4_cells
+from paceline.reproduce.lars.cells import LarsCell
+from paceline.reproduce.lars.googlenet import table_6_cells
+from paceline.reproduce.lars.grid import batches, cells_at, rates
+from paceline.reproduce.lars.initial_ratios import (
+    CAFFE_BIASES,
+    CAFFE_DEVIATIONS,
     TABLE_2_LAYERS,
-    LarsCell,
-    batches,
     caffe_alexnet,
-    cells_at,
-    figure_1_cells,
-    figure_2_cells,
-    figure_3_cells,
     paper_ratios,
-    plateau,
-    rates,
-    table_4_cells,
-    table_5_cells,
-    table_6_cells,
 )
+from paceline.reproduce.lars.more_epochs import table_5_cells
+from paceline.reproduce.lars.outcomes import CHANCE
+from paceline.reproduce.lars.rate_plateau import figure_3_cells, plateau
+from paceline.reproduce.lars.training_curves import figure_1_cells, figure_2_cells
 from paceline.reproduce.published import LARS_TABLE_2
 from paceline.reproduce.running import check_names, identity
 
@@ -267,8 +265,6 @@ def test_table_2_holds_with_the_papers_ratios_and_not_with_equal_ones_or_another
 
 def test_caffes_weights_have_the_norms_that_the_paper_prints():
     """The shapes of the paper's AlexNet, and our deviations: each of its sixteen norms comes out."""
-    from paceline.reproduce.lars import CAFFE_BIASES, CAFFE_DEVIATIONS
-
     shapes = [(96, 3 * 121), (256, 48 * 25), (384, 256 * 9), (384, 192 * 9), (256, 192 * 9), (4096, 9216), (4096, 4096),
               (1000, 4096)]  # fmt: skip
     for index, (out, fan_in) in enumerate(shapes):
