@@ -19,6 +19,8 @@ each seed; cells that several experiments have are one job.
     grid       which batches and rates tables 1 and 3 have
     outcomes   the accuracy of a cell, the best of several, a curve
     wording    accuracies, batches, and remarks on what is not as in the paper
+    accuracy_by_batch
+               a table and a chart of accuracies by batch
 
 The laboratory has a small CNN in place of AlexNet, Fashion-MNIST averaged to 14x14 pixels in place of ImageNet, 16,384
 images and 64 epochs: 128 steps at a batch of 8,192, where the paper's runs have 15,600. Batches stand for each other:

@@ -13,8 +13,8 @@ from paceline.reports.table import PlainTable
 from paceline.reproduce.claims import ahead, falling, within
 from paceline.reproduce.experiment import ExperimentPlan, Findings, Job, Outcome
 from paceline.reproduce.large_batch_training import WITH_LARS
+from paceline.reproduce.lars.accuracy_by_batch import batch_chart
 from paceline.reproduce.lars.cells import LarsCell, cell_jobs, usual_epochs
-from paceline.reproduce.lars.growing_batch import batch_chart
 from paceline.reproduce.lars.networks import RESIDUAL
 from paceline.reproduce.lars.outcomes import BEHIND_BASELINE, accuracy_of, curve_of
 from paceline.reproduce.lars.wording import IN_PLACE_OF_RESNET, TRUST, batch_text, points, remarks_for

@@ -1,24 +1,52 @@
-"""The batches and rates of tables 1 and 3, of which figures 1, 2 and 3 show parts."""
+"""The batches and rates of tables 1 and 3, of which figures 1, 2 and 3 show parts: the paper's, and ours."""
 
 from __future__ import annotations
 
 from paceline.reproduce.experiment import ExperimentPlan
 from paceline.reproduce.large_batch_training import WITH_LARS, WITH_SGD
 from paceline.reproduce.lars.cells import LarsCell
-from paceline.reproduce.lars.networks import PAPER_NETWORK
+from paceline.reproduce.lars.networks import PAPER_NETWORK, PLAIN
 from paceline.reproduce.published import LARS_TABLE_1, LARS_TABLE_3
 
 
+def paper_rows(network: str, optimizer: str) -> tuple[tuple[int, float, float], ...]:
+    """Return the rows of table 1 (SGD) or 3 (LARS) of a network: batch, rate, accuracy in per cent.
+
+    >>> paper_rows("plain", "LARS")[0]
+    (512, 2, 58.7)
+    """
+    return {WITH_SGD: LARS_TABLE_1, WITH_LARS: LARS_TABLE_3}[optimizer][PAPER_NETWORK[network]]
+
+
+def paper_batches(network: str, optimizer: str) -> tuple[int, ...]:
+    """Return the batches of table 1 or 3, each once, the smallest first.
+
+    >>> paper_batches("plain", "SGD")
+    (512, 4096, 8192)
+    """
+    return tuple(dict.fromkeys(batch for batch, _, _ in paper_rows(network, optimizer)))
+
+
+def paper_best(network: str, optimizer: str, place: int) -> float:
+    """Return the paper's best accuracy at its batch number `place`.
+
+    >>> paper_best("plain", "SGD", 2)
+    44.8
+    """
+    wanted = paper_batches(network, optimizer)[place]
+    return max(accuracy for batch, _, accuracy in paper_rows(network, optimizer) if batch == wanted)
+
+
 def batches(plan: ExperimentPlan, optimizer: str) -> tuple[int, ...]:
-    """Return the batches of table 1 (SGD) or table 3 (LARS), the smallest first.
+    """Return our batches of table 1 (SGD) or table 3 (LARS), the smallest first.
 
     >>> batches(ExperimentPlan(), "LARS"), batches(ExperimentPlan(size="full"), "SGD")
     ((128, 2048, 8192, 16384), (512, 4096, 8192))
     """
-    tables = {WITH_SGD: LARS_TABLE_1, WITH_LARS: LARS_TABLE_3}
-    paper = tuple(dict.fromkeys(batch for batch, _, _ in tables[optimizer]["alexnet"]))
-    every = plan.choose(toy=(32, 64, 128, 256), laboratory=(128, 2048, 8192, 16_384), full=paper)
-    return tuple(every if plan.size == "full" or optimizer == WITH_LARS else every[:3])
+    if plan.size == "full":
+        return paper_batches(PLAIN, optimizer)
+    every = plan.choose(toy=(32, 64, 128, 256), laboratory=(128, 2048, 8192, 16_384), full=())
+    return tuple(every if optimizer == WITH_LARS else every[:3])
 
 
 def large_batch(plan: ExperimentPlan) -> int:
@@ -37,8 +65,7 @@ def rates(plan: ExperimentPlan, network: str, optimizer: str, batch: int) -> tup
     ((0.1, 0.2, 0.4, 0.8), (0.02, 0.03, 0.04, 0.05))
     """
     if plan.size == "full":
-        table = (LARS_TABLE_1 if optimizer == WITH_SGD else LARS_TABLE_3)[PAPER_NETWORK[network]]
-        return tuple(rate for own, rate, _ in table if own == batch)
+        return tuple(rate for its_batch, rate, _ in paper_rows(network, optimizer) if its_batch == batch)
     if batch == batches(plan, optimizer)[0]:
         return tuple(plan.choose(toy=(0.05,), laboratory=(0.0125, 0.025), full=()))
     return tuple(plan.choose(toy=(0.1, 0.4), laboratory=(0.1, 0.2, 0.4, 0.8), full=()))

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from paceline.reports.chart import Chart
-from paceline.reports.figures import Series, line_chart
 from paceline.reports.table import PlainTable
 from paceline.reproduce.claims import ahead, falling, mean, within
 from paceline.reproduce.experiment import Claim, ExperimentPlan, Findings, Job, Outcome
 from paceline.reproduce.large_batch_training import WITH_LARS, WITH_SGD
+from paceline.reproduce.lars.accuracy_by_batch import batch_chart, batch_table
 from paceline.reproduce.lars.cells import cell_jobs
-from paceline.reproduce.lars.grid import batches, cells_at, large_batch
-from paceline.reproduce.lars.networks import NORMED, PAPER_NETWORK, PLAIN, SHOWN
+from paceline.reproduce.lars.grid import batches, cells_at, large_batch, paper_best
+from paceline.reproduce.lars.networks import NORMED, PLAIN, SHOWN
 from paceline.reproduce.lars.outcomes import BEHIND_BASELINE, CHANCE, accuracy_of, best_of
 from paceline.reproduce.lars.wording import CHOSEN, TRUST, batch_text, points, remarks_for
-from paceline.reproduce.published import LARS_TABLE_1, LARS_TABLE_3
 
 
 def jobs_of_table_1(plan: ExperimentPlan) -> list[Job]:
@@ -192,64 +190,3 @@ def chosen_accuracies(
         }
         for network in (PLAIN, NORMED)
     }
-
-
-def batch_table(plan: ExperimentPlan, outcomes: Mapping[str, Outcome], optimizer: str, title: str) -> PlainTable:
-    """Return table 1 or 3: accuracies with their rates, the paper's beside ours; the chosen rates are marked."""
-    rows = []
-    for network in (PLAIN, NORMED):
-        for place, batch in enumerate(batches(plan, optimizer)):
-            cells = cells_at(plan, network, optimizer, batch)
-            chosen, _ = best_of(plan, outcomes, cells)
-            ours = two_a_line(
-                f"{accuracy_of(plan, outcomes, cell):.1f}{'*' if cell == chosen and len(cells) > 1 else ''} "
-                f"({cell.rate:g})"
-                for cell in cells
-            )
-            rows.append((SHOWN[network], *paper_rows(network, optimizer, place, plan), batch_text(batch), ours))
-    return PlainTable(
-        title=title,
-        headings=("network", "batch,\npaper", "paper: accuracy %\n(rate)", "batch,\nours", "ours: accuracy %\n(rate)"),
-        rows=rows,
-        caption="* the rate that is best on images held out, where there are several.",
-        left=True,
-    )
-
-
-def paper_rows(network: str, optimizer: str, place: int, plan: ExperimentPlan) -> tuple[str, str]:
-    """Return the paper's batch, and its accuracies with their rates, that stand for our batch number `place`."""
-    table = (LARS_TABLE_1 if optimizer == WITH_SGD else LARS_TABLE_3)[PAPER_NETWORK[network]]
-    every = list(dict.fromkeys(batch for batch, _, _ in table))
-    wanted = [every[place]] if plan.size == "full" or place < 3 else every[3:]
-    shown = [f"{accuracy:g} ({rate:g})" for batch, rate, accuracy in table if batch in wanted]
-    return ", ".join(map(batch_text, wanted)), two_a_line(shown)
-
-
-def paper_best(network: str, optimizer: str, place: int) -> float:
-    """Return the paper's best accuracy at its batch number `place`.
-
-    >>> paper_best("plain", "SGD", 2)
-    44.8
-    """
-    table = (LARS_TABLE_1 if optimizer == WITH_SGD else LARS_TABLE_3)[PAPER_NETWORK[network]]
-    every = list(dict.fromkeys(batch for batch, _, _ in table))
-    return max(accuracy for batch, _, accuracy in table if batch == every[place])
-
-
-def two_a_line(figures: Iterable[str]) -> str:
-    """Return figures with commas between, two in a line, so that a table of them fits a terminal.
-
-    >>> two_a_line(["1", "2", "3"])
-    '1, 2,\\n3'
-    """
-    found = list(figures)
-    return ",\n".join(", ".join(found[place : place + 2]) for place in range(0, len(found), 2))
-
-
-def batch_chart(name: str, title: str, caption: str, found: Mapping[str, Mapping[int, float]]) -> Chart:
-    """Return accuracies over the batch, a line for each name."""
-    lines = [
-        Series(name=key, points=[(float(batch), value / 100) for batch, value in each.items()])
-        for key, each in found.items()
-    ]
-    return line_chart(name, title, caption, lines, x="batch", y="test accuracy", log_x=True, percent=True)

@@ -17,8 +17,7 @@ from paceline.reproduce.claims import figure, within
 from paceline.reproduce.experiment import ExperimentPlan, Findings, Job, Outcome
 from paceline.reproduce.large_batch_training import WITH_LARS, WITH_SGD
 from paceline.reproduce.lars.cells import LarsCell, cell_jobs, usual_epochs
-from paceline.reproduce.lars.grid import batches, cells_at, large_batch
-from paceline.reproduce.lars.growing_batch import paper_best
+from paceline.reproduce.lars.grid import batches, cells_at, large_batch, paper_best
 from paceline.reproduce.lars.networks import NORMED
 from paceline.reproduce.lars.outcomes import BEHIND_BASELINE, accuracy_of, best_of, curve_of
 from paceline.reproduce.lars.wording import TRUST, batch_text, points, remarks_for
