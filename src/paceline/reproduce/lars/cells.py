@@ -2,24 +2,35 @@
 
     LarsCell ──> cell_settings(plan, cell, seed) ──> Job(run_large_batch, settings)
 
-What a cell leaves open (epochs, warm-up) follows from the size. Equal cells of two experiments have equal settings, so
-their outcomes are computed once.
+What a cell leaves open (epochs, warm-up, augmentation) follows from the size: in the laboratory it is the same for all
+cells, and at full size it is what the paper's runs have. Equal cells of two experiments have equal settings, so their
+outcomes are computed once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from paceline.reproduce.experiment import ExperimentPlan, Job
-from paceline.reproduce.large_batch_training import WITH_SGD, run_large_batch
-from paceline.reproduce.lars.networks import FULL_MODEL, INCEPTION, LABORATORY_MODEL, NORMED, PLAIN, RESIDUAL
+from paceline.reproduce.large_batch_training import run_large_batch
+from paceline.reproduce.lars.networks import (
+    FULL_MODEL,
+    INCEPTION,
+    LABORATORY_MODEL,
+    NORMED,
+    PLAIN,
+    RESIDUAL,
+    Augment,
+    paper_augmentation,
+    paper_warmup_epochs,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LarsCell:
-    """One training of a table, but for its seed; what is None is as usual for the size.
+    """One training of a table, but for its seed. What is None is as usual for the size.
 
     >>> LarsCell(network="plain", optimizer="SGD", batch=128, rate=0.025).label
     'plain SGD batch 128 rate 0.025'
@@ -31,7 +42,7 @@ class LarsCell:
     rate: float
     epochs: int | None = None
     warmup_share: float | None = None
-    augment: Literal["none", "minimal", "extended"] = "none"
+    augment: Augment | None = None
 
     @property
     def label(self) -> str:
@@ -39,7 +50,7 @@ class LarsCell:
         more = [
             f"{self.epochs} epochs" if self.epochs else "",
             f"warm-up {self.warmup_share:g}" if self.warmup_share is not None else "",
-            self.augment if self.augment != "none" else "",
+            self.augment or "",
         ]
         name = f"{self.network} {self.optimizer} batch {self.batch} rate {self.rate:g}"
         return " ".join([name, *filter(None, more)])
@@ -62,6 +73,32 @@ def usual_epochs(plan: ExperimentPlan) -> int:
     return int(plan.choose(toy=2, laboratory=64, full=100))
 
 
+def warmup_share(plan: ExperimentPlan, cell: LarsCell) -> float:
+    """Return the share of its steps in which a cell's rate rises: the paper's epochs of warm-up at full size.
+
+    >>> cell = LarsCell(network="plain", optimizer="LARS", batch=16_384, rate=14, epochs=200)
+    >>> warmup_share(ExperimentPlan(), cell), warmup_share(ExperimentPlan(size="full"), cell)
+    (0.1, 0.01)
+    """
+    if cell.warmup_share is not None:
+        return cell.warmup_share
+    if plan.size != "full":
+        return 0.1
+    return paper_warmup_epochs(cell.network, cell.optimizer, cell.batch) / (cell.epochs or usual_epochs(plan))
+
+
+def augmentation(plan: ExperimentPlan, cell: LarsCell) -> Augment:
+    """Return how a cell's images are varied: as the paper's at full size, and else only where the cell says so.
+
+    >>> cell = LarsCell(network="inception", optimizer="LARS", batch=256, rate=4)
+    >>> augmentation(ExperimentPlan(), cell), augmentation(ExperimentPlan(size="full"), cell)
+    ('none', 'extended')
+    """
+    if cell.augment is not None:
+        return cell.augment
+    return paper_augmentation(cell.network, cell.optimizer) if plan.size == "full" else "none"
+
+
 def cell_settings(plan: ExperimentPlan, cell: LarsCell, seed: int) -> dict[str, Any]:
     """Return the settings of a cell's job; equal cells of two experiments have equal settings, and so share a run.
 
@@ -75,7 +112,6 @@ def cell_settings(plan: ExperimentPlan, cell: LarsCell, seed: int) -> dict[str, 
         full={"data": "fashion-mnist", "shrink": 1, "images": 49_152, "held_out": 10_000},
     )
     full = plan.size == "full"
-    usual_warmup = _paper_warmup(cell) if full else 0.1
     return {
         "choice": choice,
         "model": (FULL_MODEL if full else LABORATORY_MODEL)[cell.network],
@@ -87,18 +123,11 @@ def cell_settings(plan: ExperimentPlan, cell: LarsCell, seed: int) -> dict[str, 
         "part": plan.choose(toy=128, laboratory=1024, full=256),
         "trust_coefficient": 0.001 if full else 0.1,
         "scale_all": full,
-        "warmup": usual_warmup if cell.warmup_share is None else cell.warmup_share,
+        "warmup": warmup_share(plan, cell),
         "decay_from": "start" if full else "warmup",
-        "augment": cell.augment,
+        "augment": augmentation(plan, cell),
         "points": plan.choose(toy=2, laboratory=16, full=25),
     }
-
-
-def _paper_warmup(cell: LarsCell) -> float:
-    """The paper's warm-up as a share of 100 epochs, for the cells of its tables 1 and 3."""
-    if cell.optimizer == WITH_SGD:
-        return 0.025 if cell.network == PLAIN else 0.0
-    return 0.02 if cell.network == PLAIN else 0.05
 
 
 def cell_seconds(plan: ExperimentPlan, cell: LarsCell) -> float:
@@ -114,7 +143,7 @@ def cell_seconds(plan: ExperimentPlan, cell: LarsCell) -> float:
         images_per_second = {PLAIN: 55.0, NORMED: 80.0, RESIDUAL: 9.0, INCEPTION: 10.0}[cell.network]
         return epochs * 49_152 / images_per_second
     of_an_epoch = (2.6 if small else 2.0) if cell.network == INCEPTION else (0.5 if small else 0.25)
-    varied = {"none": 1.0, "minimal": 1.1, "extended": 1.25}[cell.augment]
+    varied = {"none": 1.0, "minimal": 1.1, "extended": 1.25}[augmentation(plan, cell)]
     return epochs * of_an_epoch * varied + (16 if cell.network == INCEPTION else 3)
 
 

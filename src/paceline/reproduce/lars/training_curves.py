@@ -20,9 +20,10 @@ from paceline.reproduce.lars.cells import LarsCell, cell_jobs, usual_epochs
 from paceline.reproduce.lars.grid import batches, cells_at, large_batch, paper_best
 from paceline.reproduce.lars.networks import NORMED
 from paceline.reproduce.lars.outcomes import BEHIND_BASELINE, accuracy_of, best_of, curve_of
-from paceline.reproduce.lars.wording import TRUST, batch_text, points, remarks_for
+from paceline.reproduce.lars.wording import FULL_AUGMENTATION, TRUST, batch_text, points, remarks_for
 
 LOSSES = ("train_loss", "test_loss")
+SMALL_BATCH = "The paper's caption of figure 1 has a small batch of 256, its text one of 512."
 
 
 def figure_1_cells(plan: ExperimentPlan) -> tuple[list[LarsCell], list[LarsCell]]:
@@ -111,7 +112,8 @@ def conclude_figure_1(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
             "Losses are of the model as it is evaluated, on the first 5,000 training images and all test images. In as "
             "many epochs the small batch comes to a lower training loss here, and so to a larger gap; hence the "
             "comparison where the training losses are the same.",
-            "The caption of the paper has a small batch of 256, its text one of 512.",
+            SMALL_BATCH,
+            full=(FULL_AUGMENTATION, SMALL_BATCH),
         ),
         numbers={"gaps": gaps, "gap of the small batch at equal training loss": at_equal},
     )
