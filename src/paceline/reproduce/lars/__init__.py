@@ -1,4 +1,4 @@
-"""Large Batch Training of Convolutional Networks (LARS): its tables and figures.
+"""Ten experiments are the tables and figures of LARS's paper, Large Batch Training of Convolutional Networks.
 
     lars-table-1    SGD as the batch grows, with and without batch normalisation       growing_batch
     lars-table-2    |w| / |gradient| of AlexNet's layers before the first step         initial_ratios
@@ -14,7 +14,7 @@
 All but table 2 are made of cells. A cell is a network, an optimiser, a batch and a rate, and it is one training for
 each seed; cells that several experiments have are one job.
 
-    networks   the paper's networks, and what stands for each of them
+    networks   the paper's networks, what stands for each of them, and how the paper trains it
     cells      a cell, and the settings of its jobs
     grid       which batches and rates tables 1 and 3 have
     outcomes   the accuracy of a cell, the best of several, a curve

@@ -1,4 +1,4 @@
-"""Accuracies by batch, as a table with the paper's beside ours and as a chart."""
+"""Accuracies by batch become a table, with the paper's beside ours, and a chart."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def two_a_line(figures: Iterable[str]) -> str:
 
 
 def batch_chart(name: str, title: str, caption: str, found: Mapping[str, Mapping[int, float]]) -> Chart:
-    """Return accuracies over the batch, a line for each name."""
+    """Return a chart of accuracies over the batch, with a line for each name."""
     lines = [
         Series(name=key, points=[(float(batch), value / 100) for batch, value in each.items()])
         for key, each in found.items()

@@ -1,4 +1,4 @@
-"""Table 4 and figure 4: LARS with a residual network as the batch grows.
+"""Table 4 and figure 4 show LARS with a residual network as the batch grows.
 
 Table 4 compares minimal with extended augmentation. Figure 4 has the curves of the cells with minimal augmentation.
 """
@@ -26,7 +26,7 @@ MOST_LOST = {"minimal": 1.5, "extended": 3.5}  # table 4 loses 1.3 and 3.3 point
 
 
 def table_4_cells(plan: ExperimentPlan) -> dict[tuple[int, str], LarsCell]:
-    """Return LARS by batch and augmentation."""
+    """Return the cells by batch and augmentation."""
     rows = plan.choose(
         toy=((32, 0.05), (128, 0.4)),
         laboratory=((128, 0.0125), (2048, 0.1), (8192, 0.4)),
@@ -125,7 +125,7 @@ def conclude_table_4(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> F
 
 
 def figure_4_cells(plan: ExperimentPlan) -> list[LarsCell]:
-    """Return the cells of table 4 with minimal augmentation, which the paper calls none."""
+    """Return the cells of table 4 with minimal augmentation; the paper's caption calls it none."""
     return [cell for (_, augment), cell in table_4_cells(plan).items() if augment == "minimal"]
 
 

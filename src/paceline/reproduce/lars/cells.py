@@ -1,4 +1,4 @@
-"""A cell of a table: a network, an optimiser, a batch and a rate. Each cell is one training for every seed.
+"""A cell of a table is a network, an optimiser, a batch and a rate, and is trained once for every seed.
 
     LarsCell ──> cell_settings(plan, cell, seed) ──> Job(run_large_batch, settings)
 
@@ -30,7 +30,7 @@ from paceline.reproduce.lars.networks import (
 
 @dataclass(frozen=True, kw_only=True)
 class LarsCell:
-    """One training of a table, but for its seed. What is None is as usual for the size.
+    """A cell is one training of a table, but for its seed. What is None is as usual for the size.
 
     >>> LarsCell(network="plain", optimizer="SGD", batch=128, rate=0.025).label
     'plain SGD batch 128 rate 0.025'
@@ -46,7 +46,7 @@ class LarsCell:
 
     @property
     def label(self) -> str:
-        """The cell in words, its own among all cells."""
+        """Return the cell in words; no other cell has the same."""
         more = [
             f"{self.epochs} epochs" if self.epochs else "",
             f"warm-up {self.warmup_share:g}" if self.warmup_share is not None else "",
@@ -133,8 +133,8 @@ def cell_settings(plan: ExperimentPlan, cell: LarsCell, seed: int) -> dict[str, 
 def cell_seconds(plan: ExperimentPlan, cell: LarsCell) -> float:
     """Return about how long a run takes on one core, points of its curve included.
 
-    Measured with other work beside: the small CNN takes 0.25 s an epoch, 0.5 s in batches of 128; the small GoogLeNet
-    2.0 and 2.6 s. The paper's networks take 9 to 80 images a second.
+    With other work beside, the small CNN took 0.25 s for an epoch, and 0.5 s in batches of 128; the small GoogLeNet
+    took 2.0 and 2.6 s. The paper's networks took 9 to 80 images a second.
     """
     epochs, small = cell.epochs or usual_epochs(plan), cell.batch < 1024
     if plan.toy:

@@ -1,4 +1,4 @@
-"""Table 6: GoogLeNet without normalisation, which needs more epochs and a longer warm-up as the batch grows.
+"""Table 6 shows that GoogLeNet without normalisation needs more epochs and a longer warm-up as the batch grows.
 
 The paper prints one run for each batch. We also try few epochs and a short warm-up at the large batch, each alone and
 both together, because the claim is that it needs both.

@@ -1,4 +1,4 @@
-"""The batches and rates of tables 1 and 3, of which figures 1, 2 and 3 show parts: the paper's, and ours."""
+"""Tables 1 and 3 have these batches and rates, the paper's and ours; figures 1, 2 and 3 show parts of them."""
 
 from __future__ import annotations
 

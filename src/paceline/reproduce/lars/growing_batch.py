@@ -1,7 +1,7 @@
-"""Tables 1 and 3: the accuracy as the batch grows, with SGD and with LARS.
+"""Tables 1 and 3 show the accuracy as the batch grows, with SGD and with LARS.
 
-Both tables have the same form. Every batch has several rates, one run each; the rate that is best on images held out is
-marked, and claims are about the accuracies at these rates.
+Both tables have the same form. Every batch has one or more rates, and each rate is one run. The rate that is best on
+images held out is marked, and most claims are about the accuracies at these rates.
 """
 
 from __future__ import annotations

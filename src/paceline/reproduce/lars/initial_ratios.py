@@ -1,4 +1,4 @@
-"""Table 2: |w| / |gradient| of AlexNet's layers before the first step, which varies from layer to layer.
+"""Table 2 shows that |w| / |gradient| before the first step varies between the layers of AlexNet.
 
 There are two versions: our AlexNet with He's initial weights, and one with the weights and the size of images that the
 norms in the paper's table come from.
@@ -24,11 +24,11 @@ from paceline.reproduce.published import LARS_TABLE_2
 TABLE_2_LAYERS = ("conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", "fc8")
 CAFFE_DEVIATIONS = (0.01, 0.01, 0.01, 0.01, 0.01, 0.005, 0.005, 0.01)
 CAFFE_BIASES = (0.01, 0.01, 0.01, 0.01, 0.01, 0.1, 0.1, 0.01)
-PIXEL_DEVIATION = 64.0  # of a photograph's bytes, about: Caffe subtracts the mean, and divides by nothing
+PIXEL_DEVIATION = 64.0  # about that of a photograph's bytes, of which Caffe subtracts the mean and divides by nothing
 
 
 class Scaled(nn.Module):
-    """Multiplies its input by a number, so that a normalised image has the size of one in bytes.
+    """This layer multiplies its input by a number, so that a normalised image has the size of one in bytes.
 
     >>> import torch
     >>> Scaled(2.0)(torch.ones(1)).item()
@@ -98,7 +98,7 @@ def jobs_of_table_2(plan: ExperimentPlan) -> list[Job]:
 
 
 def paper_ratios() -> dict[str, float]:
-    """Return the ratios of table 2, by what their norms say that they are: its ".b" are the weights.
+    """Return the ratios of table 2; by their norms its ".b" are the weights, and its ".w" the biases.
 
     >>> paper_ratios()["conv1 weight"], paper_ratios()["fc8 bias"]
     (8.48, 19)
@@ -178,8 +178,8 @@ def conclude_table_2(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> F
         remarks=(
             "The paper's .w and .b are swapped: by their norms its .b are the weights. Its conv5.w, 69, is not the "
             "quotient of the norms beside it, which is 800.",
-            "AlexNet at CIFAR size on CIFAR-10 in place of ImageNet; He's weights for a network whose images are "
-            f"normalised, and Caffe's with images {PIXEL_DEVIATION:g} times as large, which is about their bytes.",
+            "AlexNet has CIFAR size and sees CIFAR-10 in place of ImageNet. He's weights are for a network whose "
+            f"images are normalised; Caffe's see images {PIXEL_DEVIATION:g} times as large, about as in bytes.",
         ),
         numbers={
             "spread": spreads,

@@ -1,4 +1,4 @@
-"""Table 5: LARS at a large batch with 1 to 2 times the epochs, which bring back accuracy that the batch has cost.
+"""Table 5 shows that more epochs bring back the accuracy that a large batch has cost.
 
 The runs of 100 epochs are runs of tables 3 and 4, and so are their rates, warm-up and augmentation. The paper does not
 print the warm-up of its longer runs; at full size it has as many epochs in them as in the runs of 100.

@@ -1,4 +1,4 @@
-"""The paper's four networks: which models stand for them, and how the paper warms up and augments their runs.
+"""The paper has four networks; this file says which models stand for them, and how the paper trains them.
 
     network      paper        laboratory         warm-up, epochs                augmentation
     plain        AlexNet      small-cnn          2.5 with SGD, 2 with LARS      minimal

@@ -1,4 +1,4 @@
-"""What the runs of a cell came to: its accuracy, the best of several cells, a curve."""
+"""Outcomes of a cell's runs are read here: as an accuracy, as the best of several cells, as a curve."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BEHIND_BASELINE = 1.5  # points that "matched the baseline" may be behind here, 
 
 
 def accuracy_of(plan: ExperimentPlan, outcomes: Mapping[str, Outcome], cell: LarsCell, key: str = "accuracy") -> float:
-    """Return a cell's mean accuracy in per cent; a run that diverged has classified nothing.
+    """Return a cell's mean accuracy over the seeds in per cent; a run that diverged counts as 0.
 
     >>> cell = LarsCell(network="plain", optimizer="SGD", batch=1, rate=9.0)
     >>> accuracy_of(ExperimentPlan(), {cell.job(200): {"accuracy": None}}, cell)
@@ -29,7 +29,7 @@ def best_of(plan: ExperimentPlan, outcomes: Mapping[str, Outcome], cells: Sequen
 
 
 def curve_of(plan: ExperimentPlan, outcomes: Mapping[str, Outcome], cell: LarsCell) -> list[dict[str, float]]:
-    """Return a cell's curve, the mean over seeds, as far as all of them came."""
+    """Return a cell's curve, averaged over the seeds, up to the last point that all of them have."""
     curves = [outcomes[cell.job(seed)]["curve"] for seed in plan.seeds]
     keys = ("epoch", "train_loss", "test_loss", "accuracy")
     return [

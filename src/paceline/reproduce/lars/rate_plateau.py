@@ -1,4 +1,4 @@
-"""Figure 3: the accuracy of LARS over the rate at the two largest batches, which is about the same over a range."""
+"""Figure 3 shows the accuracy of LARS over the rate at the two largest batches: many rates are about as good."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.reproduce.published import LARS_FIGURE_3_ACCURACY, LARS_FIGURE_3_B
 
 
 def figure_3_rates(plan: ExperimentPlan) -> tuple[float, ...]:
-    """Return the rates, the root of two apart; every other one is a rate of table 3.
+    """Return the rates; in the laboratory they are the root of two apart, and every other one is a rate of table 3.
 
     >>> figure_3_rates(ExperimentPlan())
     (0.1, 0.14, 0.2, 0.28, 0.4, 0.56, 0.8, 1.1)
@@ -46,7 +46,9 @@ def jobs_of_figure_3(plan: ExperimentPlan) -> list[Job]:
 
 
 def plateau(by_rate: Mapping[float, float], within_points: float) -> float:
-    """Return how many times its lowest rate the highest of the rates about the best is, that lose so little.
+    """Return the highest over the lowest rate of the plateau about the best rate.
+
+    The plateau ends on each side before the first rate that loses more than `within_points`.
 
     >>> plateau({0.1: 80.0, 0.2: 85.2, 0.4: 85.5, 0.8: 84.9, 1.6: 10.0}, 1.0)
     4.0

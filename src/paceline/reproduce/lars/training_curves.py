@@ -1,4 +1,4 @@
-"""Figures 1 and 2: a small and a large batch over the epochs, with batch normalisation.
+"""Figures 1 and 2 compare a small and a large batch over the epochs, with batch normalisation.
 
 Figure 1 shows the gap between test and training loss with SGD at both batches. Figure 2 shows the accuracy of LARS at
 the large batch beside that of SGD at the small one, and the layers' ratios |w| / |gradient|. All cells are cells of
@@ -37,7 +37,7 @@ def jobs_of_figure_1(plan: ExperimentPlan) -> list[Job]:
 
 
 def gap_at_loss(curve: Sequence[Mapping[str, float]], loss: float) -> float | None:
-    """Return the gap of a curve where its training loss first was down to `loss`, between its points.
+    """Return the gap where a curve's training loss first comes down to `loss`; between its points the gap is a line.
 
     >>> curve = [{"train_loss": 1.0, "test_loss": 1.0}, {"train_loss": 0.5, "test_loss": 0.7}]
     >>> round(gap_at_loss(curve, 0.75), 6), gap_at_loss(curve, 0.1)
@@ -109,8 +109,8 @@ def conclude_figure_1(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
         series=tuple(line.name for line in lines),
         remarks=remarks_for(
             plan,
-            "Losses are of the model as it is evaluated, on the first 5,000 training images and all test images. In as "
-            "many epochs the small batch comes to a lower training loss here, and so to a larger gap; hence the "
+            "Losses are those of the model as it is evaluated, on the first 5,000 training images and all test images. "
+            "In as many epochs the small batch comes to a lower training loss here, and so to a larger gap; hence the "
             "comparison where the training losses are the same.",
             SMALL_BATCH,
             full=(FULL_AUGMENTATION, SMALL_BATCH),

@@ -1,4 +1,4 @@
-"""How accuracies and batches are written, and the remarks on what is not as in the paper."""
+"""Accuracies, batches and remarks on what is not as in the paper are written here, for all experiments on LARS."""
 
 from __future__ import annotations
 
