@@ -11,28 +11,40 @@ import pytest
 from paceline.reproduce import EXPERIMENTS, experiment_named
 from paceline.reproduce.documents import Reproduction, document, page
 from paceline.reproduce.experiment import ExperimentPlan
-from paceline.reproduce.lars import (
-    CHANCE,
+from paceline.reproduce.large_batch_training import ImageChoice, LargeBatchRun
+from paceline.reproduce.lars.cells import LarsCell
+from paceline.reproduce.lars.googlenet import table_6_cells
+from paceline.reproduce.lars.grid import batches, cells_at, rates
+from paceline.reproduce.lars.initial_ratios import (
+    CAFFE_BIASES,
+    CAFFE_DEVIATIONS,
     TABLE_2_LAYERS,
-    LarsCell,
-    batches,
     caffe_alexnet,
-    cells_at,
-    figure_1_cells,
-    figure_2_cells,
-    figure_3_cells,
     paper_ratios,
-    plateau,
-    rates,
-    table_4_cells,
-    table_5_cells,
-    table_6_cells,
 )
-from paceline.reproduce.published import LARS_TABLE_2
+from paceline.reproduce.lars.more_epochs import (
+    PAPER_LARGE_BATCH,
+    TABLE_5_PAPER,
+    paper_runs_of_100_epochs,
+    table_5_cells,
+)
+from paceline.reproduce.lars.outcomes import CHANCE
+from paceline.reproduce.lars.rate_plateau import figure_3_cells, plateau
+from paceline.reproduce.lars.training_curves import figure_1_cells, figure_2_cells
+from paceline.reproduce.published import (
+    LARS_TABLE_1,
+    LARS_TABLE_1_WARMUP,
+    LARS_TABLE_2,
+    LARS_TABLE_3,
+    LARS_TABLE_3_WARMUP,
+    LARS_TABLE_4,
+    LARS_TABLE_5,
+    LARS_TABLE_6,
+)
 from paceline.reproduce.running import check_names, identity
 
 NAMES = [name for name, module in EXPERIMENTS.items() if module == "lars"]
-TOY, LABORATORY = ExperimentPlan(size="toy"), ExperimentPlan()
+TOY, LABORATORY, FULL = ExperimentPlan(size="toy"), ExperimentPlan(), ExperimentPlan(size="full")
 SEED = LABORATORY.seeds[0]
 
 
@@ -122,7 +134,7 @@ def test_the_minutes_are_those_of_the_jobs_and_at_most_ten(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_full_size_takes_the_hours_of_its_jobs(name):
     experiment = experiment_named(name)
-    hours = sum(job.seconds for job in experiment.jobs(ExperimentPlan(size="full"))) / 2 / 3600
+    hours = sum(job.seconds for job in experiment.jobs(FULL)) / 2 / 3600
     assert experiment.full_hours == pytest.approx(hours, rel=0.35, abs=0.1)
 
 
@@ -267,8 +279,6 @@ def test_table_2_holds_with_the_papers_ratios_and_not_with_equal_ones_or_another
 
 def test_caffes_weights_have_the_norms_that_the_paper_prints():
     """The shapes of the paper's AlexNet, and our deviations: each of its sixteen norms comes out."""
-    from paceline.reproduce.lars import CAFFE_BIASES, CAFFE_DEVIATIONS
-
     shapes = [(96, 3 * 121), (256, 48 * 25), (384, 256 * 9), (384, 192 * 9), (256, 192 * 9), (4096, 9216), (4096, 4096),
               (1000, 4096)]  # fmt: skip
     for index, (out, fan_in) in enumerate(shapes):
@@ -279,22 +289,136 @@ def test_caffes_weights_have_the_norms_that_the_paper_prints():
     assert float(model[3][0].weight.detach().std()) == pytest.approx(0.01, rel=0.05)
 
 
+# -- the paper's own setting -------------------------------------------------------------------------------------------
+
+
+def full_settings(name):
+    return [job.settings for job in experiment_named(name).jobs(FULL)]
+
+
+def warmup_epochs(settings):
+    """How many epochs the rate rises, by the steps that the training loop counts."""
+    run = LargeBatchRun(**{**settings, "choice": ImageChoice(**settings["choice"])})
+    return round(run.warmup * run.steps) * run.epochs / run.steps
+
+
+def paper_warmup(epochs):
+    return epochs or 0  # the paper's "N/A" and "-"
+
+
+@pytest.mark.parametrize("network", ["alexnet", "alexnet-bn"])
+@pytest.mark.parametrize(
+    ("name", "optimizer", "table", "warmup"),
+    [
+        ("lars-table-1", "SGD", LARS_TABLE_1, LARS_TABLE_1_WARMUP),
+        ("lars-table-3", "LARS", LARS_TABLE_3, LARS_TABLE_3_WARMUP),
+    ],
+)
+def test_tables_1_and_3_have_the_papers_runs_in_full(name, optimizer, table, warmup, network):
+    runs = [each for each in full_settings(name) if each["model"] == network and each["optimizer"] == optimizer]
+    assert [(each["batch"], each["rate"]) for each in runs] == [row[:2] for row in table[network]]
+    assert {each["epochs"] for each in runs} == {100}
+    assert {warmup_epochs(each) for each in runs} == {warmup[network]}
+    assert {each["augment"] for each in runs} == {"minimal"}
+
+
+def test_the_figures_have_runs_like_those_of_the_tables_in_full():
+    """But for the rates of figure 3, which are not readable."""
+    every = {name: {json.dumps(each, sort_keys=True) for each in full_settings(name)} for name in NAMES}
+    assert every["lars-figure-1"] <= every["lars-table-1"]
+    assert every["lars-figure-2"] <= every["lars-table-1"] | every["lars-table-3"]
+    assert every["lars-figure-4"] <= every["lars-table-4"]
+    figure_3 = full_settings("lars-figure-3")
+    assert {warmup_epochs(each) for each in figure_3} == {LARS_TABLE_3_WARMUP["alexnet-bn"]}
+    assert {each["augment"] for each in figure_3} == {"minimal"}
+
+
+def test_table_4_has_the_papers_batches_rates_warmup_and_augmentations_in_full():
+    found = {
+        (each["batch"], each["rate"], warmup_epochs(each), each["augment"]) for each in full_settings("lars-table-4")
+    }
+    assert found == {
+        (batch, rate, paper_warmup(warmup), augment)
+        for batch, rate, warmup, _, _ in LARS_TABLE_4
+        for augment in ("minimal", "extended")
+    }
+    assert {each["epochs"] for each in full_settings("lars-table-4")} == {100}
+
+
+@pytest.mark.parametrize(
+    ("model", "column", "warmup", "augment"),
+    [
+        ("alexnet", "alexnet, 16K", LARS_TABLE_3_WARMUP["alexnet"], "minimal"),
+        ("alexnet-bn", "alexnet-bn, 32K", LARS_TABLE_3_WARMUP["alexnet-bn"], "minimal"),
+        ("resnet50", "resnet50, 16K", LARS_TABLE_4[3][2], "extended"),
+    ],
+)
+def test_table_5_has_the_papers_epochs_and_the_warmup_of_its_runs_of_100_epochs_in_full(model, column, warmup, augment):
+    small, *large = (each for each in full_settings("lars-table-5") if each["model"] == model)
+    assert [each["epochs"] for each in large] == list(LARS_TABLE_5["epochs"])
+    assert {f"{model}, {each['batch'] // 1024}K" for each in large} == {column}
+    assert {warmup_epochs(each) for each in large} == {warmup}
+    assert {each["augment"] for each in (small, *large)} == {augment}
+    runs = full_settings("lars-table-3") + full_settings("lars-table-4")
+    assert small in runs
+    assert large[0] in runs
+
+
+def test_table_5_begins_with_accuracies_that_the_paper_has_in_tables_3_and_4():
+    """So its first runs are theirs, and ResNet-50's has the extended augmentation."""
+    for network, column in TABLE_5_PAPER.items():
+        _, accuracy = paper_runs_of_100_epochs(network)[PAPER_LARGE_BATCH[network]]
+        assert accuracy == LARS_TABLE_5[column][0]
+
+
+def test_table_6_has_every_row_of_the_paper_in_full():
+    runs = full_settings("lars-table-6")
+    found = {(each["batch"], each["rate"], each["epochs"], warmup_epochs(each), each["optimizer"]) for each in runs}
+    printed = {
+        (batch, rate, epochs, paper_warmup(warmup), "LARS" if place else "SGD")
+        for place, (batch, rate, epochs, warmup, _) in enumerate(LARS_TABLE_6)
+    }
+    assert printed <= found
+    assert {(batch, rate) for batch, rate, *_ in found - printed} == {LARS_TABLE_6[-1][:2]}  # what the claims compare
+    assert len(found - printed) == 3
+    assert {(each["optimizer"], each["augment"]) for each in runs} == {("SGD", "minimal"), ("LARS", "extended")}
+
+
+def test_table_6_shows_the_papers_warmup_beside_the_same_of_ours_in_full():
+    experiment = experiment_named("lars-table-6")
+    (table,) = experiment.conclude(FULL, made_up(experiment, FULL, lambda settings: 60.0)).tables
+    columns = {(paper.replace("-", "0"), ours) for _, paper, _, ours, _ in table.rows if paper != "-"}
+    assert len(columns) == len(LARS_TABLE_6)
+    assert all(paper == ours for paper, ours in columns)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_full_size_says_how_it_differs_from_the_paper(name):
+    experiment = experiment_named(name)
+    if name == "lars-table-2":
+        outcomes = {job.name: ratios([1.0] * 8) for job in experiment.jobs(FULL)}
+    else:
+        outcomes = made_up(experiment, FULL, lambda settings: 60.0)
+    remarks = " ".join(experiment.conclude(FULL, outcomes).remarks)
+    assert "in place of ImageNet" in remarks
+    assert ("does not print the augmentation" in remarks) == (
+        name not in ("lars-table-2", "lars-table-4", "lars-figure-4")
+    )
+
+
 # -- the pieces --------------------------------------------------------------------------------------------------------
 
 
 def test_both_optimisers_try_the_same_rates_in_the_laboratory_and_the_papers_in_full():
     for batch in batches(LABORATORY, "SGD"):
         assert rates(LABORATORY, "plain", "SGD", batch) == rates(LABORATORY, "normed", "LARS", batch)
-    full = ExperimentPlan(size="full")
-    assert rates(full, "normed", "LARS", 32768) == (22,)
-    assert [cell.rate for cell in cells_at(full, "plain", "SGD", 8192)] == [0.02, 0.03, 0.04, 0.05]
-    assert {cell.batch for cell, *_ in figure_1_cells(full)} == {512, 8192}
-    assert [cell.warmup_share for (_, kind), cell in table_4_cells(full).items() if kind == "minimal"] == [
-        0, 0.05, 0.05, 0.12, 0.12]  # fmt: skip
-    assert [cell.epochs or 100 for cell in table_5_cells(full)["plain"]] == [100, 100, 125, 150, 175, 200]
-    assert {cell.network for cell in table_6_cells(full).values()} == {"inception"}
-    assert list(figure_3_cells(full)) == [16384, 32768]
-    assert len(figure_2_cells(full)[1]) == 1
+    assert rates(FULL, "normed", "LARS", 32768) == (22,)
+    assert [cell.rate for cell in cells_at(FULL, "plain", "SGD", 8192)] == [0.02, 0.03, 0.04, 0.05]
+    assert {cell.batch for cell, *_ in figure_1_cells(FULL)} == {512, 8192}
+    assert [cell.epochs or 100 for cell in table_5_cells(FULL)["plain"]] == [100, 100, 125, 150, 175, 200]
+    assert {cell.network for cell in table_6_cells(FULL).values()} == {"inception"}
+    assert list(figure_3_cells(FULL)) == [16384, 32768]
+    assert len(figure_2_cells(FULL)[1]) == 1
 
 
 def test_a_plateau_ends_where_a_rate_loses_too_much():

@@ -94,6 +94,7 @@ LARS_TABLE_1 = MappingProxyType(  # SGD: (batch, rate, top-1 accuracy in per cen
         ),
     }
 )  # fmt: skip
+LARS_TABLE_1_WARMUP = MappingProxyType({"alexnet": 2.5, "alexnet-bn": 0})  # epochs; headings of table 1
 # As printed: label, |w|, |gradient|, ratio. By their norms ".b" are the weights and ".w" the biases. The ratio of
 # conv5.w is not the quotient of its norms, which is 800.
 LARS_TABLE_2 = (
@@ -109,6 +110,7 @@ LARS_TABLE_3 = MappingProxyType(  # LARS: (batch, rate, accuracy)
         "alexnet-bn": ((512, 2, 60.2), (4096, 10, 60.4), (8192, 14, 60.1), (16384, 23, 59.3), (32768, 22, 57.8)),
     }
 )
+LARS_TABLE_3_WARMUP = MappingProxyType({"alexnet": 2, "alexnet-bn": 5})  # epochs; section 5
 LARS_TABLE_4 = (  # ResNet-50: batch, rate, warm-up epochs (None: none), accuracy, with extended augmentation
     (256, 4, None, 73.8, 75.8),
     (1024, 9, 5, 73.3, 75.4),
