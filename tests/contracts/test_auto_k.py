@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.events import GradientArrived, LossSeen
-from paceline.strategies.auto_k import COMPENSATED, DISCARDED, AutoK, Skew
+from paceline.strategies.auto_k import DISCARDED, SCALED, AutoK, Skew
 
 
-def chooser_after(times, *, use=COMPENSATED, rounds=20, skew=None, blocks=4, fresh=None):
+def chooser_after(times, *, use=SCALED, rounds=20, skew=None, blocks=4, fresh=None):
     chooser = AutoK(use)
     for version in range(rounds):
         for worker, seconds in enumerate(times):
@@ -26,13 +26,13 @@ def chooser_after(times, *, use=COMPENSATED, rounds=20, skew=None, blocks=4, fre
 
 
 def test_with_nothing_seen_it_takes_half() -> None:
-    assert AutoK(COMPENSATED).k(members=10) == 5
-    assert AutoK(COMPENSATED).k(members=1) == 1
+    assert AutoK(SCALED).k(members=10) == 5
+    assert AutoK(SCALED).k(members=1) == 1
 
 
 def test_it_leaves_out_the_one_slow_worker() -> None:
     times = [1.0] * 9 + [50.0]
-    for use in (COMPENSATED, DISCARDED):
+    for use in (SCALED, DISCARDED):
         assert chooser_after(times, use=use, skew=0.0).k(members=10) == 9
 
 
@@ -54,7 +54,7 @@ def test_persistent_stragglers_ask_for_more_workers_when_late_work_is_thrown_awa
 
 
 def test_partial_work_tells_the_time_of_the_whole_batch() -> None:
-    whole, partial = AutoK(COMPENSATED), AutoK(COMPENSATED)
+    whole, partial = AutoK(SCALED), AutoK(SCALED)
     for chooser, done in ((whole, 4), (partial, 1)):
         for worker in range(3):
             seconds = (1.0 + worker) * done / 4
@@ -93,7 +93,7 @@ def test_a_worker_that_left_no_longer_counts() -> None:
 
 
 def test_no_workers_no_times_no_crash() -> None:
-    chooser = AutoK(COMPENSATED)
+    chooser = AutoK(SCALED)
     chooser.arrived(GradientArrived(worker=0, version=0), round_seconds=0.0)
     chooser.closed({0})
     assert chooser.k(members=1) == 1

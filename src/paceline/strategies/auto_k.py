@@ -3,10 +3,11 @@
     seconds to target  ~  T(K) / progress(K) * (1 + noise(K))          the smallest wins
 
 T(K)         the K-th smallest of the workers' times for a whole batch, averaged over the rounds seen
-progress(K)  what a round is worth against a full one: a worker that gets w of its batch done before the round
-             closes adds w. Where all hold alike data that is the mean of w. Where each holds its own kind, the kind
-             that is done least is learned last, and it is the harmonic mean. `skew` says how much of each:
-             (1 - skew) * mean + skew * harmonic mean
+progress(K)  what a round is worth against a full one. A worker gets w of its batch done before the round closes.
+             Scaled late work adds w: where all hold alike data the round is worth the mean of w; where each holds
+             its own kind, the kind that is done least is learned last, and it is the harmonic mean. `skew` says how
+             much of each: (1 - skew) * mean + skew * harmonic mean. Work that is weighed by its samples makes steps
+             as long as those of a full round, so that is divided by the mean of w. Unscaled work is worth 1.
 noise(K)     grows like 1/K - 1/N, and more with skew: few workers speak for few kinds of data; and more where the
              workers of a round are again those of the round before
 
@@ -51,11 +52,11 @@ SKEW_FADES = 0.998
 class LateWorkUse:
     """What becomes of late work, as far as the choice of K goes.
 
-    >>> COMPENSATED.noise(skew=0.0), COMPENSATED.noise(skew=1.0)
+    >>> SCALED.noise(skew=0.0), SCALED.noise(skew=1.0)
     (0.1, 3.1)
     """
 
-    unfinished_shrinks_step: bool
+    unfinished: Literal["shrinks the step", "weighs less", "counts as whole", "is dropped"]
     noise_always: float
     noise_with_skew: float
     persistence_power: float
@@ -65,17 +66,16 @@ class LateWorkUse:
         return self.noise_always + self.noise_with_skew * skew**2
 
 
-COMPENSATED = LateWorkUse(unfinished_shrinks_step=True, noise_always=0.1, noise_with_skew=3.0, persistence_power=0.2)
-COMPENSATED_UNSCALED = LateWorkUse(
-    unfinished_shrinks_step=False, noise_always=0.1, noise_with_skew=3.0, persistence_power=0.2
-)
-DISCARDED = LateWorkUse(unfinished_shrinks_step=False, noise_always=1.6, noise_with_skew=13.0, persistence_power=0.5)
+SCALED = LateWorkUse(unfinished="shrinks the step", noise_always=0.1, noise_with_skew=3.0, persistence_power=0.2)
+BY_SAMPLES = LateWorkUse(unfinished="weighs less", noise_always=0.1, noise_with_skew=3.0, persistence_power=0.2)
+UNSCALED = LateWorkUse(unfinished="counts as whole", noise_always=0.1, noise_with_skew=3.0, persistence_power=0.2)
+DISCARDED = LateWorkUse(unfinished="is dropped", noise_always=1.6, noise_with_skew=13.0, persistence_power=0.5)
 
 
 def make_chooser(k: int | Literal["auto"], use: LateWorkUse) -> Chooser:
     """Return the chooser that a setting of k asks for.
 
-    >>> make_chooser(4, COMPENSATED).k(members=10)
+    >>> make_chooser(4, SCALED).k(members=10)
     4
     """
     return AutoK(use) if k == "auto" else FixedK(k)
@@ -138,13 +138,13 @@ class Skew:
 class AutoK(Chooser):
     """Chooses K anew for every round from arrival times and losses.
 
-    >>> chooser = AutoK(COMPENSATED)
+    >>> chooser = AutoK(SCALED)
     >>> chooser.k(members=10)  # nothing seen yet
     5
     """
 
     def __init__(self, use: LateWorkUse) -> None:
-        self._use = use
+        self.use = use
         self._batch_seconds: dict[int, float] = {}
         self.blocks = 1
         self._order_seconds: NDArray[np.float64] = np.zeros(0)
@@ -213,18 +213,19 @@ class AutoK(Chooser):
 
     def _cost(self, k: int, members: int) -> float:
         seconds = float(self._order_seconds[k - 1])
-        persistence = (1.0 - min(self._same_again, 0.99)) ** -self._use.persistence_power
-        noise = self._use.noise(self._skew.value) * float(persistence) * (1.0 / k - 1.0 / members)
+        persistence = (1.0 - min(self._same_again, 0.99)) ** -self.use.persistence_power
+        noise = self.use.noise(self._skew.value) * float(persistence) * (1.0 / k - 1.0 / members)
         return seconds / self._progress(seconds) * (1.0 + noise)
 
     def _progress(self, seconds: float) -> float:
-        if not self._use.unfinished_shrinks_step:
+        if self.use.unfinished in ("counts as whole", "is dropped"):
             return 1.0
         share = seconds / np.maximum(self._order_seconds, 1e-12)
         done = np.where(share * self.blocks >= 1, np.ceil(share * self.blocks - 1e-9) / self.blocks, share)
         done = np.clip(done, 1e-6, 1.0)
-        skew = self._skew.value
-        return float((1 - skew) * done.mean() + skew / np.mean(1 / done))
+        skew, mean = self._skew.value, float(done.mean())
+        progress = (1 - skew) * mean + skew / float(np.mean(1 / done))
+        return progress if self.use.unfinished == "shrinks the step" else progress / mean
 
     @property
     def form(self) -> dict[str, Any]:

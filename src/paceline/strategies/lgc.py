@@ -48,7 +48,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from paceline.events import Action, Drop, GradientArrived, Share, Step
-from paceline.strategies.auto_k import COMPENSATED, COMPENSATED_UNSCALED, make_chooser
+from paceline.strategies.auto_k import BY_SAMPLES, SCALED, UNSCALED, AutoK, LateWorkUse, make_chooser
 from paceline.strategies.choose_k import Chooser, check_k
 from paceline.strategies.forms import Nothing, Workers
 from paceline.strategies.rounds import Rounds, RoundStrategy, Sizes, comparable
@@ -57,6 +57,7 @@ from paceline.strategies.shares import SharesBySpeed
 ScalePartial: TypeAlias = bool | Literal["samples", "auto"]
 SAMPLES: Literal["samples"] = "samples"
 AUTO: Literal["auto"] = "auto"
+USES: dict[bool | str, LateWorkUse] = {True: SCALED, False: UNSCALED, SAMPLES: BY_SAMPLES}  # how K is chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,7 @@ class LGC(RoundStrategy):
     def start(self) -> CompensatedRounds:
         """Return the state of a run that begins now."""
         return CompensatedRounds(
-            chooser=make_chooser(self.k, COMPENSATED if self.scale_partial is True else COMPENSATED_UNSCALED),
+            chooser=make_chooser(self.k, USES[SAMPLES if self.scale_partial == AUTO else self.scale_partial]),
             warmup_rounds=self.warmup_rounds,
             scale_partial=self.scale_partial,
             shares=self.shares,
@@ -186,6 +187,8 @@ class CompensatedRounds(Rounds):
                 f"{self._asked!r}; give what it was, or {AUTO!r}"
             )
         self._scale_partial = state["scale_partial"]
+        if isinstance(self.chooser, AutoK):
+            self.chooser.use = USES[self._scale_partial]
         self._late_scales = {int(worker): float(scale) for worker, scale in state["late_scales"]}
         self._previous_fresh = set(state["previous_fresh"])
         sizes = {int(worker): int(size) for worker, size in state["previous_sizes"]}
