@@ -14,9 +14,12 @@ import pytest
 from rich.console import Console
 
 from paceline.data import DATASETS
-from paceline.reproduce import EXPERIMENTS, experiment_named, hpsgd, lgc
+from paceline.reproduce import EXPERIMENTS, experiment_named, lgc
 from paceline.reproduce.documents import Reproduction, claim_lines, document, page
 from paceline.reproduce.experiment import ExperimentPlan, Outcome
+from paceline.reproduce.hpsgd.lanes import LANES, PAPER, REBASED, TARGETS, Case
+from paceline.reproduce.hpsgd.scaling import jobs_of_figure_5a
+from paceline.reproduce.hpsgd.seconds import cases_of_figure_5b, cases_of_figure_6a, cases_of_figure_6b
 from paceline.reproduce.running import check_names, run_experiment
 from paceline.terminal import WIDTH
 from tests.reproduce.in_process import compute_here
@@ -145,25 +148,25 @@ def _figure_3_of_lgc() -> dict[str, Outcome]:
     }
 
 
-SECONDS = {"ssgd": 36.0, "local-sgd": 15.0, hpsgd.PAPER: 12.0, hpsgd.REBASED: 12.0, "psgd": 11.9}
-COMPUTING = {"ssgd": 11.7, "local-sgd": 14.0, hpsgd.PAPER: 11.8, hpsgd.REBASED: 11.8, "psgd": 11.8}
+SECONDS = {"ssgd": 36.0, "local-sgd": 15.0, PAPER: 12.0, REBASED: 12.0, "psgd": 11.9}
+COMPUTING = {"ssgd": 11.7, "local-sgd": 14.0, PAPER: 11.8, REBASED: 11.8, "psgd": 11.8}
 
 
 def _lane_of_hpsgd(lane: str) -> Outcome:
     split = {"computing": COMPUTING[lane], "waiting": 0.0, "network": SECONDS[lane] - COMPUTING[lane]}
-    reached = {f"{target:g}": {"seconds": SECONDS[lane], **split} for target in hpsgd.TARGETS}
+    reached = {f"{target:g}": {"seconds": SECONDS[lane], **split} for target in TARGETS}
     return {"seconds": SECONDS[lane], "rounds": 20, "split": split, "reached": reached, "accuracy": 0.9}
 
 
-def _lanes_of_hpsgd(cases: list[hpsgd.Case]) -> dict[str, Outcome]:
-    return {case.job_name(lane, 200): _lane_of_hpsgd(lane) for case in cases for lane in hpsgd.LANES}
+def _lanes_of_hpsgd(cases: list[Case]) -> dict[str, Outcome]:
+    return {case.job_name(lane, 200): _lane_of_hpsgd(lane) for case in cases for lane in LANES}
 
 
 def _figure_5a_of_hpsgd() -> dict[str, Outcome]:
     share = {"ssgd": 0.3, "local-sgd": 0.7, "hpsgd": 0.95, "psgd": 1.0}
     return {
         job.name: {"batches_per_second": share[job.settings["member"]] * job.settings["workers"]}
-        for job in hpsgd.jobs_of_figure_5a(TOY)
+        for job in jobs_of_figure_5a(TOY)
     }
 
 
@@ -209,22 +212,22 @@ SWAPS: dict[str, list[Swap]] = {
     ],
     "hpsgd-5b": [
         Swap(
-            outcomes=lambda: _lanes_of_hpsgd(hpsgd.cases_of_figure_5b(TOY)),
-            lanes=(hpsgd.PAPER, other),
+            outcomes=lambda: _lanes_of_hpsgd(cases_of_figure_5b(TOY)),
+            lanes=(PAPER, other),
             wrong="an epoch of HPSGD is shorter",
         )
         for other in ("local-sgd", "ssgd")
     ],
     "hpsgd-6a": [
         Swap(
-            outcomes=lambda: _lanes_of_hpsgd(hpsgd.cases_of_figure_6a(TOY)),
+            outcomes=lambda: _lanes_of_hpsgd(cases_of_figure_6a(TOY)),
             lanes=("local-sgd", "ssgd"),
             wrong="Local SGD computes longer than SSGD",
         ),
         *(
             Swap(
-                outcomes=lambda: _lanes_of_hpsgd(hpsgd.cases_of_figure_6a(TOY)),
-                lanes=(hpsgd.PAPER, other),
+                outcomes=lambda: _lanes_of_hpsgd(cases_of_figure_6a(TOY)),
+                lanes=(PAPER, other),
                 wrong="HPSGD before Local SGD before SSGD",
             )
             for other in ("local-sgd", "ssgd")
@@ -232,8 +235,8 @@ SWAPS: dict[str, list[Swap]] = {
     ],
     "hpsgd-6b": [
         Swap(
-            outcomes=lambda: _lanes_of_hpsgd(hpsgd.cases_of_figure_6b(TOY)),
-            lanes=(hpsgd.PAPER, other),
+            outcomes=lambda: _lanes_of_hpsgd(cases_of_figure_6b(TOY)),
+            lanes=(PAPER, other),
             wrong=f"HPSGD before {other}",
         )
         for other in ("local-sgd", "ssgd")
@@ -297,9 +300,9 @@ def test_an_exact_cut_that_is_slower_is_reported():
 
 @pytest.mark.parametrize("name", ["hpsgd-6a", "hpsgd-6b"])
 def test_nobody_wins_by_never_reaching_the_target(name):
-    cases: Any = {"hpsgd-6a": hpsgd.cases_of_figure_6a, "hpsgd-6b": hpsgd.cases_of_figure_6b}[name](TOY)
+    cases: Any = {"hpsgd-6a": cases_of_figure_6a, "hpsgd-6b": cases_of_figure_6b}[name](TOY)
     never = {
-        job: {**found, "reached": dict.fromkeys(found["reached"])} if hpsgd.PAPER in job else found
+        job: {**found, "reached": dict.fromkeys(found["reached"])} if PAPER in job else found
         for job, found in _lanes_of_hpsgd(cases).items()
     }
     assert not any(_judged(name, never, "HPSGD before"))

@@ -1,0 +1,314 @@
+"""Figures 5b, 6a and 6b: seconds of an epoch, and seconds to an accuracy; computing, and everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.quantities import percent_text
+from paceline.reports.chart import Chart
+from paceline.reports.figures import bar_chart
+from paceline.reports.table import PlainTable
+from paceline.reproduce.claims import ahead, percent, within
+from paceline.reproduce.experiment import Claim, ExperimentPlan, Findings, Job, Outcome
+from paceline.reproduce.hpsgd.lanes import (
+    LANES,
+    PAPER,
+    REBASE,
+    REBASED,
+    SETTING,
+    SHOWN,
+    SMALL_NETWORK,
+    TARGETS,
+    TOY_SECONDS,
+    WITHOUT_PSGD,
+    Case,
+    full_case,
+    jobs_of,
+    mean_of,
+)
+from paceline.reproduce.recipe_runs import SPLIT
+
+BETWEEN = (
+    "A target is reached on the straight line between two measurements. local-sgd is measured after its averages, "
+    "every 8 steps: where it reaches a target before the first of them, its seconds are that line's alone."
+)
+
+
+def cases_of_figure_6a(plan: ExperimentPlan) -> list[Case]:
+    """Return the paper's rate, and one that is five times as high."""
+    if plan.size == "full":
+        return [full_case("resnet101"), full_case("resnet101", rate=0.05)]
+    if plan.toy:
+        return [
+            Case(network="mlp", rate=rate, rounds=8, evaluate_every=4, job_seconds=TOY_SECONDS) for rate in (0.01, 0.05)
+        ]
+    return [
+        Case(network="mlp", rate=0.01, rounds=400, job_seconds=4.0),
+        Case(network="lenet", rate=0.05, rounds=200, job_seconds=3.5),
+    ]
+
+
+def _seconds(value: float | None) -> str:
+    return "never" if value is None else f"{value:.1f}"
+
+
+# -- figure 5b ---------------------------------------------------------------------------------------------------------
+
+
+def cases_of_figure_5b(plan: ExperimentPlan) -> list[Case]:
+    return cases_of_figure_6a(plan)[:1]
+
+
+def jobs_of_figure_5b(plan: ExperimentPlan) -> list[Job]:
+    return jobs_of(cases_of_figure_5b(plan), tuple(LANES), plan.seeds)
+
+
+def conclude_figure_5b(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
+    case = cases_of_figure_5b(plan)[0]
+
+    def of_an_epoch(lane: str, *path: str) -> float | None:
+        found = mean_of(plan, outcomes, case, lane, *path)
+        rounds = mean_of(plan, outcomes, case, lane, "rounds")
+        return None if found is None or not rounds else found / rounds * case.rounds_of_an_epoch
+
+    total = {lane: of_an_epoch(lane, "seconds") for lane in LANES}
+    split = {part: [of_an_epoch(lane, "split", part) for lane in LANES] for part in SPLIT}
+    place = {lane: index + 1 for index, lane in enumerate(("psgd", "hpsgd", "local-sgd", "ssgd"))}
+    hpsgd, psgd = total[PAPER], total["psgd"]
+    behind = None if hpsgd is None or not psgd else hpsgd / psgd - 1
+    return Findings(
+        tables=(
+            PlainTable(
+                title="Seconds of an epoch",
+                headings=("method", "ours", *(f"of which\n{part}" for part in SPLIT), "paper:\nplace"),
+                rows=[
+                    (
+                        lane,
+                        _seconds(total[lane]),
+                        *(_seconds(split[part][index]) for part in SPLIT),
+                        str(place["hpsgd" if lane in (PAPER, REBASED) else lane]),
+                    )
+                    for index, lane in enumerate(LANES)
+                ],
+                caption=f"{case.title}, {case.workers} workers. The paper's bars are not readable; PSGD is its lower "
+                "bound.",
+            ),
+        ),
+        claims=(
+            ahead(
+                "an epoch of HPSGD is shorter than one of Local SGD, and that than one of SSGD",
+                {PAPER: total[PAPER], "local-sgd": total["local-sgd"], "ssgd": total["ssgd"]},
+                best="low",
+                write=_seconds,
+            ),
+            ahead(
+                "PSGD is the lower bound",
+                {"psgd": psgd, PAPER: hpsgd},
+                best="low",
+                strictly=False,
+                write=_seconds,
+            ),
+            within("HPSGD at most 5 % above PSGD", behind, most=0.05, kind="shape", write=percent),
+        ),
+        charts=(
+            bar_chart(
+                "epoch",
+                "Seconds of an epoch",
+                "Means over the workers. What goes on beside computing costs nothing.",
+                list(LANES),
+                split,
+                y="seconds",
+            ),
+        ),
+        series=SPLIT,
+        remarks=(SETTING, REBASE),
+        numbers={"seconds": total, "split": {part: dict(zip(LANES, split[part], strict=True)) for part in SPLIT}},
+    )
+
+
+# -- figure 6a ---------------------------------------------------------------------------------------------------------
+
+
+def jobs_of_figure_6a(plan: ExperimentPlan) -> list[Job]:
+    return jobs_of(cases_of_figure_6a(plan), tuple(LANES), plan.seeds)
+
+
+PAPER_WORDS = {
+    "ssgd": "-",
+    "local-sgd": "< ssgd",
+    PAPER: "least",
+    REBASED: "-",
+    "psgd": "not in it",
+}
+PAPER_COMPUTING = {"local-sgd": "> ssgd", PAPER: "= ssgd"}
+
+
+def conclude_figure_6a(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
+    tables, claims, charts = [], list[Claim](), list[Chart]()
+    numbers: dict[str, Any] = {}
+    for case in cases_of_figure_6a(plan):
+        for target in TARGETS:
+            key = f"{target:g}"
+            found = {
+                lane: {part: mean_of(plan, outcomes, case, lane, "reached", key, part) for part in ("seconds", *SPLIT)}
+                for lane in LANES
+            }
+            tables.append(
+                PlainTable(
+                    title=f"Seconds to {percent_text(target)} accuracy: {case.title}",
+                    headings=("method", "ours", *(f"of which\n{part}" for part in SPLIT), "paper", "paper,\ncomputing"),
+                    rows=[
+                        (
+                            lane,
+                            *(_seconds(found[lane][part]) for part in ("seconds", *SPLIT)),
+                            PAPER_WORDS[lane],
+                            PAPER_COMPUTING.get(lane, "-"),
+                        )
+                        for lane in LANES
+                    ],
+                )
+            )
+            claims += _figure_6a_claims(f"{percent_text(target)}, {case.title}", found)
+            charts.append(
+                bar_chart(
+                    f"to-{len(charts)}",
+                    f"Seconds to {percent_text(target)} accuracy: {case.title}",
+                    "",
+                    list(LANES),
+                    {part: [found[lane][part] for lane in LANES] for part in SPLIT},
+                    y="seconds",
+                    wide=False,
+                )
+            )
+            numbers[f"{case.title}, {key}"] = found
+    return Findings(
+        tables=tuple(tables),
+        claims=tuple(claims),
+        charts=tuple(charts),
+        series=SPLIT,
+        remarks=(SETTING, REBASE, BETWEEN),
+        numbers=numbers,
+    )
+
+
+def _figure_6a_claims(where: str, found: Mapping[str, Mapping[str, float | None]]) -> list[Claim]:
+    def ratio(first: float | None, second: float | None) -> float | None:
+        return None if first is None or not second else first / second
+
+    seconds = {lane: figures["seconds"] for lane, figures in found.items()}
+    computing = {lane: figures["computing"] for lane, figures in found.items()}
+    paper = found[PAPER]
+    rest = None if paper["waiting"] is None or paper["network"] is None else paper["waiting"] + paper["network"]
+    return [
+        ahead(
+            f"HPSGD before Local SGD before SSGD: {where}",
+            {lane: seconds[lane] for lane in (PAPER, "local-sgd", "ssgd")},
+            best="low",
+            write=_seconds,
+        ),
+        within(
+            f"HPSGD computes as long as SSGD, to 10 %: {where}",
+            ratio(computing[PAPER], computing["ssgd"]),
+            least=0.9,
+            most=1.1,
+            kind="shape",
+        ),
+        ahead(
+            f"Local SGD computes longer than SSGD: {where}",
+            {lane: computing[lane] for lane in ("ssgd", "local-sgd")},
+            best="low",
+            write=_seconds,
+        ),
+        within(
+            f"HPSGD's share of time besides computing: {where}",
+            ratio(rest, paper["seconds"]),
+            most=0.05,
+            kind="shape",
+            write=percent,
+            judged=False,  # the simulated one never waits: it could not fail
+        ),
+        ahead(
+            f"hpsgd with rebase before Local SGD before SSGD: {where}",
+            {lane: seconds[lane] for lane in (REBASED, "local-sgd", "ssgd")},
+            best="low",
+            write=_seconds,
+            judged=False,
+        ),
+    ]
+
+
+# -- figure 6b ---------------------------------------------------------------------------------------------------------
+
+
+def cases_of_figure_6b(plan: ExperimentPlan) -> list[Case]:
+    if plan.size == "full":
+        return [full_case(network) for network in ("resnet101", "densenet121", "mobilenetv2", "googlenet")]
+    if plan.toy:
+        return [Case(network=SMALL_NETWORK, rate=0.01, rounds=8, evaluate_every=4, job_seconds=TOY_SECONDS)]
+    return [*cases_of_figure_6a(plan), Case(network=SMALL_NETWORK, rate=0.01, rounds=400, job_seconds=6.0)]
+
+
+def jobs_of_figure_6b(plan: ExperimentPlan) -> list[Job]:
+    return jobs_of(cases_of_figure_6b(plan), WITHOUT_PSGD, plan.seeds)
+
+
+def conclude_figure_6b(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
+    rows, claims, cells = [], list[Claim](), dict[tuple[str, float], dict[str, float | None]]()
+    for case in cases_of_figure_6b(plan):
+        for target in TARGETS:
+            found = {
+                lane: mean_of(plan, outcomes, case, lane, "reached", f"{target:g}", "seconds") for lane in WITHOUT_PSGD
+            }
+            cells[case.title, target] = found
+            rows.append(
+                (
+                    f"{case.title}, {percent_text(target)}",
+                    *(_seconds(found[lane]) for lane in WITHOUT_PSGD),
+                    "hpsgd soonest",
+                )
+            )
+            for other in ("local-sgd", "ssgd"):
+                claims.append(
+                    ahead(
+                        f"HPSGD before {other} at {percent_text(target)}, {case.title}",
+                        {PAPER: found[PAPER], other: found[other]},
+                        best="low",
+                        write=_seconds,
+                    )
+                )
+            claims.append(
+                ahead(
+                    f"hpsgd with rebase before both at {percent_text(target)}, {case.title}",
+                    {lane: found[lane] for lane in (REBASED, "local-sgd", "ssgd")},
+                    best="low",
+                    write=_seconds,
+                    judged=False,
+                )
+            )
+    return Findings(
+        tables=(
+            PlainTable(
+                title="Seconds to an accuracy",
+                headings=("network, target", *(f"ours:\n{SHOWN[lane]}" for lane in WITHOUT_PSGD), "paper"),
+                rows=rows,
+                caption="The paper's bars are not readable.",
+            ),
+        ),
+        claims=tuple(claims),
+        charts=tuple(
+            bar_chart(
+                f"to-{100 * target:.0f}",
+                f"Seconds to {percent_text(target)} accuracy",
+                "",
+                [case.title for case in cases_of_figure_6b(plan)],
+                {lane: [cells[case.title, target][lane] for case in cases_of_figure_6b(plan)] for lane in WITHOUT_PSGD},
+                y="seconds",
+                wide=False,
+            )
+            for target in TARGETS
+        ),
+        series=WITHOUT_PSGD,
+        remarks=(SETTING, REBASE, BETWEEN),
+        numbers={f"{title}, {target:g}": found for (title, target), found in cells.items()},
+    )
