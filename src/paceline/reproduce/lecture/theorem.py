@@ -1,0 +1,207 @@
+"""The convergence theorem of SGD on convex functions, with plain and with quantised gradients."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from paceline.reports.figures import Series, line_chart
+from paceline.reports.table import PlainTable
+from paceline.reproduce.claims import ahead, figure, percent, within
+from paceline.reproduce.experiment import Claim, ExperimentPlan, Findings, Job, Outcome
+from paceline.reproduce.lecture.quantising import UNQUANTISED, moment_bound
+
+if TYPE_CHECKING:
+    import torch
+
+RIDGE = 0.01
+HORIZONS = (10, 100, 1000)
+
+
+def run_theorem(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Run projected SGD on logistic regression, for several horizons; return f(mean iterate) - f*, and the constants.
+
+        f(w) = mean cross entropy of softmax(W x + b) + ridge/2 |w|^2        convex, in float64, with a minimiser w*
+        beta = half the largest eigenvalue of mean x x^T, + ridge            the softmax's Hessian is at most half of 1
+        R = |w* - w0|, and W the ball of that radius                         w0 = 0; iterates are projected onto it
+        sigma^2 = the largest variance of a batch's gradient                 at w0, w*, random points of W, and iterates
+        quantised: sigma^2 = the largest of (1 + min(n/s^2, sqrt(n)/s)) E|g|^2 - |grad f|^2
+
+    The rate is constant in a run, 1 / (beta + sigma sqrt(t) / (R sqrt 2)), with t its horizon.
+    """
+    import torch
+
+    from paceline.codecs import QSGD
+    from paceline.data import load_dataset
+
+    train = load_dataset("digits").train
+    inputs = train.inputs.double().reshape(len(train), -1)
+    inputs = torch.cat([inputs, torch.ones(len(inputs), 1, dtype=torch.float64)], dim=1)
+    labels = torch.nn.functional.one_hot(train.targets, 10).double()
+    samples, batch, levels = len(inputs), settings["batch"], settings["levels"]
+    draws = torch.Generator().manual_seed(settings["seed"])
+
+    def objective(weights: torch.Tensor) -> float:
+        loss = -(torch.log_softmax(inputs @ weights, dim=1) * labels).sum(dim=1).mean()
+        return float(loss + RIDGE / 2 * weights.square().sum())
+
+    def gradient(weights: torch.Tensor, rows: torch.Tensor | slice = slice(None)) -> torch.Tensor:
+        wrong = torch.softmax(inputs[rows] @ weights, dim=1) - labels[rows]
+        return inputs[rows].T @ wrong / len(wrong) + RIDGE * weights
+
+    start = torch.zeros(inputs.shape[1], 10, dtype=torch.float64)
+    beta = torch.linalg.eigvalsh(inputs.T @ inputs / samples)[-1].item() / 2 + RIDGE
+    best = _minimiser(gradient, start, beta, settings["full_steps"])
+    radius = best.norm().item()
+    factor = moment_bound(start.numel(), levels) if levels else 1.0
+
+    def noise(weights: torch.Tensor) -> float:
+        """Return E|g - grad f|^2, or its bound if g is quantised: of a batch that is drawn with replacement."""
+        wrong = torch.softmax(inputs @ weights, dim=1) - labels
+        squares = inputs.square().sum(dim=1) * wrong.square().sum(dim=1)  # of each sample's own gradient
+        mean = inputs.T @ wrong / samples
+        variance = (squares.mean() - mean.square().sum()).item() / batch
+        square = gradient(weights).square().sum().item()
+        return float(factor * (variance + square) - square)
+
+    somewhere = [torch.randn(start.shape, generator=draws, dtype=torch.float64) for _ in range(8)]
+    points = [start, best, *(radius * point / point.norm() for point in somewhere)]
+    sigma = math.sqrt(max(noise(point) for point in points))
+    codec = QSGD(levels=levels, bucket=0, norm="l2") if levels else None
+    least, gaps = objective(best), {}
+    for horizon in settings["horizons"]:
+        rate, found = 1 / (beta + sigma * math.sqrt(horizon / 2) / radius), []
+        for _ in range(settings["runs"]):
+            weights, total = start.clone(), torch.zeros_like(start)
+            for _ in range(horizon):
+                rows = torch.randint(samples, (batch,), generator=draws)
+                step = gradient(weights, rows)
+                if codec is not None:
+                    step = codec.decode(codec.encode(step, draws)).double().view_as(step)
+                weights = weights - rate * step
+                weights = weights * min(1.0, radius / max(weights.norm().item(), 1e-300))
+                total += weights
+            found.append(objective(total / horizon) - least)
+            points.append(weights)
+        gaps[str(horizon)] = statistics.mean(found)
+    visited = math.sqrt(max(noise(point) for point in points))
+    return {
+        "beta": beta, "radius": radius, "sigma": sigma, "sigma_visited": visited, "least": least,
+        "start": objective(start) - least, "gaps": gaps,
+    }  # fmt: skip
+
+
+def _minimiser(gradient: Any, start: torch.Tensor, beta: float, steps: int) -> torch.Tensor:
+    """Return where Nesterov's method ends on a strongly convex function."""
+    root = math.sqrt(RIDGE / beta)
+    momentum, here, before = (1 - root) / (1 + root), start, start
+    for _ in range(steps):
+        ahead_of = here + momentum * (here - before)
+        before, here = here, ahead_of - gradient(ahead_of) / beta
+    return here
+
+
+def theorem_levels(plan: ExperimentPlan) -> tuple[int, ...]:
+    """Return the levels of the quantised gradients, the plain ones first."""
+    return (UNQUANTISED, 1) if plan.toy else (UNQUANTISED, 16, 4, 1)
+
+
+def horizons_of(plan: ExperimentPlan) -> tuple[int, ...]:
+    """Return the numbers of steps after which the bound is looked at."""
+    return (10, 30) if plan.toy else HORIZONS
+
+
+def jobs_of_theorem(plan: ExperimentPlan) -> list[Job]:
+    return [
+        Job(
+            name=f"s = {levels}, seed {seed}",
+            run=run_theorem,
+            settings={
+                "levels": levels,
+                "seed": seed,
+                "batch": 1,
+                "horizons": list(horizons_of(plan)),
+                "runs": plan.choose(toy=2, laboratory=10, full=100),
+                "full_steps": plan.choose(toy=500, laboratory=4000, full=20_000),
+            },
+            seconds=plan.choose(toy=0.5, laboratory=8.0, full=80.0),
+        )
+        for seed in plan.seeds
+        for levels in theorem_levels(plan)
+    ]
+
+
+def theorem_bound(found: Outcome, horizon: int) -> float:
+    """Return the lecture's bound on E f(mean iterate) - f*."""
+    beta, radius, sigma = found["beta"], found["radius"], max(found["sigma"], found["sigma_visited"])
+    return float(math.sqrt(2) * radius * sigma / math.sqrt(horizon) + beta * radius**2 / horizon)
+
+
+def conclude_theorem(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
+    rows, claims, numbers = [], list[Claim](), dict[str, Any]()
+    measured: dict[str, list[tuple[float, float | None]]] = {}
+    bounds: dict[str, list[tuple[float, float | None]]] = {}
+    for levels in theorem_levels(plan):
+        name = f"s = {levels}" if levels else "plain"
+        found = [outcomes[f"s = {levels}, seed {seed}"] for seed in plan.seeds]
+        measured[name], bounds[name] = [], []
+        for horizon in horizons_of(plan):
+            gap = statistics.mean(each["gaps"][str(horizon)] for each in found)
+            bound = min(theorem_bound(each, horizon) for each in found)
+            rows.append((f"{name}, t = {horizon:,}", f"<= {figure(bound)}", figure(gap), percent(gap / bound)))
+            claims.append(within(f"below the bound, {name}, t = {horizon:,}", gap, most=bound))
+            measured[name].append((horizon, gap))
+            bounds[name].append((horizon, bound))
+        numbers[name] = {**found[0], "bounds": [bound for _, bound in bounds[name]]}
+    plain = outcomes[f"s = {UNQUANTISED}, seed {plan.seeds[0]}"]
+    coarse = f"s = {theorem_levels(plan)[-1]}"
+    claims.append(
+        ahead(
+            f"the larger the variance, the slower: plain before {coarse} at t = {horizons_of(plan)[-1]:,}",
+            {"plain": measured["plain"][-1][1], coarse: measured[coarse][-1][1]},
+            best="low",
+        )
+    )
+    sigmas = ", ".join(
+        f"{'s = ' + str(levels) if levels else 'plain'} "
+        f"{figure(outcomes[f's = {levels}, seed {plan.seeds[0]}']['sigma_visited'])}"
+        for levels in theorem_levels(plan)
+    )
+    return Findings(
+        tables=(
+            PlainTable(
+                title="f(mean iterate) - f* of logistic regression on digits",
+                headings=("gradients, steps", "paper:\nbound", "ours", "of the\nbound"),
+                rows=rows,
+                caption=f"beta {figure(plain['beta'])}, R {figure(plain['radius'])}, f(w0) - f* "
+                f"{figure(plain['start'])}; sigma: {sigmas}.",
+            ),
+        ),
+        claims=tuple(claims),
+        charts=(
+            line_chart(
+                "theorem",
+                "f(mean iterate) - f*, and its bound",
+                "Dashed: the bound.",
+                [
+                    *(Series(name=name, points=points) for name, points in measured.items()),
+                    *(Series(name=f"{name}, bound", points=points, dashed=True) for name, points in bounds.items()),
+                ],
+                x="steps",
+                y="f(mean iterate) - f*",
+                log_x=True,
+                log_y=True,
+            ),
+        ),
+        series=(*measured, *(f"{name}, bound" for name in bounds)),
+        remarks=(
+            f"Cross entropy with a ridge of {RIDGE}, so that there is a minimiser; single samples; float64, quantised "
+            "gradients in float32. beta is an upper bound, R the distance from the start to the minimiser, sigma the "
+            "largest of the start, the minimiser, eight random points of the ball, and every run's last iterate; with "
+            "quantised gradients by the bound on their second moment.",
+            "The lecture writes the rate with t: here it is constant within a run of t steps, as the proof has it.",
+        ),
+        numbers=numbers,
+    )
