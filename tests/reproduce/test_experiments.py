@@ -16,7 +16,7 @@ from rich.console import Console
 from paceline.data import DATASETS
 from paceline.reproduce import EXPERIMENTS, experiment_named, lgc
 from paceline.reproduce.documents import Reproduction, claim_lines, document, page
-from paceline.reproduce.experiment import ExperimentPlan, Outcome
+from paceline.reproduce.experiment import Claim, ExperimentPlan, Outcome
 from paceline.reproduce.hpsgd.lanes import LANES, PAPER, REBASED, TARGETS, Case
 from paceline.reproduce.hpsgd.scaling import jobs_of_figure_5a
 from paceline.reproduce.hpsgd.seconds import cases_of_figure_5b, cases_of_figure_6a, cases_of_figure_6b
@@ -152,10 +152,14 @@ SECONDS = {"ssgd": 36.0, "local-sgd": 15.0, PAPER: 12.0, REBASED: 12.0, "psgd": 
 COMPUTING = {"ssgd": 11.7, "local-sgd": 14.0, PAPER: 11.8, REBASED: 11.8, "psgd": 11.8}
 
 
-def _lane_of_hpsgd(lane: str) -> Outcome:
-    split = {"computing": COMPUTING[lane], "waiting": 0.0, "network": SECONDS[lane] - COMPUTING[lane]}
-    reached = {f"{target:g}": {"seconds": SECONDS[lane], **split} for target in TARGETS}
-    return {"seconds": SECONDS[lane], "rounds": 20, "split": split, "reached": reached, "accuracy": 0.9}
+def _lane_of_hpsgd(lane: str, *, seconds: float | None = None, apart: tuple[float, float] = (0.1, 0.1)) -> Outcome:
+    """Return a lane's outcome; it was measured so many seconds before and after it reached its targets."""
+    total = SECONDS[lane] if seconds is None else seconds
+    computing = min(total, COMPUTING[lane])
+    split = {"computing": computing, "waiting": 0.0, "network": total - computing}
+    after, by = ({"seconds": total + off, **split, "computing": computing + off} for off in (-apart[0], apart[1]))
+    reached = {f"{target:g}": {"seconds": total, **split, "after": after, "by": by} for target in TARGETS}
+    return {"seconds": total, "rounds": 20, "split": split, "reached": reached, "accuracy": 0.9}
 
 
 def _lanes_of_hpsgd(cases: list[Case]) -> dict[str, Outcome]:
@@ -221,17 +225,15 @@ SWAPS: dict[str, list[Swap]] = {
     "hpsgd-6a": [
         Swap(
             outcomes=lambda: _lanes_of_hpsgd(cases_of_figure_6a(TOY)),
-            lanes=("local-sgd", "ssgd"),
-            wrong="Local SGD computes longer than SSGD",
-        ),
-        *(
-            Swap(
-                outcomes=lambda: _lanes_of_hpsgd(cases_of_figure_6a(TOY)),
-                lanes=(PAPER, other),
-                wrong="HPSGD before Local SGD before SSGD",
-            )
-            for other in ("local-sgd", "ssgd")
-        ),
+            lanes=lanes,
+            wrong=wrong,
+        )
+        for lanes, wrong in (
+            (("local-sgd", "ssgd"), "Local SGD before SSGD"),
+            (("local-sgd", "ssgd"), "Local SGD computes longer than SSGD"),
+            ((PAPER, "local-sgd"), "HPSGD before Local SGD"),
+            ((PAPER, "ssgd"), "HPSGD before Local SGD"),
+        )
     ],
     "hpsgd-6b": [
         Swap(
@@ -298,14 +300,67 @@ def test_an_exact_cut_that_is_slower_is_reported():
     assert not any(_judged("lecture-placement", worse, "the exact cut"))
 
 
-@pytest.mark.parametrize("name", ["hpsgd-6a", "hpsgd-6b"])
+FIGURES_6: Any = {"hpsgd-6a": cases_of_figure_6a, "hpsgd-6b": cases_of_figure_6b}
+BEFORE_LOCAL_SGD = {"hpsgd-6a": "HPSGD before Local SGD", "hpsgd-6b": "HPSGD before local-sgd"}
+
+
+@pytest.mark.parametrize("name", FIGURES_6)
 def test_nobody_wins_by_never_reaching_the_target(name):
-    cases: Any = {"hpsgd-6a": cases_of_figure_6a, "hpsgd-6b": cases_of_figure_6b}[name](TOY)
     never = {
         job: {**found, "reached": dict.fromkeys(found["reached"])} if PAPER in job else found
-        for job, found in _lanes_of_hpsgd(cases).items()
+        for job, found in _lanes_of_hpsgd(FIGURES_6[name](TOY)).items()
     }
-    assert not any(_judged(name, never, "HPSGD before"))
+    judged = _judged(name, never, "HPSGD before")
+    assert judged
+    assert not any(judged)
+
+
+def _measured_apart(name: str, hpsgd: Outcome, local_sgd: Outcome) -> list[Claim]:
+    """Return the claims that HPSGD is before Local SGD, with these outcomes of the two."""
+    outcomes = {
+        job: hpsgd if PAPER in job else local_sgd if "local-sgd" in job else found
+        for job, found in _lanes_of_hpsgd(FIGURES_6[name](TOY)).items()
+    }
+    claims = experiment_named(name).conclude(TOY, outcomes).claims
+    return [claim for claim in claims if claim.text.startswith(BEFORE_LOCAL_SGD[name])]
+
+
+@pytest.mark.parametrize("name", FIGURES_6)
+@pytest.mark.parametrize("seconds", [5.0, 15.0], ids=["behind", "ahead"])
+def test_lanes_that_the_measurements_cannot_tell_apart_are_reported_with_the_reason(name, seconds):
+    """Local SGD was first measured after HPSGD was at the target, so either may have been the first."""
+    local_sgd = _lane_of_hpsgd("local-sgd", seconds=seconds, apart=(seconds, 20.0 - seconds))
+    claims = _measured_apart(name, _lane_of_hpsgd(PAPER), local_sgd)
+    assert claims
+    for claim in claims:
+        assert not claim.judged
+        assert "too few measurements to tell" in claim.because
+        assert "local-sgd 0.0-20.0" in claim.because
+
+
+@pytest.mark.parametrize("name", FIGURES_6)
+def test_lanes_that_the_measurements_tell_apart_are_judged_however_few_there_are(name):
+    """Local SGD was at the target with its first average, and HPSGD was measured below it at that time."""
+    local_sgd = _lane_of_hpsgd("local-sgd", seconds=6.0, apart=(6.0, 4.0))
+    late, early = (_lane_of_hpsgd(PAPER, seconds=seconds, apart=(0.5, 3.0)) for seconds in (10.5, 6.9))
+    assert [(claim.judged, claim.holds) for claim in _measured_apart(name, late, local_sgd)] == [
+        (True, False) for _ in FIGURES_6[name](TOY) for _ in TARGETS
+    ]
+    assert not any(claim.judged for claim in _measured_apart(name, early, local_sgd))
+
+
+@pytest.mark.parametrize(("after", "by", "judged"), [(11.0, 12.5, True), (8.0, 12.5, False), (20.0, 21.0, True)])
+def test_a_ratio_is_judged_where_the_measurements_leave_no_doubt(after, by, judged):
+    """SSGD computed for 11.6 to 11.8 seconds, and the limits of the ratio are 0.9 and 1.1."""
+    at = (after + by) / 2
+    outcomes = _lanes_of_hpsgd(cases_of_figure_6a(TOY))
+    split = {"waiting": 0.0, "network": 0.0}
+    around = {"after": {"seconds": after, "computing": after, **split}, "by": {"seconds": by, "computing": by, **split}}
+    reached = {f"{target:g}": {"seconds": at, "computing": at, **split, **around} for target in TARGETS}
+    changed = {job: {**found, "reached": reached} if PAPER in job else found for job, found in outcomes.items()}
+    found = _judged("hpsgd-6a", changed, "HPSGD computes as long as SSGD")
+    assert bool(found) == judged
+    assert all(holds == (at < 13) for holds in found)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

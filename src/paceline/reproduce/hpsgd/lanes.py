@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 from paceline.recipes import Recipe
 from paceline.reproduce.claims import mean
 from paceline.reproduce.experiment import ExperimentPlan, Job, Outcome
+from paceline.reproduce.hpsgd.reached import Reached, measured_around
 from paceline.reproduce.published import HPSGD_SETTING
-from paceline.reproduce.recipe_runs import figures, worker_split
+from paceline.reproduce.recipe_runs import SPLIT, figures, worker_split
 from paceline.runs.simulation import simulate
+from paceline.traces import Trace
 from paceline.traces.records import seconds_to_accuracy
 
 if TYPE_CHECKING:
@@ -155,11 +157,32 @@ def run_lane(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Simulate a recipe; return its figures, and where the seconds went up to each target and in all."""
     result = simulate(Recipe.from_document(settings["recipe"]))
     trace = result.trace
-    reached: dict[str, dict[str, float | None] | None] = {}
-    for target in settings["targets"]:
-        seconds = seconds_to_accuracy(trace, target)
-        reached[f"{target:g}"] = None if seconds is None else {"seconds": seconds, **worker_split(trace, seconds)}
+    reached = {f"{target:g}": split_around(trace, target) for target in settings["targets"]}
     return {**figures(result), "split": worker_split(trace), "reached": reached}
+
+
+def split_around(trace: Trace, target: float) -> dict[str, Any] | None:
+    """Return the seconds to an accuracy and where they went, and both for the measurements before and after; or None.
+
+    >>> from paceline.traces import Evaluation, Work
+    >>> work = Work(worker=0, version=0, started_seconds=0.0, finished_seconds=3.0, arrived_seconds=4.0)
+    >>> points = [Evaluation(round=n, seconds=4.0 * n, loss=1.0, accuracy=0.5 * n) for n in range(2)]
+    >>> trace = Trace(strategy="ssgd", seed=0, workers=1, recipe={}, rounds_done=1, seconds=4.0, used=1,
+    ...               works=(work,), evaluations=tuple(points))
+    >>> found = split_around(trace, 0.25)
+    >>> [(each["seconds"], each["computing"]) for each in (found["after"], found, found["by"])]
+    [(0.0, 0.0), (2.0, 2.0), (4.0, 3.0)]
+    """
+    seconds, around = seconds_to_accuracy(trace, target), measured_around(trace.evaluations, target)
+    if seconds is None or around is None:
+        return None
+    after, by = around
+    return {**_split_until(trace, seconds), "after": _split_until(trace, after), "by": _split_until(trace, by)}
+
+
+def _split_until(trace: Trace, seconds: float) -> dict[str, float | None]:
+    split = worker_split(trace, seconds) if seconds else dict.fromkeys(SPLIT, 0.0)
+    return {"seconds": seconds, **split}
 
 
 def jobs_of(cases: Sequence[Case], lanes: Sequence[str], seeds: Sequence[int]) -> list[Job]:
@@ -176,6 +199,16 @@ def mean_of(plan: ExperimentPlan, outcomes: Mapping[str, Outcome], case: Case, l
             value = None if value is None else value[key]
         found.append(value)
     return mean(found)
+
+
+def reached_of(
+    plan: ExperimentPlan, outcomes: Mapping[str, Outcome], case: Case, lane: str, target: float, part: str = "seconds"
+) -> Reached | None:
+    """Return the seconds to an accuracy, or a part of them: the mean over seeds; None where a seed never reached it."""
+    after, at, by = (
+        mean_of(plan, outcomes, case, lane, "reached", f"{target:g}", *key, part) for key in (("after",), (), ("by",))
+    )
+    return None if after is None or at is None or by is None else Reached(after=after, at=at, by=by)
 
 
 def accuracy_of(plan: ExperimentPlan, outcomes: Mapping[str, Outcome], case: Case, lane: str) -> float:
