@@ -194,11 +194,14 @@ def _tradeoff_of_the_lecture() -> dict[str, Outcome]:
 
 
 def _theorem_of_the_lecture() -> dict[str, Outcome]:
-    constants = {"beta": 16.0, "radius": 5.0, "sigma": 8.0, "sigma_visited": 8.0, "least": 0.1, "start": 2.0}
+    """Return outcomes with the gap at t = 30 in proportion to sigma, and falling by a little more than sqrt(3)."""
+    constants = {"beta": 16.0, "radius": 5.0, "least": 0.1, "start": 2.0}
     return {
-        f"s = {levels}, seed 200": {**constants, "gaps": {"10": gap, "30": gap / 2}}
-        for levels, gap in ((0, 1.0), (1, 1.5))
-    }
+        f"s = {levels}, seed 200": {
+            **constants, "sigma": sigma, "sigma_visited": sigma, "gaps": {"10": gap, "30": gap / 2}
+        }
+        for levels, sigma, gap in ((0, 8.0, 0.5), (1, 24.0, 1.5))
+    }  # fmt: skip
 
 
 def _placement_of_the_lecture() -> dict[str, Outcome]:
@@ -298,6 +301,54 @@ def test_an_exact_cut_that_is_slower_is_reported():
     }
     assert all(_judged("lecture-placement", outcomes, "the exact cut"))
     assert not any(_judged("lecture-placement", worse, "the exact cut"))
+
+
+def _theorem_claims(**changed: Mapping[str, float]) -> dict[str, Claim]:
+    """Return the claims of the theorem by their text, with some gaps of plain gradients or of one level changed."""
+    lanes = {"plain": "s = 0, seed 200", "coarse": "s = 1, seed 200"}
+    outcomes = _theorem_of_the_lecture()
+    for lane, gaps in changed.items():
+        found = outcomes[lanes[lane]]
+        outcomes[lanes[lane]] = {**found, "gaps": {**found["gaps"], **gaps}}
+    return {claim.text: claim for claim in experiment_named("lecture-theorem").conclude(TOY, outcomes).claims}
+
+
+@pytest.mark.parametrize(
+    ("changed", "wrong"),
+    [
+        ({"plain": {"10": 0.3}}, "falls as 1/sqrt(t) or faster, to a tenth: plain"),
+        ({"coarse": {"10": 0.8}}, "falls as 1/sqrt(t) or faster, to a tenth: s = 1"),
+        ({"coarse": {"10": 0.5, "30": 0.3}}, "in proportion to sigma"),
+        ({"coarse": {"30": 1.6}}, "in proportion to sigma"),
+    ],
+)
+def test_a_gap_that_does_not_behave_as_the_theorem_s_bound_is_reported(changed, wrong):
+    before, after = (
+        [claim for text, claim in claims.items() if wrong in text]
+        for claims in (_theorem_claims(), _theorem_claims(**changed))
+    )
+    assert [(claim.judged, claim.holds) for claim in before] == [(True, True)]
+    assert [(claim.judged, claim.holds) for claim in after] == [(True, False)]
+
+
+def test_a_bound_that_not_moving_meets_is_no_merit_but_can_be_missed():
+    """All bounds are above f(w0) - f* here: 2 against 23 and more."""
+    text = "below the bound where not moving is below it too, 4 of 4 rows"
+    met, missed = (
+        next(claim for each, claim in claims.items() if each.startswith(text))
+        for claims in (_theorem_claims(), _theorem_claims(plain={"10": 100.0}))
+    )
+    assert (met.judged, met.holds) == (False, True)
+    assert (missed.judged, missed.holds) == (True, False)
+
+
+def test_a_bound_that_not_moving_exceeds_is_judged():
+    outcomes = {
+        job: {**found, "start": 60.0 if "s = 0" in job else 2.0} for job, found in _theorem_of_the_lecture().items()
+    }
+    assert _judged("lecture-theorem", outcomes, "below the bound, plain") == [True, True]
+    outcomes["s = 0, seed 200"] = {**outcomes["s = 0, seed 200"], "gaps": {"10": 60.0, "30": 0.25}}
+    assert _judged("lecture-theorem", outcomes, "below the bound, plain") == [False, True]
 
 
 FIGURES_6: Any = {"hpsgd-6a": cases_of_figure_6a, "hpsgd-6b": cases_of_figure_6b}

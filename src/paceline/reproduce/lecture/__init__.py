@@ -77,7 +77,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment(
             name="lecture-theorem",
             source="lecture, SGD convergence theorem",
-            question="convex SGD below its bound, plain and quantised",
+            question="convex SGD against its bound, plain and quantised",
             minutes=0.5,
             full_hours=0.2,
             jobs=jobs_of_theorem,
