@@ -1,4 +1,4 @@
-"""Hierarchical Parallel SGD: its figures.
+"""Experiments that reproduce the figures of the paper on Hierarchical Parallel SGD.
 
     hpsgd-4a         accuracy over samples, several networks, 4 workers
     hpsgd-4b         the same for 4 to 16 workers
@@ -15,6 +15,7 @@ higher with another network.
     lanes      the lanes that are compared, what they train, and a lane's run
     accuracy   figures 4a and 4b
     scaling    figure 5a
+    reached    when a run reached an accuracy, and which comparisons the measurements allow
     seconds    figures 5b, 6a and 6b
     analysis   section 3.2
 

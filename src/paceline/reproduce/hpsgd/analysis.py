@@ -1,4 +1,4 @@
-"""Section 3.2: averages and local steps of HPSGD in the time of a loop of Local SGD.
+"""Section 3.2 counts averages and local steps of HPSGD in the time of a loop of Local SGD.
 
     a loop of Local SGD    gamma + 1 steps, and an average that takes as long as k steps
     HPSGD in that time     (gamma + 1) / k + 1 averages and gamma + k + 1 local steps

@@ -1,4 +1,4 @@
-"""The lanes that are compared, what they train, and a lane's run: shared by all figures that train.
+"""All figures that train share the lanes that are compared, what these train, and a lane's run.
 
     lane    ssgd, local-sgd, hpsgd as in the paper, hpsgd with `rebase`, psgd
     Case    a network on data, at a rate, for so many rounds; a job for each lane and seed
@@ -49,9 +49,9 @@ STEP_SECONDS, NOISE_SECONDS, RING_STEPS = 0.9, 0.1, 2.0
 TOY_SECONDS = 0.5
 SAMPLES = {"digits": 1500, "fashion-mnist": 60_000, "cifar10": 50_000}
 SETTING = (
-    "Small networks, digits or Fashion-MNIST, batches of 32 and few epochs in place of CIFAR-10, batches of 128 and "
-    "100 epochs. Seconds are virtual: a step takes 0.9 s plus an exponential of mean 0.1 s, an average as long as two "
-    "steps."
+    "Small networks, digits or Fashion-MNIST, batches of 32 and few epochs stand in place of CIFAR-10, batches of 128 "
+    "and 100 epochs. Seconds are virtual: a step takes 0.9 s plus an exponential of mean 0.1 s, and an average takes "
+    "as long as two steps."
 )
 REBASE = (
     "hpsgd (paper) is Algorithm 2 without a barrier. hpsgd (rebase) is the default here: a worker keeps its own change "
@@ -81,7 +81,7 @@ NAMES = {SMALL_NETWORK: "small CNN, BN"}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is trained: a network on data, at a rate, for so many rounds of the workers' batches.
+    """A case says what is trained: a network on data, at a rate, for so many rounds of the workers' batches.
 
     >>> Case(network="mlp", rate=0.01, rounds=400).title
     'mlp, rate 0.01'
@@ -98,12 +98,12 @@ class Case:
 
     @property
     def title(self) -> str:
-        """The network and the rate, as tables name them."""
+        """Return the network and the rate, as tables name them."""
         return f"{NAMES.get(self.network, self.network)}, rate {self.rate:g}"
 
     @property
     def rounds_of_an_epoch(self) -> float:
-        """The rounds in which as many samples are drawn as there are."""
+        """Return the rounds in which as many samples are drawn as there are."""
         return SAMPLES[self.data] / self.workers / self.batch
 
     def recipe(self, lane: str, seed: int) -> Recipe:

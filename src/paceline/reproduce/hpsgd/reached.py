@@ -1,4 +1,4 @@
-"""When a run reached an accuracy, as closely as it was measured; and which comparisons that allows.
+"""Measurements say when a run reached an accuracy, and which comparisons that allows.
 
     accuracy                     x   the first measurement at the target, or above it: `by`
       target - - - - - - - - /
@@ -29,7 +29,7 @@ from paceline.traces import Evaluation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """Seconds up to an accuracy: a guess, and the two measurements between which they lie.
+    """Seconds up to an accuracy are a guess, which lies between two measurements.
 
     >>> Reached(after=0.0, at=6.0, by=10.2).written
     '0.0-10.2'
@@ -41,7 +41,7 @@ class Reached:
 
     @property
     def written(self) -> str:
-        """The two measurements, as tables and claims show them."""
+        """Return the two measurements, as tables and claims show them."""
         return f"{self.after:.1f}-{self.by:.1f}"
 
 
@@ -62,6 +62,15 @@ def measured_around(evaluations: Iterable[Evaluation], target: float) -> tuple[f
             return each.seconds if before is None else before, each.seconds
         before = each.seconds
     return None
+
+
+def guesses(lanes: Mapping[str, Reached | None]) -> dict[str, float | None]:
+    """Return each lane's seconds as the straight line has them; None where the target was never reached.
+
+    >>> guesses({"ssgd": Reached(after=4.0, at=5.1, by=6.0), "hpsgd": None})
+    {'ssgd': 5.1, 'hpsgd': None}
+    """
+    return {lane: None if found is None else found.at for lane, found in lanes.items()}
 
 
 def order_is_certain(lanes: Sequence[Reached]) -> bool:
@@ -100,7 +109,7 @@ def sooner(text: str, lanes: Mapping[str, Reached | None], *, write: Writer = fi
     >>> sooner("HPSGD before Local SGD", {**lanes, "hpsgd": None}).line
     'same winner: no, because hpsgd none, local-sgd 28.1 (HPSGD before Local SGD)'
     """
-    claim = ahead(text, {lane: found and found.at for lane, found in lanes.items()}, best="low", write=write)
+    claim = ahead(text, guesses(lanes), best="low", write=write)
     known = {lane: found for lane, found in lanes.items() if found is not None}
     certain = len(known) < len(lanes) or order_is_certain(list(known.values()))
     return claim if certain else _reported(claim, known)

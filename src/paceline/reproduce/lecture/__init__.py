@@ -1,4 +1,4 @@
-"""The lecture on scaling distributed training: its examples, bounds and formulas.
+"""Experiments on the examples, bounds and formulas of the lecture on scaling distributed training.
 
     lecture-one-bit      the example vector of 1-bit SGD
     lecture-sparsifier   quantised SGD with one level: P1 (unbiased), P2 (second moment), P3 (sparse), its bits

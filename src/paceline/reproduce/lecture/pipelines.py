@@ -1,4 +1,10 @@
-"""Pipelines: the idle share of equal stages, and layers onto devices."""
+"""The lecture has two parts on pipelines: the idle share of equal stages, and layers onto devices.
+
+    lecture's idle share of k stages and m micro-batches    (1/2) (1 - m / (k-1+m))
+    counted slots of gpipe                                  (k-1) / (k-1+m), twice as much
+
+Its figure on placement is not readable; the exact cut is compared with what people do by hand instead.
+"""
 
 from __future__ import annotations
 

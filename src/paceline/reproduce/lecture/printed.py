@@ -1,4 +1,4 @@
-"""What the lecture prints with its figures: the example of 1-bit SGD, and the table of ImageNet runs."""
+"""The lecture prints the figures of two things: the example of 1-bit SGD, and the table of ImageNet runs."""
 
 from __future__ import annotations
 

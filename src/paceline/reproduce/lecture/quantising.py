@@ -1,4 +1,4 @@
-"""Quantised gradients: their second moment and their bits, against the lecture's bounds.
+"""The second moment and the bits of quantised gradients are held against the lecture's bounds.
 
     one level    P1 unbiased, P2 second moment at most sqrt(n) |g|^2, P3 at most sqrt(n) elements other than zero
     s levels     second moment at most (1 + min(n/s^2, sqrt(n)/s)) |g|^2

@@ -1,4 +1,4 @@
-"""The convergence theorem of SGD on convex functions, with plain and with quantised gradients.
+"""The convergence theorem bounds SGD on convex functions, here with plain and with quantised gradients.
 
     E f(mean of w_1 .. w_t) - f*  <=  sqrt(2) R sigma / sqrt(t) + beta R^2 / t        at the rate that it prescribes
 
@@ -238,10 +238,11 @@ def conclude_theorem(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> F
         ),
         series=(*measured, *(f"{name}, bound" for name in bounds)),
         remarks=(
-            f"Cross entropy with a ridge of {RIDGE}, so that there is a minimiser; single samples; float64, quantised "
-            "gradients in float32. beta is an upper bound, R the distance from the start to the minimiser, sigma the "
-            "largest of the start, the minimiser, eight random points of the ball, and every run's last iterate; with "
-            "quantised gradients by the bound on their second moment.",
+            f"f is a cross entropy with a ridge of {RIDGE}, so that there is a minimiser. Gradients are of single "
+            "samples, in float64, and quantised ones in float32. beta is an upper bound, R is the distance from the "
+            "start to the minimiser, and sigma is the largest of the start, the minimiser, eight random points of the "
+            "ball, and every run's last iterate; that of quantised gradients follows from the bound on their second "
+            "moment.",
             "The lecture writes the rate with t: here it is constant within a run of t steps, as the proof has it.",
             "A bound above f(w0) - f* is not judged: not moving would meet it. The theorem itself says nothing of how "
             "the gap falls, nor that it is in proportion to sigma; the bound is, and the lecture concludes as much for "

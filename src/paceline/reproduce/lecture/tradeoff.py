@@ -1,4 +1,7 @@
-"""Iterations against bits: to the same training loss with more or fewer levels, each codec at its best rate."""
+"""Fewer bits a gradient cost more iterations to the same training loss, the lecture says; each codec has its best rate.
+
+By the convergence theorem iterations are about in proportion to the bound on the second moment.
+"""
 
 from __future__ import annotations
 
@@ -137,8 +140,8 @@ def conclude_tradeoff(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
         ),
         series=("measured",),
         remarks=(
-            "Two workers, digits, the small network, plain SGD. At a rate that is too small for all of them, every s "
-            "needs the same iterations, so each has its own.",
+            "Two workers train the small network on digits with plain SGD. At a rate that is too small for all of "
+            "them, every s needs the same iterations, so each s has its own rate.",
             "The lecture's curve is not readable. Its proportion is one of upper bounds, on convex functions.",
         ),
         numbers={name: {"rounds": value, "bits": size} for name, value, size in zip(names, least, sizes, strict=True)},
