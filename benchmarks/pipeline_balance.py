@@ -6,7 +6,7 @@
 
 ResNet-50 and GoogLeNet for images of 32 x 32, micro-batches of eight. Layers are measured once, with one thread; by
 that profile each method cuts, and by it the slowest stage of each cut is predicted: forward and backward of one
-micro-batch, without links. Then the pieces are made and run (`paceline.reproduce.pipelines`).
+micro-batch, without links. Then the pieces are made and run (`paceline.reproduce.lecture.cut_models`).
 
 With two stages, real steps are taken too: two processes of one thread each, 1f1b, the cuts in turns. A step has one
 micro-batch's time to fill and to drain besides, so its ratios are a little smaller than those of the slowest stages.
@@ -27,7 +27,7 @@ from benchmarks.options import Options, chosen
 from benchmarks.output import Bar, coloured, progress_bar, save, tables, titled
 from benchmarks.pipeline_ranks import Lane, Step, steps
 from paceline.pipeline.measuring import OnRound
-from paceline.reproduce.pipelines import (
+from paceline.reproduce.lecture.cut_models import (
     BLOCKS,
     EQUAL,
     OURS,

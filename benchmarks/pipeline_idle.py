@@ -32,7 +32,7 @@ from benchmarks.pipeline_ranks import Lane, Step, steps
 from paceline.pipeline.plan import Plan
 from paceline.pipeline.schedules import SCHEDULES, find, lecture_idle, orders, why_not
 from paceline.pipeline.timing import MessageCost, PieceCost, Span, slot_timeline, timeline
-from paceline.reproduce.pipelines import ALIKE, Measured, Subject, measured
+from paceline.reproduce.lecture.cut_models import ALIKE, Measured, Subject, measured
 
 NAME = "pipeline-idle"
 OFF = Bar(sign="<=", limit=0.15, style=".1%")

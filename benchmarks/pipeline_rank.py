@@ -17,7 +17,7 @@ from torch import nn
 
 from paceline.drivers.pipelining.pipeline import Pipeline
 from paceline.pipeline.plan import Plan
-from paceline.reproduce.pipelines import Subject
+from paceline.reproduce.lecture.cut_models import Subject
 
 TIMEOUT_SECONDS = 120.0
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from paceline.pipeline.plan import Plan
 from paceline.pipeline.timing import Span
-from paceline.reproduce.pipelines import Subject
+from paceline.reproduce.lecture.cut_models import Subject
 
 ROOT = Path(__file__).parents[1]
 LINE_SECONDS = 180.0

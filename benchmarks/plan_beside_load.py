@@ -33,7 +33,7 @@ from paceline.pipeline.measuring import measure
 from paceline.pipeline.placement import place, priced
 from paceline.pipeline.profile import Profile
 from paceline.pipeline.schedules import in_flight
-from paceline.reproduce.pipelines import Subject, one_thread
+from paceline.reproduce.lecture.cut_models import Subject, one_thread
 from paceline.stopwatch import Stopwatch
 
 NAME = "plan-beside-load"

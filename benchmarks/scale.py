@@ -3,7 +3,7 @@
     scale efficiency = samples per second of N workers / (N * samples per second of one worker alone)
 
 Only times are simulated; nothing is trained. The figures to compare with are those of the HPSGD paper's figure 5a.
-The settings, and what the paper's numbers imply, are those of `paceline.reproduce.scaling`.
+The settings, and what the paper's numbers imply, are those of `paceline.reproduce.hpsgd.scaling`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rich.table import Table
 from benchmarks.options import Options
 from benchmarks.output import Bar, coloured, save, tables, titled
 from benchmarks.pool import run_all
+from paceline.reproduce.hpsgd.scaling import HARDWARE, SharedHardware, batches_per_second, implied_by
 from paceline.reproduce.published import HPSGD_FIGURE_5A
-from paceline.reproduce.scaling import HARDWARE, SharedHardware, batches_per_second, implied_by
 from paceline.strategies.averaging import AVERAGING
 
 WORKERS = (4, 8, 16, 64, 1024)

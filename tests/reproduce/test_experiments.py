@@ -14,10 +14,13 @@ import pytest
 from rich.console import Console
 
 from paceline.data import DATASETS
-from paceline.reproduce import EXPERIMENTS, experiment_named, hpsgd
+from paceline.reproduce import EXPERIMENTS, experiment_named
 from paceline.reproduce.documents import Reproduction, claim_lines, document, page
-from paceline.reproduce.experiment import ExperimentPlan, Outcome
-from paceline.reproduce.lgc.setting import LANES
+from paceline.reproduce.experiment import Claim, ExperimentPlan, Outcome
+from paceline.reproduce.hpsgd.lanes import LANES, PAPER, REBASED, TARGETS, Case
+from paceline.reproduce.hpsgd.scaling import jobs_of_figure_5a
+from paceline.reproduce.hpsgd.seconds import cases_of_figure_5b, cases_of_figure_6a, cases_of_figure_6b
+from paceline.reproduce.lgc.setting import LANES as LGC_LANES
 from paceline.reproduce.lgc.skew import figure_3_job, persistences, skews
 from paceline.reproduce.running import check_names, run_experiment
 from paceline.terminal import WIDTH
@@ -143,7 +146,7 @@ def _figure_3_of_lgc() -> dict[str, Outcome]:
         figure_3_job(c, h, lane, 200): {"accuracy": accuracies[lane]}
         for c in skews(TOY)
         for h in persistences(TOY)
-        for lane in LANES
+        for lane in LGC_LANES
     }
 
 
@@ -154,25 +157,29 @@ def _figure_2_of_pruning() -> dict[str, Outcome]:
     return {"seed 200": first, "seed 201": second, "the first once more": first}
 
 
-SECONDS = {"ssgd": 36.0, "local-sgd": 15.0, hpsgd.PAPER: 12.0, hpsgd.REBASED: 12.0, "psgd": 11.9}
-COMPUTING = {"ssgd": 11.7, "local-sgd": 14.0, hpsgd.PAPER: 11.8, hpsgd.REBASED: 11.8, "psgd": 11.8}
+SECONDS = {"ssgd": 36.0, "local-sgd": 15.0, PAPER: 12.0, REBASED: 12.0, "psgd": 11.9}
+COMPUTING = {"ssgd": 11.7, "local-sgd": 14.0, PAPER: 11.8, REBASED: 11.8, "psgd": 11.8}
 
 
-def _lane_of_hpsgd(lane: str) -> Outcome:
-    split = {"computing": COMPUTING[lane], "waiting": 0.0, "network": SECONDS[lane] - COMPUTING[lane]}
-    reached = {f"{target:g}": {"seconds": SECONDS[lane], **split} for target in hpsgd.TARGETS}
-    return {"seconds": SECONDS[lane], "rounds": 20, "split": split, "reached": reached, "accuracy": 0.9}
+def _lane_of_hpsgd(lane: str, *, seconds: float | None = None, apart: tuple[float, float] = (0.1, 0.1)) -> Outcome:
+    """Return a lane's outcome; it was measured so many seconds before and after it reached its targets."""
+    total = SECONDS[lane] if seconds is None else seconds
+    computing = min(total, COMPUTING[lane])
+    split = {"computing": computing, "waiting": 0.0, "network": total - computing}
+    after, by = ({"seconds": total + off, **split, "computing": computing + off} for off in (-apart[0], apart[1]))
+    reached = {f"{target:g}": {"seconds": total, **split, "after": after, "by": by} for target in TARGETS}
+    return {"seconds": total, "rounds": 20, "split": split, "reached": reached, "accuracy": 0.9}
 
 
-def _lanes_of_hpsgd(cases: list[hpsgd.Case]) -> dict[str, Outcome]:
-    return {case.job_name(lane, 200): _lane_of_hpsgd(lane) for case in cases for lane in hpsgd.LANES}
+def _lanes_of_hpsgd(cases: list[Case]) -> dict[str, Outcome]:
+    return {case.job_name(lane, 200): _lane_of_hpsgd(lane) for case in cases for lane in LANES}
 
 
 def _figure_5a_of_hpsgd() -> dict[str, Outcome]:
     share = {"ssgd": 0.3, "local-sgd": 0.7, "hpsgd": 0.95, "psgd": 1.0}
     return {
         job.name: {"batches_per_second": share[job.settings["member"]] * job.settings["workers"]}
-        for job in hpsgd.jobs_of_figure_5a(TOY)
+        for job in jobs_of_figure_5a(TOY)
     }
 
 
@@ -196,11 +203,14 @@ def _tradeoff_of_the_lecture() -> dict[str, Outcome]:
 
 
 def _theorem_of_the_lecture() -> dict[str, Outcome]:
-    constants = {"beta": 16.0, "radius": 5.0, "sigma": 8.0, "sigma_visited": 8.0, "least": 0.1, "start": 2.0}
+    """Return outcomes with the gap at t = 30 in proportion to sigma, and falling by a little more than sqrt(3)."""
+    constants = {"beta": 16.0, "radius": 5.0, "least": 0.1, "start": 2.0}
     return {
-        f"s = {levels}, seed 200": {**constants, "gaps": {"10": gap, "30": gap / 2}}
-        for levels, gap in ((0, 1.0), (1, 1.5))
-    }
+        f"s = {levels}, seed 200": {
+            **constants, "sigma": sigma, "sigma_visited": sigma, "gaps": {"10": gap, "30": gap / 2}
+        }
+        for levels, sigma, gap in ((0, 8.0, 0.5), (1, 24.0, 1.5))
+    }  # fmt: skip
 
 
 def _placement_of_the_lecture() -> dict[str, Outcome]:
@@ -228,31 +238,29 @@ SWAPS: dict[str, list[Swap]] = {
     ],
     "hpsgd-5b": [
         Swap(
-            outcomes=lambda: _lanes_of_hpsgd(hpsgd.cases_of_figure_5b(TOY)),
-            lanes=(hpsgd.PAPER, other),
+            outcomes=lambda: _lanes_of_hpsgd(cases_of_figure_5b(TOY)),
+            lanes=(PAPER, other),
             wrong="an epoch of HPSGD is shorter",
         )
         for other in ("local-sgd", "ssgd")
     ],
     "hpsgd-6a": [
         Swap(
-            outcomes=lambda: _lanes_of_hpsgd(hpsgd.cases_of_figure_6a(TOY)),
-            lanes=("local-sgd", "ssgd"),
-            wrong="Local SGD computes longer than SSGD",
-        ),
-        *(
-            Swap(
-                outcomes=lambda: _lanes_of_hpsgd(hpsgd.cases_of_figure_6a(TOY)),
-                lanes=(hpsgd.PAPER, other),
-                wrong="HPSGD before Local SGD before SSGD",
-            )
-            for other in ("local-sgd", "ssgd")
-        ),
+            outcomes=lambda: _lanes_of_hpsgd(cases_of_figure_6a(TOY)),
+            lanes=lanes,
+            wrong=wrong,
+        )
+        for lanes, wrong in (
+            (("local-sgd", "ssgd"), "Local SGD before SSGD"),
+            (("local-sgd", "ssgd"), "Local SGD computes longer than SSGD"),
+            ((PAPER, "local-sgd"), "HPSGD before Local SGD"),
+            ((PAPER, "ssgd"), "HPSGD before Local SGD"),
+        )
     ],
     "hpsgd-6b": [
         Swap(
-            outcomes=lambda: _lanes_of_hpsgd(hpsgd.cases_of_figure_6b(TOY)),
-            lanes=(hpsgd.PAPER, other),
+            outcomes=lambda: _lanes_of_hpsgd(cases_of_figure_6b(TOY)),
+            lanes=(PAPER, other),
             wrong=f"HPSGD before {other}",
         )
         for other in ("local-sgd", "ssgd")
@@ -314,14 +322,115 @@ def test_an_exact_cut_that_is_slower_is_reported():
     assert not any(_judged("lecture-placement", worse, "the exact cut"))
 
 
-@pytest.mark.parametrize("name", ["hpsgd-6a", "hpsgd-6b"])
-def test_nobody_wins_by_never_reaching_the_target(name):
-    cases: Any = {"hpsgd-6a": hpsgd.cases_of_figure_6a, "hpsgd-6b": hpsgd.cases_of_figure_6b}[name](TOY)
-    never = {
-        job: {**found, "reached": dict.fromkeys(found["reached"])} if hpsgd.PAPER in job else found
-        for job, found in _lanes_of_hpsgd(cases).items()
+def _theorem_claims(**changed: Mapping[str, float]) -> dict[str, Claim]:
+    """Return the claims of the theorem by their text, with some gaps of plain gradients or of one level changed."""
+    lanes = {"plain": "s = 0, seed 200", "coarse": "s = 1, seed 200"}
+    outcomes = _theorem_of_the_lecture()
+    for lane, gaps in changed.items():
+        found = outcomes[lanes[lane]]
+        outcomes[lanes[lane]] = {**found, "gaps": {**found["gaps"], **gaps}}
+    return {claim.text: claim for claim in experiment_named("lecture-theorem").conclude(TOY, outcomes).claims}
+
+
+@pytest.mark.parametrize(
+    ("changed", "wrong"),
+    [
+        ({"plain": {"10": 0.3}}, "falls as 1/sqrt(t) or faster, to a tenth: plain"),
+        ({"coarse": {"10": 0.8}}, "falls as 1/sqrt(t) or faster, to a tenth: s = 1"),
+        ({"coarse": {"10": 0.5, "30": 0.3}}, "in proportion to sigma"),
+        ({"coarse": {"30": 1.6}}, "in proportion to sigma"),
+    ],
+)
+def test_a_gap_that_does_not_behave_as_the_theorem_s_bound_is_reported(changed, wrong):
+    before, after = (
+        [claim for text, claim in claims.items() if wrong in text]
+        for claims in (_theorem_claims(), _theorem_claims(**changed))
+    )
+    assert [(claim.judged, claim.holds) for claim in before] == [(True, True)]
+    assert [(claim.judged, claim.holds) for claim in after] == [(True, False)]
+
+
+def test_a_bound_that_not_moving_meets_is_no_merit_but_can_be_missed():
+    """All bounds are above f(w0) - f* here: 2 against 23 and more."""
+    text = "below the bound where not moving is below it too, 4 of 4 rows"
+    met, missed = (
+        next(claim for each, claim in claims.items() if each.startswith(text))
+        for claims in (_theorem_claims(), _theorem_claims(plain={"10": 100.0}))
+    )
+    assert (met.judged, met.holds) == (False, True)
+    assert (missed.judged, missed.holds) == (True, False)
+
+
+def test_a_bound_that_not_moving_exceeds_is_judged():
+    outcomes = {
+        job: {**found, "start": 60.0 if "s = 0" in job else 2.0} for job, found in _theorem_of_the_lecture().items()
     }
-    assert not any(_judged(name, never, "HPSGD before"))
+    assert _judged("lecture-theorem", outcomes, "below the bound, plain") == [True, True]
+    outcomes["s = 0, seed 200"] = {**outcomes["s = 0, seed 200"], "gaps": {"10": 60.0, "30": 0.25}}
+    assert _judged("lecture-theorem", outcomes, "below the bound, plain") == [False, True]
+
+
+FIGURES_6: Any = {"hpsgd-6a": cases_of_figure_6a, "hpsgd-6b": cases_of_figure_6b}
+BEFORE_LOCAL_SGD = {"hpsgd-6a": "HPSGD before Local SGD", "hpsgd-6b": "HPSGD before local-sgd"}
+
+
+@pytest.mark.parametrize("name", FIGURES_6)
+def test_nobody_wins_by_never_reaching_the_target(name):
+    never = {
+        job: {**found, "reached": dict.fromkeys(found["reached"])} if PAPER in job else found
+        for job, found in _lanes_of_hpsgd(FIGURES_6[name](TOY)).items()
+    }
+    judged = _judged(name, never, "HPSGD before")
+    assert judged
+    assert not any(judged)
+
+
+def _measured_apart(name: str, hpsgd: Outcome, local_sgd: Outcome) -> list[Claim]:
+    """Return the claims that HPSGD is before Local SGD, with these outcomes of the two."""
+    outcomes = {
+        job: hpsgd if PAPER in job else local_sgd if "local-sgd" in job else found
+        for job, found in _lanes_of_hpsgd(FIGURES_6[name](TOY)).items()
+    }
+    claims = experiment_named(name).conclude(TOY, outcomes).claims
+    return [claim for claim in claims if claim.text.startswith(BEFORE_LOCAL_SGD[name])]
+
+
+@pytest.mark.parametrize("name", FIGURES_6)
+@pytest.mark.parametrize("seconds", [5.0, 15.0], ids=["behind", "ahead"])
+def test_lanes_that_the_measurements_cannot_tell_apart_are_reported_with_the_reason(name, seconds):
+    """Local SGD was first measured after HPSGD was at the target, so either may have been the first."""
+    local_sgd = _lane_of_hpsgd("local-sgd", seconds=seconds, apart=(seconds, 20.0 - seconds))
+    claims = _measured_apart(name, _lane_of_hpsgd(PAPER), local_sgd)
+    assert claims
+    for claim in claims:
+        assert not claim.judged
+        assert "too few measurements to tell" in claim.because
+        assert "local-sgd 0.0-20.0" in claim.because
+
+
+@pytest.mark.parametrize("name", FIGURES_6)
+def test_lanes_that_the_measurements_tell_apart_are_judged_however_few_there_are(name):
+    """Local SGD was at the target with its first average, and HPSGD was measured below it at that time."""
+    local_sgd = _lane_of_hpsgd("local-sgd", seconds=6.0, apart=(6.0, 4.0))
+    late, early = (_lane_of_hpsgd(PAPER, seconds=seconds, apart=(0.5, 3.0)) for seconds in (10.5, 6.9))
+    assert [(claim.judged, claim.holds) for claim in _measured_apart(name, late, local_sgd)] == [
+        (True, False) for _ in FIGURES_6[name](TOY) for _ in TARGETS
+    ]
+    assert not any(claim.judged for claim in _measured_apart(name, early, local_sgd))
+
+
+@pytest.mark.parametrize(("after", "by", "judged"), [(11.0, 12.5, True), (8.0, 12.5, False), (20.0, 21.0, True)])
+def test_a_ratio_is_judged_where_the_measurements_leave_no_doubt(after, by, judged):
+    """SSGD computed for 11.6 to 11.8 seconds, and the limits of the ratio are 0.9 and 1.1."""
+    at = (after + by) / 2
+    outcomes = _lanes_of_hpsgd(cases_of_figure_6a(TOY))
+    split = {"waiting": 0.0, "network": 0.0}
+    around = {"after": {"seconds": after, "computing": after, **split}, "by": {"seconds": by, "computing": by, **split}}
+    reached = {f"{target:g}": {"seconds": at, "computing": at, **split, **around} for target in TARGETS}
+    changed = {job: {**found, "reached": reached} if PAPER in job else found for job, found in outcomes.items()}
+    found = _judged("hpsgd-6a", changed, "HPSGD computes as long as SSGD")
+    assert bool(found) == judged
+    assert all(holds == (at < 13) for holds in found)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.recipes import Recipe
-from paceline.reproduce.hpsgd import LANES, PAPER, REBASED
+from paceline.reproduce.hpsgd.lanes import LANES, PAPER, REBASED
 from paceline.reproduce.recipe_runs import SPLIT, worker_split
 from paceline.runs.simulation import simulate
 

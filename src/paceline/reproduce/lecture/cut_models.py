@@ -1,4 +1,4 @@
-"""A model that is cut into stages: what its layers cost, three ways to cut it, and the pieces timed.
+"""A model is cut into stages in three ways, its layers are measured, and the pieces are timed.
 
     equal counts   as many layers in every stage, which is what people do by hand
     torchgpipe     the block partition by measured time, as its authors state it
@@ -49,7 +49,7 @@ IMAGE = (3, 32, 32)
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model and the samples of a micro-batch; sizes are of `alike` only, `side` of images only.
+    """A subject is a model and the samples of a micro-batch; sizes are of `alike` only, `side` of images only.
 
     >>> Subject(model="alike", microbatch=8, stages=2, depth=1).cuts()
     (7,)
@@ -89,7 +89,7 @@ class Subject:
         return tuple(1 + round(number * layers / pieces) for number in range(1, pieces))
 
     def sized(self, microbatch: int | None, seed: int) -> Subject:
-        """Return the same with another micro-batch, if one is given, and another seed."""
+        """Return the same subject with another micro-batch, if one is given, and another seed."""
         return dataclasses.replace(self, microbatch=microbatch or self.microbatch, seed=seed)
 
     def batch(self, microbatches: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,20 +101,20 @@ class Subject:
 
 
 class Offset(nn.Module):
-    """Adds what is trained to its inputs."""
+    """A layer that adds a trained offset to its inputs."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.offset = nn.Parameter(torch.zeros(width))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the sum."""
+        """Return the inputs with the offset added."""
         return inputs + self.offset
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Measured:
-    """A model, its layers, and what they cost with one thread."""
+    """A model with its layers, and what these cost with one thread."""
 
     subject: Subject
     graph: ModelGraph
@@ -172,7 +172,7 @@ def one_thread() -> Iterator[None]:
 
 
 def three_cuts(found: Measured, stages: int, microbatches: int) -> dict[str, tuple[int, ...]]:
-    """Return where each method cuts: all of them the same layers, by the same profile, with the same cuts allowed."""
+    """Return where each method cuts; all have the same layers, the same profile and the same cuts to choose from."""
     profile = found.profile
     ours = place(
         profile,
@@ -199,12 +199,12 @@ class Timed:
 
     @property
     def best(self) -> float:
-        """The least disturbed."""
+        """Return the seconds of the micro-batch that was disturbed least."""
         return min(self.seconds)
 
     @property
     def median(self) -> float:
-        """The usual."""
+        """Return the seconds that a micro-batch usually takes."""
         return statistics.median(self.seconds)
 
     def run(self) -> None:
@@ -232,17 +232,17 @@ class Cut:
 
     @property
     def predicted_seconds(self) -> float:
-        """The slowest piece, as the profile has it."""
+        """Return the seconds of the slowest piece, as the profile has it."""
         return max(piece.predicted_seconds for piece in self.pieces)
 
     @property
     def best(self) -> float:
-        """The slowest piece, each at its best."""
+        """Return the seconds of the slowest piece, each piece at its best."""
         return max(piece.best for piece in self.pieces)
 
     @property
     def median(self) -> float:
-        """The slowest piece, each as usual."""
+        """Return the seconds of the slowest piece, each piece as usual."""
         return max(piece.median for piece in self.pieces)
 
 

@@ -1,0 +1,135 @@
+"""Measurements say when a run reached an accuracy, and which comparisons that allows.
+
+    accuracy                     x   the first measurement at the target, or above it: `by`
+      target - - - - - - - - /
+                         /           `at`: where the straight line between the two crosses the target
+                     x               the last measurement below the target: `after`
+
+The target was reached somewhere between the two; `at` is a guess. local-sgd has a model of all workers only after an
+average, every 8 steps, so no setting measures it more often; where its first average is above a target already, the
+line begins at the untrained model. An accuracy that rises ever more slowly lies above its line, so the guess is late.
+Of such a stretch the steps come first and the average last, so the computing up to `at` is more than its share.
+
+An order of lanes, or a limit on a ratio, is certain if it comes out the same wherever between its two measurements
+each lane reached the target. A claim is judged where it is certain, whether it then holds or not; else it is reported,
+and says why. A lane that never reached the target makes a claim false, and that is certain.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.reproduce.claims import Writer, ahead, figure, within
+from paceline.reproduce.experiment import Claim
+from paceline.traces import Evaluation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """Seconds up to an accuracy are a guess, which lies between two measurements.
+
+    >>> Reached(after=0.0, at=6.0, by=10.2).written
+    '0.0-10.2'
+    """
+
+    after: float
+    at: float
+    by: float
+
+    @property
+    def written(self) -> str:
+        """Return the two measurements, as tables and claims show them."""
+        return f"{self.after:.1f}-{self.by:.1f}"
+
+
+def measured_around(evaluations: Iterable[Evaluation], target: float) -> tuple[float, float] | None:
+    """Return the seconds of the last measurement below an accuracy, and of the first one that is not.
+
+    None means that it was never reached. If the first measurement of all is not below it, both are that one.
+
+    >>> points = [Evaluation(round=n, seconds=n, loss=1.0, accuracy=n / 4) for n in range(5)]
+    >>> measured_around(points, 0.6), measured_around(points, 1.1)
+    ((2, 3), None)
+    """
+    before: float | None = None
+    for each in evaluations:
+        if each.accuracy is None:
+            continue
+        if each.accuracy >= target:
+            return each.seconds if before is None else before, each.seconds
+        before = each.seconds
+    return None
+
+
+def guesses(lanes: Mapping[str, Reached | None]) -> dict[str, float | None]:
+    """Return each lane's seconds as the straight line has them; None where the target was never reached.
+
+    >>> guesses({"ssgd": Reached(after=4.0, at=5.1, by=6.0), "hpsgd": None})
+    {'ssgd': 5.1, 'hpsgd': None}
+    """
+    return {lane: None if found is None else found.at for lane, found in lanes.items()}
+
+
+def order_is_certain(lanes: Sequence[Reached]) -> bool:
+    """Return whether lanes surely come in this order, the soonest first, or surely do not.
+
+    >>> early, late = Reached(after=0.0, at=6.0, by=10.0), Reached(after=10.0, at=12.0, by=14.0)
+    >>> order_is_certain([early, late]), order_is_certain([late, early])
+    (True, True)
+    >>> order_is_certain([early, Reached(after=9.0, at=12.0, by=14.0)])
+    False
+    """
+    pairs = list(itertools.combinations(lanes, 2))
+    surely = all(first.by <= second.after for first, second in pairs)
+    surely_not = any(second.by <= first.after for first, second in pairs)
+    return surely or surely_not
+
+
+def ratio_is_certain(first: Reached, second: Reached, *, least: float, most: float) -> bool:
+    """Return whether a ratio is between two limits, or is not, wherever each lane reached its target.
+
+    >>> first, second = Reached(after=21.0, at=22.0, by=24.0), Reached(after=20.0, at=22.0, by=23.0)
+    >>> ratio_is_certain(first, second, least=0.9, most=1.1), ratio_is_certain(first, second, least=0.9, most=1.2)
+    (False, True)
+    """
+    lowest, highest = first.after / second.by, first.by / second.after if second.after else float("inf")
+    return (least <= lowest and highest <= most) or highest < least or most < lowest
+
+
+def sooner(text: str, lanes: Mapping[str, Reached | None], *, write: Writer = figure) -> Claim:
+    """Return the claim that lanes reach a target in the order in which they are given; judged where it is certain.
+
+    >>> lanes = {"hpsgd": Reached(after=21.4, at=22.8, by=24.1), "local-sgd": Reached(after=20.4, at=28.1, by=30.8)}
+    >>> claim = sooner("HPSGD before Local SGD", lanes)
+    >>> claim.judged, claim.because
+    (False, 'hpsgd 22.8, local-sgd 28.1; too few measurements to tell: hpsgd 21.4-24.1, local-sgd 20.4-30.8')
+    >>> sooner("HPSGD before Local SGD", {**lanes, "hpsgd": None}).line
+    'same winner: no, because hpsgd none, local-sgd 28.1 (HPSGD before Local SGD)'
+    """
+    claim = ahead(text, guesses(lanes), best="low", write=write)
+    known = {lane: found for lane, found in lanes.items() if found is not None}
+    certain = len(known) < len(lanes) or order_is_certain(list(known.values()))
+    return claim if certain else _reported(claim, known)
+
+
+def alike(text: str, lanes: Mapping[str, Reached | None], *, least: float, most: float) -> Claim:
+    """Return the claim that the first lane's seconds over the second's are between limits; judged where it is certain.
+
+    >>> lanes = {"hpsgd": Reached(after=66.9, at=69.0, by=69.7), "ssgd": Reached(after=65.5, at=66.8, by=67.4)}
+    >>> alike("to 10 %", lanes, least=0.9, most=1.1).line
+    'same shape: yes, 1.03 is between 0.9 and 1.1 (to 10 %)'
+    """
+    first, second = lanes.values()
+    if first is None or second is None or not second.at:
+        return within(text, None, least=least, most=most, kind="shape")
+    claim = within(text, first.at / second.at, least=least, most=most, kind="shape")
+    certain = ratio_is_certain(first, second, least=least, most=most)
+    return claim if certain else _reported(claim, {lane: found for lane, found in lanes.items() if found is not None})
+
+
+def _reported(claim: Claim, lanes: Mapping[str, Reached]) -> Claim:
+    between = ", ".join(f"{lane} {found.written}" for lane, found in lanes.items())
+    return dataclasses.replace(claim, judged=False, because=f"{claim.because}; too few measurements to tell: {between}")
