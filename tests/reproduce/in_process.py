@@ -19,7 +19,7 @@ def compute_here(monkeypatch: pytest.MonkeyPatch, *, most: int | None = None) ->
             if most is not None and len(names) >= most:
                 raise KeyboardInterrupt
             names.append(job.name)
-            yield job, job.run(dict(job.settings))
+            yield job, *running.run_timed(job.run, dict(job.settings))
 
     monkeypatch.setattr(running, "computed", computed)
     return names

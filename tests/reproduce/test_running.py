@@ -161,7 +161,7 @@ def test_an_experiment_of_seconds_has_the_machine_for_itself(tmp_path, monkeypat
 
     def computed(jobs, processes, directory):
         asked.append(processes)
-        return ((job, job.run(dict(job.settings))) for job in jobs)
+        return ((job, *running.run_timed(job.run, dict(job.settings))) for job in jobs)
 
     monkeypatch.setattr(running, "computed", computed)
     run_experiment(_experiment(_jobs(), timed=True), PLAN, tmp_path, processes=8)

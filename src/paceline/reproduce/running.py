@@ -14,6 +14,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from importlib.metadata import version
@@ -25,7 +26,7 @@ from paceline.data.download import VARIABLE as DATA_VARIABLE
 from paceline.decoding import DecodingError, parse_object
 from paceline.errors import PacelineError
 from paceline.files import read_plain, write_file
-from paceline.reproduce.experiment import Experiment, ExperimentPlan, Findings, Job, Outcome
+from paceline.reproduce.experiment import Experiment, ExperimentPlan, Findings, Job, JobFunction, Outcome
 
 JOBS = "jobs"
 MOST_OUTCOME_BYTES = 50_000_000
@@ -63,8 +64,8 @@ def run_experiment(
             outcomes[job.name] = kept
             if on_job is not None:
                 on_job(job.name, job.seconds, total)
-    for job, outcome in computed(missing, 1 if experiment.timed else processes, directory):
-        write_outcome(out, job, data or {}, outcome)
+    for job, outcome, seconds in computed(missing, 1 if experiment.timed else processes, directory):
+        write_outcome(out, job, data or {}, outcome, processor_seconds=seconds)
         outcomes[job.name] = outcome
         if on_job is not None:
             on_job(job.name, job.seconds, total)
@@ -79,32 +80,32 @@ def check_names(jobs: Sequence[Job]) -> None:
         raise ValueError(f"jobs of an experiment have names of their own ({sorted(twice)[0]!r} comes twice)")
 
 
-def computed(jobs: Sequence[Job], processes: int | None, directory: str) -> Iterator[tuple[Job, dict[str, Any]]]:
-    """Yield each job with its outcome, in the order in which they end; the longest begin first."""
+def computed(jobs: Sequence[Job], processes: int | None, directory: str) -> Iterator[tuple[Job, dict[str, Any], float]]:
+    """Yield each job with its outcome and processor time, in the order in which they end; the longest begin first."""
     if not jobs:
         return
     count = max(1, min(processes or os.cpu_count() or 1, len(jobs)))
     pool = ProcessPoolExecutor(
         count, multiprocessing.get_context("spawn"), initializer=prepare_process, initargs=(directory,)
     )
-    waiting, under_way = sorted(jobs, key=lambda job: job.seconds), dict[Future[dict[str, Any]], Job]()
+    waiting, under_way = sorted(jobs, key=lambda job: job.seconds), dict[Future[tuple[dict[str, Any], float]], Job]()
     try:
         while waiting or under_way:
             while waiting and len(under_way) < count:  # none waits in the pool, which would begin it after a Ctrl-C
                 job = waiting.pop()
-                under_way[pool.submit(job.run, dict(job.settings))] = job
+                under_way[pool.submit(run_timed, job.run, dict(job.settings))] = job
             done, _ = wait(under_way, return_when=FIRST_COMPLETED)
             for future in sorted(done, key=lambda each: each.exception() is not None):  # what is done is kept first
                 job = under_way.pop(future)
                 try:
-                    outcome = future.result()
+                    outcome, seconds = future.result()
                 except ValueError as error:
                     raise type(error)(f"{job.name}: {error}") from error
                 except OSError:
                     raise
                 except Exception as error:
                     raise ReproductionError(f"{job.name}: {type(error).__name__}: {error}") from error
-                yield job, outcome
+                yield job, outcome, seconds
     finally:
         processes_left = list((pool._processes or {}).values()) if under_way else []
         pool.shutdown(wait=False, cancel_futures=True)
@@ -119,6 +120,16 @@ def prepare_process(directory: str) -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+def run_timed(run: JobFunction, settings: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
+    """Return a job's outcome, and the seconds of a processor that it took: those that it needs on a quiet core.
+
+    >>> run_timed(lambda settings: {"length": len(settings)}, {})[0]
+    {'length': 0}
+    """
+    began = time.process_time()
+    return run(settings), time.process_time() - began
 
 
 # -- outcomes as files -------------------------------------------------------------------------------------------------
@@ -145,15 +156,18 @@ def read_outcome(out: Path, job: Job, data: Mapping[str, str]) -> dict[str, Any]
         held = parse_object(read_plain(outcome_file(out, job, data), most_bytes=MOST_OUTCOME_BYTES))
     except (OSError, ValueError, DecodingError):
         return None
-    outcome = held.pop("outcome", None)
+    outcome, _ = held.pop("outcome", None), held.pop("processor_seconds", None)
     return outcome if held == identity(job, data) and isinstance(outcome, dict) else None
 
 
-def write_outcome(out: Path, job: Job, data: Mapping[str, str], outcome: Mapping[str, Any]) -> None:
-    """Keep an outcome."""
+def write_outcome(
+    out: Path, job: Job, data: Mapping[str, str], outcome: Mapping[str, Any], *, processor_seconds: float = 0.0
+) -> None:
+    """Keep an outcome, beside what it took."""
     file = outcome_file(out, job, data)
     try:
-        text = json.dumps({**identity(job, data), "outcome": outcome}, allow_nan=False)
+        took = {"processor_seconds": round(processor_seconds, 2)}
+        text = json.dumps({**identity(job, data), "outcome": outcome, **took}, allow_nan=False)
     except ValueError as error:
         raise ReproductionError(f"{job.name}: its outcome has a figure that is not finite ({error})") from error
     file.parent.mkdir(parents=True, exist_ok=True)

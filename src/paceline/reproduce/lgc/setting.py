@@ -30,7 +30,11 @@ def base_recipe(plan: ExperimentPlan, *, rounds: int | None = None) -> Recipe:
         },
         model={"name": plan.choose(toy="mlp", laboratory="lenet", full="vgg11")},
         optimizer={"lr": 0.1 if plan.size == "full" else 0.05, "decay_at": [0.5]},
-        strategy={"k": 7, "warmup_rounds": plan.choose(toy=1, laboratory=10, full=2 * ROUNDS_OF_AN_EPOCH)},
+        strategy={
+            "k": 7,
+            "warmup_rounds": plan.choose(toy=1, laboratory=10, full=2 * ROUNDS_OF_AN_EPOCH),
+            "scale_partial": True,
+        },
         cluster={"late_work": "complete"},
     )
 
