@@ -25,8 +25,8 @@ def chooser_after(times, *, use=SCALED, rounds=20, skew=None, blocks=4, fresh=No
     return chooser
 
 
-def test_with_nothing_seen_it_takes_half() -> None:
-    assert AutoK(SCALED).k(members=10) == 5
+def test_with_nothing_seen_it_takes_seven_tenths() -> None:
+    assert AutoK(SCALED).k(members=10) == 7
     assert AutoK(SCALED).k(members=1) == 1
 
 
