@@ -45,6 +45,7 @@ ROUNDS, QUICK_ROUNDS = 300, 12
 REPEAT, QUICK_REPEAT = 2, 1
 LANES: dict[str, dict[str, Any]] = {
     "full": {"name": "full"},
+    "lgc, by samples": {"name": "lgc", "scale_partial": "samples"},
     "lgc, unscaled": {"name": "lgc", "scale_partial": False},
     "lgc, scaled": {"name": "lgc", "scale_partial": True},
     "fastest-k": {"name": "fastest-k"},
