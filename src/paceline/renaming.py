@@ -35,13 +35,18 @@ def with_new_names(document: Mapping[str, Any]) -> dict[str, Any]:
 def as_recorded(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recorded recipe with settings by their new names, and with the old defaults of those it does not say.
 
+    An empty document is that of a script, which has no recipe, and stays empty.
+
     >>> as_recorded({"strategy": {"name": "lgc"}}), as_recorded({"strategy": {"scale_partial": "samples"}})
     ({'strategy': {'scale_partial': True, 'name': 'lgc'}}, {'strategy': {'scale_partial': 'samples'}})
     """
     found = with_new_names(document)
+    if not found:
+        return found
     for (section, name), value in OLD_DEFAULTS.items():
-        if isinstance(found.get(section), Mapping):
-            found[section] = {name: value, **found[section]}
+        held = found.get(section, {})
+        if isinstance(held, Mapping):
+            found[section] = {name: value, **held}
     return found
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from paceline.events import Drop, GradientArrived, Joined, Send, Step
 from paceline.strategies import LGC, Async, FastestK, Full
 from paceline.strategies.combine import Combiner
+from paceline.strategies.lgc import settled, weighing_in
 from paceline.strategies.shares import SharesBySpeed
 from tests.contracts.play import Deliver, Join, Leave, histories, play, steps_of
 
@@ -193,28 +194,12 @@ def late_weights(running):
 def test_a_run_that_begins_weighs_by_samples_and_one_that_goes_on_as_it_began():
     by = {how: late_weights(LGC(k=1, scale_partial=how).start()) for how in WEIGHTS}
     assert len(set(by.values())) == len(WEIGHTS)
-    assert late_weights(LGC(k=1).start()) == by["samples"]
+    assert late_weights(LGC(k=1).start()) == late_weights(settled(LGC(k=1)).start()) == by["samples"]
     for how in WEIGHTS:
-        running = LGC(k=1).start()
-        running.load_state_dict(LGC(k=1, scale_partial=how).start().state_dict())
-        assert late_weights(running) == by[how]
-
-
-@pytest.mark.parametrize("how", WEIGHTS)
-def test_a_state_of_the_last_release_goes_on_as_it_was_scaled(how):
-    state = LGC(k=1).start().state_dict()
-    del state["scale_partial"]  # the last release kept none
-    left, said = LGC(k=1).start(), LGC(k=1, scale_partial=how).start()
-    left.load_state_dict(state)
-    said.load_state_dict(state)
-    assert late_weights(left) == late_weights(LGC(k=1, scale_partial=True).start())
-    assert late_weights(said) == late_weights(LGC(k=1, scale_partial=how).start())
-
-
-def test_a_state_that_is_weighed_otherwise_is_refused_where_the_weight_is_said():
-    state = LGC(k=1, scale_partial=True).start().state_dict()
-    with pytest.raises(ValueError, match=r"begun with scale_partial=True, and this run asks for 'samples'"):
-        LGC(k=1, scale_partial="samples").start().load_state_dict(state)
+        assert late_weights(settled(LGC(k=1), how).start()) == by[how]
+        assert settled(LGC(k=1, scale_partial=False), how) == LGC(k=1, scale_partial=False)
+        assert weighing_in(repr(LGC(k=1, scale_partial=how))) == how
+    assert weighing_in(repr(LGC(k=1))) is None
 
 
 def test_a_weight_that_there_is_not_is_refused_with_those_there_are():

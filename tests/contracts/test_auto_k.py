@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.events import GradientArrived, LossSeen
-from paceline.strategies.auto_k import DISCARDED, SCALED, AutoK, Skew
+from paceline.strategies import LGC
+from paceline.strategies.auto_k import BY_SAMPLES, DISCARDED, SCALED, UNSCALED, AutoK, Skew
+from paceline.strategies.lgc import settled
 
 
 def chooser_after(times, *, use=SCALED, rounds=20, skew=None, blocks=4, fresh=None):
@@ -25,14 +27,43 @@ def chooser_after(times, *, use=SCALED, rounds=20, skew=None, blocks=4, fresh=No
     return chooser
 
 
-def test_with_nothing_seen_it_takes_seven_tenths() -> None:
-    assert AutoK(SCALED).k(members=10) == 7
-    assert AutoK(SCALED).k(members=1) == 1
+def test_with_nothing_seen_it_takes_seven_tenths_and_half_where_it_did_before() -> None:
+    assert [AutoK(BY_SAMPLES).k(members=members) for members in (1, 2, 3, 10, 20)] == [1, 2, 3, 7, 14]
+    for use in (SCALED, UNSCALED, DISCARDED):
+        assert [AutoK(use).k(members=members) for members in (1, 2, 3, 10, 20)] == [1, 1, 2, 5, 10]
+
+
+def test_k_is_chosen_by_what_becomes_of_late_work_in_the_run() -> None:
+    begins = settled(LGC(k="auto")).start().chooser
+    goes_on = settled(LGC(k="auto"), True).start().chooser
+    assert (begins.k(members=10), goes_on.k(members=10)) == (7, 5)
+
+
+def test_work_that_weighs_less_costs_nothing_where_all_hold_alike_data() -> None:
+    """Steps are as long as those of a full round; with skew, what was done least is learned last."""
+    times = [1.0] * 5 + [4.0] * 5
+    alike, skewed = (chooser_after(times, use=BY_SAMPLES, skew=skew) for skew in (0.0, 5.0))
+    assert alike._progress(1.0) == 1.0
+    assert skewed._progress(1.0) < skewed._progress(4.0) == 1.0
+    scaled = chooser_after(times, use=SCALED, skew=0.0)
+    assert scaled._progress(1.0) < 1.0
+
+
+def test_the_skew_is_known_as_soon_as_the_second_round_has_losses() -> None:
+    def value(at_once, versions):
+        skew = Skew(unseen=0.5, at_once=at_once)
+        for version in range(versions):
+            for worker, mean in enumerate((1.0, 5.0, 9.0)):
+                skew.note(LossSeen(worker=worker, version=version, mean=mean, variance=1.0, samples=32))
+        return skew.value
+
+    assert [value(True, versions) > 0.9 for versions in (1, 2, 3)] == [False, True, True]
+    assert [value(False, versions) > 0.9 for versions in (1, 2, 3)] == [False, False, True]
 
 
 def test_it_leaves_out_the_one_slow_worker() -> None:
     times = [1.0] * 9 + [50.0]
-    for use in (SCALED, DISCARDED):
+    for use in (SCALED, BY_SAMPLES, UNSCALED, DISCARDED):
         assert chooser_after(times, use=use, skew=0.0).k(members=10) == 9
 
 
@@ -69,7 +100,7 @@ def test_skew_is_nothing_where_workers_differ_no_more_than_their_samples_do() ->
 
     The share of a version is at most about 0.05 then (its mean is 0.01); a false alarm needs 6 deviations.
     """
-    generator, skew = np.random.default_rng(0), Skew()
+    generator, skew = np.random.default_rng(0), Skew(unseen=0.5, at_once=True)
     for version in range(200):
         for worker in range(10):
             losses = generator.normal(2.0, 1.0, 32)

@@ -99,6 +99,22 @@ def test_a_served_run_replays_with_every_decision_of_lgc_qsgd_lars_and_fine_prun
     same(weights, load_file(newest(folder) / "tensors.safetensors")["parameters"])
 
 
+def test_k_is_chosen_again_as_it_was_for_work_that_was_scaled(golden, monkeypatch):
+    folder = golden("auto")
+    weights = check_replay(folder, monkeypatch)
+    same(weights, load_file(newest(folder) / "tensors.safetensors")["parameters"])
+
+
+def test_a_run_that_scaled_partial_work_goes_on_scaling_it(golden, tmp_path, monkeypatch):
+    folder = golden("auto")
+    shutil.rmtree(newest(folder))  # it was killed before it was written
+    (folder / "results.json").unlink()
+    run_paceline("train", "--resume", folder, "--model", MODEL, cwd=tmp_path)
+    recipe = json.loads((newest(folder) / "state.json").read_text())["recipe"]
+    assert recipe["strategy"]["scale_partial"] is True
+    check_replay(folder, monkeypatch)
+
+
 def test_a_stopped_served_run_goes_on_to_its_end_and_replays(golden, tmp_path, monkeypatch):
     folder = golden("served-stopped")
     before = (folder / "trace.jsonl").read_text()
@@ -231,6 +247,7 @@ def test_a_simulated_run_prints_what_it_printed(strategy, tmp_path, capsys):
         json.loads(capsys.readouterr().out),
         json.loads((GOLDEN / f"printed/simulate-{strategy}.json").read_text()),
     )
+    assert expected["recipe"]["strategy"].pop("scale_partial") is True  # the default then, of late work that was whole
     check_holds(found["recipe"], with_new_names(expected["recipe"]))
     (result,), (wanted,) = found["results"], expected["results"]
     for name, value in wanted.items():

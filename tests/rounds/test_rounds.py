@@ -162,9 +162,12 @@ def test_states_are_of_one_moment_on_all_ranks_and_others_are_refused(trio):
         assert found["other model"].startswith(f"{refused} the model is not what it was")
         assert found["other k"].startswith(f"{refused} it is of other rounds: its strategy is")
         assert found["closed"] == results[0]["closed"]
-        assert found["last release"]["auto"] is None
-        assert "scale_partial=True" in found["last release"]["samples"]
-    assert results[0]["last release"]["auto decides by"] is True
+        for began in (True, False):
+            error, weighs, decides, same = found["last release"][f"{began} auto"]
+            assert (error, weighs, same) == (None, began, True)
+            assert decides in (began, None)  # one rank decides
+            assert f"scale_partial={began}" in found["last release"][f"{began} samples"][0]
+    assert results[0]["last release"]["False auto"][2] is False
 
 
 # -- step times --------------------------------------------------------------------------------------------------------

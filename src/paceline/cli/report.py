@@ -28,6 +28,7 @@ from paceline.cli.output import ResultsNotKept, existing_folder, is_ranks_run, n
 from paceline.decoding import parse_object
 from paceline.files import read_plain, write_file
 from paceline.recipes import Recipe
+from paceline.renaming import as_recorded
 from paceline.traces.journal import TRACE
 from paceline.traces.pruning_record import PRUNING
 from paceline.traces.run_folder import MOST_RESULTS_BYTES, RESULTS
@@ -139,7 +140,7 @@ def _page_of_watched(folder: Path) -> tuple[str, str]:
 def _as_simulated(trace: Trace, path: Path) -> Trace:
     """Return the trace with its recipe as a simulated run has it, with infinite numbers where a file has null."""
     try:
-        return dataclasses.replace(trace, recipe=Recipe.from_document(trace.recipe).to_dict())
+        return dataclasses.replace(trace, recipe=Recipe.from_document(as_recorded(trace.recipe)).to_dict())
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from None
 

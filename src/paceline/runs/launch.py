@@ -41,7 +41,7 @@ from paceline.recipes.assembly import (
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import Trained, folder_to_train
-from paceline.runs.ranks import by_ranks, read_recipe_of, rounds_to_train, train_rank
+from paceline.runs.ranks import RECIPE, by_ranks, read_recipe_of, rounds_to_train, train_rank
 from paceline.runs.simulation import Result, give_notices
 from paceline.traces.run_folder import check_free
 from paceline.traces.run_settings import difference
@@ -111,6 +111,8 @@ def train_ranks(
         raise ValueError("under torchrun, give --out (out=): all ranks, and those of a restart, must find one folder")
     rounds, dataset = None, load_data(recipe, wanted.given)
     if not wanted.resume:
+        if place is not None and (begun := Path(str(wanted.out)) / RECIPE).is_file():  # this launch, started again
+            recipe = going_on(recipe, read_recipe_of(begun.parent))
         recipe = resolved(recipe, dataset)
     else:
         folder = folder_to_train(wanted.out, resume=True)

@@ -44,20 +44,23 @@ t-1 that have arrived when round t closes; the paper takes all N - K. One that a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+import re
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from paceline.events import Action, Drop, GradientArrived, Share, Step
-from paceline.strategies.auto_k import BY_SAMPLES, SCALED, UNSCALED, AutoK, LateWorkUse, make_chooser
+from paceline.strategies.auto_k import BY_SAMPLES, SCALED, UNSCALED, LateWorkUse, make_chooser
 from paceline.strategies.choose_k import Chooser, check_k
 from paceline.strategies.forms import Nothing, Workers
 from paceline.strategies.rounds import Rounds, RoundStrategy, Sizes, comparable
 from paceline.strategies.shares import SharesBySpeed
 
 ScalePartial: TypeAlias = bool | Literal["samples", "auto"]
+StrategyT = TypeVar("StrategyT")
 SAMPLES: Literal["samples"] = "samples"
 AUTO: Literal["auto"] = "auto"
-USES: dict[bool | str, LateWorkUse] = {True: SCALED, False: UNSCALED, SAMPLES: BY_SAMPLES}  # how K is chosen
+Weighing: TypeAlias = bool | Literal["samples"]
+USES: dict[Weighing, LateWorkUse] = {True: SCALED, False: UNSCALED, SAMPLES: BY_SAMPLES}  # how K is chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +89,54 @@ class LGC(RoundStrategy):
                 f"scale_partial must be true, false, {SAMPLES!r} or {AUTO!r} (scale_partial={self.scale_partial!r:.40})"
             )
 
+    @property
+    def weighing(self) -> Weighing:
+        """How a run that begins now weighs partial work.
+
+        >>> LGC(k=7).weighing, LGC(k=7, scale_partial=True).weighing
+        ('samples', True)
+        """
+        return SAMPLES if self.scale_partial == AUTO else self.scale_partial
+
+    def begun(self, weighing: Weighing) -> LGC:
+        """Return the strategy as a run has it that began with this weighing, where it is left open here.
+
+        >>> LGC(k=7).begun(True), LGC(k=7, scale_partial=False).begun(True)
+        (LGC(k=7, warmup_rounds=0, scale_partial=True), LGC(k=7, warmup_rounds=0, scale_partial=False))
+        """
+        return replace(self, scale_partial=weighing) if self.scale_partial == AUTO else self
+
     def start(self) -> CompensatedRounds:
         """Return the state of a run that begins now."""
         return CompensatedRounds(
-            chooser=make_chooser(self.k, USES[SAMPLES if self.scale_partial == AUTO else self.scale_partial]),
+            chooser=make_chooser(self.k, USES[self.weighing]),
             warmup_rounds=self.warmup_rounds,
-            scale_partial=self.scale_partial,
+            weighing=self.weighing,
             shares=self.shares,
         )
+
+
+def settled(strategy: StrategyT, began: Weighing | None = None) -> StrategyT:
+    """Return a strategy with the weighing of a run that `began` with it, or begins now, where it is left open.
+
+    >>> settled(LGC(k=7)).scale_partial, settled(LGC(k=7), True).scale_partial
+    ('samples', True)
+    """
+    if not isinstance(strategy, LGC):
+        return strategy
+    return cast("StrategyT", strategy.begun(strategy.weighing if began is None else began))
+
+
+def weighing_in(text: str) -> Weighing | None:
+    """Return the weighing of a strategy that was kept as text.
+
+    >>> weighing_in("LGC(k=2, warmup_rounds=0, scale_partial=True)"), weighing_in("Full()")
+    (True, None)
+    """
+    found = re.search(r"\bscale_partial=(True|False|'samples')", text)
+    if found is None:
+        return None
+    return SAMPLES if found[1] == repr(SAMPLES) else found[1] == "True"
 
 
 class CompensatedRounds(Rounds):
@@ -105,11 +148,10 @@ class CompensatedRounds(Rounds):
     """
 
     def __init__(
-        self, *, chooser: Chooser, warmup_rounds: int, scale_partial: ScalePartial, shares: SharesBySpeed | None = None
+        self, *, chooser: Chooser, warmup_rounds: int, weighing: Weighing, shares: SharesBySpeed | None = None
     ) -> None:
         super().__init__(chooser=chooser, warmup_rounds=warmup_rounds, shares=shares)
-        self._asked = scale_partial
-        self._scale_partial = SAMPLES if scale_partial == AUTO else scale_partial
+        self._weighing = weighing
         self._late_scales: dict[int, float] = {}  # late gradients that have arrived, by worker: s/r; if scaled, 1
         self._previous_fresh: set[int] = set()
         self._previous_members: dict[int, int] = {}  # and the samples of their batches in that round
@@ -121,12 +163,12 @@ class CompensatedRounds(Rounds):
             return [Drop(worker=event.worker, version=event.version, reason="its worker was not in that round")]
         if event.samples:
             self._previous_members[event.worker] = event.samples
-        self._late_scales[event.worker] = 1.0 if self._scale_partial is True else event.blocks / event.blocks_done
+        self._late_scales[event.worker] = 1.0 if self._weighing is True else event.blocks / event.blocks_done
         return []
 
     def _step(self, at_seconds: float) -> Step:
         sizes = comparable(self._previous_members)
-        by_samples, counted = self._scale_partial == SAMPLES, sizes
+        by_samples, counted = self._weighing == SAMPLES, sizes
         if by_samples:
             counted = {worker: size / self._late_scales.get(worker, 1.0) for worker, size in sizes.items()}
         total, late = sum(counted.values()), sum(counted[worker] for worker in self._late_scales)
@@ -159,13 +201,11 @@ class CompensatedRounds(Rounds):
             "previous_fresh": Workers,
             "previous_members": Workers,
             "previous_sizes": Sizes,
-            "scale_partial": bool | Literal["samples"],
         }
 
     @property
     def added(self) -> dict[str, Any]:
-        """What a `state_dict` of an earlier release lacks: there, partial work was scaled unless the run said how."""
-        return super().added | {"previous_sizes": [], "scale_partial": True if self._asked == AUTO else self._asked}
+        return super().added | {"previous_sizes": []}
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to go on later, as plain values."""
@@ -174,21 +214,12 @@ class CompensatedRounds(Rounds):
             "previous_fresh": sorted(self._previous_fresh),
             "previous_members": sorted(self._previous_members),
             "previous_sizes": sorted((worker, size) for worker, size in self._previous_members.items() if size),
-            "scale_partial": self._scale_partial,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""
         state = self.added | state
         super().load_state_dict(state)
-        if self._asked not in (AUTO, state["scale_partial"]):
-            raise ValueError(
-                f"the rounds were begun with scale_partial={state['scale_partial']!r}, and this run asks for "
-                f"{self._asked!r}; give what it was, or {AUTO!r}"
-            )
-        self._scale_partial = state["scale_partial"]
-        if isinstance(self.chooser, AutoK):
-            self.chooser.use = USES[self._scale_partial]
         self._late_scales = {int(worker): float(scale) for worker, scale in state["late_scales"]}
         self._previous_fresh = set(state["previous_fresh"])
         sizes = {int(worker): int(size) for worker, size in state["previous_sizes"]}

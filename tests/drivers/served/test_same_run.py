@@ -102,22 +102,31 @@ def test_a_script_does_not_go_on_with_another_run(said, tmp_path):
 
 @pytest.mark.parametrize("how", [True, False, "samples"])
 def test_a_script_that_leaves_the_weights_to_paceline_goes_on_as_its_run_began(how, tmp_path):
+    """Also twice, and also if it then says what they were."""
     begun(settings_in(tmp_path, strategy=LGC(k=2, scale_partial=how)))
-    run = open_run(settings_in(tmp_path), resume=True)
-    assert run.coordinator.strategy.state_dict()["scale_partial"] == how
-    run._journal.close()
+    for asked in ("auto", "auto", how):
+        run = open_run(settings_in(tmp_path, strategy=LGC(k=2, scale_partial=asked)), resume=True)
+        assert run._settings.strategy == LGC(k=2, scale_partial=how)
+        assert run.coordinator.strategy._weighing == how
+        run.write_first_checkpoint()
+        run._journal.close()
+    with pytest.raises(ServeError, match=r"scale_partial was .*, and is .* now; give what it was"):
+        resumed(settings_in(tmp_path, strategy=LGC(k=2, scale_partial=how is False)))
 
 
-def test_a_script_of_the_last_release_goes_on_with_scaled_work(tmp_path):
-    begun(settings_in(tmp_path, strategy=LGC(k=2, scale_partial=True)))
+def test_a_run_that_began_by_samples_goes_on_where_that_is_said(tmp_path):
+    begun(settings_in(tmp_path))
+    resumed(settings_in(tmp_path, strategy=LGC(k=2, scale_partial="samples")))
+
+
+def test_checkpoints_that_do_not_say_their_weights_are_of_scaled_work(tmp_path):
+    begun(settings_in(tmp_path))
     checkpoint, _ = read_newest(tmp_path / "run")
-    del checkpoint.state["strategy"]["scale_partial"]
+    del checkpoint.state["run"]["scale_partial"]
     write_checkpoint(tmp_path / "run", checkpoint)
     run = open_run(settings_in(tmp_path), resume=True)
-    assert run.coordinator.strategy.state_dict()["scale_partial"] is True
+    assert run._settings.strategy.scale_partial is True
     run._journal.close()
-    with pytest.raises(ServeError, match='scale_partial was true, and is "samples" now; give what it was'):
-        resumed(settings_in(tmp_path, strategy=LGC(k=2, scale_partial="samples")))
 
 
 def test_a_refused_resume_leaves_the_journal_to_the_next_one(tmp_path):

@@ -102,16 +102,21 @@ def wrong_states():
 
 
 def last_release(model, state):
-    """What a script that leaves the weights of partial work to paceline makes of a state of the last release."""
-    decider, about = dict(state["decider"]), dict(state["about"])
-    about["strategy"] = about["strategy"].replace("'auto'", "True")
-    if "strategy" in decider:
-        decider["strategy"] = {name: value for name, value in decider["strategy"].items() if name != "scale_partial"}
-    old, found = {**state, "about": about, "decider": decider}, {}
-    for asked in ("auto", "samples"):
-        mine, _, sync = setup("lgc", k=1, seed=9, scale_partial=asked)
-        mine.load_state_dict(model.state_dict())
-        with sync:
-            found[asked] = error_of(lambda sync=sync: sync.load_state_dict(old))
-            found[f"{asked} decides by"] = sync._loop.decider_state().get("strategy", {}).get("scale_partial")
+    """What scripts make of states of the last release that leave the weights of partial work open, or say them."""
+    found = {}
+    for began in (True, False):
+        text = state["about"]["strategy"].replace("'samples'", str(began))
+        old = {**state, "about": {**state["about"], "strategy": text}}
+        for asked in ("auto", "samples"):
+            mine, _, sync = setup("lgc", k=1, seed=9, scale_partial=asked)
+            mine.load_state_dict(model.state_dict())
+            with sync:
+                error = error_of(lambda sync=sync, old=old: sync.load_state_dict(old))
+                deciding = sync._loop.deciding
+                found[f"{began} {asked}"] = [
+                    error,
+                    sync.strategy.scale_partial,
+                    None if deciding is None else deciding.decider.state._weighing,
+                    sync.about()["strategy"] == text,
+                ]
     return found

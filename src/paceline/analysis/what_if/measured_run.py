@@ -39,6 +39,7 @@ from paceline.drivers.simulated.network import BITS_PER_BYTE, OneWayLink, Worker
 from paceline.errors import PacelineError
 from paceline.recipes.assembly import averages, make_member, make_strategy
 from paceline.recipes.recipe import Recipe
+from paceline.renaming import as_recorded
 from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full, Strategy, bare_name
 from paceline.strategies.averaging import Averaging
 from paceline.traces.history import SHORTEST_SECONDS
@@ -283,7 +284,7 @@ def _strategy_of(recipe: Mapping[str, Any], name: str, fresh: Sequence[int]) -> 
         cluster = recipe.get("cluster")
         if isinstance(cluster, Mapping):
             document["cluster"] = {key: value for key, value in cluster.items() if key == "workers"}
-        return make_strategy(Recipe.from_document(document))
+        return make_strategy(Recipe.from_document(as_recorded(document)))
     plain = bare_name(name)
     if plain not in STRATEGIES:
         raise WhatIfError(

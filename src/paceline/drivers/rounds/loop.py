@@ -273,6 +273,11 @@ class RoundLoop:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
+    def take_strategy(self, strategy: Strategy) -> None:
+        """Let the rank that decides do so by another strategy, before the first round."""
+        if self.deciding is not None:
+            self.deciding.decider.take_strategy(strategy)
+
     def decider_state(self) -> dict[str, Any]:
         """Return the state of the decider, between two rounds; empty on a rank that does not decide."""
         return {} if self.deciding is None else self.deciding.decider.state_dict()

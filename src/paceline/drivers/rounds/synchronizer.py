@@ -26,7 +26,6 @@ from __future__ import annotations
 import atexit
 import logging
 import math
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -65,7 +64,7 @@ from paceline.events import Drop, Step
 from paceline.exchanges.plans import ALL_REDUCE, AUTO
 from paceline.loggers import GuardedLog, Log
 from paceline.strategies import LGC, STRATEGIES, FastestK, Full, Strategy
-from paceline.strategies.lgc import ScalePartial
+from paceline.strategies.lgc import ScalePartial, settled, weighing_in
 from paceline.strategies.shares import BatchSizes, SharesBySpeed
 from paceline.traces.journal import Arrival, Seconds
 from paceline.traces.step_clock import clock_of, in_phase
@@ -204,9 +203,9 @@ class RoundSync(RankLifecycle):
         self._group = RankGroup(process_group, wait_seconds, refusal, purpose=ROUNDS)
         if isinstance(made, Exception):
             raise made
-        self.strategy, self._tracked, self._codec = made
+        self._asked, self._tracked, self._codec = made
+        self.strategy, self._blocks, self._watched = settled(self._asked), blocks, model
         self._sizes = BatchSizes(getattr(self.strategy, SHARES))
-        self._blocks, self._watched = blocks, model
         self._optimizer, ranks, rank = optimizer, self._group.ranks, self._group.rank
         self._schedulers, self._place = as_list(scheduler), ranks.index(rank)
         self._scheduled: dict[int, int | None] = {}  # of each scheduler: where it stood after its last step here
@@ -689,8 +688,10 @@ class RoundSync(RankLifecycle):
         with refusing("the state of the rounds"):
             # Earlier releases had no codec, and say none; nor do rounds of equal shares say theirs.
             before = {CODEC: describe(Identity()), SHARES: describe(None)} | state["about"]
-            for key, text in ({SHARES: describe(None)} | self.about()).items():
-                if before.get(key) != text and not self._goes_on_as(key, str(before.get(key))):
+            strategy = settled(self._asked, weighing_in(str(before.get("strategy"))))  # it goes on as it began
+            mine = {SHARES: describe(None)} | self.about() | {"strategy": describe(strategy)}
+            for key, text in mine.items():
+                if before.get(key) != text:
                     raise ValueError(f"it is of other rounds: its {key} is {before.get(key)}, and this one's is {text}")
             if state["fingerprint"] != self._model.fingerprint():
                 raise ValueError(
@@ -698,6 +699,9 @@ class RoundSync(RankLifecycle):
                     "the model's. Load: construct the rounds, load the model's state, then the rounds'"
                 )
             version, draws = decode(Count, state["version"], "version"), decode(Count, state["draws"], "draws")
+            if strategy != self.strategy:
+                self.strategy = strategy
+                self._loop.take_strategy(strategy)
             self._sum.load_state_dict(state.get("plan", ALL_REDUCE), state.get("codec", {}))
             self._loop.load(
                 version,
@@ -712,11 +716,6 @@ class RoundSync(RankLifecycle):
                 sampler.load_state_dict(kept)
             self.version, self._aligned, self.draws = version, version, draws
             self.outcomes.load_state_dict(state["outcomes"])
-
-    def _goes_on_as(self, key: str, kept: str) -> bool:
-        """Whether a kept strategy is this one but for a choice left to paceline: its state says how it began."""
-        left = re.sub(r"scale_partial=(True|False|'samples')", "scale_partial='auto'", kept)
-        return key == "strategy" and left == describe(self.strategy)
 
     def about(self) -> dict[str, str]:
         """Return what all ranks must have alike to take rounds together, and what a state must fit, in words."""

@@ -19,7 +19,7 @@ import ssl
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from paceline.drivers.served.transport import allow_many_files, give_memory_back
 from paceline.files import discard
 from paceline.optim import catch_up
 from paceline.strategies import LGC
+from paceline.strategies.lgc import SAMPLES, settled
 from paceline.traces.checkpoints import (
     Checkpoint,
     CheckpointWriteError,
@@ -82,6 +83,7 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
     if not resume:
         check_free(settings.folder)
     checkpoint = _newest(settings) if resume else None
+    settings = _as_begun(settings, checkpoint)
     if checkpoint is not None:
         _check_same_run(settings, checkpoint)
     codec = parse_codec(settings.codec)
@@ -141,6 +143,19 @@ def _newest(settings: ServerSettings) -> Checkpoint:
     return checkpoint
 
 
+def _as_begun(settings: ServerSettings, checkpoint: Checkpoint | None) -> ServerSettings:
+    """Return the settings with what a run began with, where they leave it open; earlier releases scaled partial work.
+
+    What a checkpoint says is believed only if it is a weighing; the check of the run refuses the rest.
+    """
+    began = None
+    if checkpoint is not None:
+        run = checkpoint.state.get("run")
+        began = run.get("scale_partial", True) if isinstance(run, dict) else True
+    known = isinstance(began, bool) or began == SAMPLES
+    return replace(settings, strategy=settled(settings.strategy, began if known else None))
+
+
 def _check_same_run(settings: ServerSettings, checkpoint: Checkpoint) -> None:
     """Refuse a checkpoint of a run with other settings; an older one does not say what they were."""
     name, state = f"checkpoint {checkpoint.version} of {settings.folder}", checkpoint.state
@@ -150,10 +165,7 @@ def _check_same_run(settings: ServerSettings, checkpoint: Checkpoint) -> None:
     if recipe and settings.recipe:
         different = difference(with_defaults(recipe, settings.recipe_defaults), settings.recipe)
     else:
-        given = {key: value for key, value in settings.identity.items() if key in run}
-        if given.get("scale_partial") == "auto":  # the strategy's state says how it began, and goes on so
-            given["scale_partial"] = run["scale_partial"]
-        different = difference(run, given)
+        different = difference(run, {key: value for key, value in settings.identity.items() if key in run})
     if different:
         raise ServeError(f"{name} is of another run: {different}; {remedy(different)}")
 
