@@ -255,6 +255,7 @@ SWAPS: dict[str, list[Swap]] = {
             (("local-sgd", "ssgd"), "Local SGD computes longer than SSGD"),
             ((PAPER, "local-sgd"), "HPSGD before Local SGD"),
             ((PAPER, "ssgd"), "HPSGD before Local SGD"),
+            ((PAPER, "ssgd"), "HPSGD before SSGD"),
         )
     ],
     "hpsgd-6b": [
@@ -406,6 +407,33 @@ def test_lanes_that_the_measurements_cannot_tell_apart_are_reported_with_the_rea
         assert not claim.judged
         assert "too few measurements to tell" in claim.because
         assert "local-sgd 0.0-20.0" in claim.because
+
+
+@pytest.mark.parametrize("name", FIGURES_6)
+def test_a_remark_counts_the_claims_that_the_measurements_leave_open(name):
+    """Local SGD is measured at 0 and 20 s alone, so only SSGD, at 36 s, is told apart from it and from HPSGD."""
+    local_sgd = _lane_of_hpsgd("local-sgd", seconds=15.0, apart=(15.0, 5.0))
+    told = _lanes_of_hpsgd(FIGURES_6[name](TOY))
+    outcomes = {job: local_sgd if "local-sgd" in job else found for job, found in told.items()}
+    for given in (told, outcomes):
+        findings = experiment_named(name).conclude(TOY, given)
+        left_open = [claim for claim in findings.claims if "too few measurements" in claim.because]
+        to_judge = sum(claim.judged for claim in findings.claims) + len(left_open)
+        assert bool(left_open) == (given is outcomes)
+        assert f"Of {to_judge} claims to judge, {len(left_open)} " in findings.remarks[-1]
+        beside_ssgd = [claim for claim in findings.claims if "hpsgd before ssgd" in claim.text.lower()]
+        assert [(claim.judged, claim.holds) for claim in beside_ssgd] == [
+            (True, True) for _ in FIGURES_6[name](TOY) for _ in TARGETS
+        ]
+
+
+@pytest.mark.parametrize(("name", "cases"), [("hpsgd-5b", cases_of_figure_5b), *FIGURES_6.items()])
+def test_small_networks_are_remarked_on_where_they_are_trained(name, cases):
+    for size in ("laboratory", "full"):
+        plan = ExperimentPlan(size=size)
+        remarks = " ".join(experiment_named(name).conclude(plan, _lanes_of_hpsgd(cases(plan))).remarks)
+        assert ("in place of CIFAR-10" in remarks) == (size == "laboratory")
+        assert "Seconds are virtual" in remarks
 
 
 @pytest.mark.parametrize("name", FIGURES_6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 
 import pytest
 
@@ -390,6 +391,15 @@ def test_table_6_shows_the_papers_warmup_beside_the_same_of_ours_in_full():
     columns = {(paper.replace("-", "0"), ours) for _, paper, _, ours, _ in table.rows if paper != "-"}
     assert len(columns) == len(LARS_TABLE_6)
     assert all(paper == ours for paper, ours in columns)
+
+
+@pytest.mark.parametrize("plan", [TOY, LABORATORY, FULL], ids=["toy", "laboratory", "full"])
+def test_table_6_has_each_row_of_the_paper_once_in_the_table_or_its_caption(plan):
+    experiment = experiment_named("lars-table-6")
+    (table,) = experiment.conclude(plan, made_up(experiment, plan, lambda settings: 60.0)).tables
+    in_table = [row[2] for row in table.rows if row[1] != "-"]
+    below = re.findall(r": ([\d.]+) in", table.caption)
+    assert sorted(in_table + below) == sorted(f"{row[4]:g}" for row in LARS_TABLE_6)
 
 
 @pytest.mark.parametrize("name", NAMES)

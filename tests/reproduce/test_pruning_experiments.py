@@ -136,6 +136,23 @@ def test_how_many_samples_differ_is_held_against_chance(shared, holds):
     assert [each.text for each in found.claims if each.judged] == [claim(found, DIFFERING).text]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "shown", "caption"),
+    [
+        ([False, True], [False, False], {0, 1}, "Sample 0 is the clearest whose loss falls in both. Sample 1 is"),
+        ([False, True], [False, True], {0}, "falls in both. No loss rises in one, falls in the other."),
+        ([True, True], [False, True], {0}, "falls in the other. No loss falls in both."),
+        ([True, True], [True, True], set(), None),
+    ],
+    ids=["both", "none differs", "none falls", "neither"],
+)
+def test_the_chart_of_samples_says_what_it_shows_and_what_there_is_none_of(first, second, shown, caption):
+    found = findings("pruning-2", {"seed 200": losses_of(first), "seed 201": losses_of(second)})
+    assert set(found.series) == {f"sample {sample}, training {number}" for sample in shown for number in (1, 2)}
+    assert [caption in chart.caption for chart in found.charts] == ([] if caption is None else [True])
+    assert page([Reproduction(experiment=EXPERIMENTS["pruning-2"], plan=plan_of("pruning-2"), findings=found)])
+
+
 def test_every_pair_of_more_trainings_counts():
     trainings = [[True, False, False], [True, False, False], [False, True, False]]
     outcomes = {f"seed {200 + place}": losses_of(each) for place, each in enumerate(trainings)}

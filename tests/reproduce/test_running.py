@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 
 import pytest
 
@@ -22,6 +23,13 @@ PLAN = ExperimentPlan(size="toy")
 
 def squared(settings):
     return {"square": settings["number"] ** 2}
+
+
+def busy(settings):
+    began = time.process_time()
+    while time.process_time() - began < settings["seconds"]:
+        pass
+    return {}
 
 
 def failing(settings):
@@ -91,6 +99,24 @@ def test_what_is_kept_is_not_computed_again(kept):
     findings = run_experiment(_experiment(_jobs()), PLAN, folder)
     assert computed == []
     assert findings.numbers["number 3"] == {"square": 9}
+
+
+def test_the_processor_time_of_a_job_is_kept_beside_its_outcome(tmp_path, monkeypatch):
+    compute_here(monkeypatch)
+    job = Job(name="busy", run=busy, settings={"seconds": 0.05})
+    run_experiment(_experiment([job]), PLAN, tmp_path)
+    held = json.loads(outcome_file(tmp_path, job, {}).read_text(encoding="utf-8"))
+    assert 0.05 <= held["processor_seconds"] < 5.0
+
+
+def test_an_outcome_that_was_kept_without_its_processor_time_is_believed(kept):
+    folder, computed = kept
+    file = outcome_file(folder, _jobs()[1], {})
+    held = json.loads(file.read_text(encoding="utf-8"))
+    del held["processor_seconds"]
+    file.write_text(json.dumps(held), encoding="utf-8")
+    run_experiment(_experiment(_jobs()), PLAN, folder)
+    assert computed == []
 
 
 def test_experiments_share_a_job_whatever_they_call_it(kept):

@@ -72,7 +72,8 @@ class Claim:
     """Something that a source says, and whether our figures say the same, with the figures.
 
     A `winner` is who is ahead of whom, a `shape` how something changes, a `value` a number. What the source leaves open
-    is not `judged`: it is reported, and counts neither as met nor as missed.
+    is not `judged`: it is reported, and counts neither as met nor as missed. Nor is a claim judged where measurements
+    cannot tell the lanes apart, or where doing nothing would meet it.
 
     >>> claim = Claim(kind="winner", text="lgc ahead of fastest-k, c = 1", holds=False, because="41.0 and 47.0 %")
     >>> claim.line

@@ -123,7 +123,9 @@ def prepare_process(directory: str) -> None:
 
 
 def run_timed(run: JobFunction, settings: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
-    """Return a job's outcome, and the seconds of a processor that it took: those that it needs on a quiet core.
+    """Return a job's outcome, and the processor time of this process while it ran, in seconds.
+
+    That is user and system time of all its threads; child processes are not counted, and neither is waiting.
 
     >>> run_timed(lambda settings: {"length": len(settings)}, {})[0]
     {'length': 0}
@@ -156,14 +158,15 @@ def read_outcome(out: Path, job: Job, data: Mapping[str, str]) -> dict[str, Any]
         held = parse_object(read_plain(outcome_file(out, job, data), most_bytes=MOST_OUTCOME_BYTES))
     except (OSError, ValueError, DecodingError):
         return None
-    outcome, _ = held.pop("outcome", None), held.pop("processor_seconds", None)
+    outcome = held.pop("outcome", None)
+    held.pop("processor_seconds", None)
     return outcome if held == identity(job, data) and isinstance(outcome, dict) else None
 
 
 def write_outcome(
-    out: Path, job: Job, data: Mapping[str, str], outcome: Mapping[str, Any], *, processor_seconds: float = 0.0
+    out: Path, job: Job, data: Mapping[str, str], outcome: Mapping[str, Any], *, processor_seconds: float
 ) -> None:
-    """Keep an outcome, beside what it took."""
+    """Keep an outcome, and the processor time that its job took."""
     file = outcome_file(out, job, data)
     try:
         took = {"processor_seconds": round(processor_seconds, 2)}

@@ -25,25 +25,9 @@ higher with another network.
 from __future__ import annotations
 
 from paceline.reproduce.experiment import Experiment
-from paceline.reproduce.hpsgd.accuracy import (
-    conclude_figure_4a,
-    conclude_figure_4b,
-    jobs_of_figure_4a,
-    jobs_of_figure_4b,
-)
-from paceline.reproduce.hpsgd.analysis import conclude_analysis, jobs_of_analysis
-from paceline.reproduce.hpsgd.lanes import small_network
-from paceline.reproduce.hpsgd.scaling import conclude_figure_5a, jobs_of_figure_5a
-from paceline.reproduce.hpsgd.seconds import (
-    conclude_figure_5b,
-    conclude_figure_6a,
-    conclude_figure_6b,
-    jobs_of_figure_5b,
-    jobs_of_figure_6a,
-    jobs_of_figure_6b,
-)
+from paceline.reproduce.hpsgd import accuracy, analysis, lanes, scaling, seconds
 
-__all__ = ["EXPERIMENTS", "small_network"]  # recipes name the network by this folder
+small_network = lanes.small_network  # recipes name the network by this folder
 
 EXPERIMENTS: dict[str, Experiment] = {
     each.name: each
@@ -56,8 +40,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             minutes=2,
             full_hours=4000,
             data=("fashion-mnist",),
-            jobs=jobs_of_figure_4a,
-            conclude=conclude_figure_4a,
+            jobs=accuracy.jobs_of_figure_4a,
+            conclude=accuracy.conclude_figure_4a,
         ),
         Experiment(
             name="hpsgd-4b",
@@ -67,8 +51,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             minutes=1,
             full_hours=2000,
             seeds=2,
-            jobs=jobs_of_figure_4b,
-            conclude=conclude_figure_4b,
+            jobs=accuracy.jobs_of_figure_4b,
+            conclude=accuracy.conclude_figure_4b,
         ),
         Experiment(
             name="hpsgd-5a",
@@ -76,8 +60,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             question="scale efficiency with 4 to 16 workers",
             minutes=0.5,
             full_hours=0.1,
-            jobs=jobs_of_figure_5a,
-            conclude=conclude_figure_5a,
+            jobs=scaling.jobs_of_figure_5a,
+            conclude=scaling.conclude_figure_5a,
         ),
         Experiment(
             name="hpsgd-5b",
@@ -87,8 +71,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             minutes=0.5,
             full_hours=1000,
             seeds=3,
-            jobs=jobs_of_figure_5b,
-            conclude=conclude_figure_5b,
+            jobs=seconds.jobs_of_figure_5b,
+            conclude=seconds.conclude_figure_5b,
         ),
         Experiment(
             name="hpsgd-6a",
@@ -98,8 +82,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             minutes=1,
             full_hours=2000,
             seeds=3,
-            jobs=jobs_of_figure_6a,
-            conclude=conclude_figure_6a,
+            jobs=seconds.jobs_of_figure_6a,
+            conclude=seconds.conclude_figure_6a,
         ),
         Experiment(
             name="hpsgd-6b",
@@ -109,8 +93,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             minutes=1.5,
             full_hours=4000,
             seeds=3,
-            jobs=jobs_of_figure_6b,
-            conclude=conclude_figure_6b,
+            jobs=seconds.jobs_of_figure_6b,
+            conclude=seconds.conclude_figure_6b,
         ),
         Experiment(
             name="hpsgd-analysis",
@@ -118,8 +102,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             question="averages and steps in the time of a loop of Local SGD",
             minutes=0.1,
             full_hours=0.01,
-            jobs=jobs_of_analysis,
-            conclude=conclude_analysis,
+            jobs=analysis.jobs_of_analysis,
+            conclude=analysis.conclude_analysis,
         ),
     )
 }

@@ -48,10 +48,13 @@ WORKERS = 4
 STEP_SECONDS, NOISE_SECONDS, RING_STEPS = 0.9, 0.1, 2.0
 TOY_SECONDS = 0.5
 SAMPLES = {"digits": 1500, "fashion-mnist": 60_000, "cifar10": 50_000}
-SETTING = (
+SMALLER = (
     "Small networks, digits or Fashion-MNIST, batches of 32 and few epochs stand in place of CIFAR-10, batches of 128 "
-    "and 100 epochs. Seconds are virtual: a step takes 0.9 s plus an exponential of mean 0.1 s, and an average takes "
-    "as long as two steps."
+    "and 100 epochs."
+)
+VIRTUAL = (
+    "Seconds are virtual: a step takes 0.9 s plus an exponential of mean 0.1 s, and an average takes as long as two "
+    "steps."
 )
 REBASE = (
     "hpsgd (paper) is Algorithm 2 without a barrier. hpsgd (rebase) is the default here: a worker keeps its own change "
@@ -183,6 +186,15 @@ def split_around(trace: Trace, target: float) -> dict[str, Any] | None:
 def _split_until(trace: Trace, seconds: float) -> dict[str, float | None]:
     split = worker_split(trace, seconds) if seconds else dict.fromkeys(SPLIT, 0.0)
     return {"seconds": seconds, **split}
+
+
+def setting_remarks(plan: ExperimentPlan) -> tuple[str, ...]:
+    """Return what is not as in the paper, as remarks: at full size only the seconds.
+
+    >>> len(setting_remarks(ExperimentPlan())), len(setting_remarks(ExperimentPlan(size="full")))
+    (2, 1)
+    """
+    return (VIRTUAL,) if plan.size == "full" else (SMALLER, VIRTUAL)
 
 
 def jobs_of(cases: Sequence[Case], lanes: Sequence[str], seeds: Sequence[int]) -> list[Job]:

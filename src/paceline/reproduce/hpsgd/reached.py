@@ -22,9 +22,12 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from paceline.quantities import counted
 from paceline.reproduce.claims import Writer, ahead, figure, within
 from paceline.reproduce.experiment import Claim
 from paceline.traces import Evaluation
+
+TOO_FEW = "too few measurements to tell"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,4 +135,19 @@ def alike(text: str, lanes: Mapping[str, Reached | None], *, least: float, most:
 
 def _reported(claim: Claim, lanes: Mapping[str, Reached]) -> Claim:
     between = ", ".join(f"{lane} {found.written}" for lane, found in lanes.items())
-    return dataclasses.replace(claim, judged=False, because=f"{claim.because}; too few measurements to tell: {between}")
+    return dataclasses.replace(claim, judged=False, because=f"{claim.because}; {TOO_FEW}: {between}")
+
+
+def undecided_remark(claims: Iterable[Claim]) -> str:
+    """Return a remark that says how many claims are not judged because the measurements cannot tell lanes apart.
+
+    >>> lanes = {"hpsgd": Reached(after=21.4, at=22.8, by=24.1), "local-sgd": Reached(after=20.4, at=28.1, by=30.8)}
+    >>> undecided_remark([sooner("HPSGD before Local SGD", lanes), sooner("HPSGD first", {**lanes, "hpsgd": None})])
+    'Of 2 claims to judge, 1 is not judged, because the measurements cannot tell the lanes apart.'
+    """
+    to_judge = [claim for claim in claims if claim.judged or TOO_FEW in claim.because]
+    undecided = sum(not claim.judged for claim in to_judge)
+    return (
+        f"Of {counted(len(to_judge), 'claim')} to judge, {undecided} {'is' if undecided == 1 else 'are'} not judged, "
+        "because the measurements cannot tell the lanes apart."
+    )

@@ -20,7 +20,6 @@ from paceline.reproduce.hpsgd.lanes import (
     PAPER,
     REBASE,
     REBASED,
-    SETTING,
     SHOWN,
     SMALL_NETWORK,
     TARGETS,
@@ -31,8 +30,9 @@ from paceline.reproduce.hpsgd.lanes import (
     jobs_of,
     mean_of,
     reached_of,
+    setting_remarks,
 )
-from paceline.reproduce.hpsgd.reached import Reached, alike, guesses, sooner
+from paceline.reproduce.hpsgd.reached import Reached, alike, guesses, sooner, undecided_remark
 from paceline.reproduce.recipe_runs import SPLIT
 
 BETWEEN = (
@@ -129,7 +129,7 @@ def conclude_figure_5b(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) ->
             ),
         ),
         series=SPLIT,
-        remarks=(SETTING, REBASE),
+        remarks=(*setting_remarks(plan), REBASE),
         numbers={"seconds": total, "split": {part: dict(zip(LANES, split[part], strict=True)) for part in SPLIT}},
     )
 
@@ -210,7 +210,7 @@ def conclude_figure_6a(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) ->
         claims=tuple(claims),
         charts=tuple(charts),
         series=SPLIT,
-        remarks=(SETTING, REBASE, BETWEEN),
+        remarks=(*setting_remarks(plan), REBASE, BETWEEN, undecided_remark(claims)),
         numbers=numbers,
     )
 
@@ -228,6 +228,11 @@ def _figure_6a_claims(where: str, found: Mapping[str, Mapping[str, Reached | Non
         sooner(
             f"Local SGD before SSGD: {where}",
             {lane: seconds[lane] for lane in ("local-sgd", "ssgd")},
+            write=_seconds,
+        ),
+        sooner(
+            f"HPSGD before SSGD: {where}",
+            {lane: seconds[lane] for lane in (PAPER, "ssgd")},
             write=_seconds,
         ),
         alike(
@@ -328,6 +333,6 @@ def conclude_figure_6b(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) ->
             for target in TARGETS
         ),
         series=WITHOUT_PSGD,
-        remarks=(SETTING, REBASE, BETWEEN),
+        remarks=(*setting_remarks(plan), REBASE, BETWEEN, undecided_remark(claims)),
         numbers={f"{title}, {target:g}": found for (title, target), found in cells.items()},
     )

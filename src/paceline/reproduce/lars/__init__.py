@@ -35,25 +35,15 @@ the test images; the paper chooses on what it shows.
 from __future__ import annotations
 
 from paceline.reproduce.experiment import Experiment
-from paceline.reproduce.lars.augmentation import (
-    conclude_figure_4,
-    conclude_table_4,
-    jobs_of_figure_4,
-    jobs_of_table_4,
+from paceline.reproduce.lars import (
+    augmentation,
+    googlenet,
+    growing_batch,
+    initial_ratios,
+    more_epochs,
+    rate_plateau,
+    training_curves,
 )
-from paceline.reproduce.lars.googlenet import conclude_table_6, jobs_of_table_6
-from paceline.reproduce.lars.growing_batch import conclude_table_1, conclude_table_3, jobs_of_table_1, jobs_of_table_3
-from paceline.reproduce.lars.initial_ratios import conclude_table_2, jobs_of_table_2
-from paceline.reproduce.lars.more_epochs import conclude_table_5, jobs_of_table_5
-from paceline.reproduce.lars.rate_plateau import conclude_figure_3, jobs_of_figure_3
-from paceline.reproduce.lars.training_curves import (
-    conclude_figure_1,
-    conclude_figure_2,
-    jobs_of_figure_1,
-    jobs_of_figure_2,
-)
-
-__all__ = ["EXPERIMENTS"]
 
 EXPERIMENTS: dict[str, Experiment] = {
     each.name: each
@@ -65,8 +55,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             minutes=3.9,
             full_hours=190,
             data=("fashion-mnist",),
-            jobs=jobs_of_table_1,
-            conclude=conclude_table_1,
+            jobs=growing_batch.jobs_of_table_1,
+            conclude=growing_batch.conclude_table_1,
         ),
         Experiment(
             name="lars-table-2",
@@ -75,8 +65,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             minutes=0.4,
             full_hours=0.01,
             data=("cifar10",),
-            jobs=jobs_of_table_2,
-            conclude=conclude_table_2,
+            jobs=initial_ratios.jobs_of_table_2,
+            conclude=initial_ratios.conclude_table_2,
         ),
         Experiment(
             name="lars-table-3",
@@ -85,8 +75,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             minutes=7.8,
             full_hours=210,
             data=("fashion-mnist",),
-            jobs=jobs_of_table_3,
-            conclude=conclude_table_3,
+            jobs=growing_batch.jobs_of_table_3,
+            conclude=growing_batch.conclude_table_3,
         ),
         Experiment(
             name="lars-table-4",
@@ -95,8 +85,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             minutes=1.5,
             full_hours=760,
             data=("fashion-mnist",),
-            jobs=jobs_of_table_4,
-            conclude=conclude_table_4,
+            jobs=augmentation.jobs_of_table_4,
+            conclude=augmentation.conclude_table_4,
         ),
         Experiment(
             name="lars-table-5",
@@ -105,8 +95,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             minutes=1.6,
             full_hours=820,
             data=("fashion-mnist",),
-            jobs=jobs_of_table_5,
-            conclude=conclude_table_5,
+            jobs=more_epochs.jobs_of_table_5,
+            conclude=more_epochs.conclude_table_5,
         ),
         Experiment(
             name="lars-table-6",
@@ -115,8 +105,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             minutes=5,
             full_hours=1230,
             data=("fashion-mnist",),
-            jobs=jobs_of_table_6,
-            conclude=conclude_table_6,
+            jobs=googlenet.jobs_of_table_6,
+            conclude=googlenet.conclude_table_6,
         ),
         Experiment(
             name="lars-figure-1",
@@ -125,8 +115,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             minutes=1.3,
             full_hours=43,
             data=("fashion-mnist",),
-            jobs=jobs_of_figure_1,
-            conclude=conclude_figure_1,
+            jobs=training_curves.jobs_of_figure_1,
+            conclude=training_curves.conclude_figure_1,
         ),
         Experiment(
             name="lars-figure-2",
@@ -135,8 +125,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             minutes=1.3,
             full_hours=17,
             data=("fashion-mnist",),
-            jobs=jobs_of_figure_2,
-            conclude=conclude_figure_2,
+            jobs=training_curves.jobs_of_figure_2,
+            conclude=training_curves.conclude_figure_2,
         ),
         Experiment(
             name="lars-figure-3",
@@ -145,8 +135,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             minutes=2.7,
             full_hours=140,
             data=("fashion-mnist",),
-            jobs=jobs_of_figure_3,
-            conclude=conclude_figure_3,
+            jobs=rate_plateau.jobs_of_figure_3,
+            conclude=rate_plateau.conclude_figure_3,
         ),
         Experiment(
             name="lars-figure-4",
@@ -155,8 +145,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             minutes=0.7,
             full_hours=380,
             data=("fashion-mnist",),
-            jobs=jobs_of_figure_4,
-            conclude=conclude_figure_4,
+            jobs=augmentation.jobs_of_figure_4,
+            conclude=augmentation.conclude_figure_4,
         ),
     )
 }

@@ -87,11 +87,11 @@ def warmup_share(plan: ExperimentPlan, cell: LarsCell) -> float:
     return paper_warmup_epochs(cell.network, cell.optimizer, cell.batch) / (cell.epochs or usual_epochs(plan))
 
 
-def augmentation(plan: ExperimentPlan, cell: LarsCell) -> Augment:
+def cell_augmentation(plan: ExperimentPlan, cell: LarsCell) -> Augment:
     """Return how a cell's images are varied: as the paper's at full size, and else only where the cell says so.
 
     >>> cell = LarsCell(network="inception", optimizer="LARS", batch=256, rate=4)
-    >>> augmentation(ExperimentPlan(), cell), augmentation(ExperimentPlan(size="full"), cell)
+    >>> cell_augmentation(ExperimentPlan(), cell), cell_augmentation(ExperimentPlan(size="full"), cell)
     ('none', 'extended')
     """
     if cell.augment is not None:
@@ -125,7 +125,7 @@ def cell_settings(plan: ExperimentPlan, cell: LarsCell, seed: int) -> dict[str, 
         "scale_all": full,
         "warmup": warmup_share(plan, cell),
         "decay_from": "start" if full else "warmup",
-        "augment": augmentation(plan, cell),
+        "augment": cell_augmentation(plan, cell),
         "points": plan.choose(toy=2, laboratory=16, full=25),
     }
 
@@ -143,7 +143,7 @@ def cell_seconds(plan: ExperimentPlan, cell: LarsCell) -> float:
         images_per_second = {PLAIN: 55.0, NORMED: 80.0, RESIDUAL: 9.0, INCEPTION: 10.0}[cell.network]
         return epochs * 49_152 / images_per_second
     of_an_epoch = (2.6 if small else 2.0) if cell.network == INCEPTION else (0.5 if small else 0.25)
-    varied = {"none": 1.0, "minimal": 1.1, "extended": 1.25}[augmentation(plan, cell)]
+    varied = {"none": 1.0, "minimal": 1.1, "extended": 1.25}[cell_augmentation(plan, cell)]
     return epochs * of_an_epoch * varied + (16 if cell.network == INCEPTION else 3)
 
 

@@ -83,7 +83,7 @@ def conclude_table_6(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> F
         warmup = round(warmup_share(plan, cell) * (cell.epochs or 1), 1)
         ours = f"{batch_text(cell.batch)}, {cell.epochs}, {warmup:g}"
         rows.append((cell.optimizer, *paper, ours, f"{found[name]:.1f}"))
-    other_rows = ", ".join(f"{batch_text(row[0])}: {row[4]:g} in {row[2]:g}" for row in LARS_TABLE_6[2:])
+    other_rows = ", ".join(f"{batch_text(row[0])}: {row[4]:g} in {row[2]:g}" for row in PRINTED_BETWEEN.values())
     return Findings(
         tables=(
             PlainTable(

@@ -68,7 +68,7 @@ def table_5_cells(plan: ExperimentPlan) -> dict[str, list[LarsCell]]:
                 optimizer=WITH_LARS,
                 batch=batch,
                 rate=rate,
-                epochs=None if count == usual_epochs(plan) else count,  # None: a cell of table 3
+                epochs=None if count == usual_epochs(plan) else count,  # None: a cell of table 3 or 4
             )
             for batch, rate, count in ((small, low, epochs[0]), *((large, high, count) for count in epochs))
         ]

@@ -22,18 +22,7 @@
 from __future__ import annotations
 
 from paceline.reproduce.experiment import Experiment
-from paceline.reproduce.lecture.pipelines import conclude_idle, conclude_placement, jobs_of_idle, jobs_of_placement
-from paceline.reproduce.lecture.printed import conclude_one_bit, conclude_trends, jobs_of_one_bit, jobs_of_trends
-from paceline.reproduce.lecture.quantising import (
-    conclude_qsgd,
-    conclude_sparsifier,
-    jobs_of_qsgd,
-    jobs_of_sparsifier,
-)
-from paceline.reproduce.lecture.theorem import conclude_theorem, jobs_of_theorem
-from paceline.reproduce.lecture.tradeoff import conclude_tradeoff, jobs_of_tradeoff
-
-__all__ = ["EXPERIMENTS"]
+from paceline.reproduce.lecture import pipelines, printed, quantising, theorem, tradeoff
 
 EXPERIMENTS: dict[str, Experiment] = {
     each.name: each
@@ -44,8 +33,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             question="the example vector: its two means, its bits",
             minutes=0.1,
             full_hours=0.01,
-            jobs=jobs_of_one_bit,
-            conclude=conclude_one_bit,
+            jobs=printed.jobs_of_one_bit,
+            conclude=printed.conclude_one_bit,
         ),
         Experiment(
             name="lecture-sparsifier",
@@ -53,8 +42,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             question="one level: unbiased, second moment, sparsity, bits",
             minutes=0.3,
             full_hours=0.05,
-            jobs=jobs_of_sparsifier,
-            conclude=conclude_sparsifier,
+            jobs=quantising.jobs_of_sparsifier,
+            conclude=quantising.conclude_sparsifier,
         ),
         Experiment(
             name="lecture-qsgd",
@@ -62,8 +51,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             question="s levels: second moment and bits against their bounds",
             minutes=0.2,
             full_hours=0.05,
-            jobs=jobs_of_qsgd,
-            conclude=conclude_qsgd,
+            jobs=quantising.jobs_of_qsgd,
+            conclude=quantising.conclude_qsgd,
         ),
         Experiment(
             name="lecture-tradeoff",
@@ -71,8 +60,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             question="iterations against bits, each codec at its best rate",
             minutes=1,
             full_hours=0.2,
-            jobs=jobs_of_tradeoff,
-            conclude=conclude_tradeoff,
+            jobs=tradeoff.jobs_of_tradeoff,
+            conclude=tradeoff.conclude_tradeoff,
         ),
         Experiment(
             name="lecture-theorem",
@@ -80,8 +69,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             question="convex SGD against its bound, plain and quantised",
             minutes=0.5,
             full_hours=0.2,
-            jobs=jobs_of_theorem,
-            conclude=conclude_theorem,
+            jobs=theorem.jobs_of_theorem,
+            conclude=theorem.conclude_theorem,
         ),
         Experiment(
             name="lecture-idle",
@@ -89,8 +78,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             question="idle share of a pipeline: formula, count, prediction",
             minutes=0.3,
             full_hours=0.1,
-            jobs=jobs_of_idle,
-            conclude=conclude_idle,
+            jobs=pipelines.jobs_of_idle,
+            conclude=pipelines.conclude_idle,
             timed=True,
         ),
         Experiment(
@@ -99,8 +88,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             question="the slowest stage: equal counts, torchgpipe, the exact cut",
             minutes=1,
             full_hours=0.2,
-            jobs=jobs_of_placement,
-            conclude=conclude_placement,
+            jobs=pipelines.jobs_of_placement,
+            conclude=pipelines.conclude_placement,
             timed=True,
         ),
         Experiment(
@@ -109,8 +98,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             question="the printed speed-ups, and those of the minutes",
             minutes=0.1,
             full_hours=0.01,
-            jobs=jobs_of_trends,
-            conclude=conclude_trends,
+            jobs=printed.jobs_of_trends,
+            conclude=printed.conclude_trends,
         ),
     )
 }

@@ -10,7 +10,7 @@ from paceline.reports.figures import bar_chart
 from paceline.reports.table import PlainTable
 from paceline.reproduce.claims import ahead, figure, mean
 from paceline.reproduce.experiment import ExperimentPlan, Findings, Job, Outcome
-from paceline.reproduce.pruning.setting import PAPER_BATCH, two_seeds
+from paceline.reproduce.pruning.setting import PAPER_BATCH, at_least_two_seeds
 from paceline.reproduce.published import PRUNING_EPOCHS
 
 
@@ -59,7 +59,7 @@ def jobs_of_bad_samples(plan: ExperimentPlan) -> list[Job]:
             settings={"recipe": bad_recipe(plan, network, seed).to_document()},
             seconds=plan.choose(toy=2.0, laboratory=9.0, full=60_000.0),
         )
-        for seed in two_seeds(plan)
+        for seed in at_least_two_seeds(plan)
         for network in bad_networks(plan)
     ]
 
@@ -68,7 +68,7 @@ def conclude_bad_samples(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) 
     from paceline.traces.pruning_overlap import overlap_of
 
     found: dict[str, list[tuple[str, Any]]] = {"the same network, another seed": [], "another network": []}
-    runs = [(network, seed) for network in bad_networks(plan) for seed in two_seeds(plan)]
+    runs = [(network, seed) for network in bad_networks(plan) for seed in at_least_two_seeds(plan)]
     for place, (network, seed) in enumerate(runs):
         for other, again in runs[place + 1 :]:
             pair = (outcomes[f"{network}, seed {seed}"], outcomes[f"{other}, seed {again}"])

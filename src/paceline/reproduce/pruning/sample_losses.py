@@ -24,7 +24,7 @@ from paceline.reports.figures import Series, line_chart
 from paceline.reports.table import PlainTable
 from paceline.reproduce.claims import ahead, percent, within
 from paceline.reproduce.experiment import ExperimentPlan, Findings, Job, Outcome
-from paceline.reproduce.pruning.setting import NO_FIGURE, SMALLER, size_document, size_of, two_seeds
+from paceline.reproduce.pruning.setting import NO_FIGURE, SMALLER, at_least_two_seeds, size_document, size_of
 
 FIGURE_2_SIZE = {"images": 5_000, "epochs": 40}
 WATCHED = 2_000
@@ -58,7 +58,7 @@ def jobs_of_figure_2(plan: ExperimentPlan) -> list[Job]:
             settings={"size": size, "model": model, "seed": seed, "watched": WATCHED},
             seconds=plan.choose(toy=2.0, laboratory=25.0, full=130_000.0),
         )
-        for seed in two_seeds(plan)
+        for seed in at_least_two_seeds(plan)
     ]
 
 
@@ -100,11 +100,16 @@ def direction_shares(trainings: Sequence[Sequence[bool]]) -> dict[str, tuple[flo
 
 
 def conclude_figure_2(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> Findings:
-    runs = [outcomes[f"seed {seed}"]["losses"] for seed in two_seeds(plan)]
+    runs = [outcomes[f"seed {seed}"]["losses"] for seed in at_least_two_seeds(plan)]
     trends = [[trend(losses) for losses in run] for run in runs]
     shares = direction_shares([[each > 0 for each in training] for training in trends])
     (falling, _), (differing, chance) = shares[FALL], shares[DIFFER]
-    series = _two_samples(runs[0], runs[1], list(zip(trends[0], trends[1], strict=True)))
+    samples = clearest_samples(list(zip(trends[0], trends[1], strict=True)))
+    series = [
+        Series(name=f"sample {sample}, training {number}", points=list(enumerate(run[sample], start=1)))
+        for number, run in enumerate(runs[:2], start=1)
+        for sample in samples.values()
+    ]
     return Findings(
         tables=(
             PlainTable(
@@ -136,14 +141,15 @@ def conclude_figure_2(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
         charts=(
             line_chart(
                 "losses",
-                "The same two samples in two trainings",
-                "One whose loss falls in both, and the one of those that rise in one and fall in the other whose two "
-                "trends differ most.",
+                "The same samples in two trainings",
+                chart_caption(samples),
                 series,
                 x="epoch",
                 y="loss",
             ),
-        ),
+        )
+        if series
+        else (),
         series=tuple(each.name for each in series),
         remarks=(
             *(() if plan.size == "full" else (
@@ -161,19 +167,30 @@ def conclude_figure_2(plan: ExperimentPlan, outcomes: Mapping[str, Outcome]) -> 
     )  # fmt: skip
 
 
-def _two_samples(
-    first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], trends: Sequence[tuple[float, float]]
-) -> list[Series]:
-    """Return the losses of a sample like data 1 and of one like data 2, in two trainings; the clearest of each."""
-    steady = min(range(len(trends)), key=lambda sample: max(trends[sample]))
-    turned = max(range(len(trends)), key=lambda sample: _turn(*trends[sample]))
-    return [
-        Series(name=f"sample {sample}, training {number}", points=list(enumerate(run[sample], start=1)))
-        for number, run in ((1, first), (2, second))
-        for sample in dict.fromkeys((steady, turned))
-    ]
+def clearest_samples(trends: Sequence[tuple[float, float]]) -> dict[str, int]:
+    """Return the clearest sample like data 1 and the clearest like data 2 of two trainings; a kind may have none.
+
+    >>> clearest_samples([(-1.0, -2.0), (-3.0, -2.0), (0.5, -0.1), (-1.0, 1.0)])
+    {'falls in both': 1, 'rises in one, falls in the other': 3}
+    >>> clearest_samples([(-1.0, -2.0), (1.0, 2.0)])
+    {'falls in both': 0}
+    """
+    falling = [sample for sample, both in enumerate(trends) if max(both) <= 0]
+    differing = [sample for sample, both in enumerate(trends) if min(both) <= 0 < max(both)]
+    found = {}
+    if falling:
+        found[FALL] = min(falling, key=lambda sample: max(trends[sample]))
+    if differing:
+        found[DIFFER] = max(differing, key=lambda sample: max(trends[sample]) - min(trends[sample]))
+    return found
 
 
-def _turn(first: float, second: float) -> float:
-    """Return how far two trends are apart; -1 where both rise or both fall."""
-    return abs(first - second) if first * second < 0 else -1.0
+def chart_caption(samples: Mapping[str, int]) -> str:
+    """Return which samples are shown, and of which kind there is none.
+
+    >>> chart_caption({"falls in both": 7})
+    'Sample 7 is the clearest whose loss falls in both. No loss rises in one, falls in the other.'
+    """
+    shown = [f"Sample {sample} is the clearest whose loss {kind}." for kind, sample in samples.items()]
+    missing = [f"No loss {kind}." for kind in (FALL, DIFFER) if kind not in samples]
+    return " ".join((*shown, *missing))

@@ -40,6 +40,6 @@ def size_of(document: Mapping[str, Any]) -> PruningSize:
     return PruningSize(**{**document, "falls_at": tuple(document["falls_at"])})
 
 
-def two_seeds(plan: ExperimentPlan) -> tuple[int, ...]:
+def at_least_two_seeds(plan: ExperimentPlan) -> tuple[int, ...]:
     """Return the seeds of the plan, and a second one where it has only one: trainings are compared."""
     return plan.seeds if len(plan.seeds) > 1 else (plan.seeds[0], plan.seeds[0] + 1)
