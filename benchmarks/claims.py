@@ -5,9 +5,8 @@
     lgc does not.
 
 A loss is compared as the mean over seeds against the mean over seeds of full's. The bars are for late work that
-comes whole, as in the paper. Under `partial` a late worker stops at the next block and its gradient weighs as much
-as the share it got done: the step is smaller, so after the same rounds the loss is higher. Those rows are shown
-for information, their verdicts in brackets.
+comes whole, as in the paper. Under `partial` a late worker stops at the next block, and its work weighs by its samples.
+Those rows are shown for information, their verdicts in brackets.
 """
 
 from __future__ import annotations
