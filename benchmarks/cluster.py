@@ -1,9 +1,10 @@
 """Real runs: a server and ten workers on this machine, with injected delays of 0.05 s + Exp(0.02 s).
 
-The default recipe under `full`, `lgc` (late work weighed by its samples, by the share done, and not) and `fastest-k`, one after the
-other, as often as `--repeat` says. Seconds are the server's, from the beginning of the first round to the last step.
-A strategy's time is the best of its runs, its loss their mean. The same training without a server, by an all-reduce of
-gloo in every round (cluster_gloo.py), takes its turn among them: what `full` needs beyond that is the server's cost.
+The default recipe under `full`, `lgc` (late work weighed by its samples, by the share done, and not) and `fastest-k`,
+one after the other, as often as `--repeat` says. Seconds are the server's, from the beginning of the first round to the
+last step. A strategy's time is the best of its runs, its loss their mean. The same training without a server, by an
+all-reduce of gloo in every round (cluster_gloo.py), takes its turn among them: what `full` needs beyond that is the
+server's cost.
 
 Of every run:
 (a) it is replayed from its trace, and must come out the same to the last bit;
