@@ -32,6 +32,19 @@ def with_new_names(document: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def with_old_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of recipes with the old ones of settings whose default is another now.
+
+    >>> with_old_defaults({"seed": 0, "strategy": {"name": "lgc", "scale_partial": "auto"}})
+    {'seed': 0, 'strategy': {'name': 'lgc', 'scale_partial': True}}
+    """
+    found = dict(defaults)
+    for (section, name), value in OLD_DEFAULTS.items():
+        if name in found.get(section, {}):
+            found[section] = {**found[section], name: value}
+    return found
+
+
 def as_recorded(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recorded recipe with settings by their new names, and with the old defaults of those it does not say.
 

@@ -16,6 +16,7 @@ from paceline.recipes.assembly import averages, codec_text_of, make_member, make
 from paceline.strategies import STRATEGIES
 from paceline.strategies.averaging import AVERAGING
 from paceline.strategies.averaging.members import SETTINGS
+from paceline.strategies.lgc import settled
 
 RECIPES = st.builds(
     lambda strategy, codec, model, workers: Recipe().with_settings(
@@ -47,7 +48,8 @@ def test_what_is_written_down_is_the_same_run_and_has_nothing_left_to_resolve(re
         assert dataclasses.replace(after, outer=before.outer) == before
         assert not [name for name in SETTINGS[before.name] if getattr(found.strategy, name) == "auto"]
     else:
-        assert make_strategy(found) == make_strategy(recipe)
+        assert make_strategy(found) == settled(make_strategy(recipe))
+        assert found.strategy.scale_partial != "auto"
 
 
 @pytest.mark.parametrize("name", ["bmuf", "hpsgd"])

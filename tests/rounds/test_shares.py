@@ -21,7 +21,7 @@ def test_rounds_of_unequal_batches_are_those_of_one_process_with_all_samples(tri
 
 def test_late_gradients_and_what_they_replace_are_weighed_by_samples_too(trio):
     sizes = [16, 8, 4]
-    results = trio.do("weights", rounds=12, sizes=sizes, k=2, blocks=4)
+    results = trio.do("weights", rounds=12, sizes=sizes, k=2, blocks=4, scale_partial=True)
     assert len({found["digest"] for found in results}) == 1
     check_counts(results)
     assert {tuple(each) for each in results[0]["arrived"]} == set(enumerate(sizes))

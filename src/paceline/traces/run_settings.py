@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from paceline.renaming import as_recorded
+from paceline.renaming import with_new_names, with_old_defaults
 
 OF_THE_MACHINE = {"data.directory", "delay.file", "pipeline.plan"}  # the same may lie elsewhere on another one
 
@@ -50,7 +50,7 @@ def with_defaults(kept: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[
     >>> with_defaults({"optimizer": {"lr": 0.1}}, {"optimizer": {"lr": 0.05, "trust_coefficient": 0.001}})
     {'optimizer': {'lr': 0.1, 'trust_coefficient': 0.001}}
     """
-    kept = as_recorded(kept)
+    kept, defaults = with_new_names(kept), with_old_defaults(defaults)
     whole = {**defaults, **kept}
     for name, value in defaults.items():
         if isinstance(value, Mapping) and isinstance(kept.get(name), Mapping):

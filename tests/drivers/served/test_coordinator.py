@@ -202,8 +202,8 @@ def test_a_boundary_holds_nobody_and_nothing_of_the_open_round(strategy, moves):
 
 
 def test_a_boundary_holds_what_the_gradient_told_that_closed_the_round():
-    table = Table(LGC(k="auto"), wait_for=3)
-    list(table.play([("join", 0), ("join", 1), ("join", 2), ("deliver", 0, 4), ("deliver", 2, 4)]))
+    table = Table(LGC(k="auto"), wait_for=3)  # of three workers it begins with all
+    list(table.play([*(("join", worker) for worker in range(3)), *(("deliver", worker, 4) for worker in (0, 2, 1))]))
     assert table.coordinator.train_state.version == 1
     assert table.coordinator.boundary["strategy"] == table.coordinator.strategy.state_dict()
 
