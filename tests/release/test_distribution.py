@@ -16,8 +16,10 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 import paceline
+from paceline.drivers.pipelining import torch_internals
 
 PROJECT = Path(__file__).parents[2]
 VERSION = paceline.__version__
@@ -105,6 +107,22 @@ def test_the_metadata_say_what_pyproject_says(dist):
     assert metadata["Description-Content-Type"] == "text/markdown"
     text = metadata.get_payload(decode=True).decode()
     assert text == (PROJECT / "README.md").read_text(encoding="utf-8")
+
+
+TORCH = ">=2.13,<2.14"
+
+
+def test_pip_takes_a_torch_that_was_tested(dist):
+    """Parts use what torch does not promise: a release that nobody tried is refused, and pages say which one it is."""
+    metadata = email.message_from_bytes(in_wheel(dist)[f"paceline-{VERSION}.dist-info/METADATA"])
+    (asked,) = [line for line in metadata.get_all("Requires-Dist") if name_of(line) == "torch"]
+    allowed = SpecifierSet(TORCH)
+    assert SpecifierSet(asked.removeprefix("torch")) == allowed
+    pinned = re.search(r"^torch==(.+)$", (PROJECT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert pinned.group(1) in allowed
+    assert torch_internals.TRIED in allowed
+    for page in ("README.md", "docs/index.md"):
+        assert f"`torch{TORCH}`" in (PROJECT / page).read_text(encoding="utf-8"), page
 
 
 def name_of(requirement: str) -> str:
