@@ -20,6 +20,7 @@ from paceline.traces.journal import StepRecord
 from paceline.training import TrainState
 
 SHARDS, MOST = 3, 5
+MOST_BAD = 3  # gradients in a row that are not finite
 FOREVER = 10**6
 
 SHARES = SharesBySpeed(batch_size=32, least=4, multiple=4, period=2)
@@ -65,6 +66,7 @@ class Table:
             write=self.records.append,
         )
         self.clock, self.received, self.draws, self.sent = 0.0, 0, {}, {}
+        self.bad, self.sent_seconds = Counter(), {}
 
     @property
     def now(self):
@@ -87,7 +89,7 @@ class Table:
             seat = self.coordinator.seats.take(wish)
         except NoSeatError:
             return
-        self.draws[seat.worker], self.sent[seat.worker] = seat.first_draw, []
+        self.draws[seat.worker], self.sent[seat.worker], self.bad[seat.worker] = seat.first_draw, [], 0
         self.coordinator.joined(seat, threads=1, host="here", now=self.now)
 
     def say(self, kind, worker, blocks_done=4):
@@ -126,6 +128,9 @@ class Table:
         self.coordinator.gradient(received, now=self.now) if version >= 0 else refuse()
         self.received, self.draws[worker] = number + 1, draw + 1
         self.held[worker, version] += 1
+        self.bad[worker] = self.bad[worker] + 1 if bad else 0
+        if self.bad[worker] == MOST_BAD and not self.coordinator.over:  # the server ends its stream
+            self.coordinator.left(worker, "refused", self.now)
 
     def asked(self, worker, version):
         return self.coordinator.members[worker].asked_samples.get(version, 0)
@@ -138,6 +143,7 @@ class Table:
             if member.alive and not self.coordinator.done:
                 member.sent(version, self.now, self.coordinator.sizes.samples(worker))
                 self.sent[worker].append(version)
+                self.sent_seconds[worker, version] = self.now
 
     @property
     def waiting(self):

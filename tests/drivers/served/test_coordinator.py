@@ -6,22 +6,36 @@ import copy
 import json
 from collections import Counter
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.drivers.rounds.decider import MOST_BAD_GRADIENTS, Decider
+from paceline.drivers.rounds.messages import Failed, GradientReady
 from paceline.events import Joined, Left, Step
-from paceline.strategies import LGC, Async, Full
+from paceline.strategies import LGC, Async, FastestK, Full
 from paceline.traces.journal import Arrived, Refused, StepRecord, WorkerJoined, WorkerLeft
 from paceline.traces.replay_events import events_of
 from paceline.traces.worker_counts import CAME_TOO_LATE
-from tests.drivers.served.table import FOREVER, MOST, SHARDS, Table, decisions, histories, on_disk, strategies
+from tests.drivers.served.table import (
+    FOREVER,
+    MOST,
+    MOST_BAD,
+    SHARDS,
+    SHARES,
+    Table,
+    decisions,
+    histories,
+    on_disk,
+    strategies,
+)
 
 quick = settings(max_examples=60)
 
 
 def decided_again(records, strategy):
-    """The steps that a strategy asks for which hears what the journal says."""
+    """The steps that a strategy asks for which hears what the journal says, and the strategy then."""
     running, waiting, steps = strategy.start(), set(), []
 
     def tell(*events):
@@ -44,7 +58,7 @@ def decided_again(records, strategy):
             case Arrived() | StepRecord():
                 for arrival in record.arrivals:
                     tell(*events_of(arrival))
-    return [step for step in steps if isinstance(step, Step)]
+    return [step for step in steps if isinstance(step, Step)], running
 
 
 @quick
@@ -71,7 +85,7 @@ def test_what_the_journal_says_is_enough_to_decide_every_step_again(strategy, mo
     written = [(record.fresh, record.late) for record in table.records if isinstance(record, StepRecord)]
     decided = [
         tuple(tuple((share.worker, share.version) for share in shares) for shares in (step.fresh, step.late))
-        for step in decided_again(table.records, strategy)
+        for step in decided_again(table.records, strategy)[0]
     ]
     assert decided[: len(written)] == written
     assert len(decided) == len(written) or table.coordinator.done
@@ -141,10 +155,98 @@ def test_numbers_that_are_not_finite_never_reach_the_model_and_all_workers_sendi
     assert table.coordinator.members[0].refused == 2
     list(table.play([("deliver", 0, 4), ("deliver", 1, 4)]))
     assert table.coordinator.train_state.version == 1
-    list(table.play([("bad", 1), ("bad", 0)]))
+    list(table.play([("bad", 1), ("bad", 1), ("bad", 0), ("bad", 0)]))
+    assert not table.coordinator.done
+    list(table.play([("bad", 0)]))
     assert table.coordinator.diverged
-    assert [record.reason for record in table.records if isinstance(record, Refused)] == 4 * ["not finite"]
+    assert [record.reason for record in table.records if isinstance(record, Refused)] == 7 * ["not finite"]
     assert table.received == len(table.released)
+
+
+@pytest.mark.parametrize("others", ["none", "gone", "delivered and gone"])
+def test_one_bad_batch_ends_nothing_where_one_worker_is_alive(others):
+    """It has as many tries as a worker among others; where another's gradient was finite, its own data is at fault."""
+    table = Table(Full(), wait_for=1)
+    before = [] if others == "none" else [("join", 1), *([("deliver", 1, 4)] if "delivered" in others else [])]
+    list(table.play([("join", 0), *before, ("leave", 1), ("bad", 0), ("bad", 0)]))
+    assert not table.coordinator.done
+    assert table.coordinator.train_state.version == 0
+    assert table.coordinator.members[0].owes, "it was sent the model again"
+    again = Table(Full(), wait_for=1)
+    list(again.play([("join", 0), *before, ("leave", 1), ("bad", 0), ("bad", 0), ("deliver", 0, 4)]))
+    assert again.coordinator.train_state.version == 1
+    list(table.play([("bad", 0)]))
+    assert table.coordinator.diverged == (others != "delivered and gone")
+    assert table.coordinator.alive == ([] if others == "delivered and gone" else [0])
+
+
+@given(sent=st.lists(st.tuples(st.integers(0, 2), st.sampled_from([True, True, False])), max_size=40))
+@settings(max_examples=60)
+def test_a_server_and_ranks_judge_gradients_that_are_not_finite_alike(sent):
+    """Three that take part, and the same gradients in the same order, until one has no further try."""
+    table, decider = Table(Full(), wait_for=SHARDS), Decider(Full(), ranks=range(SHARDS))
+    list(table.play([("join", worker) for worker in range(SHARDS)]))
+    decider.begin(0.0)
+    for number, (worker, bad) in enumerate(sent):
+        version = table.coordinator.train_state.version
+        if not table.coordinator.members[worker].owes:
+            continue
+        for _ in range(MOST_BAD_GRADIENTS - MOST_BAD if bad and not table.bad[worker] else 0):  # more tries on ranks
+            assert decider.handle(ready(worker, version, number, finite=False), table.now) == []
+        list(table.play([("bad", worker) if bad else ("deliver", worker, 4)]))
+        notices = decider.handle(ready(worker, version, number, finite=not bad), table.now)
+        failed = [notice.reason for notice in notices if isinstance(notice, Failed)]
+        assert bool(failed) == (table.coordinator.diverged or worker not in table.coordinator.alive)
+        if failed:
+            assert failed[0].startswith("the gradients of all ranks") == table.coordinator.diverged
+            return
+        assert table.coordinator.train_state.version == decider.state.version
+
+
+def ready(rank, version, draw, *, finite):
+    return GradientReady(
+        rank=rank, version=version, draw=draw, blocks_done=4, blocks=4, work_seconds=0.1, held_seconds=0.1,
+        fingerprint=version, finite=finite,
+    )  # fmt: skip
+
+
+# -- stragglers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rounds"),
+    [(LGC(k=1), 10_000), (FastestK(k=1), 150), (Async(), 150), (LGC(k=1, shares=SHARES), 150)],
+    ids=str,
+)
+def test_a_worker_may_answer_however_many_models_it_was_sent_since(strategy, rounds):
+    """Twice: what it answers second is the newest model that it was sent before it answered first."""
+    table = Table(strategy, wait_for=2)
+    list(table.play([("join", 0), ("join", 1)]))
+    slow, computed = table.coordinator.members[1], 0
+    for number in range(2):
+        list(table.play((rounds if number == 0 else 150) * [("deliver", 0, 4)]))
+        table.coordinator.flush()
+        seen, newest = len(table.records), table.sent[1][-1]
+        sent_seconds = table.sent_seconds[1, computed]
+        table.deliver(1, computed)
+        assert slow.answered_version == computed
+        table.coordinator.flush()
+        (came,) = (arrival for record in table.records[seen:] for arrival in record.arrivals)
+        assert came.transfer_seconds == pytest.approx(table.clock - sent_seconds - 0.02, abs=1e-5)
+        dropped = [drop.reason for record in table.records[seen:] for drop in getattr(record, "dropped", ())]
+        assert dropped == ([] if isinstance(strategy, Async) else ["it missed the round after its own too"])
+        table.send()
+        computed = newest if newest > computed else table.sent[1][-1]
+    assert not [record for record in table.records if isinstance(record, Refused)]
+
+
+def test_what_is_remembered_of_a_worker_does_not_grow_with_the_models_that_it_was_sent():
+    table = Table(LGC(k=1), wait_for=2)
+    list(table.play([("join", 0), ("join", 1), *(300 * [("deliver", 0, 4)])]))
+    before, slow = len(table.coordinator.members[1].sent_at), table.coordinator.members[1]
+    list(table.play(300 * [("deliver", 0, 4)]))
+    assert len(slow.sent_at) == len(slow.asked_samples) == before
+    assert slow.sent_seconds(300, -1.0) <= table.sent_seconds[1, 300], "nothing seems quicker than it was"
 
 
 # -- going on later ------------------------------------------------------------------------------------------------
@@ -206,6 +308,22 @@ def test_a_boundary_holds_what_the_gradient_told_that_closed_the_round():
     list(table.play([*(("join", worker) for worker in range(3)), *(("deliver", worker, 4) for worker in (0, 2, 1))]))
     assert table.coordinator.train_state.version == 1
     assert table.coordinator.boundary["strategy"] == table.coordinator.strategy.state_dict()
+
+
+@quick
+@given(
+    k=st.sampled_from([1, 2, "auto"]),
+    orders=st.lists(st.permutations(range(SHARDS)), min_size=6, max_size=6),
+    total=st.integers(1, 5),
+)
+def test_a_run_that_is_over_knows_what_its_replay_does_and_so_both_go_on_alike_when_it_is_extended(k, orders, total):
+    """The gradient that takes the last step tells its losses too."""
+    table = Table(LGC(k=k), wait_for=SHARDS, total_steps=total)
+    list(table.play([("join", worker) for worker in range(SHARDS)]))
+    list(table.play([("deliver", worker, 4) for order in orders for worker in order]))
+    assert table.coordinator.done
+    _, replayed = decided_again(table.records, LGC(k=k))
+    assert on_disk(table.coordinator)[0]["strategy"] == json.loads(json.dumps(replayed.state_dict()))
 
 
 def test_workers_that_go_because_the_run_is_stopped_do_not_close_the_open_round():

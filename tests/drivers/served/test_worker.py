@@ -17,7 +17,7 @@ from paceline.codecs import CODECS
 from paceline.drivers.served.connection import ServerUnreachableError
 from paceline.drivers.served.messages import PROTOCOL, Welcome, encode, model_signature
 from paceline.drivers.served.settings import Limits
-from paceline.traces.journal import Refused
+from paceline.traces.journal import Refused, WorkerLeft
 from paceline.traces.journal_files import read_journal
 
 DEADLINE_SECONDS = 60.0
@@ -126,6 +126,41 @@ def test_workers_of_async_follow_a_model_that_others_move(tmp_path, codec):
     assert ended[0].finished
     records = read_journal(tmp_path / "run" / "trace.jsonl").records
     assert not [record for record in records if isinstance(record, Refused)]
+
+
+def test_a_worker_that_needs_a_hundred_rounds_for_a_batch_is_never_refused_and_its_late_work_is_dropped(tmp_path):
+    """Of 500 rounds: each of its gradients is of a version that the server sent a hundred models ago."""
+    served, rounds = network(), threading.Semaphore(0)
+    options = {"strategy": paceline.LGC(k=1), "workers": 2, "rounds": 500, "blocks": 1}
+    with serving(served, tmp_path, **options) as (address, ended), ThreadPoolExecutor(1) as pool:
+
+        def hurry():
+            model = copy.deepcopy(served)
+            with paceline.Worker(address, model, wish=0) as worker:
+                while worker.running():
+                    inputs, targets = next(batches(1))
+                    for x, y in worker.blocks(inputs, targets):
+                        nn.functional.cross_entropy(model(x), y).backward()
+                    worker.send()
+                    rounds.release()
+            rounds.release(100)
+
+        model = copy.deepcopy(served)
+        with paceline.Worker(address, model, wish=1) as worker:
+            hurrying = pool.submit(hurry)
+            while worker.running():
+                inputs, targets = next(batches(1))
+                for x, y in worker.blocks(inputs, targets):
+                    assert all(rounds.acquire(timeout=DEADLINE_SECONDS) for _ in range(100))
+                    nn.functional.cross_entropy(model(x), y).backward()
+                worker.send()
+        hurrying.result(DEADLINE_SECONDS)
+    assert ended[0].finished
+    records = read_journal(tmp_path / "run" / "trace.jsonl").records
+    assert not [record for record in records if isinstance(record, Refused | WorkerLeft)]
+    dropped = [each for record in records for each in getattr(record, "dropped", ()) if each.worker == 1]
+    assert {each.reason for each in dropped} == {"it missed the round after its own too"}
+    assert len({each.version for each in dropped}) >= 3
 
 
 def test_a_run_is_not_resumed_with_another_codec(tmp_path):

@@ -39,6 +39,7 @@ from paceline.events import Assign, Drop, Event, Joined, Left, Step
 from paceline.strategies import Strategy
 from paceline.traces.journal import Arrival
 from paceline.traces.replay_events import events_of
+from paceline.training.bad_gradients import BadGradients
 
 MOST_BAD_GRADIENTS = 20  # in a row that are not finite
 ENDED = "the run ended"
@@ -72,8 +73,7 @@ class Decider:
         self._fingerprints: dict[int, tuple[int, int]] = {}  # of a version: the first rank to say it, and its number
         self._epoch_ends: dict[int, tuple[int, int]] = {}  # of an epoch: the first rank to say it, and where it ends
         self._opened: dict[int, float] = {}
-        self._bad: set[int] = set()  # whose gradient of the open round was not finite
-        self._bad_in_a_row: dict[int, int] = {}
+        self._bad_gradients = BadGradients(MOST_BAD_GRADIENTS)
 
     def begin(self, now: float) -> None:
         """Begin the first round, with all ranks."""
@@ -106,8 +106,7 @@ class Decider:
             return [failed]
         if not report.finite:
             return self._refuse(report)
-        self._bad_in_a_row.pop(report.rank, None)
-        self._bad.discard(report.rank)
+        self._bad_gradients.finite(report.rank, fresh=report.version == self.state.version)
         opened = self._opened.get(report.version, now)
         arrival = Arrival(
             worker=report.rank,
@@ -147,7 +146,8 @@ class Decider:
         for share in (*step.fresh, *step.late):
             self._undelivered.discard((share.worker, share.version))
         dropped, self._dropped = tuple(self._dropped), []
-        self._fresh, self._bad = set(), set()
+        self._fresh = set()
+        self._bad_gradients.round_closed()
         self._opened[step.version + 1] = step.at_seconds
         for old in [version for version in self._opened if version < step.version - KEPT_VERSIONS]:
             del self._opened[old]
@@ -191,15 +191,14 @@ class Decider:
 
     def _refuse(self, report: GradientReady) -> list[Notice]:
         """Drop a gradient that is not finite. Where losses are scaled all ranks may have some, until the scale fits."""
-        rank, bad = self._ranks[report.rank], self._bad_in_a_row.get(report.rank, 0) + 1
-        self._bad_in_a_row[report.rank] = bad
         self._dropped.append(Drop(worker=report.rank, version=report.version, reason=NOT_FINITE))
-        if report.version == self.state.version:
-            self._bad.add(report.rank)
-        if bad < MOST_BAD_GRADIENTS:
+        members, fresh = set(range(len(self._ranks))) - self._waiting.keys(), report.version == self.state.version
+        verdict = self._bad_gradients.refused(report.rank, fresh=fresh, members=members)
+        if verdict == "again":
             return []
+        rank, bad = self._ranks[report.rank], self._bad_gradients.in_a_row(report.rank)
         reason = f"rank {rank} has had {bad} gradients in a row that are not finite: look at its data"
-        if len(self._bad) == len(self._ranks):
+        if verdict == "diverged":
             reason = f"the gradients of all ranks are not finite in round {report.version}: lower the learning rate"
         return [Failed(reason=reason, kind="diverged")]
 

@@ -38,6 +38,7 @@ from paceline.traces.journal import (
 from paceline.traces.replay_events import events_of, without_workers
 from paceline.traces.run_status import COUNTED
 from paceline.training import TrainState, all_finite, fingerprint
+from paceline.training.bad_gradients import BadGradients
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -78,8 +79,8 @@ def microseconds(seconds: float) -> float:
 class Coordinator:
     """Drives a strategy and a train_state with what real workers do.
 
-    `wait_for` workers are gathered before the first round begins (`begin` begins it sooner). `before_step` is called
-    before the model changes.
+    `wait_for` workers are gathered before the first round begins (`begin` begins it sooner). A worker has
+    `most_bad_gradients` tries for one that is finite. `before_step` is called before the model changes.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Coordinator:
         seats: Seats,
         total_steps: int,
         wait_for: int,
+        most_bad_gradients: int = 3,
         write: Callable[[JournalRecord], None] = lambda record: None,
         before_step: Callable[[], None] = lambda: None,
     ) -> None:
@@ -108,7 +110,7 @@ class Coordinator:
         self._arrivals: list[Arrival] = []
         self._dropped: list[Dropped] = []
         self._opened_seconds = 0.0
-        self._bad_at_version: set[int] = set()
+        self.bad_gradients = BadGradients(most_bad_gradients)
 
     @property
     def done(self) -> bool:
@@ -134,6 +136,7 @@ class Coordinator:
         if before is not None:
             for name in (*COUNTED, "refused"):
                 setattr(member, name, getattr(before, name))
+        self.bad_gradients.forget(seat.worker)
         self.flush()
         self._write(
             WorkerJoined(
@@ -180,7 +183,8 @@ class Coordinator:
         """Take a gradient that fits the model; ProtocolError if it is of a version that its worker cannot have."""
         message, member = received.message, self.members[received.worker]
         self._check_version(member, message)
-        member.answered_version = message.version
+        sent_seconds = member.sent_seconds(message.version, now)
+        member.answered(message.version)
         first_sample = self.seats.next_sample(received.worker)
         # Samples that nobody asked for are no weight: without shares by speed all batches count alike, whatever a
         # worker says of its own, and no worker can make those of the others count for nothing.
@@ -192,9 +196,8 @@ class Coordinator:
         if not received.finite:
             self._refuse(received, now)
             return
-        member.bad_in_a_row = 0
-        self._bad_at_version.discard(received.worker)
-        transfer = max(0.0, now - member.sent_at.get(message.version, now) - message.held_seconds)
+        self.bad_gradients.finite(received.worker, fresh=message.version == self.train_state.version)
+        transfer = max(0.0, now - sent_seconds - message.held_seconds)
         arrival = Arrival(
             worker=received.worker,
             version=message.version,
@@ -218,7 +221,7 @@ class Coordinator:
         self._decide(*events_of(arrival))
 
     def _check_version(self, member: Member, message: Gradient) -> None:
-        if message.version not in member.sent_at or message.version <= member.answered_version:
+        if not member.may_answer(message.version):
             raise ProtocolError(
                 f"a gradient of version {message.version} cannot be: the worker was sent up to {member.sent_version} "
                 f"and has answered {member.answered_version}"
@@ -230,7 +233,7 @@ class Coordinator:
         expected = self.seats.next_draw(member.seat.worker)
         if message.draw != expected:  # whoever has this number next goes on after it
             raise ProtocolError(f"batch {message.draw} cannot be: the worker's next is batch {expected}")
-        asked = member.asked_samples[message.version]
+        asked = member.asked_samples.get(message.version, member.most_asked)
         if asked and not 1 <= message.batch_samples <= asked:  # a gradient weighs as much as its batch has samples
             raise ProtocolError(
                 f"a batch of {message.batch_samples} samples cannot be: with version {message.version} the worker was "
@@ -241,15 +244,14 @@ class Coordinator:
         """Refuse a gradient that is not finite: it never comes near the model, and the worker gets another try."""
         member, version = self.members[received.worker], received.message.version
         received.release()
-        member.bad_in_a_row += 1
         member.refused += 1
         member.last = "sent numbers that are not finite"
         self.refused("not finite", worker=received.worker, peer=member.host, now=now)
-        if version == self.train_state.version:
-            self._bad_at_version.add(received.worker)
-        if set(self.alive) <= self._bad_at_version:
+        fresh = version == self.train_state.version
+        verdict = self.bad_gradients.refused(received.worker, fresh=fresh, members=self.alive)
+        if verdict == "diverged":
             self.diverged = True
-        elif version == member.sent_version:
+        elif verdict == "again" and version == member.sent_version:
             self.to_send.append(received.worker)
 
     def refused(self, reason: str, *, worker: int | None, peer: str, now: float) -> None:
@@ -260,10 +262,11 @@ class Coordinator:
     # -- actions -----------------------------------------------------------------------------------------
 
     def _decide(self, *events: Event) -> None:
+        if self.over:
+            return
         version = self.train_state.version
-        for event in events:
-            if not self.over:
-                self._act(self.strategy.handle(event))
+        for event in events:  # all of a gradient, also if the first has taken the last step: the run may be extended
+            self._act(self.strategy.handle(event))
         if self.train_state.version > version:  # after all events of the gradient that closed the round
             self.boundary = self._boundary_state()
 
@@ -298,7 +301,8 @@ class Coordinator:
             self.members[received.worker].last = "late"
         self._count(step, fresh)
         self._record(step)
-        self._bad_at_version, self._opened_seconds = set(), step.at_seconds
+        self.bad_gradients.round_closed()
+        self._opened_seconds = step.at_seconds
 
     def _take(self, share: Share) -> ReceivedGradient:
         (received,) = self._pending.pop((share.worker, share.version))

@@ -19,7 +19,7 @@ from paceline.decoding import Count, WorkerNumber, decode
 from paceline.errors import PacelineError
 from paceline.traces.run_status import WorkerStatus
 
-MOST_SENT = 64
+MOST_SENT = 64  # models whose sending is remembered, of those that a worker has not answered
 _Numbers = tuple[tuple[WorkerNumber, Count], ...]
 
 
@@ -135,8 +135,8 @@ class Member(WorkerStatus):
     sent_version: int = -1
     sent_at: dict[int, float] = field(default_factory=dict)
     asked_samples: dict[int, int] = field(default_factory=dict)  # of the batch at each version of `sent_at`; 0: any
+    most_asked: int = 0
     answered_version: int = -1
-    bad_in_a_row: int = 0
 
     @property
     def status(self) -> WorkerStatus:
@@ -150,13 +150,29 @@ class Member(WorkerStatus):
         """
         if version == self.sent_version:
             self.answered_version = version - 1
-        self.sent_version = version
-        self.sent_at = {sent: at for sent, at in self.sent_at.items() if sent > self.answered_version}
-        while len(self.sent_at) >= MOST_SENT:  # it has not answered for long; of those between it will get none
-            del self.sent_at[list(self.sent_at)[1]]
-        self.sent_at[version] = now
-        self.asked_samples[version] = samples
-        self.asked_samples = {sent: asked for sent, asked in self.asked_samples.items() if sent in self.sent_at}
+        self.sent_version, self.most_asked = version, max(samples, self.most_asked)
+        self.sent_at[version], self.asked_samples[version] = now, samples
+        if len(self.sent_at) > MOST_SENT:  # it computes one of the first, and takes one of the last next
+            self._forget(list(self.sent_at)[MOST_SENT // 2])
+
+    def answered(self, version: int) -> None:
+        """Note that its gradient of a version has come; it goes on with one of the newest that it was sent."""
+        self.answered_version = version
+        kept = [sent for sent in self.sent_at if sent > version][-MOST_SENT // 2 :]
+        for sent in self.sent_at.keys() - set(kept):
+            self._forget(sent)
+
+    def _forget(self, version: int) -> None:
+        del self.sent_at[version], self.asked_samples[version]
+
+    def may_answer(self, version: int) -> bool:
+        """Whether a gradient of this version can come: however many models it was sent since, it may compute it yet."""
+        return self.answered_version < version <= self.sent_version
+
+    def sent_seconds(self, version: int, now: float) -> float:
+        """Return when it was sent a version; if that is not remembered, the one that is remembered before it."""
+        times = [at for sent, at in self.sent_at.items() if sent <= version]
+        return times[-1] if times else next(iter(self.sent_at.values()), now)
 
     @property
     def owes(self) -> bool:

@@ -109,6 +109,7 @@ def open_run(settings: ServerSettings, *, resume: bool = False) -> ServerRun:
         seats=Seats(shards=settings.workers, most=settings.most_workers or 2 * settings.workers),
         total_steps=settings.rounds * settings.strategy.updates_per_round(settings.workers),
         wait_for=settings.workers,
+        most_bad_gradients=settings.limits.most_bad_gradients,
         write=journal.write,
     )
     server = Server(

@@ -352,14 +352,15 @@ class Server:
         member, message, now = self.coordinator.members[received.worker], received.message, self.now()
         self._check_blocks(message.blocks)
         self._check_samples(message.batch_samples, member.asked_samples.get(message.version, 0))
-        sent = member.sent_at.get(message.version, now)
+        sent = member.sent_seconds(message.version, now)
         self.coordinator.gradient(received, now=now)
         self._decode_seconds += received.decode_seconds
         stream.owes = member.owes
-        if member.bad_in_a_row:
+        if not received.finite:
             log.warning("worker %d sent a gradient that is not finite: refused", received.worker)
-            if member.bad_in_a_row >= self.limits.most_bad_gradients:
-                raise StreamEnd("refused", f"it sent {member.bad_in_a_row} gradients in a row that are not finite")
+            bad = self.coordinator.bad_gradients.in_a_row(received.worker)
+            if bad >= self.limits.most_bad_gradients and not self.coordinator.over:
+                raise StreamEnd("refused", f"it sent {bad} gradients in a row that are not finite: look at its data")
         self._act(now)
         if self.times is not None:  # after the models are on their way
             self.times.gradient(
