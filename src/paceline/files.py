@@ -77,6 +77,15 @@ def open_plain(path: str | Path, *, most_bytes: int) -> BinaryIO:
     return file
 
 
+def is_open_file(path: str | Path) -> bool:
+    """Return whether a path names what the shell has opened for this process, which lies in no folder.
+
+    >>> is_open_file("/dev/stdin"), is_open_file("/dev/fd/63"), is_open_file("my.toml")
+    (True, True, False)
+    """
+    return OPEN_FILE.fullmatch(str(path)) is not None
+
+
 def read_plain(path: str | Path, *, most_bytes: int, open_files: bool = False) -> bytes:
     """Return the content of a file; an OSError says that it is no plain file, or has more than `most_bytes`.
 
@@ -87,7 +96,7 @@ def read_plain(path: str | Path, *, most_bytes: int, open_files: bool = False) -
     >>> read_plain(__file__, most_bytes=1_000_000)[:13]
     b'\"\"\"Files and '
     """
-    ours = open_files and OPEN_FILE.fullmatch(str(path)) is not None
+    ours = open_files and is_open_file(path)
     data = bytearray()
     with open(path, "rb") if ours else open_plain(path, most_bytes=most_bytes) as file:
         while len(data) <= most_bytes and (part := file.read(min(_BYTES_AT_ONCE, most_bytes + 1 - len(data)))):

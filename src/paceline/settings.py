@@ -46,7 +46,7 @@ class Rule:
     most: float | None = None
     infinite: bool = False
     alias: str | None = None
-    code: bool = False  # besides the choices, code of a user's own: module:name
+    code: bool = False  # the value may be code of a user's own: module:name
 
     def check(self, name: str, value: Any) -> None:
         """Raise if a value breaks the rule.
@@ -55,7 +55,7 @@ class Rule:
         Traceback (most recent call last):
         paceline.settings.SettingError: k must be between 1 and 9 (k=0)
         """
-        for part in value if isinstance(value, tuple) else (value,):
+        for part in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(part, str) and self.choices is not None and part not in (allowed := list(self.choices())):
                 if self.code and is_code(part):
                     continue
@@ -106,15 +106,22 @@ def setting(default: Any, help: str, **rule: Any) -> Any:
 
 
 class Checked:
-    """A frozen dataclass whose settings are checked when it is made."""
+    """A frozen dataclass whose settings are checked when it is made.
+
+    What is kept is what a file's value would come to: a list is a tuple, so that equal settings are equal and hashable.
+    """
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
         hints = _hints(kind)
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value, hint = getattr(self, field.name), hints[field.name]
-            if not _fits(value, hint):
-                raise SettingError((field.name,), f"{field.name} must be {_wanted(hint)} ({field.name}={value!r:.60})")
+            given, hint = getattr(self, field.name), hints[field.name]
+            try:
+                value = _fitted(given, hint)
+            except ValueError:
+                message = f"{field.name} must be {_wanted(hint)} ({field.name}={given!r:.60})"
+                raise SettingError((field.name,), message) from None
+            object.__setattr__(self, field.name, value)
             rule: Rule | None = field.metadata.get("rule")
             if rule is not None:
                 rule.check(field.name, value)
@@ -141,14 +148,13 @@ def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return isinstance(value, hint)
-    try:
-        converted = convert(value, hint, typed=True)
-    except ValueError:
-        return False
-    return isinstance(value, str) == isinstance(converted, str)  # "none" is not None
+def _fitted(value: Any, hint: Any) -> Any:
+    """Return a value that was given as an object as its setting keeps it; ValueError if it cannot be."""
+    is_section = isinstance(hint, type) and dataclasses.is_dataclass(hint)
+    kept = value if is_section else convert(value, hint, typed=True)
+    if (is_section and not isinstance(value, hint)) or isinstance(value, str) != isinstance(kept, str):
+        raise must_be(_wanted(hint), value)  # "none" is not None
+    return kept
 
 
 def _wanted(hint: Any) -> str:

@@ -111,7 +111,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "nets.py").write_text(NETWORK)
     (folder / "small.toml").write_text(SMALL)
-    run = started("paceline", "train", "small.toml", "--out", "run", tmp_path=folder)
+    run = started("paceline", "train", "small.toml", "--trust", "--out", "run", tmp_path=folder)
     try:
         assert ended(run, folder) == 0, said(folder)
     finally:
@@ -226,7 +226,7 @@ def test_a_journal_that_is_of_other_ranks_is_refused_in_one_line(ran, capsys):
 def test_a_run_of_full_that_was_killed_is_resumed_and_extended_and_comes_to_what_a_server_does(tmp_path):
     (tmp_path / "full.toml").write_text(LONG.format(name="full"))
     folder = tmp_path / "run"
-    run = started("paceline", "train", "full.toml", "--out", folder, tmp_path=tmp_path)
+    run = started("paceline", "train", "full.toml", "--trust", "--out", folder, tmp_path=tmp_path)
     try:
         wait_for_checkpoints(run, folder, tmp_path)
         os.kill(ranks_of(run)[1], signal.SIGKILL)
@@ -243,7 +243,9 @@ def test_a_run_of_full_that_was_killed_is_resumed_and_extended_and_comes_to_what
     assert [record.rounds for record in records_of(folder, Extended)] == [46]
     assert records_of(folder, RunEnded)[-1].rounds_done == 46
     assert paceline.replay(folder).identical
-    recipe = paceline.Recipe.load(tmp_path / "full.toml").with_settings(rounds=46, strategy={"on": "server"})
+    recipe = paceline.Recipe.load(tmp_path / "full.toml", trust=True).with_settings(
+        rounds=46, strategy={"on": "server"}
+    )
     training = make_training(recipe, load_data(recipe))
     weights = torch.cat([parameter.detach().reshape(-1) for parameter in saved_model(folder, training).parameters()])
     assert apart(weights, paceline.simulate(recipe).parameters) < ROUNDING
@@ -253,7 +255,7 @@ def test_torchrun_starts_the_ranks_again_and_they_go_on_with_their_late_gradient
     (tmp_path / "lgc.toml").write_text(LONG.format(name="lgc"))
     folder = tmp_path / "run"
     launch = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
-    run = started(*launch, "-m", "paceline", "train", "lgc.toml", "--out", folder, tmp_path=tmp_path)
+    run = started(*launch, "-m", "paceline", "train", "lgc.toml", "--trust", "--out", folder, tmp_path=tmp_path)
     try:
         wait_for_checkpoints(run, folder, tmp_path)
         os.kill(ranks_of(run)[1], signal.SIGKILL)

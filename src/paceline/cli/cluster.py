@@ -32,6 +32,7 @@ from paceline.cli.options import (
     option,
     out_option,
     resume_option,
+    trust_option,
     warn,
 )
 from paceline.cli.output import ResultsNotKept, is_ranks_run, new_folder, note, run_folder, show_results
@@ -86,6 +87,7 @@ class TrainOptions:
     ray_cpus_per_worker: float = option(
         1.0, "with --on ray: CPUs for each worker, which has as many threads", common=False
     )
+    trust: bool = trust_option()
     json: bool = json_option()
     debug: bool = debug_option()
 
@@ -104,6 +106,7 @@ class ServeOptions:
     resume: str = resume_option()
     log: str = log_option()
     live: str | None = live_option()
+    trust: bool = trust_option()
     json: bool = json_option()
     debug: bool = debug_option()
 
@@ -124,7 +127,7 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
         launch: Callable[[TrainOptions, dict[str, str]], None] = import_module(ELSEWHERE[place]).train
         return launch(options, {name: text for name, text in overrides.items() if name != "strategy.on"})
     check_resume_alone(options, overrides)
-    recipe = given_recipe(options.recipe_file, overrides)
+    recipe = given_recipe(options.recipe_file, overrides, trust=options.trust)
     warn_of_idle_delays(recipe, overrides)
     if by_ranks(recipe) or (options.resume and is_ranks_run(options.resume)):
         return _train_ranks(options, recipe, overrides)
@@ -140,7 +143,7 @@ def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
 
     check_resume_alone(options, overrides)
     endpoint = cluster.ServerEndpoint(listen=options.listen, tls=options.tls or None, insecure=options.insecure)
-    recipe = given_recipe(options.recipe_file, overrides)
+    recipe = given_recipe(options.recipe_file, overrides, trust=options.trust)
     warn_of_idle_delays(recipe, overrides)
     if by_ranks(recipe) and not options.resume:
         kind = "a pipeline" if recipe.pipeline.on else "averaging" if averages(recipe) else recipe.strategy.label
@@ -174,6 +177,7 @@ def check_resume_alone(options: TrainOptions | ServeOptions, overrides: dict[str
     refused = [f"--{name.replace('_', '-')}" for name in unknown]
     refused += ["--out"] if options.out else []
     refused += [options.recipe_file] if options.recipe_file else []
+    refused += ["--trust"] if options.trust else []
     if refused:
         raise UsageError(
             f"--resume goes on with the run's own recipe, in its own folder: leave out {', '.join(refused)}; "

@@ -24,6 +24,7 @@ from paceline.cli.options import (
     json_option,
     option,
     out_option,
+    trust_option,
 )
 from paceline.cli.output import ResultsNotKept, new_folder, note, write_result
 from paceline.cli.progress import step_bar
@@ -55,6 +56,7 @@ class InspectRatesOptions:
     steps: int = option(0, "train so many steps, and show the ratios after them as well")
     batch: int = option(0, "samples of a gradient", shown="the recipe's worker.batch_size")
     out: str = out_option("inspect.html and results.json", "runs/inspect")
+    trust: bool = trust_option()
     json: bool = json_option()
     debug: bool = debug_option()
 
@@ -62,7 +64,7 @@ class InspectRatesOptions:
 def inspect_rates(options: InspectRatesOptions, overrides: dict[str, str]) -> None:
     from paceline.analysis.layer_ratios import check, inspect_recipe
 
-    recipe = given_recipe(options.recipe_file, overrides)
+    recipe = given_recipe(options.recipe_file, overrides, trust=options.trust)
     check(recipe, steps=options.steps, batch=options.batch)
     notes, out = Console(stderr=True), new_folder(options.out, "inspect")
     with notes.status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):

@@ -27,7 +27,7 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     check_resume_alone(options, overrides)
     if options.resume and is_ranks_run(options.resume):
         raise UsageError(f"{options.resume} is a run of ranks, which Ray does not carry out: leave out --on ray")
-    recipe = given_recipe(options.recipe_file, overrides)
+    recipe = given_recipe(options.recipe_file, overrides, trust=options.trust)
     warn_of_idle_delays(recipe, overrides)
     from paceline.ray.run import Demands
     from paceline.ray.training import refuse_elsewhere, train_on_ray

@@ -84,7 +84,7 @@ def typed_words(options: TrainOptions, overrides: dict[str, str]) -> list[str]:
     for name in ("out", "resume", "listen", "log"):
         if getattr(options, name) != getattr(plain, name):
             words += [f"--{name}", getattr(options, name)]
-    words += [f"--{name}" for name in ("json", "debug") if getattr(options, name)]
+    words += [f"--{name}" for name in ("trust", "json", "debug") if getattr(options, name)]
     return [*words, *(f"--{name.replace('_', '-')}={text}" for name, text in overrides.items())]
 
 
@@ -98,16 +98,16 @@ def _with_folder(
     folder = Path(options.out or Path("runs", f"slurm-{job.job}"))
     if not began_here(folder, job) or is_ranks_run(str(folder)) or not (folder / TRACE).is_file():
         return replace(options, out=str(folder)), overrides
-    named = names_to_give_again(given_recipe(options.recipe_file, overrides))
+    named = names_to_give_again(given_recipe(options.recipe_file, overrides, trust=options.trust))
     again = {GIVEN_AGAIN[option]: name for option, name in zip(named[::2], named[1::2], strict=True)}
     note(Console(stderr=True), f"job {job.job} was started again ({job.restarts}): it goes on with {folder}")
-    return replace(options, recipe_file="", out="", resume=str(folder)), again
+    return replace(options, recipe_file="", trust=False, out="", resume=str(folder)), again
 
 
 def _recipe(options: TrainOptions, overrides: dict[str, str]) -> Recipe:
     """Return the recipe that is to be trained: the one that was given, or that of the run to resume."""
     if not options.resume:
-        return given_recipe(options.recipe_file, overrides)
+        return given_recipe(options.recipe_file, overrides, trust=options.trust)
     folder = run_folder(options.resume)
     if is_ranks_run(options.resume):
         return read_recipe_of(folder)

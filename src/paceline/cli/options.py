@@ -168,6 +168,12 @@ def code_option(what: str, setting: str) -> Any:
     return option("", f"the {what} as module:{kind}, if it is your own: it is never named for you", also=(setting,))
 
 
+def trust_option() -> Any:
+    """Declare that code which the recipe's file names may run."""
+    help_text = "run code that the recipe's file names (module:name); without it, name it here: --model, ..."
+    return option(False, help_text, common=False)
+
+
 def data_directory_option() -> Any:
     """Declare the folder of data where no recipe is typed: a server and a run's folder name no path."""
     help_text = "folder with the data set's files, if it is one of yours: it is never named for you"
@@ -264,10 +270,10 @@ def _metavar(hint: Any) -> str:
 # -- what was typed ----------------------------------------------------------------------------------------------------
 
 
-def given_recipe(file: str, overrides: dict[str, str]) -> Recipe:
+def given_recipe(file: str, overrides: dict[str, str], *, trust: bool = False) -> Recipe:
     """Return the recipe of a file, or the default one, with the settings that were typed."""
     refuse_strategies(file, "--strategy")
-    return read_recipe(Path(file) if file else None, overrides)
+    return read_recipe(Path(file) if file else None, overrides, trust=trust)
 
 
 def refuse_strategies(file: str, flag: str) -> None:

@@ -20,6 +20,7 @@ from paceline.cli.options import (
     json_option,
     option,
     out_option,
+    trust_option,
 )
 from paceline.cli.output import ResultsNotKept, new_folder, note, write_result
 from paceline.cli.progress import step_bar
@@ -78,6 +79,7 @@ class PlanPipelineOptions:
         "", "file for the plan, which paceline.Plan.load reads", metavar="FILE", shown="plan.json in the folder"
     )
     out: str = out_option("report.html, results.json and plan.json", "runs/plan")
+    trust: bool = trust_option()
     json: bool = json_option()
     debug: bool = debug_option()
 
@@ -140,12 +142,14 @@ def _read(options: PlanPipelineOptions, wanted: dict[str, str]) -> tuple[Pipelin
         alone = {"pipeline.memory_mb", "pipeline.chunks", "pipeline.schedule"}  # what does not say how many
         if (
             given_recipe(
-                options.recipe_file, {name: text for name, text in wanted.items() if name not in alone}
+                options.recipe_file,
+                {name: text for name, text in wanted.items() if name not in alone},
+                trust=options.trust,
             ).pipeline.stages
             == 1
         ):
             wanted = {**wanted, "pipeline.stages": str(len(_speeds(options.speeds)) or STAGES)}
-    recipe = given_recipe(options.recipe_file, wanted)
+    recipe = given_recipe(options.recipe_file, wanted, trust=options.trust)
     return recipe.pipeline, recipe
 
 

@@ -22,6 +22,7 @@ from paceline.cli.options import (
     out_option,
     recipe_options,
     refuse_strategies,
+    trust_option,
 )
 from paceline.cli.output import ResultsNotKept, new_folder, note, show_results
 from paceline.cli.progress import RunBars
@@ -64,6 +65,7 @@ class RaceOptions:
         False, "simulate only the cluster's times: nothing is trained, and there may be any number of workers"
     )
     out: str = out_option("report.html and results.json", "runs/race")
+    trust: bool = trust_option()
     json: bool = json_option()
     debug: bool = debug_option()
 
@@ -77,6 +79,7 @@ class SimulateOptions:
         False, "simulate only the cluster's times: nothing is trained, and there may be any number of workers"
     )
     out: str = out_option("report.html and results.json", "runs/simulate")
+    trust: bool = trust_option()
     json: bool = json_option()
     debug: bool = debug_option()
 
@@ -90,7 +93,7 @@ def race(options: RaceOptions, overrides: dict[str, str]) -> None:
     # The recipe's own strategy need not race, so its K must not stand in the way; a bad K of one that races is refused.
     bare = [bare_name(name) for name in names]
     with_k = next((name for name in bare if name in WITH_K), bare[0])
-    recipe = given_recipe(options.recipe_file, {**overrides, "strategy.name": with_k})
+    recipe = given_recipe(options.recipe_file, {**overrides, "strategy.name": with_k}, trust=options.trust)
     shares = [name.strip() for name in options.shares.split(",") if name.strip()] or None
     with_strategies(recipe, names, shares)  # raises for a K, or for shares, that a strategy cannot have
     vary = values_to_vary(options.vary) if options.vary else {}
@@ -145,7 +148,7 @@ def _numbers_between(text: str) -> list[str]:
 
 
 def simulate(options: SimulateOptions, overrides: dict[str, str]) -> None:
-    recipe = given_recipe(options.recipe_file, overrides)
+    recipe = given_recipe(options.recipe_file, overrides, trust=options.trust)
     out = new_folder(options.out, "simulate")
     finished = _run(options, recipe, [recipe.strategy.name], seeds=1, out=out)
     if recipe.pruning.on and not options.timing_only:

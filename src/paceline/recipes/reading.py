@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import re
+import shlex
 import tomllib
 import warnings
 from collections.abc import Collection, Mapping
@@ -18,18 +19,20 @@ from typing import Any, get_type_hints
 
 from paceline.decoding import describe
 from paceline.errors import PacelineError
-from paceline.files import read_plain
+from paceline.files import is_open_file, read_plain
 from paceline.lookup import unknown
 from paceline.quantities import unit_examples, with_unit
 from paceline.recipes.recipe import Recipe, section_with
 from paceline.renaming import RENAMED_SETTINGS, with_new_names
-from paceline.settings import SettingError, convert
+from paceline.settings import Rule, SettingError, convert
+from paceline.user_code import is_code
 
 MOST_BYTES = 64 * 1024
 MOST_PARTS = 16  # of a dotted key; those of a recipe have two
 _PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _DEEP_KEY = re.compile(rf"(?<![\w.-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MOST_PARTS}}}")
-PATHS = (("delay", "file"), ("data", "directory"), ("pipeline", "plan"))  # in a file they are meant relative to it
+# In a file they are meant relative to it; in what the shell hands over, to the current folder.
+PATHS = (("delay", "file"), ("data", "directory"), ("pipeline", "plan"))
 
 Path_ = tuple[str, ...]
 
@@ -53,8 +56,12 @@ class RecipeError(PacelineError, ValueError):
     """
 
 
-def read_recipe(path: str | Path | None = None, overrides: Mapping[str, str] | None = None) -> Recipe:
+def read_recipe(
+    path: str | Path | None = None, overrides: Mapping[str, str] | None = None, *, trust: bool = False
+) -> Recipe:
     """Return the recipe in a file (or the default), with dotted settings from the command line on top.
+
+    Code that the file alone names is refused unless `trust`: whoever sends a recipe must not choose what runs.
 
     >>> read_recipe(overrides={"strategy.k": "3"}).strategy.k
     3
@@ -85,7 +92,32 @@ def read_recipe(path: str | Path | None = None, overrides: Mapping[str, str] | N
         if new not in values:
             values[new], places[new] = value, places[old]
     _settle_budget(values, places, overrides or {})
-    return _build(values, places, texts={tuple(dotted.split(".")) for dotted in overrides or {}} - {*RENAMED_SETTINGS})
+    typed = {tuple(dotted.split(".")) for dotted in overrides or {}} - {*RENAMED_SETTINGS}
+    recipe = _build(values, places, texts=typed)
+    if not trust:
+        _refuse_code({path: value for path, value in values.items() if path not in typed}, places)
+    return recipe
+
+
+def _refuse_code(values: Mapping[Path_, Any], places: Mapping[Path_, str]) -> None:
+    """Refuse a user's own code among the settings of a file, with the options that would name it."""
+    names: dict[Path_, str] = {path: value for path, value in values.items() if _rule_of(path).code and is_code(value)}
+    if not names:
+        return
+    listed = " and ".join(map(repr, names.values()))
+    options = " ".join(f"--{_rule_of(path).alias} {shlex.quote(value)}" for path, value in names.items())
+    if not options.isprintable():  # a terminal would obey it, and no module has such a name
+        raise RecipeError(f"{places[next(iter(names))]}: {listed} must be 'module:name'")
+    raise RecipeError(
+        f"{places[next(iter(names))]}: {listed} is code, and a recipe does not choose what runs here; if you trust it, "
+        f"add {options}, or --trust (in a script: Recipe.load(file, trust=True))"
+    )
+
+
+def _rule_of(path: Path_) -> Rule:
+    kind: Any = Recipe if len(path) == 1 else _sections()[path[0]]
+    rule: Rule = kind.__dataclass_fields__[path[-1]].metadata["rule"]
+    return rule
 
 
 def _settle_budget(values: dict[Path_, Any], places: Mapping[Path_, str], overrides: Mapping[str, str]) -> None:
@@ -137,7 +169,8 @@ def _values(text: str, file: Path | None) -> dict[Path_, Any]:
             found[(name,)] = value
     for setting in PATHS:
         if found.get(setting) and isinstance(found[setting], str) and file is not None:
-            found[setting] = str(file.parent / Path(found[setting]).expanduser())
+            beside = Path() if is_open_file(file) else file.parent
+            found[setting] = str(beside / Path(found[setting]).expanduser())
     return found
 
 

@@ -222,8 +222,12 @@ class Recipe(Checked):
         return None if entry is None else entry.classes or self.data.classes
 
     @classmethod
-    def load(cls, path: str | Path) -> Recipe:
+    def load(cls, path: str | Path, *, trust: bool = False) -> Recipe:
         """Read a recipe from a TOML file; what it does not name keeps its default.
+
+        Args:
+            path: the file.
+            trust: take it though it names code (`module:name`), which runs as soon as the recipe is used.
 
         >>> import tempfile
         >>> file = Path(tempfile.mkdtemp(), "my.toml")
@@ -233,7 +237,7 @@ class Recipe(Checked):
         """
         from paceline.recipes.reading import read_recipe
 
-        return read_recipe(Path(path))
+        return read_recipe(Path(path), trust=trust)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Recipe:

@@ -77,7 +77,7 @@ class ModelSection(Checked):
     'mlp'
     """
 
-    name: str = setting("mlp", "a network by name, or your own as module:factory", alias="model")
+    name: str = setting("mlp", "a network by name, or your own as module:factory", alias="model", code=True)
     norm: str = setting("", "batch, group or none, where the network has the choice; empty: its default")
     loss: str = setting(
         CROSS_ENTROPY, "loss, or your own as module:function", choices=lambda: (CROSS_ENTROPY,), alias="loss", code=True
