@@ -37,7 +37,7 @@ from paceline.cli.reproduce import ReproduceOptions, reproduce
 from paceline.cli.simulate import RaceOptions, SimulateOptions, race, simulate
 from paceline.cli.what_if import WhatIfOptions, what_if
 from paceline.cli.work import KeysOptions, WorkOptions, keys, work
-from paceline.errors import PacelineWarning
+from paceline.errors import PacelineWarning, in_a_line, is_plain, raised_in
 from paceline.loggers import TENSORBOARD
 from paceline.lookup import unknown
 from paceline.traces.run_folder import removing_unused
@@ -154,19 +154,22 @@ def exit_code(call: Callable[[], int | None], *, debug: bool) -> int:
     try:
         with removing_unused():
             return call() or 0
-    except ValueError as error:
-        return _failed(error, USER_ERROR, debug=debug)
     except KeyboardInterrupt:
         print("paceline: stopped", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output is gone, and nobody is left to read an error
         return OTHER_ERROR
-    except (OSError, MemoryError) as error:
-        return _failed(error, OTHER_ERROR, debug=debug)
     except Exception as error:
-        hint = "" if debug else " (a bug in paceline or in your model; --debug shows where)"
-        return _failed(error, OTHER_ERROR, debug=debug, prefix=f"{type(error).__name__}: ", suffix=hint)
+        if debug:
+            traceback.print_exception(error)
+        hint = "" if debug or is_plain(error) else _where_to_look(error)
+        print(f"paceline: error: {in_a_line(error)}{hint}", file=sys.stderr)
+        return USER_ERROR if is_plain(error) and isinstance(error, ValueError) else OTHER_ERROR
+
+
+def _where_to_look(error: Exception) -> str:
+    return "; --debug shows more" if raised_in(error) else " (a bug in paceline or in your model; --debug shows where)"
 
 
 def _dispatch(given: list[str]) -> int:
@@ -250,11 +253,3 @@ def _help_of(name: str, *, everything: bool) -> str:
         return COMMANDS[name].help(name, everything=everything)
     members = {each: summary(COMMANDS[each].options) for each in COMMANDS if each.startswith(f"{name} ")}
     return commands_help("Commands:", members, [f"`paceline {next(iter(members))} --help` shows its options."])
-
-
-def _failed(error: BaseException, code: int, *, debug: bool, prefix: str = "", suffix: str = "") -> int:
-    if debug:
-        traceback.print_exception(error)
-    text = " ".join(str(error).split()) or type(error).__name__
-    print(f"paceline: error: {prefix}{text}{suffix}", file=sys.stderr)
-    return code

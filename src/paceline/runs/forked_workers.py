@@ -14,10 +14,11 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import IO
 
-from paceline.errors import PacelineError
+from paceline.errors import in_a_line, is_plain
 from paceline.processes import Processes, end_with_parent, in_new_thread
 
 
@@ -86,6 +87,8 @@ def _run_worker(number: int, work: Callable[[int], None]) -> int:
     try:
         work(number)
         return 0
-    except (OSError, ValueError, PacelineError) as error:
-        print(f"paceline: worker {number}: {' '.join(str(error).split())}", file=sys.stderr)
+    except Exception as error:
+        if not is_plain(error):
+            traceback.print_exc()
+        print(f"paceline: worker {number}: {in_a_line(error)}", file=sys.stderr)
         return 1

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.distributed import RankGoneError
 from paceline.drivers.ranks import launch
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, in_a_line, raised_in
 from paceline.processes import check_processes
 from paceline.quantities import counted
 from paceline.recipes.assembly import (
@@ -283,7 +283,7 @@ def _run_rank(work: _RankWork, place: Place, pipe: Connection) -> int:
     except Exception as error:
         if place.rank:
             traceback.print_exc()
-            print(f"{' '.join(str(error).split())}", file=sys.stderr)  # the last line is what is told of this rank
+            print(in_a_line(error), file=sys.stderr)  # the last line is what is told of this rank
         else:
             send(FAILED, _portable(error))
         return 1
@@ -316,5 +316,6 @@ def _portable(error: Exception) -> Exception:
         copied = pickle.loads(pickle.dumps(error))  # noqa: S301 - it was an object here
         if type(copied) is type(error) and str(copied) == str(error):
             found = copied
+    vars(found)["raised_in"] = raised_in(error)
     found.add_note(f"on rank 0:\n{where}")
     return found

@@ -18,7 +18,7 @@ import traceback
 from dataclasses import dataclass
 
 from paceline.decoding import decode, parse_object
-from paceline.errors import PacelineError
+from paceline.errors import in_a_line, is_plain
 from paceline.runs.cluster import GIVEN_AGAIN, WorkerOptions, work_for
 
 MOST_LINE_BYTES = 100_000
@@ -96,12 +96,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
-    except (OSError, ValueError, PacelineError) as error:
-        print(f"paceline: worker {number}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    except Exception as error:  # of a model or data of a user's own: the log says where, its last line what
-        traceback.print_exc()
-        print(f"paceline: worker {number}: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+    except Exception as error:
+        if not is_plain(error):  # a model's or data set's own: the log says where, its last line what
+            traceback.print_exc()
+        print(f"paceline: worker {number}: {in_a_line(error)}", file=sys.stderr)
         return 1
 
 
